@@ -1,0 +1,120 @@
+"""Small trainable parts over a frozen backbone: attach, save, load, merge, count. The engine never asks which.
+
+torch and peft are imported inside the functions, so that a recipe is validated without them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from workbench.adapters.full import Full
+from workbench.adapters.lora import Lora
+from workbench.errors import BackboneError
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+__all__ = ["METHODS", "Count", "Full", "Lora", "attach", "count", "is_adapter", "load", "merge", "save"]
+
+METHODS: dict[str, type[Lora] | type[Full]] = {"lora": Lora, "rslora": Lora, "dora": Lora, "full": Full}
+"""Every `adapter.method` and the section that configures it."""
+
+
+class Count(NamedTuple):
+    """Parameters, quantised ones counted as what they stand for."""
+
+    total: int
+    trainable: int
+
+
+def attach(model: PreTrainedModel, config: Lora | Full, *, seed: int, new_token_ids: list[int]) -> nn.Module:
+    """The backbone with a fresh, trainable adapter; everything else is frozen.
+
+    Args:
+        seed: Decides the adapter's random initial values, and nothing else does.
+        new_token_ids: Rows of the embedding, and of an untied head, that train beside the adapter.
+    """
+    import torch
+    from peft import get_peft_model
+
+    from workbench.adapters import targets
+
+    if isinstance(config, Full):
+        return model.requires_grad_(True)
+    rows = {name: new_token_ids for name in _vocabulary_modules(model)} if new_token_ids else None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        peft_config = config.to_peft(targets=targets.resolve(model, config.targets), token_rows=rows)
+        return get_peft_model(model, peft_config)
+
+
+def save(model: nn.Module, folder: Path) -> None:
+    """Write the adapter in PEFT's format (a fully trained backbone: as a stock model) into `folder`."""
+    from peft import PeftModel
+
+    if isinstance(model, PeftModel):
+        # Rows of added tokens are part of the adapter; the other rows of a resized embedding are not.
+        model.save_pretrained(str(folder), save_embedding_layers=False)
+        (folder / "README.md").unlink(missing_ok=True)  # PEFT's model card template, all "[More Information Needed]"
+    else:
+        model.save_pretrained(folder)  # type: ignore[operator]
+
+
+def load(model: PreTrainedModel, folder: Path) -> nn.Module:
+    """The backbone with the adapter that `save` or PEFT wrote into `folder`, frozen, in evaluation mode.
+
+    Raises:
+        BackboneError: the adapter was made for another backbone: the tensors that do not fit are named.
+    """
+    from peft import PeftModel
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # PEFT only warns where the adapter's tensors match no module
+            return PeftModel.from_pretrained(model, str(folder)).eval()
+    except (RuntimeError, ValueError, UserWarning) as error:
+        raise BackboneError(
+            f"{folder}: this adapter does not fit the backbone {model.config._name_or_path} "
+            f"({type(model).__name__}). Load it onto the backbone that it was trained on.\n  {_first_lines(error)}"
+        ) from None
+
+
+def merge(model: nn.Module) -> PreTrainedModel:
+    """The backbone with the adapter's update added into its weights; a fully trained backbone as it is."""
+    from peft import PeftModel
+
+    if not isinstance(model, PeftModel):
+        return model  # type: ignore[return-value]
+    return model.merge_and_unload(safe_merge=True)  # type: ignore[no-any-return, operator]
+
+
+def count(model: nn.Module) -> Count:
+    """Total and trainable parameters of a model with its adapter."""
+    total = trainable = 0
+    for parameter in model.parameters():
+        # bitsandbytes packs two 4-bit values into a byte; its quant_state remembers the shape.
+        state = getattr(parameter, "quant_state", None)
+        size = state.shape.numel() if state is not None else parameter.numel()
+        total += size
+        trainable += size if parameter.requires_grad else 0
+    return Count(total, trainable)
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether `folder` holds an adapter, rather than a whole model."""
+    return (folder / "adapter_config.json").exists()
+
+
+def _vocabulary_modules(model: PreTrainedModel) -> list[str]:
+    """Leaf names of the input embedding and, where it has weights of its own, of the output head."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    wanted = [embedding] if head is None or head.weight is embedding.weight else [embedding, head]
+    names = {id(module): name.rsplit(".", 1)[-1] for name, module in model.named_modules()}
+    return [names[id(module)] for module in wanted]
+
+
+def _first_lines(error: Exception) -> str:
+    return "\n  ".join(str(error).splitlines()[:6])

@@ -1,0 +1,174 @@
+"""The sections of a run. Every field says its unit; every default is what a good first run would use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from workbench.adapters.full import Full
+from workbench.adapters.lora import Lora
+from workbench.schema import Section, override, parse, read_yaml
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+Every = PositiveInt | Share
+"""A number of steps, or a share of the run between 0 and 1."""
+
+Adapter = Annotated[Lora | Full, Field(discriminator="method")]
+
+
+class ModelConfig(Section):
+    id: str = Field(default="starter", min_length=1)
+    """`starter` (shipped, 6 M parameters), a folder, or a Hugging Face hub id."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4", "fp4"] = "auto"
+    """How the backbone's weights are stored. `auto`: bfloat16, or float32 where the checkpoint is float32 on a CPU."""
+    compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """What matrix products run in. `auto`: bfloat16 where the device has units for it, float32 otherwise."""
+    attention: Literal["auto", "sdpa", "flash_attention_2", "flex_attention", "eager"] = "auto"
+    """Attention kernel. `auto`: flash-attention 2 where installed and usable, sdpa otherwise."""
+    chat_template: Path | None = None
+    """A Jinja file that replaces the tokenizer's chat template."""
+    new_tokens: tuple[str, ...] = ()
+    """Special tokens added to the vocabulary; their rows are trained and saved with the adapter, and no others."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the backbone. Only for authors you trust."""
+
+
+class DataConfig(Section):
+    train: str = Field(min_length=1)
+    """A jsonl, json, csv, parquet or txt file, a folder of them, or a hub data set id (owner/name)."""
+    held_out: Share | str = 0.05
+    """Share of `train` that is held out (duplicates stay on one side), or a file of its own."""
+    test: str | None = None
+    """A file that is scored once, at the end."""
+    format: Literal[
+        "auto",
+        "messages",
+        "sharegpt",
+        "alpaca",
+        "prompt_completion",
+        "question_answer",
+        "text_label",
+        "text",
+        "preference",
+        "conversation_tree",
+    ] = "auto"
+    """How a row is read. `auto` looks at its columns."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Renames columns: {wanted: found}, such as {prompt: question, completion: solution}."""
+    limit: PositiveInt | None = None
+    """Use only the first `limit` rows of `train`."""
+    max_tokens: Annotated[int, Field(ge=8)] = 1024
+    """Longest example in tokens; longer ones are cut."""
+    truncate: Literal["left", "right"] = "left"
+    """Which side of a long example is cut. `left` keeps the last answer, `right` keeps the beginning."""
+    loss_on: Literal["assistant", "last", "all"] = "assistant"
+    """Which tokens carry loss: every assistant turn, only the last one, or every token."""
+    on_bad_row: Literal["refuse", "skip"] = "refuse"
+    """A malformed row ends the run, or is skipped and counted."""
+    overlap: Literal["refuse", "drop"] = "refuse"
+    """Held-out rows that also stand in `train` end the run, or are dropped from `train` and counted."""
+
+
+class BatchConfig(Section):
+    size: PositiveInt = 32
+    """Examples per optimizer step, summed over ranks and micro-batches."""
+    tokens_per_device: PositiveInt | Literal["auto"] = "auto"
+    """Tokens in one forward pass on one device, padding included. Never changes the result."""
+
+
+class TrainConfig(Section):
+    epochs: PositiveFloat = 1.0
+    """Passes over the training rows."""
+    steps: PositiveInt | None = None
+    """Optimizer steps; wins over `epochs` where it is set."""
+    learning_rate: PositiveFloat = 2.0e-4
+    """Peak learning rate of AdamW."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay of matrices; vectors are never decayed."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradients are scaled down to this norm."""
+    checkpointing: bool | Literal["auto"] = "auto"
+    """Recompute activations in the backward pass. `auto`: only where one example would not fit otherwise."""
+    compile: bool = False
+    """Compile each decoder layer with torch.compile: slower start, faster steps."""
+
+
+class ScheduleConfig(Section):
+    name: Literal["linear", "cosine", "constant", "wsd"] = "linear"
+    """Shape after warm-up; `wsd` is warm-up, stable, decay."""
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Share of the run that the learning rate rises linearly from 0."""
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """Share of the run that `wsd` falls in, at its end."""
+    floor: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Learning rate at the end, as a share of the peak."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> ScheduleConfig:
+        if self.name == "wsd" and self.warmup + self.decay > 1:
+            raise ValueError(
+                f"warmup {self.warmup} and decay {self.decay} together exceed the run; make them sum to 1 or less."
+            )
+        return self
+
+
+class EvaluateConfig(Section):
+    every: Every | None = 0.25
+    """Held-out loss while training: every so many steps, or share of the run; null: only before and after."""
+    answers: Annotated[int, Field(ge=0)] = 64
+    """Held-out rows that are answered (greedy decoding) and scored with token F1 and ROUGE-L, before and after."""
+    max_new_tokens: PositiveInt = 64
+    """Longest answer in tokens."""
+    patience: PositiveInt | None = None
+    """Stop after this many evaluations without a better held-out loss; null: never."""
+
+
+class SaveConfig(Section):
+    every: Every | None = 0.25
+    """A checkpoint every so many steps, or share of the run; null: only at the end and on request."""
+    keep: PositiveInt = 2
+    """How many of the latest checkpoints are kept, beside the best."""
+    best: bool = True
+    """Ship the adapter with the lowest held-out loss instead of the last one."""
+
+
+class RunConfig(Section):
+    """Everything that a run depends on; a run is a pure function of it."""
+
+    recipe: Literal["sft"]
+    """Which file of `recipes/` runs this."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    model: ModelConfig = ModelConfig()
+    adapter: Adapter = Lora()
+    data: DataConfig
+    batch: BatchConfig = BatchConfig()
+    train: TrainConfig = TrainConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    save: SaveConfig = SaveConfig()
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Where metrics are sent besides metrics.jsonl; nothing is sent anywhere unless named here."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunConfig:
+        quantised = self.model.weights in ("int8", "nf4", "fp4")
+        if isinstance(self.adapter, Full) and quantised:
+            raise ValueError(
+                f"adapter.method full cannot train {self.model.weights} weights. "
+                "Write adapter.method=lora, or model.weights=bfloat16."
+            )
+        if isinstance(self.adapter, Full) and self.model.new_tokens:
+            raise ValueError("model.new_tokens trains single rows and needs adapter.method=lora.")
+        if isinstance(self.data.held_out, str) and self.data.held_out == self.data.train:
+            raise ValueError("data.held_out names the training file. Write a share such as data.held_out=0.05.")
+        return self
+
+
+def load_config(recipe: str | Path, overrides: tuple[str, ...] | list[str] = ()) -> RunConfig:
+    """The resolved configuration of a YAML file; raises ConfigError with every mistake at once."""
+    path = Path(recipe)
+    return parse(RunConfig, override(read_yaml(path), overrides), source=path.name)

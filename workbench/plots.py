@@ -1,0 +1,189 @@
+"""Line plots and histograms as SVG text that stands inside a page and takes its colours from the page's CSS."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import matplotlib
+import numpy as np
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from numpy.typing import NDArray
+
+from workbench import units
+
+POINTS = 1000
+"""Most points a line is drawn with."""
+COLOURS = 8
+"""How many `--series-N` colours the page's CSS defines."""
+
+Floats = NDArray[np.float64]
+Style = Literal["line", "faint", "marked", "bars"]
+
+# Drawn in these exact colours, which the page's CSS variables then replace: one SVG serves light and dark.
+_SENTINELS = {"#010203": "--ink", "#010204": "--grid", "#010205": "--surface"}
+_SENTINELS |= {f"#0102{16 + index:02x}": f"--series-{index}" for index in range(COLOURS)}
+_INK, _GRID, _SURFACE, *_SERIES = _SENTINELS
+
+_RC = {
+    "svg.fonttype": "none",  # real text: small, searchable, in the page's font
+    "text.parse_math": False,  # a run may be called cheap_$5
+    "font.size": 8,
+    "axes.edgecolor": _GRID,
+    "axes.labelcolor": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.5,
+    "xtick.color": _GRID,
+    "ytick.color": _GRID,
+    "xtick.labelcolor": _INK,
+    "ytick.labelcolor": _INK,
+    "ytick.left": False,
+    "lines.solid_capstyle": "round",
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line (or, with style `bars`, one histogram: `x` then holds one edge more than `y`)."""
+
+    label: str
+    x: Floats
+    y: Floats
+    style: Style = "line"
+    colour: int = 0
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure of a page: the drawing and the words that stand for it."""
+
+    title: str
+    svg: str
+    """Empty where there is nothing to draw yet."""
+    legend: tuple[Series, ...] = ()
+    caption: str = ""
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What an axis says: its label, the format of its ticks, and whether it starts at 0."""
+
+    label: str = ""
+    ticks: Literal["number", "count", "size", "duration", "none"] = "number"
+    from_zero: bool = False
+    marks: tuple[tuple[float, str], ...] = field(default=())
+    """Values that get a line across the plot, with what is written beside it."""
+
+
+def draw(
+    title: str, series: Sequence[Series], *, x: Axis, y: Axis, caption: str = "", ring: Sequence[float] = (), wide: bool = False
+) -> Plot:
+    """A plot of the series that hold a finite value; `ring` is a point (x, y) that is circled."""
+    shown = [one for one in series if np.isfinite(one.y).any()]
+    if not shown:
+        return Plot(title, svg="", caption=caption, wide=wide)
+    with matplotlib.rc_context(_RC):
+        figure = Figure(figsize=(9, 3.1) if wide else (4.4, 2.3), layout="constrained")
+        FigureCanvasSVG(figure)
+        axes = figure.add_subplot()
+        for one in shown:
+            _draw_series(axes, one)
+        if len(ring):
+            axes.plot(*ring, "o", markersize=9, markerfacecolor="none", markeredgecolor=_INK, markeredgewidth=1)
+        _dress(axes, x, y, shown)
+        svg = _svg(figure, salt=title)
+    return Plot(title, svg=svg, legend=tuple(shown) if len(shown) > 1 else (), caption=caption, wide=wide)
+
+
+def thin(x: Floats, y: Floats, *, points: int = POINTS) -> tuple[Floats, Floats]:
+    """At most `points` points of a line, in order: the lowest and the highest of each stretch, and both ends."""
+    finite = np.isfinite(x) & np.isfinite(y)
+    x, y = x[finite], y[finite]
+    if len(y) <= points:
+        return x, y
+    kept = {0, len(y) - 1}
+    for stretch in np.array_split(np.arange(len(y)), points // 2 - 1):
+        kept |= {int(stretch[np.argmin(y[stretch])]), int(stretch[np.argmax(y[stretch])])}
+    order = sorted(kept)
+    return x[order], y[order]
+
+
+def _draw_series(axes: Any, series: Series) -> None:
+    colour = _SERIES[series.colour % COLOURS]
+    dashes = ("-", "--", ":")[series.colour // COLOURS % 3]
+    if series.style == "bars":
+        axes.stairs(series.y, series.x, fill=True, color=colour, alpha=0.25)
+        axes.stairs(series.y, series.x, color=colour, linewidth=1.2)
+        return
+    x, y = thin(series.x, series.y)
+    if series.style == "marked" or len(y) == 1:
+        axes.plot(x, y, dashes, marker="o", color=colour, markersize=4.5, linewidth=1.2, markeredgecolor=_SURFACE)
+    elif series.style == "faint":
+        axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.4)
+    else:
+        axes.plot(x, y, dashes, color=colour, linewidth=1.5)
+
+
+def _dress(axes: Any, x: Axis, y: Axis, series: Sequence[Series]) -> None:
+    axes.set_xlabel(x.label)
+    axes.set_ylabel(y.label)
+    axes.margins(x=0.02)
+    axes.grid(visible=False, axis="x")
+    values = np.concatenate([one.y[np.isfinite(one.y)] for one in series])
+    if values.min() > 0 and values.max() > 20 * np.median(values):
+        # One exploding step must not flatten the rest of the curve.
+        axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    elif y.from_zero:
+        axes.set_ylim(bottom=0)
+    for axis, wanted in ((axes.xaxis, x), (axes.yaxis, y)):
+        if axis.get_scale() == "linear":
+            axis.set_major_locator(MaxNLocator(nbins=6, integer=wanted.ticks == "count"))
+        axis.set_major_formatter(_formatter(wanted))
+    for value, text in x.marks:
+        axes.axvline(value, color=_INK, linewidth=0.8, linestyle=(0, (4, 3)))
+        axes.annotate(f" {text}", (value, 0.97), xycoords=("data", "axes fraction"), color=_INK, va="top")
+
+
+def _formatter(axis: Axis) -> Any:
+    if axis.ticks == "none":
+        return NullFormatter()
+    shown = {"number": _tick, "count": _tick_count, "size": units.size, "duration": units.duration}[axis.ticks]
+    return FuncFormatter(lambda value, _: shown(value))
+
+
+def _tick(value: float) -> str:
+    return f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+
+
+def _tick_count(value: float) -> str:
+    return f"{value:,.0f}" if value < 10_000 else units.count(value).replace(".0 ", " ")
+
+
+def _svg(figure: Any, *, salt: str) -> str:
+    """The <svg> element alone, without the ids, metadata and fixed size that cannot stand twice in a page."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": salt}):
+        empty = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(buffer, format="svg", transparent=True, metadata=empty)
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :].strip()
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg)
+    svg = re.sub(r'(<svg[^>]*?) xmlns="[^"]*" version="[^"]*"', r"\1", svg)
+    svg = re.sub(r"(\d+\.\d{2})\d+", r"\1", svg)
+    for colour, variable in _SENTINELS.items():
+        svg = svg.replace(colour, f"var({variable})")
+    return svg

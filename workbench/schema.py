@@ -1,0 +1,171 @@
+"""Typed sections from YAML and `key=value` words; every mistake of a file is reported at once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from workbench.errors import ConfigError
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are errors, values never change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+SectionT = TypeVar("SectionT", bound=Section)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds; raises ConfigError with the line where it is not one."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file. `workbench ls recipes` lists the shipped recipes.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as UTF-8 text ({error}).") from None
+    try:
+        values = yaml.load(text, _UniqueKeyLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML.\n  {str(error).replace(chr(10), chr(10) + '  ')}") from None
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise ConfigError(f"{path}: expected a mapping such as `recipe: sft`, found {_shown(values)}.")
+    return values
+
+
+def override(values: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
+    """`values` with every `section.key=value` word applied; the value is read as YAML."""
+    result = _copy(values)
+    for word in words:
+        key, equals, text = word.partition("=")
+        parts = key.split(".")
+        if not equals or not all(parts):
+            raise ConfigError(f"{word!r}: expected key=value, such as train.epochs=3.")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = text
+        section = result
+        for part in parts[:-1]:
+            child = section.setdefault(part, {})
+            if not isinstance(child, dict):
+                raise ConfigError(f"{word!r}: `{part}` is {_shown(child)}, not a section with keys.")
+            section = child
+        section[parts[-1]] = value
+    return result
+
+
+def parse(section: type[SectionT], values: Mapping[str, Any], *, source: str) -> SectionT:
+    """`values` as a section; raises one ConfigError that lists every mistake with its cure."""
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        mistakes = _mistakes(section, values, error)
+    count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+    raise ConfigError("\n".join([f"{source} has {count}:", *(f"  {place}: {text}" for place, text in mistakes)]))
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """' Did you mean `x`?' for the nearest known word, otherwise the known words."""
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f" Did you mean `{near[0]}`?" if near else f" Known: {', '.join(sorted(known))}."
+
+
+def _mistakes(section: type[Section], values: Mapping[str, Any], error: ValidationError) -> list[tuple[str, str]]:
+    found: dict[str, list[str]] = {}
+    for item in error.errors(include_url=False):
+        path, parent = _locate(item["loc"], values)
+        place = ".".join(map(str, path)) or "the recipe"
+        if item["type"] == "extra_forbidden":
+            text = "unknown key." + did_you_mean(str(path[-1]), _siblings(section, path[:-1], parent))
+        elif item["type"] == "missing":
+            text = "is required."
+        elif item["type"] == "union_tag_not_found":
+            text = f"`{str(item['ctx']['discriminator']).strip(chr(39))}` is required."
+        elif item["type"] == "value_error":
+            text = str(item["ctx"]["error"])
+        elif item["type"] == "union_tag_invalid":
+            known = [tag.strip(" '") for tag in str(item["ctx"]["expected_tags"]).split(",")]
+            text = f"unknown {item['ctx']['discriminator']} {item['ctx']['tag']!r}."
+            text += did_you_mean(str(item["ctx"]["tag"]), known)
+        else:
+            text = item["msg"].replace("Input should be", "expected")
+            text = f"{text}, found {_shown(item['input'])}."
+        found.setdefault(place, []).append(text)
+    return [(place, _merged(texts)) for place, texts in found.items()]
+
+
+def _merged(texts: list[str]) -> str:
+    """One sentence for the several that a union type gives about one value."""
+    if len(texts) == 1 or not all(text.startswith("expected ") for text in texts):
+        return " ".join(dict.fromkeys(texts))
+    wanted = [text.removeprefix("expected ").rsplit(", found ", 1)[0] for text in texts]
+    return f"expected {' or '.join(dict.fromkeys(wanted))}, found {texts[0].rsplit(', found ', 1)[1]}"
+
+
+def _locate(loc: tuple[int | str, ...], values: Any) -> tuple[list[int | str], Any]:
+    """The part of pydantic's location that names keys of the file, without union tags, and its parent."""
+    path: list[int | str] = []
+    parent = current = values
+    for index, part in enumerate(loc):
+        last = index == len(loc) - 1
+        if isinstance(current, dict) and part in current:
+            parent, current = current, current[part]
+        elif isinstance(current, list) and isinstance(part, int) and part < len(current):
+            parent, current = current, current[part]
+        elif isinstance(current, dict) and last:
+            parent = current
+        else:
+            continue
+        path.append(part)
+    return path, parent
+
+
+def _siblings(section: type[Section], path: Sequence[int | str], parent: Any) -> list[str]:
+    """Keys that may stand beside the unknown one, including those of the section that a tag selects."""
+    fields = section.model_fields
+    for part in path:
+        choices = [choice for choice in _choices(fields[str(part)].annotation) if issubclass(choice, Section)]
+        method = parent.get("method") if isinstance(parent, dict) else None
+        tagged = [c for c in choices if "method" in c.model_fields and _accepts(c, method)]
+        fields = {name: field for choice in tagged or choices for name, field in choice.model_fields.items()}
+    return list(fields)
+
+
+def _choices(annotation: Any) -> list[type]:
+    parts = getattr(annotation, "__args__", ())
+    if isinstance(annotation, type) and not parts:
+        return [annotation]
+    return [choice for part in parts for choice in _choices(part)]
+
+
+def _accepts(section: type[Section], method: Any) -> bool:
+    return method in getattr(section.model_fields["method"].annotation, "__args__", ())
+
+
+def _copy(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in values.items()}
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key written twice, which YAML would silently resolve to the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
+        for index, key in enumerate(keys):
+            if key in keys[:index]:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key `{key}` stands twice", node.value[index][0].start_mark
+                )
+        return super().construct_mapping(node, deep=deep)

@@ -1,0 +1,78 @@
+"""Numbers as people read them: 1.2 M, 3 min 12 s, 4.1 GB."""
+
+from __future__ import annotations
+
+import math
+
+NOTHING = "–"
+"""Stands where there is no number."""
+
+
+def count(value: float | None) -> str:
+    """Whole things with a decimal suffix: 812, 12.3 k, 1.2 M, 7.0 B."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    return _scaled(value, ("", " k", " M", " B", " T"))
+
+
+def size(value: float | None) -> str:
+    """Bytes in decimal units: 812 bytes, 64.0 kB, 4.1 GB."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    return _scaled(value, (" bytes", " kB", " MB", " GB", " TB"))
+
+
+def duration(seconds: float | None) -> str:
+    """The two largest units of a time: 4.2 s, 3 min 12 s, 5 h 2 min, 2 d 3 h."""
+    if seconds is None or not math.isfinite(seconds):
+        return NOTHING
+    if round(seconds, 1) < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    for large, small, unit, part in ((60, 1, "min", "s"), (3600, 60, "h", "min"), (86400, 3600, "d", "h")):
+        whole, rest = divmod(round(seconds / small), large // small)
+        limit = 24 if unit == "h" else 60
+        if whole < limit or unit == "d":
+            break
+    return f"{whole} {unit} {rest} {part}" if rest else f"{whole} {unit}"
+
+
+def percent(share: float | None) -> str:
+    """A share of 1 as a percentage with two digits that count: 83 %, 2.4 %, 0.03 %."""
+    if share is None or not math.isfinite(share):
+        return NOTHING
+    return f"{_digits(100 * share, 2)} %"
+
+
+def number(value: float | None) -> str:
+    """A measured value with three digits or more that count: 5,570, 262, 3.92, 0.214, 2.0e-05."""
+    if value is None:
+        return NOTHING
+    if not math.isfinite(value):
+        return "not a number" if math.isnan(value) else "infinite"
+    if value and abs(value) < 1e-3:
+        return f"{value:.1e}"
+    return _digits(value, 3)
+
+
+def signed(value: float) -> str:
+    """A difference with its sign: +0.160, -1.65, and 0 without one."""
+    return f"+{number(value)}" if value > 0 else number(value)
+
+
+def _scaled(value: float, suffixes: tuple[str, ...]) -> str:
+    power = 0
+    while abs(value) >= 999.95 and power < len(suffixes) - 1:
+        value /= 1000
+        power += 1
+    return f"{value:.1f}{suffixes[power]}" if power else f"{value:.0f}{suffixes[0]}"
+
+
+def _digits(value: float, wanted: int) -> str:
+    """`value` in plain notation with `wanted` significant digits, and never fewer than its whole part."""
+    if value == 0:
+        return "0"
+    before_point = math.floor(math.log10(abs(value))) + 1
+    # 0.214 keeps three decimals, not 0.2140: below 1 the digits are counted from the point, not from the 2,
+    # unless that would leave nothing.
+    decimals = max(0, wanted - max(before_point, 0))
+    return f"{value:,.{max(decimals, 1 - before_point)}f}"
