@@ -1,0 +1,49 @@
+"""peft-workbench: fine-tune pretrained backbones with small trainable parts, and know the truth about the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workbench.config import RunConfig
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "run"]
+
+
+def run(
+    recipe: RunConfig | Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    out: Path | str | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+) -> Path:
+    """Train, score and report, as the command `workbench run` does.
+
+    Args:
+        recipe: A configuration, a YAML file, or the name of a shipped recipe such as `sft/quickstart`.
+        overrides: `key=value` words on top of a file or name.
+        out: The run directory; by default a new one under `runs/`.
+        resume: Continue the run in `out`.
+        quiet: Draw no progress.
+
+    Returns:
+        The run directory: scores.json, adapter/, report.html and the rest.
+
+    Raises:
+        WorkbenchError: something is wrong that the caller can mend.
+        Stopped: ended on SIGTERM or Ctrl-C, with a checkpoint to resume from.
+    """
+    from workbench.recipes.load import directory, load
+
+    config = load(recipe, overrides)
+
+    from workbench.console import Terminal
+    from workbench.recipes.run import run as run_config
+
+    path = Path(out) if out is not None else directory(recipe, resume=resume)
+    with Terminal(quiet=quiet) as terminal:
+        return run_config(config, out=path, resume=resume, watcher=terminal)

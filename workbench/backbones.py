@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -70,6 +71,13 @@ def tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     return loaded
 
 
+def hub_config(config: ModelConfig) -> PretrainedConfig:
+    """The backbone's architecture, without its weights."""
+    with _told(config):
+        found: PretrainedConfig = AutoConfig.from_pretrained(_path(config), **_origin(config))
+    return found
+
+
 def load(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, trainable: bool = False) -> Backbone:
     """The backbone on this process's device, frozen, in evaluation mode.
 
@@ -82,8 +90,7 @@ def load(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, trainable: 
         BackboneError: not found, no network, gated, no such precision, not a causal language model.
     """
     target = device()
-    with _told(config):
-        hub = AutoConfig.from_pretrained(_path(config), **_origin(config))
+    hub = hub_config(config)
     weights, compute, notes = _precision(config, hub, target, trainable=trainable)
     with _told(config):
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(

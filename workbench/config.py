@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from workbench.adapters.full import Full
 from workbench.adapters.lora import Lora
@@ -132,8 +132,8 @@ class SaveConfig(Section):
     """A checkpoint every so many steps, or share of the run; null: only at the end and on request."""
     keep: PositiveInt = 2
     """How many of the latest checkpoints are kept, beside the best."""
-    best: bool = True
-    """Ship the adapter with the lowest held-out loss instead of the last one."""
+    ship: Literal["last", "best"] = "last"
+    """Which adapter the run saves: that of the last step, or the one with the lowest held-out loss."""
 
 
 class RunConfig(Section):
@@ -153,6 +153,11 @@ class RunConfig(Section):
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Where metrics are sent besides metrics.jsonl; nothing is sent anywhere unless named here."""
 
+    @field_validator("adapter", mode="before")
+    @classmethod
+    def _lora_unless_named(cls, value: Any) -> Any:
+        return {"method": "lora", **value} if isinstance(value, dict) else value
+
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
         quantised = self.model.weights in ("int8", "nf4", "fp4")
@@ -163,6 +168,10 @@ class RunConfig(Section):
             )
         if isinstance(self.adapter, Full) and self.model.new_tokens:
             raise ValueError("model.new_tokens trains single rows and needs adapter.method=lora.")
+        if self.save.ship == "best" and self.evaluate.every is None:
+            raise ValueError("save.ship=best needs held-out losses to choose by: write evaluate.every=0.1.")
+        if self.evaluate.patience is not None and self.save.ship == "last":
+            raise ValueError("evaluate.patience stops some evaluations after the best one: write save.ship=best as well.")
         if isinstance(self.data.held_out, str) and self.data.held_out == self.data.train:
             raise ValueError("data.held_out names the training file. Write a share such as data.held_out=0.05.")
         return self

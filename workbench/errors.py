@@ -25,3 +25,7 @@ class ResumeError(WorkbenchError):
 
 class TrainingError(WorkbenchError):
     """Training itself failed: the loss is no longer finite, or exploded."""
+
+
+class Stopped(Exception):
+    """A run ended on request with a valid checkpoint; the command line exits with 3."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import matplotlib
 import numpy as np
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator, NullFormatter
 from numpy.typing import NDArray
 
 from workbench import units
@@ -30,7 +30,9 @@ _SENTINELS = {"#010203": "--ink", "#010204": "--grid", "#010205": "--surface"}
 _SENTINELS |= {f"#0102{16 + index:02x}": f"--series-{index}" for index in range(COLOURS)}
 _INK, _GRID, _SURFACE, *_SERIES = _SENTINELS
 
-_RC = {
+_DASHES = (0, (4, 3))
+
+_RC: dict[Any, Any] = {
     "svg.fonttype": "none",  # real text: small, searchable, in the page's font
     "text.parse_math": False,  # a run may be called cheap_$5
     "font.size": 8,
@@ -62,6 +64,16 @@ class Series:
     style: Style = "line"
     colour: int = 0
 
+    @property
+    def swatch(self) -> int:
+        """Which of the page's series colours this one has."""
+        return self.colour % COLOURS
+
+    @property
+    def stroke(self) -> str:
+        """Tells lines of the same colour apart, as CSS and matplotlib both call it."""
+        return ("solid", "dashed", "dotted")[self.colour // COLOURS % 3]
+
 
 @dataclass(frozen=True)
 class Plot:
@@ -82,12 +94,19 @@ class Axis:
     label: str = ""
     ticks: Literal["number", "count", "size", "duration", "none"] = "number"
     from_zero: bool = False
-    marks: tuple[tuple[float, str], ...] = field(default=())
-    """Values that get a line across the plot, with what is written beside it."""
+    marks: tuple[float, ...] = ()
+    """Values that get a dashed line across the plot."""
 
 
 def draw(
-    title: str, series: Sequence[Series], *, x: Axis, y: Axis, caption: str = "", ring: Sequence[float] = (), wide: bool = False
+    title: str,
+    series: Sequence[Series],
+    *,
+    x: Axis,
+    y: Axis,
+    caption: str = "",
+    ring: Sequence[float] = (),
+    wide: bool = False,
 ) -> Plot:
     """A plot of the series that hold a finite value; `ring` is a point (x, y) that is circled."""
     shown = [one for one in series if np.isfinite(one.y).any()]
@@ -120,55 +139,68 @@ def thin(x: Floats, y: Floats, *, points: int = POINTS) -> tuple[Floats, Floats]
 
 
 def _draw_series(axes: Any, series: Series) -> None:
-    colour = _SERIES[series.colour % COLOURS]
-    dashes = ("-", "--", ":")[series.colour // COLOURS % 3]
+    colour = _SERIES[series.swatch]
     if series.style == "bars":
         axes.stairs(series.y, series.x, fill=True, color=colour, alpha=0.25)
         axes.stairs(series.y, series.x, color=colour, linewidth=1.2)
         return
     x, y = thin(series.x, series.y)
     if series.style == "marked" or len(y) == 1:
-        axes.plot(x, y, dashes, marker="o", color=colour, markersize=4.5, linewidth=1.2, markeredgecolor=_SURFACE)
+        axes.plot(
+            x,
+            y,
+            marker="o",
+            linestyle=series.stroke,
+            color=colour,
+            markersize=4.5,
+            linewidth=1.2,
+            markeredgecolor=_SURFACE,
+        )
     elif series.style == "faint":
         axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.4)
     else:
-        axes.plot(x, y, dashes, color=colour, linewidth=1.5)
+        axes.plot(x, y, linestyle=series.stroke, color=colour, linewidth=1.5)
 
 
 def _dress(axes: Any, x: Axis, y: Axis, series: Sequence[Series]) -> None:
     axes.set_xlabel(x.label)
     axes.set_ylabel(y.label)
     axes.margins(x=0.02)
-    axes.grid(visible=False, axis="x")
+    axes.grid(visible=False, axis="both" if y.ticks == "none" else "x")
     values = np.concatenate([one.y[np.isfinite(one.y)] for one in series])
     if values.min() > 0 and values.max() > 20 * np.median(values):
         # One exploding step must not flatten the rest of the curve.
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(NullFormatter())
     elif y.from_zero:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.06 * max(values.max(), 1e-12))
     for axis, wanted in ((axes.xaxis, x), (axes.yaxis, y)):
-        if axis.get_scale() == "linear":
+        if wanted.ticks == "duration":
+            axis.set_major_locator(MultipleLocator(_time_step(axis.get_data_interval()[1])))
+        elif axis.get_scale() == "linear":
             axis.set_major_locator(MaxNLocator(nbins=6, integer=wanted.ticks == "count"))
         axis.set_major_formatter(_formatter(wanted))
-    for value, text in x.marks:
-        axes.axvline(value, color=_INK, linewidth=0.8, linestyle=(0, (4, 3)))
-        axes.annotate(f" {text}", (value, 0.97), xycoords=("data", "axes fraction"), color=_INK, va="top")
+    for value in x.marks:
+        axes.axvline(value, color=_INK, linewidth=0.8, linestyle=_DASHES)
+    for value in y.marks:
+        axes.axhline(value, color=_INK, linewidth=0.8, linestyle=_DASHES)
 
 
 def _formatter(axis: Axis) -> Any:
     if axis.ticks == "none":
         return NullFormatter()
-    shown = {"number": _tick, "count": _tick_count, "size": units.size, "duration": units.duration}[axis.ticks]
-    return FuncFormatter(lambda value, _: shown(value))
+    shown = {"number": _tick, "count": units.count, "size": units.size, "duration": units.duration}[axis.ticks]
+    return FuncFormatter(lambda value, _: shown(value).replace(".0 ", " "))
+
+
+def _time_step(longest: float) -> float:
+    """Seconds between ticks: a round number of seconds, minutes or hours, for six ticks at most."""
+    steps = [unit * factor for unit in (1, 60) for factor in (1, 2, 5, 10, 15, 30)] + [3600, 7200, 21600, 43200]
+    return next((step for step in steps if longest / step <= 6), 86400 * max(1, round(longest / 86400 / 6)))
 
 
 def _tick(value: float) -> str:
-    return f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
-
-
-def _tick_count(value: float) -> str:
-    return f"{value:,.0f}" if value < 10_000 else units.count(value).replace(".0 ", " ")
+    return f"{value:.4g}"
 
 
 def _svg(figure: Any, *, salt: str) -> str:
@@ -179,11 +211,12 @@ def _svg(figure: Any, *, salt: str) -> str:
         figure.savefig(buffer, format="svg", transparent=True, metadata=empty)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].strip()
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<svg[^>]*(viewBox=\"[^\"]*\")[^>]*>", r"<svg \1>", svg, count=1)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg)
-    svg = re.sub(r'(<svg[^>]*?) xmlns="[^"]*" version="[^"]*"', r"\1", svg)
-    svg = re.sub(r"(\d+\.\d{2})\d+", r"\1", svg)
+    svg = re.sub(r" font-family: [^;]*;", "", svg)
+    svg = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg)
+    svg = re.sub(r"\s*\n\s*", " ", svg).replace("xlink:href", "href")
     for colour, variable in _SENTINELS.items():
         svg = svg.replace(colour, f"var({variable})")
     return svg

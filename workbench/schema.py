@@ -95,7 +95,7 @@ def _mistakes(section: type[Section], values: Mapping[str, Any], error: Validati
             text = f"unknown {item['ctx']['discriminator']} {item['ctx']['tag']!r}."
             text += did_you_mean(str(item["ctx"]["tag"]), known)
         else:
-            text = item["msg"].replace("Input should be", "expected")
+            text = item["msg"].replace("Input should be", "expected").split(", unable to parse")[0]
             text = f"{text}, found {_shown(item['input'])}."
         found.setdefault(place, []).append(text)
     return [(place, _merged(texts)) for place, texts in found.items()]

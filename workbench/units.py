@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-NOTHING = "–"
+NOTHING = "-"
 """Stands where there is no number."""
 
 
@@ -26,14 +26,13 @@ def duration(seconds: float | None) -> str:
     """The two largest units of a time: 4.2 s, 3 min 12 s, 5 h 2 min, 2 d 3 h."""
     if seconds is None or not math.isfinite(seconds):
         return NOTHING
-    if round(seconds, 1) < 60:
+    if round(seconds) < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    for large, small, unit, part in ((60, 1, "min", "s"), (3600, 60, "h", "min"), (86400, 3600, "d", "h")):
-        whole, rest = divmod(round(seconds / small), large // small)
-        limit = 24 if unit == "h" else 60
-        if whole < limit or unit == "d":
-            break
-    return f"{whole} {unit} {rest} {part}" if rest else f"{whole} {unit}"
+    if round(seconds) < 3600:
+        return _two(round(seconds), 60, "min", "s")
+    if round(seconds / 60) < 24 * 60:
+        return _two(round(seconds / 60), 60, "h", "min")
+    return _two(round(seconds / 3600), 24, "d", "h")
 
 
 def percent(share: float | None) -> str:
@@ -57,6 +56,11 @@ def number(value: float | None) -> str:
 def signed(value: float) -> str:
     """A difference with its sign: +0.160, -1.65, and 0 without one."""
     return f"+{number(value)}" if value > 0 else number(value)
+
+
+def _two(value: int, factor: int, large: str, small: str) -> str:
+    whole, rest = divmod(value, factor)
+    return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
 
 
 def _scaled(value: float, suffixes: tuple[str, ...]) -> str:

@@ -1,0 +1,25 @@
+"""Truth about a model: likelihood of held-out tokens, and scored answers to held-out prompts."""
+
+from workbench.evaluation.scores import (
+    Answer,
+    Likelihood,
+    answers,
+    complete,
+    generation,
+    likelihood,
+    stop_tokens,
+    summary,
+    write_predictions,
+)
+
+__all__ = [
+    "Answer",
+    "Likelihood",
+    "answers",
+    "complete",
+    "generation",
+    "likelihood",
+    "stop_tokens",
+    "summary",
+    "write_predictions",
+]

@@ -1,0 +1,76 @@
+"""`workbench check`: what the model will see, which tokens carry loss, and every reason not to start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from workbench import backbones
+from workbench.adapters import Full, targets
+from workbench.config import RunConfig
+from workbench.data import checks, tokens
+from workbench.data.batching import steps_per_epoch
+from workbench.data.chat import Template
+from workbench.data.tokens import Row, Splits
+from workbench.recipes.sft import read_template
+
+SHOWN = 3
+"""Examples that are rendered in full."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `check` found; it raised before this where a run would be refused."""
+
+    config: RunConfig
+    data: Splits
+    examples: list[tuple[str, list[tuple[str, bool]]]]
+    """Place and pieces of some examples: decoded text, and whether it carries loss."""
+    targets: list[str]
+    """Modules that get an adapter; empty for full fine-tuning."""
+    steps: int
+    notes: list[str]
+
+
+def check(config: RunConfig) -> Inspection:
+    """Everything that `run` does before it loads weights.
+
+    Raises:
+        WorkbenchError: the run would fail, or would silently learn nothing.
+    """
+    tokenizer = backbones.tokenizer(config.model)
+    template = Template(tokenizer, read_template(config))
+    data = tokens.load(config.data, tokenizer, template, seed=config.seed)
+    checks.require_teaching(data)
+    per_epoch = steps_per_epoch(len(data.train), config.batch.size)
+    chosen = np.unique(np.linspace(0, len(data.train) - 1, num=min(SHOWN, len(data.train)), dtype=np.int64))
+    return Inspection(
+        config=config,
+        data=data,
+        examples=[(data.train.place(int(i)), pieces(data.train[int(i)], tokenizer)) for i in chosen],
+        targets=[] if isinstance(config.adapter, Full) else _targets(config),
+        steps=config.train.steps or max(1, round(config.train.epochs * per_epoch)),
+        notes=[f"Left out: {reason}" for reason in data.train.skipped[:5]],
+    )
+
+
+def pieces(row: Row, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool]]:
+    """The decoded runs of tokens with and without loss, in order."""
+    cuts = [0, *(np.flatnonzero(np.diff(row.supervised)) + 1).tolist(), len(row.input_ids)]
+    return [
+        (tokenizer.decode(row.input_ids[start:stop]), bool(row.supervised[start]))
+        for start, stop in zip(cuts, cuts[1:], strict=False)
+    ]
+
+
+def _targets(config: RunConfig) -> list[str]:
+    """The modules that would get an adapter, from the architecture alone."""
+    assert not isinstance(config.adapter, Full)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(backbones.hub_config(config.model))
+    return targets.resolve(model, config.adapter.targets)
+
+

@@ -1,0 +1,85 @@
+"""`workbench merge`: one stock model out of backbone and adapter, and how far it is from the two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from workbench import adapters, backbones, files, heads, runs, shipped
+from workbench.adapters import Full
+from workbench.backbones import DTYPES, QUANTISED
+from workbench.config import ModelConfig, RunConfig
+from workbench.data import tokens
+from workbench.errors import ConfigError
+from workbench.evaluation.agreement import Agreement, agreement, hidden_states
+
+ROWS = 64
+"""Held-out examples that the two are compared on."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What `merge` did, and its measured error."""
+
+    agreement: Agreement
+    said: str
+
+
+def merge(run: Path, *, out: Path, weights: str) -> Merged:
+    """Write the merged model of `run` into `out` and compare it, reloaded, with the unmerged one.
+
+    A quantised backbone is dequantised first: the merged weights are those that the adapter was trained on.
+    """
+    if weights not in DTYPES:
+        raise ConfigError(f"--weights {weights}: expected {', '.join(DTYPES)}.")
+    if out.exists():
+        raise ConfigError(f"{out} exists already. Name another folder, or delete it first.")
+    config = runs.read_config(run)
+    unmerged = shipped.load(run, config)
+    held_out = tokens.load(config.data, unmerged.tokenizer, unmerged.template, seed=config.seed).held_out
+    wanted = hidden_states(unmerged.model, unmerged.head, held_out, rows=ROWS)
+
+    model = _merged(run, config, unmerged).to(DTYPES[weights])
+    with files.new_folder(out) as folder:
+        model.config.dtype = DTYPES[weights]
+        model.save_pretrained(folder)
+        unmerged.tokenizer.save_pretrained(folder)
+        if model.generation_config is not None:
+            model.generation_config.eos_token_id = unmerged.stop
+            model.generation_config.save_pretrained(folder)
+    del model
+
+    section = ModelConfig(id=str(out.resolve()), weights=_weights(weights))
+    backbone = backbones.load(section, backbones.tokenizer(section))
+    head = heads.find(backbone.model, backbone.model)
+    found = hidden_states(backbone.model, head, held_out, rows=ROWS)
+    return Merged(agreement(unmerged.head, wanted, head, found), _said(config, weights))
+
+
+def _merged(run: Path, config: RunConfig, unmerged: shipped.Shipped) -> PreTrainedModel:
+    """Backbone plus update, both in float32."""
+    folder = run / "adapter"
+    weights = config.model.weights if config.model.weights in QUANTISED else "float32"
+    section = config.model.model_copy(update={"weights": weights, "compute": "float32"})
+    backbone = shipped.load_backbone(config.model_copy(update={"model": section}), folder, unmerged.tokenizer).model
+    if weights in QUANTISED:
+        backbone = backbone.dequantize(torch.float32)
+    if isinstance(config.adapter, Full):
+        return backbone
+    return adapters.merge(adapters.load(backbone, folder))
+
+
+def _said(config: RunConfig, weights: str) -> str:
+    if isinstance(config.adapter, Full):
+        return f"Fully trained model written in {weights}."
+    start = f"Dequantised {config.model.weights} weights to float32, " if config.model.weights in QUANTISED else ""
+    return f"{start or 'B'}{'b' if start else ''}ackbone plus adapter added in float32, written in {weights}."
+
+
+def _weights(name: str) -> Literal["float32", "bfloat16", "float16"]:
+    assert name in DTYPES
+    return name  # type: ignore[return-value]

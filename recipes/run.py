@@ -1,0 +1,32 @@
+"""`workbench run`: the recipe that a configuration names, in a run directory of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from workbench import report, runs
+from workbench.config import RunConfig
+from workbench.engine import Watcher
+from workbench.errors import Stopped, WorkbenchError
+from workbench.recipes import sft
+
+RECIPES = {"sft": sft.main}
+
+
+def run(config: RunConfig, *, out: Path, resume: bool, watcher: Watcher) -> Path:
+    """Run `config` in the directory `out`; returns that directory, whose report says how it ended."""
+    directory = runs.start(out, config, resume=resume)
+    watcher.say(f"Run directory: {directory.path}")
+    try:
+        RECIPES[config.recipe](config, directory, watcher)
+    except Stopped as stopped:
+        directory.note(status="stopped", reason=str(stopped))
+        report.write(directory.path)
+        raise Stopped(f"{stopped}\nContinue with: --out {directory.path} --resume") from None
+    except WorkbenchError as error:
+        directory.note(status="failed", reason=str(error))
+        report.write(directory.path)
+        raise
+    finally:
+        directory.close()
+    return directory.path

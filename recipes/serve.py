@@ -1,0 +1,92 @@
+"""`evaluate`, `predict` and `generate`: what a finished run's adapter does with data, a file or a prompt."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from transformers import TextStreamer
+
+from workbench import evaluation, files, runs, shipped
+from workbench.config import RunConfig
+from workbench.data import formats, tokens
+from workbench.errors import ConfigError
+from workbench.recipes.sft import score
+from workbench.schema import override, parse
+
+WRITERS = {".jsonl", ".csv", ".parquet"}
+
+
+def evaluate(run: Path, overrides: Sequence[str]) -> dict[str, float]:
+    """Score the saved adapter on `data.test` where the overrides name one, else on the held-out rows."""
+    before = runs.read_config(run)
+    values = override(before.model_dump(mode="json", exclude_none=True), list(overrides))
+    config = parse(RunConfig, values, source="the overrides")
+    changed = [name for name in ("model", "adapter") if getattr(config, name) != getattr(before, name)]
+    if changed:
+        raise ConfigError(f"evaluate cannot change {changed[0]}: the adapter was trained with it.")
+    model = shipped.load(run, config)
+    if config.data.test is not None:
+        split = tokens.read(config.data.test, config.data, model.tokenizer, model.template)
+    else:
+        split = tokens.load(config.data, model.tokenizer, model.template, seed=config.seed).held_out
+    scores, _ = score(model, split, config)
+    return scores
+
+
+def predict(run: Path, source: str, *, out: Path, max_new_tokens: int) -> int:
+    """Answer every row of `source` greedily and write `out`; returns the number of rows."""
+    if out.suffix not in WRITERS:
+        raise ConfigError(f"--out {out}: expected a name that ends in {', '.join(sorted(WRITERS))}.")
+    config = runs.read_config(run)
+    questions = list(formats.read_prompts(source, config.data))
+    model = shipped.load(run, config)
+    prompts = [_prompt_ids(model, question) for question in questions]
+    written = evaluation.complete(
+        model.model, prompts, model.tokenizer, stop=model.stop, max_new_tokens=max_new_tokens
+    )
+    table = pd.DataFrame(
+        {
+            "row": [question.place for question in questions],
+            "prompt": [model.tokenizer.decode(prompt, skip_special_tokens=True) for prompt in prompts],
+            "answer": written,
+        }
+    )
+    files.write_bytes(out, _serialised(table, out.suffix))
+    return len(table)
+
+
+def generate(run: Path, prompt: str, *, max_new_tokens: int) -> None:
+    """Print one greedy answer as it is written; rendered as the training rows were."""
+    config = runs.read_config(run)
+    model = shipped.load(run, config)
+    raw = files.read_json(run / "manifest.json").get("data", {}).get("train", {}).get("chat") is False
+    question = formats.Example("the prompt", text=((prompt, False),)) if raw else formats.Example(
+        "the prompt", messages=({"role": "user", "content": prompt},)
+    )
+    ids = torch.from_numpy(_prompt_ids(model, question))[None].to(next(model.model.parameters()).device)
+    model.model.generate(  # type: ignore[operator]
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        generation_config=evaluation.generation(model.stop, max_new_tokens=max_new_tokens),
+        streamer=TextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True),
+    )
+
+
+def _prompt_ids(model: shipped.Shipped, question: formats.Example) -> Any:
+    return np.asarray(model.template.prompt(question), dtype=np.int64)
+
+
+def _serialised(table: pd.DataFrame, suffix: str) -> bytes:
+    if suffix == ".jsonl":
+        return str(table.to_json(orient="records", lines=True, force_ascii=False)).encode()
+    if suffix == ".csv":
+        return str(table.to_csv(index=False)).encode()
+    buffer = io.BytesIO()
+    table.to_parquet(buffer)
+    return buffer.getvalue()

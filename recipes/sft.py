@@ -1,0 +1,150 @@
+"""Supervised fine-tuning of a causal language model: rows in, a scored adapter and a report out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from workbench import adapters, backbones, checkpoints, evaluation, files, heads, objectives, report, shipped
+from workbench.adapters import Full
+from workbench.config import RunConfig
+from workbench.data import checks, tokens
+from workbench.data.batching import MicroBatch
+from workbench.data.chat import Template
+from workbench.engine import Fit, Watcher, peak_bytes
+from workbench.errors import ConfigError
+from workbench.evaluation import Answer
+from workbench.heads import Head
+from workbench.runs import Run
+
+Scores = dict[str, Any]
+
+
+def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
+    """Train as `config` says; returns scores before and after, as they stand in scores.json."""
+    # Data first: it is the cheapest thing to get wrong, and needs no weights.
+    tokenizer = backbones.tokenizer(config.model)
+    template = Template(tokenizer, read_template(config))
+    data = tokens.load(config.data, tokenizer, template, seed=config.seed)
+    checks.require_teaching(data)
+    run.note(data={name: split and split.facts() for name, split in data._asdict().items()})
+
+    # The backbone as it came, scored before anything is attached to it.
+    backbone = backbones.load(config.model, tokenizer, trainable=isinstance(config.adapter, Full))
+    stop = evaluation.stop_tokens(tokenizer, data.train)
+    before = _before(config, run, backbone, data.held_out, tokenizer, watcher)
+
+    # Frozen backbone, trainable adapter.
+    new_tokens = tokenizer.convert_tokens_to_ids(list(config.model.new_tokens))
+    model = adapters.attach(backbone.model, config.adapter, seed=config.seed, new_token_ids=new_tokens)
+    run.note(model=_facts(config, backbone, model))
+    head = heads.find(model, backbone.model)
+    fit = Fit(
+        model=model,
+        train=data.train,
+        loss=next_token_loss(model, head),
+        held_out_loss=lambda: evaluation.likelihood(model, head, data.held_out).loss,
+        config=config,
+        compute=backbone.compute,
+        run=run,
+        watcher=watcher,
+    )
+    progress = fit.work()
+    run.note(elapsed_s=progress.elapsed_s, peak_bytes=peak_bytes(fit.device))
+
+    # Ship the float32 masters, of the best or of the last step.
+    if config.save.ship == "best":
+        fit.masters.load(checkpoints.read_tensors(run.best, "trainable"))
+        watcher.say(f"Shipping step {progress.best_step}, which has the lowest held-out loss.")
+    with fit.masters.exposed():
+        shipped.save(model, run.adapter, tokenizer, template, stop)
+    del fit, model, head, backbone
+
+    # Score what was saved: reload it, do not trust the live one.
+    after, answers = score(shipped.load(run.path, config), data.held_out, config)
+    scores = {"before": before["scores"], "after": after}
+    if data.test is not None:
+        scores["test"], _ = score(shipped.load(run.path, config), data.test, config)
+    files.write_json(run.path / "scores.json", scores)
+    evaluation.write_predictions(run.path / "predictions.parquet", answers, before=before["answers"])
+    run.note(status="done")
+    report.write(run.path)
+    return scores
+
+
+def next_token_loss(model: nn.Module, head: Head) -> Callable[[MicroBatch, float], Tensor]:
+    """The summed next-token loss of a micro-batch, as the engine wants it."""
+
+    def loss(batch: MicroBatch, scale: float) -> Tensor:
+        hidden_ND = head.hidden(model, batch.input_ids_BL).flatten(0, 1)[batch.positions_N]
+        return objectives.next_token(
+            hidden_ND,
+            batch.labels_N,
+            head.project,
+            vocabulary=head.vocabulary,
+            weights=head.trainable(),
+            scale=scale,
+        )
+
+    return loss
+
+
+def score(model: shipped.Shipped, split: tokens.Tokens, config: RunConfig) -> tuple[dict[str, float], list[Answer]]:
+    """Loss and answer scores of a saved model on a split, and the answers themselves."""
+    found = evaluation.likelihood(model.model, model.head, split)
+    answers = evaluation.answers(
+        model.model,
+        split,
+        model.tokenizer,
+        count=config.evaluate.answers,
+        max_new_tokens=config.evaluate.max_new_tokens,
+    )
+    return evaluation.summary(found, answers), answers
+
+
+def read_template(config: RunConfig) -> str | None:
+    """The chat template that the recipe names, if it names one."""
+    path = config.model.chat_template
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"model.chat_template: {path} cannot be read ({error}).") from None
+
+
+def _before(
+    config: RunConfig,
+    run: Run,
+    backbone: backbones.Backbone,
+    held_out: tokens.Tokens,
+    tokenizer: PreTrainedTokenizerBase,
+    watcher: Watcher,
+) -> dict[str, Any]:
+    """Scores and answers of the untouched backbone; a resumed run reads what the first process found."""
+    path = run.path / "before.json"
+    if not path.exists():
+        watcher.say("Scoring the backbone before training ...")
+        untouched = shipped.Shipped(
+            backbone.model, heads.find(backbone.model, backbone.model), tokenizer, Template(tokenizer), []
+        )
+        scores, answers = score(untouched, held_out, config)
+        files.write_json(path, {"scores": scores, "answers": [answer.answer for answer in answers]})
+    return files.read_json(path)
+
+
+def _facts(config: RunConfig, backbone: backbones.Backbone, model: nn.Module) -> dict[str, Any]:
+    total, trainable = adapters.count(model)
+    return {
+        "id": config.model.id,
+        "weights": backbone.weights,
+        "compute": str(backbone.compute).removeprefix("torch."),
+        "attention": backbone.model.config._attn_implementation,
+        "parameters": total,
+        "trainable": trainable,
+        "weight_bytes": backbone.weight_bytes,
+        "notes": backbone.notes,
+    }

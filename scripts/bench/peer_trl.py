@@ -1,0 +1,77 @@
+"""Train with TRL's SFTTrainer, and write what `workbench run` writes: a line per step in metrics.jsonl.
+
+    python scripts/bench/peer_trl.py MODEL ROWS OUT SETTINGS     # settings of SFTConfig, as JSON
+
+scripts/bench/sft.py starts this in a process of its own; TRL is used as its documentation shows: a model
+folder, rows with prompt and completion, a LoraConfig, an SFTConfig.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import load_dataset
+from peft import LoraConfig
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from trl import SFTConfig, SFTTrainer
+
+
+def main(model: str, rows: str, out: Path, settings: dict[str, Any]) -> None:
+    trainer = _CountingTrainer(
+        model=model,
+        args=SFTConfig(output_dir=str(out), **settings),
+        train_dataset=load_dataset("json", data_files=rows, split="train"),
+        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
+    )
+    trainer.add_callback(_Metrics(trainer, out / "metrics.jsonl"))
+    trainer.train()
+
+
+class _CountingTrainer(SFTTrainer):  # type: ignore[misc]  # TRL has no annotations
+    """SFTTrainer that remembers what it divides the loss of a step by: the supervised tokens of its batch."""
+
+    supervised_tokens: torch.Tensor | int = 0
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: torch.Tensor | int = 0
+    ) -> Any:
+        self.supervised_tokens = num_items_in_batch
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+
+class _Metrics(TrainerCallback):
+    """Appends a line per step to `path`, with the keys of a run directory's metrics.jsonl."""
+
+    def __init__(self, trainer: _CountingTrainer, path: Path) -> None:
+        self.trainer, self.path = trainer, path
+        self.started = 0.0
+        self.tokens_before = 0
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.started = time.perf_counter()
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **_: Any
+    ) -> None:
+        if "loss" not in logs:  # the summary at the end
+            return
+        line = {
+            "step": state.global_step,
+            "loss": float(logs["loss"]),
+            "tokens": int(logs["num_tokens"]) - self.tokens_before,
+            "supervised_tokens": int(self.trainer.supervised_tokens),
+            "elapsed_s": time.perf_counter() - self.started,
+            "peak_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+        }
+        self.tokens_before = int(logs["num_tokens"])
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), json.loads(sys.argv[4]))

@@ -1,0 +1,109 @@
+"""A run killed again and again, also inside the writing of a checkpoint, ends bit-identical to an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+KILLS = 20
+STEPS = 60
+
+RECIPE = """
+recipe: sft
+model: {{id: {model}, weights: float32}}
+adapter: {{method: lora, rank: 4, alpha: 8, dropout: 0.1}}
+data: {{train: {train}, held_out: 0.1}}
+batch: {{size: 8}}
+train: {{steps: {steps}, learning_rate: 1.0e-2}}
+evaluate: {{every: 7, answers: 0}}
+save: {{every: 2, keep: 2, ship: best}}
+"""
+
+
+def work(recipe: str, out: str, resume: bool) -> None:
+    """What each child process does."""
+    import torch
+
+    import workbench
+
+    torch.set_num_threads(2)
+    workbench.run(recipe, out=out, resume=resume, quiet=True)
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments(tmp_path: Path, stories: str, questions: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE.format(model=stories, train=questions, steps=STEPS))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["workbench.recipes.run", "workbench.console"])
+    chance = random.Random(0)
+
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    _join(_start(context, recipe, straight, resume=False))
+
+    inside_a_write = 0
+    for number in range(KILLS):
+        child = _start(context, recipe, broken, resume=(broken / "config.yaml").exists())
+        _wait_for_steps(broken, child, _steps(broken) + 1)
+        if number % 3 == 0:
+            inside_a_write += _wait_for_write(broken, child)
+        else:
+            time.sleep(chance.uniform(0, 0.25))
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+    assert _steps(broken) < STEPS, "the run ended before it was killed often enough; raise STEPS"
+    assert inside_a_write >= 3
+    _join(_start(context, recipe, broken, resume=True))
+
+    records = [[json.loads(line) for line in (run / "metrics.jsonl").open()] for run in (straight, broken)]
+    steps, losses = ([[record[key] for record in run] for run in records] for key in ("step", "loss"))
+    assert steps[0] == steps[1] == list(range(1, STEPS + 1))
+    assert losses[0] == losses[1]
+    for file in (Path("adapter/adapter_model.safetensors"), Path(f"checkpoints/step-{STEPS:08d}/trainable.safetensors")):
+        tensors = [load_file(run / file) for run in (straight, broken)]
+        assert tensors[0].keys() == tensors[1].keys()
+        assert all(tensors[0][name].equal(tensors[1][name]) for name in tensors[0]), file
+    assert json.loads((straight / "scores.json").read_text()) == json.loads((broken / "scores.json").read_text())
+
+
+def _start(
+    context: multiprocessing.context.ForkServerContext, recipe: Path, out: Path, *, resume: bool
+) -> ForkServerProcess:
+    process = context.Process(target=work, args=(str(recipe), str(out), resume))
+    process.start()
+    return process
+
+
+def _join(process: ForkServerProcess) -> None:
+    process.join(timeout=180)
+    assert process.exitcode == 0
+
+
+def _steps(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def _wait_for_steps(run: Path, child: ForkServerProcess, steps: int) -> None:
+    deadline = time.monotonic() + 90
+    while _steps(run) < steps and child.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def _wait_for_write(run: Path, child: ForkServerProcess) -> bool:
+    """Wait until a checkpoint is half written; whether it was seen."""
+    deadline = time.monotonic() + 5
+    while child.is_alive() and time.monotonic() < deadline:
+        if any((run / "checkpoints").glob(".*.unfinished")):
+            return True
+    return False

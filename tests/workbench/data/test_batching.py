@@ -1,0 +1,46 @@
+"""Global batches depend on (rows, seed, step) alone; micro-batches change nothing but memory."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.data.batching import collate, global_batch, micro_batches, steps_per_epoch
+
+rows = st.integers(1, 200)
+sizes = st.integers(1, 50)
+
+
+@given(rows, sizes, st.integers(0, 5), st.integers(0, 3))
+def test_an_epoch_sees_every_row_once(count: int, size: int, seed: int, epoch: int) -> None:
+    steps = steps_per_epoch(count, size)
+    seen = np.concatenate([global_batch(epoch * steps + s, rows=count, size=size, seed=seed) for s in range(steps)])
+    assert sorted(seen) == list(range(count))
+
+
+def test_epochs_and_seeds_differ() -> None:
+    batches = [global_batch(step, rows=1000, size=1000, seed=seed).tolist() for seed in (0, 1) for step in (0, 1)]
+    assert len({tuple(batch) for batch in batches}) == 4
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=60), st.integers(1, 2000))
+def test_micro_batches_partition_within_the_budget(lengths: list[int], budget: int) -> None:
+    per_row = np.asarray(lengths)
+    parts = list(micro_batches(np.arange(len(lengths)), per_row, tokens=budget))
+    assert sorted(np.concatenate(parts)) == list(range(len(lengths)))
+    for part in parts:
+        assert len(part) == 1 or len(part) * per_row[part].max() <= budget
+    longest = [per_row[part].max() for part in parts]
+    assert longest == sorted(longest, reverse=True)
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, max_size=6))
+def test_collate_pairs_each_supervised_token_with_the_position_before_it(masks: list[list[bool]]) -> None:
+    examples = [(np.arange(1, len(mask) + 1) + 10 * row, np.asarray(mask)) for row, mask in enumerate(masks)]
+    batch = collate(examples)
+    wanted = [int(ids[t]) for ids, mask in examples for t in range(1, len(ids)) if mask[t]]
+    before = [int(ids[t - 1]) for ids, mask in examples for t in range(1, len(ids)) if mask[t]]
+    assert batch.labels_N.tolist() == wanted
+    assert batch.input_ids_BL.flatten()[batch.positions_N].tolist() == before
+    assert batch.tokens == sum(map(len, masks))

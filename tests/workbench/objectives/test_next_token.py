@@ -1,0 +1,45 @@
+"""The chunked loss against F.cross_entropy over all logits at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from workbench.objectives import next_token, token_scores
+
+
+@pytest.mark.parametrize("rows_per_chunk", [1, 3, 100])
+@pytest.mark.parametrize("head_trains", [False, True])
+def test_loss_and_gradients_equal_the_whole(
+    monkeypatch: pytest.MonkeyPatch, rows_per_chunk: int, head_trains: bool
+) -> None:
+    import sys
+
+    monkeypatch.setattr(sys.modules["workbench.objectives.next_token"], "CHUNK_ELEMENTS", 13 * rows_per_chunk)
+    torch.manual_seed(0)
+    head = nn.Linear(8, 13, dtype=torch.float64).requires_grad_(head_trains)
+    hidden = torch.randn(10, 8, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(0, 13, (10,))
+    weights = [*head.parameters()] if head_trains else []
+
+    wanted = F.cross_entropy(head(hidden).float(), labels, reduction="sum") * 0.25
+    wanted_grads = torch.autograd.grad(wanted * 3, [hidden, *weights])
+    found = next_token(hidden, labels, head, vocabulary=13, weights=weights, scale=0.25)
+    found_grads = torch.autograd.grad(found * 3, [hidden, *weights])
+
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)
+    for found_grad, wanted_grad in zip(found_grads, wanted_grads, strict=True):
+        torch.testing.assert_close(found_grad, wanted_grad, rtol=1e-5, atol=1e-7)
+
+
+def test_scores_are_per_token() -> None:
+    torch.manual_seed(1)
+    head, hidden, labels = nn.Linear(4, 7), torch.randn(5, 4), torch.randint(0, 7, (5,))
+    losses, hits = token_scores(hidden, labels, head, vocabulary=7)
+    logits = head(hidden)
+    torch.testing.assert_close(losses, -logits.log_softmax(-1)[range(5), labels].detach())
+    assert hits.tolist() == (logits.argmax(-1) == labels).tolist()
+
+

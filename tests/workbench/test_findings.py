@@ -1,0 +1,132 @@
+"""The verdict is honest: each sentence is made of the numbers, and stands only where they say so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from workbench.findings import findings, verdict
+from workbench.record import COLUMNS, Record
+
+
+def record(
+    *,
+    config: dict[str, Any] | None = None,
+    manifest: dict[str, Any] | None = None,
+    metrics: dict[str, list[float]] | None = None,
+    scores: dict[str, dict[str, float]] | None = None,
+    predictions: dict[str, list[float]] | None = None,
+) -> Record:
+    steps = len(next(iter((metrics or {"step": []}).values())))
+    columns = {"step": range(1, steps + 1), "loss": [4.0] * steps} | (metrics or {})
+    return Record(
+        folder=Path("run"),
+        name="run",
+        config_text="",
+        config=config or {},
+        manifest={"status": "done"} | (manifest or {}),
+        metrics=pd.DataFrame(columns).reindex(columns=list(COLUMNS)).astype(float),
+        scores=scores or {},
+        predictions=pd.DataFrame(predictions or {}),
+    )
+
+
+def said(one: Record) -> str:
+    return " ".join(f"[{finding.tone}] {finding.text}" for finding in findings(one))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ({"loss": 5.57}, {"loss": 3.92}, "Held-out loss fell from 5.57 to 3.92 nats per token."),
+        ({"loss": 3.92}, {"loss": 4.01}, "Held-out loss did not fall: 3.92 nats per token before, 4.01 after."),
+        ({"loss": 3.92}, {"loss": 3.91}, "Held-out loss hardly moved: 3.92 nats per token before, 3.91 after."),
+        ({"loss": 5.0}, {"loss": float("nan")}, "Held-out loss did not fall: 5.00 nats per token before, nan after."),
+        ({"loss": 5.0, "f1": 0.05}, {"loss": 4.0, "f1": 0.21}, "; the answers' F1 rose from 0.05 to 0.21."),
+        ({"loss": 5.0, "f1": 0.21}, {"loss": 4.0, "f1": 0.05}, "; the answers' F1 fell from 0.21 to 0.05."),
+        ({"loss": 5.0, "f1": 0.211}, {"loss": 4.0, "f1": 0.212}, "; the answers' F1 stayed at 0.21."),
+    ],
+)
+def test_verdict_of_a_scored_run(before: dict[str, float], after: dict[str, float], words: str) -> None:
+    assert verdict(record(scores={"before": before, "after": after})).endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ("running", "Not finished: at step 2 of 1,000 when this page was written"),
+        ("stopped", "The run was stopped at step 2 of 1,000"),
+        ("failed", "The run failed at step 2 of 1,000"),
+        ("done", "The run ended at step 2 of 1,000 and was not scored"),
+    ],
+)
+def test_verdict_of_a_run_without_scores(status: str, words: str) -> None:
+    manifest = {"status": status, "batch": {"steps": 1000}}
+    assert verdict(record(manifest=manifest, metrics={"loss": [5.0, 4.0]})) == words + "."
+    measured = {"loss": [5.0, 4.0], "held_out_loss": [4.5, 4.75]}
+    scores = {"before": {"loss": 5.57}}
+    best = "; lowest held-out loss 4.50 nats per token at step 1 (5.57 before training)."
+    assert verdict(record(manifest=manifest, metrics=measured, scores=scores)) == words + best
+
+
+@pytest.mark.parametrize(
+    ("losses", "ship", "words"),
+    [
+        ([5, 4, 3.8, 4.1, 4.2], "best", "lowest (3.80) at step 3 and 4.20 at step 5: the run overfits"),
+        ([5, 4, 3.8, 4.1, 4.2], "best", "That best adapter is the one saved."),
+        ([5, 4, 3.8, 4.1, 4.2], "last", "save.ship=best would save that adapter"),
+        ([5, 4.5, 4, 3.5, 3.4], "last", "[plain] Held-out loss was still falling at the end"),
+        ([5, 4, 3.8, 3.79, 3.8], "last", ""),  # a change below 1 % says nothing
+        ([5], "last", ""),
+    ],
+)
+def test_overfitting_and_stopping_early(losses: list[float], ship: str, words: str) -> None:
+    text = said(record(config={"save": {"ship": ship}}, metrics={"held_out_loss": losses}))
+    assert words in text
+    assert bool(text) == bool(words)
+
+
+def test_a_failed_run_is_not_told_to_go_on() -> None:
+    assert said(record(manifest={"status": "failed"}, metrics={"held_out_loss": [5.0, 4.0]})) == ""
+
+
+@pytest.mark.parametrize(("norms", "words"), [([2, 3, 0.5], "in 67 % of the steps (median norm 2.00)"), ([2, 0.5], "")])
+def test_clipping_is_told_above_half_of_the_steps(norms: list[float], words: str) -> None:
+    text = said(record(config={"train": {"max_grad_norm": 1.0}}, metrics={"grad_norm": norms}))
+    assert words in text
+    assert bool(text) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        (
+            [0.3, 0.2, 0.4, 0.3],
+            "[good] The answers changed by more than chance: F1 +0.200 ± 0.080 (95 %) over 4 answers.",
+        ),
+        ([0.0, 0.0, 0.1, 0.0], "[warning] The answers changed by more than chance: F1 -0.075"),
+        ([0.0, 0.9, 0.1, 0.1], "[warning] The change of the answers may be chance: F1 +0.175 ±"),
+    ],
+)
+def test_the_answers_difference_comes_with_its_chance(after: list[float], words: str) -> None:
+    before = [0.1, 0.1, 0.1, 0.1]
+    scores = {"before": {"f1": sum(before) / 4}, "after": {"f1": sum(after) / 4}}
+    assert words in said(record(scores=scores, predictions={"f1_before": before, "f1_after": after}))
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        ({"rows": 100, "truncated": 12}, "12 % of the training examples were cut at 256 tokens."),
+        ({"rows": 100, "truncated": 5}, ""),
+        ({"rows": 100, "skipped": 1}, "1 row of the training file was left out."),
+        ({"rows": 0}, ""),
+    ],
+)
+def test_data_that_was_not_used(train: dict[str, int], words: str) -> None:
+    text = said(record(config={"data": {"max_tokens": 256}}, manifest={"data": {"train": train, "test": None}}))
+    assert words in text
+    assert bool(text) == bool(words)

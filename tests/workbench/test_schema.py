@@ -1,0 +1,89 @@
+"""Configuration: every mistake at once, each with its place and its cure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workbench.config import RunConfig, load_config
+from workbench.errors import ConfigError
+from workbench.schema import override, parse, read_yaml
+
+GOOD = {"recipe": "sft", "data": {"train": "rows.jsonl"}}
+
+
+def test_every_mistake_is_reported_at_once() -> None:
+    values = {**GOOD, "adapter": {"rnk": 3}, "train": {"epochs": "many"}, "sedd": 1}
+    with pytest.raises(ConfigError) as caught:
+        parse(RunConfig, values, source="my.yaml")
+    text = str(caught.value)
+    assert text.startswith("my.yaml has 3 mistakes:")
+    assert "sedd: unknown key. Did you mean `seed`?" in text
+    assert "train.epochs: expected a valid number" in text and "found 'many'" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["adapter.method=lora", "adapter.rnk=3"], "adapter.rnk: unknown key. Did you mean `rank`?"),
+        (["adapter.method=loar"], "adapter: unknown 'method' 'loar'. Did you mean `lora`?"),
+        (["batch.size=0"], "batch.size: expected greater than 0, found 0"),
+        (["batch.tokens_per_device=lots"], "or 'auto', found 'lots'"),
+        (["data.held_out=1.5"], "data.held_out: expected"),
+        (["evaluate.every=-1"], "evaluate.every: expected greater than 0"),
+        (["schedule.name=wsd", "schedule.warmup=0.9"], "make them sum to 1 or less"),
+        (["adapter={method: full}", "model.weights=nf4"], "adapter.method full cannot train nf4 weights"),
+        (["evaluate.patience=3"], "write save.ship=best as well"),
+        (["save.ship=best", "evaluate.every=null"], "write evaluate.every=0.1"),
+        (["train.learning_rate=.nan"], "train.learning_rate: expected a finite number"),
+    ],
+)
+def test_mistakes_say_what_to_write(words: list[str], expected: str) -> None:
+    values = override({**GOOD, "adapter": {"method": "lora"}}, words)
+    with pytest.raises(ConfigError, match="1 mistake") as caught:
+        parse(RunConfig, values, source="my.yaml")
+    assert expected in str(caught.value)
+
+
+def test_overrides_win_and_leave_the_input_alone() -> None:
+    before = {"train": {"epochs": 1}, "recipe": "sft"}
+    after = override(before, ["train.epochs=3", "train.learning_rate=1e-4", "data.train=a.jsonl", "model.id=null"])
+    assert before == {"train": {"epochs": 1}, "recipe": "sft"}
+    assert after["train"]["epochs"] == 3 and after["data"]["train"] == "a.jsonl" and after["model"]["id"] is None
+
+
+@pytest.mark.parametrize("word", ["novalue", "=3", "a..b=1", "recipe.x=1"])
+def test_malformed_overrides_are_refused(word: str) -> None:
+    with pytest.raises(ConfigError):
+        override(GOOD, [word])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("recipe: sft\nrecipe: sft\n", "the key `recipe` stands twice"),
+        ("recipe: [", "not valid YAML"),
+        ("- 1\n", "expected a mapping"),
+        ("", "expected a mapping"),
+    ],
+)
+def test_yaml_that_is_no_recipe(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="my.yaml") as caught:
+        read_yaml(path)
+    assert expected in str(caught.value)
+
+
+def test_missing_and_binary_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        load_config(tmp_path / "none.yaml")
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot be read as UTF-8"):
+        load_config(tmp_path / "b.yaml")
+
+
+def test_a_written_configuration_reads_back_equal() -> None:
+    config = parse(RunConfig, override(GOOD, ["evaluate.every=0.1", "adapter.targets=[q_proj]"]), source="x")
+    assert RunConfig.model_validate(config.model_dump(mode="json")) == config

@@ -1,0 +1,75 @@
+"""How many tokens one forward pass may hold: found before the first step, remembered for the next run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from workbench import files
+from workbench.config import RunConfig
+from workbench.data.batching import MicroBatch
+from workbench.data.tokens import Tokens, cache_folder
+from workbench.errors import ConfigError
+
+CPU_TOKENS = 2048
+"""On a CPU larger micro-batches are not faster (`scripts/bench/micro_batch.py`), only larger."""
+
+
+def tokens_per_device(config: RunConfig, train: Tokens, device: torch.device) -> int:
+    """The configured budget, checked against the longest row; for `auto` the largest worth trying."""
+    longest = int(train.lengths.max())
+    wanted = config.batch.tokens_per_device
+    if wanted == "auto":
+        whole_batch = longest * config.batch.size
+        return min(whole_batch, max(longest, CPU_TOKENS)) if device.type == "cpu" else whole_batch
+    if wanted < longest:
+        raise ConfigError(
+            f"batch.tokens_per_device: {wanted} is below the longest example ({longest} tokens, "
+            f"{train.place(int(train.lengths.argmax()))}).\n"
+            f"  Raise it to {longest}, write auto, or set data.max_tokens to cut longer examples."
+        )
+    return wanted
+
+
+def largest_that_fits(tokens: int, train: Tokens, trial: Callable[[MicroBatch], None], *, config: RunConfig) -> int:
+    """Halve `tokens` until a forward and backward pass over the longest rows fits the accelerator's memory.
+
+    Raises:
+        torch.OutOfMemoryError: not even one row fits.
+    """
+    remembered = _memory_file(config, train)
+    if remembered.exists():
+        return min(tokens, int(json.loads(remembered.read_text())["tokens_per_device"]))
+    order = np.argsort(-train.lengths, kind="stable")
+    longest = int(train.lengths[order[0]])
+    while True:
+        try:
+            trial(train.batch(order[: max(1, tokens // longest)]))
+        except torch.OutOfMemoryError:
+            if tokens <= longest:
+                raise
+            tokens = max(longest, tokens // 2)
+            continue
+        files.write_json(remembered, {"tokens_per_device": tokens})
+        return tokens
+
+
+def _memory_file(config: RunConfig, train: Tokens) -> Path:
+    device = torch.accelerator.current_accelerator()
+    found = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
+    what = [
+        config.model.model_dump(mode="json"),
+        config.adapter.model_dump(mode="json"),
+        config.train.checkpointing,
+        config.train.compile,
+        int(train.lengths.max()),
+        str(device),
+        found and [found.name, found.total_memory],
+    ]
+    name = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:24]
+    return cache_folder() / "fits" / f"{name}.json"

@@ -1,0 +1,89 @@
+"""Checkpoints: safetensors and JSON only, atomic, checked by digest before they are trusted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from workbench import files
+from workbench.errors import ResumeError
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is: everything besides tensors that its continuation depends on."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    elapsed_s: float = 0.0
+    """Seconds spent in all processes that worked on the run."""
+    best_loss: float | None = None
+    """Lowest held-out loss so far, nats per token."""
+    best_step: int | None = None
+    evaluations_without_gain: int = 0
+
+
+Tensors = Mapping[str, Mapping[str, Tensor]]
+"""File stem (`trainable`, `optimizer`) to named tensors."""
+
+
+def save(folder: Path, tensors: Tensors, progress: Progress, *, keep: int) -> Path:
+    """Write checkpoint `step-N` into `folder` and drop all but the `keep` newest."""
+    path = folder / f"step-{progress.step:08d}"
+    write(path, tensors, progress)
+    for old in _steps(folder)[:-keep]:
+        shutil.rmtree(old)
+    return path
+
+
+def write(path: Path, tensors: Tensors, progress: Progress) -> None:
+    """Write one checkpoint; an older one of that name survives until the new one is complete."""
+    with files.new_folder(path) as aside:
+        digests = {}
+        for stem, named in tensors.items():
+            file = aside / f"{stem}.safetensors"
+            save_file({name: tensor.detach().contiguous() for name, tensor in named.items()}, file)
+            digests[file.name] = files.digest(file)
+        state = {"progress": asdict(progress), "sha256": digests}
+        (aside / "state.json").write_text(json.dumps(state, indent=2))
+
+
+def newest(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that is intact, and a sentence about each newer one that is not."""
+    damaged = []
+    for path in reversed(_steps(folder)):
+        try:
+            read_progress(path)
+        except ResumeError as error:
+            damaged.append(str(error))
+            continue
+        return path, damaged
+    return None, damaged
+
+
+def read_progress(path: Path) -> Progress:
+    """The progress of a checkpoint whose files all match their digests; otherwise ResumeError."""
+    try:
+        state = json.loads((path / "state.json").read_text())
+        progress = Progress(**state["progress"])
+        broken = [name for name, digest in state["sha256"].items() if files.digest(path / name) != digest]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ResumeError(f"{path}: damaged checkpoint ({error}).") from None
+    if broken:
+        raise ResumeError(f"{path}: damaged checkpoint ({', '.join(broken)} does not match its digest).")
+    return progress
+
+
+def read_tensors(path: Path, stem: str) -> dict[str, Tensor]:
+    """The named tensors of one file of a checkpoint."""
+    return load_file(path / f"{stem}.safetensors")
+
+
+def _steps(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*"))

@@ -1,0 +1,143 @@
+"""The command line. Verbs are thin: each reads its arguments, calls a recipe and prints what came back."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workbench.errors import Stopped, WorkbenchError
+
+app = typer.Typer(
+    help="Fine-tune pretrained Hugging Face backbones, and know the truth about the result.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Recipe = Annotated[str, typer.Argument(help="A YAML file, or a shipped recipe such as sft/quickstart.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, such as train.epochs=3.", show_default=False)]
+RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
+
+
+@app.command()
+def run(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory; default runs/NAME.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+) -> None:
+    """Train, score and report."""
+    import workbench
+    from workbench import show
+
+    path = workbench.run(recipe, overrides or (), out=out, resume=resume)
+    show.outcome(path)
+
+
+@app.command()
+def check(recipe: Recipe, overrides: Overrides = None) -> None:
+    """Show what the model will see and which tokens carry loss; refuse what would not train."""
+    from workbench import show
+    from workbench.recipes.check import check as inspect
+    from workbench.recipes.load import load
+
+    show.inspection(inspect(load(recipe, overrides or ())))
+
+
+@app.command()
+def evaluate(run: RunFolder, overrides: Overrides = None) -> None:
+    """Score a finished run again, on its held-out rows or on data.test=FILE."""
+    from workbench import show
+    from workbench.recipes.serve import evaluate as score
+
+    show.scores(score(run, overrides or ()))
+
+
+@app.command()
+def predict(
+    run: RunFolder,
+    input: Annotated[str, typer.Argument(help="Rows to answer; answers they hold are ignored.")],
+    out: Annotated[Path, typer.Option(help="A .jsonl, .csv or .parquet file to write.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
+) -> None:
+    """Answer every row of a file."""
+    from workbench.recipes.serve import predict as answer
+
+    count = answer(run, input, out=out, max_new_tokens=max_new_tokens)
+    typer.echo(f"{count} answers in {out}")
+
+
+@app.command()
+def generate(
+    run: RunFolder,
+    prompt: Annotated[str, typer.Argument(help="What a user would say.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
+) -> None:
+    """Stream one greedy answer."""
+    from workbench.recipes.serve import generate as stream
+
+    stream(run, prompt, max_new_tokens=max_new_tokens)
+
+
+@app.command()
+def merge(
+    run: RunFolder,
+    out: Annotated[Path, typer.Option(help="Folder for the merged model.")],
+    weights: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+) -> None:
+    """Write a stock Hugging Face model, and measure its error against the unmerged one."""
+    from workbench import show
+    from workbench.recipes.merge import merge as merge_run
+
+    show.merged(merge_run(run, out=out, weights=weights), out)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
+    out: Annotated[Path, typer.Option(help="Page with the plots.")] = Path("comparison.html"),
+) -> None:
+    """Put runs side by side: a table here, plots in a page."""
+    from workbench import report, show
+
+    show.comparison(report.compare(runs, out), out)
+
+
+@app.command()
+def ls(
+    what: Annotated[str, typer.Argument(help="recipes, adapters or runs.")] = "recipes",
+    folder: Annotated[Path, typer.Option(help="Where runs stand.")] = Path("runs"),
+) -> None:
+    """List the shipped recipes, the adapter methods, or the runs here."""
+    from workbench import show
+
+    show.listing(what, folder)
+
+
+@app.command()
+def cp(recipe: Recipe, file: Annotated[Path, typer.Argument(help="The YAML file to write.")]) -> None:
+    """Copy a shipped recipe, to change it."""
+    from workbench.recipes import copy
+
+    copy(recipe, file)
+    typer.echo(f"{file} written. Next: workbench check {file}")
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is told without a traceback."""
+    try:
+        app()
+    except WorkbenchError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        sys.exit(3)
+
+
+if __name__ == "__main__":
+    main()

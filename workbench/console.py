@@ -1,0 +1,77 @@
+"""What a person sees while a run goes on: a progress line, sentences, and a polite answer to Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Terminal:
+    """A watcher that draws a progress bar; SIGTERM or Ctrl-C asks the run to finish its step, save and end."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._progress = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("loss {task.fields[loss]:.3f}  held-out {task.fields[held_out]}"),
+            TextColumn("{task.fields[speed]:,.0f} tokens/s  left"),
+            TimeRemainingColumn(),
+            console=self.console,
+        )
+        self._task: TaskID | None = None
+        self._held_out = "-"
+        self._stop = False
+        self._handlers: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Terminal:
+        if threading.current_thread() is threading.main_thread():
+            self._handlers = {number: signal.signal(number, self._request_stop) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def step(self, record: dict[str, Any], *, total: int) -> None:
+        """Move the progress bar; without a terminal, print every twentieth of the run."""
+        if "held_out_loss" in record:
+            self._held_out = f"{record['held_out_loss']:.3f}"
+        fields = {"loss": record["loss"], "speed": record["tokens_per_second"], "held_out": self._held_out}
+        if self.console.is_terminal:
+            if self._task is None:
+                self._progress.start()
+                self._task = self._progress.add_task("", total=total, completed=record["step"] - 1, **fields)
+            self._progress.update(self._task, completed=record["step"], **fields)
+        elif record["step"] % max(1, total // 20) == 0 or "held_out_loss" in record or record["step"] == total:
+            self.console.print(
+                f"step {record['step']}/{total}  loss {record['loss']:.3f}  held-out {self._held_out}  "
+                f"{record['tokens_per_second']:,.0f} tokens/s  {record['elapsed_s']:.0f} s"
+            )
+        if record["step"] == total:
+            self._progress.stop()
+
+    def say(self, text: str) -> None:
+        """Print a sentence above the progress bar."""
+        self.console.print(text, markup=False)
+
+    def stop_requested(self) -> bool:
+        """Whether a signal asked the run to end."""
+        return self._stop
+
+    def _request_stop(self, number: int, _: FrameType | None) -> None:
+        if self._stop:
+            raise KeyboardInterrupt
+        self._stop = True
+        self.say("Finishing this step, then saving. Once more to stop at once.")

@@ -1,0 +1,143 @@
+"""Which curves of a run, or of several, are drawn, and the sentence that stands under each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workbench import units
+from workbench.plots import Axis, Floats, Plot, Series, draw
+from workbench.record import Record
+
+_STEP = Axis("step", "count")
+
+
+def of_run(run: Record) -> list[Plot]:
+    """The plots of one run; a plot without data says so by its empty drawing."""
+    return [_loss(run), _learning_rate(run), _gradient_norm(run), _speed(run), _memory(run), _lengths(run)]
+
+
+def of_runs(runs: Sequence[Record], names: Sequence[str]) -> list[Plot]:
+    """The runs' losses over each other: against tokens seen and against time."""
+    training, held_out = [], []
+    for colour, (run, name) in enumerate(zip(runs, names, strict=True)):
+        tokens = run.metrics["tokens"].fillna(0).cumsum()
+        training.append(Series(name, _floats(tokens), _smooth(run.metrics["loss"]), colour=colour))
+        at, loss = _held_out(run, "elapsed_s")
+        held_out.append(Series(name, at, loss, "marked", colour))
+    return [
+        draw(
+            "Training loss against tokens",
+            training,
+            x=Axis("tokens seen", "count"),
+            y=Axis("nats per token"),
+            caption="Each line is smoothed over 5 % of its run.",
+            wide=True,
+        ),
+        draw(
+            "Held-out loss against time",
+            held_out,
+            x=Axis("training time", "duration"),
+            y=Axis("nats per token"),
+            caption="The point at 0 is the backbone before training.",
+            wide=True,
+        ),
+    ]
+
+
+def _loss(run: Record) -> Plot:
+    step, loss = _floats(run.metrics["step"]), _floats(run.metrics["loss"])
+    smooth = _smooth(run.metrics["loss"])
+    best = run.best_step
+    caption = ""
+    if np.isfinite(smooth).any():
+        finite = smooth[np.isfinite(smooth)]
+        caption = f"Training loss from {units.number(finite[0])} to {units.number(finite[-1])} (smoothed)."
+    if best:
+        caption += f" Lowest held-out loss {units.number(best[1])} at step {best[0]:,}, circled."
+    series = [
+        Series("training loss, each step", step, loss, "faint", 0),
+        Series("smoothed", step, smooth, "line", 0),
+        Series("held-out loss", *_held_out(run, "step"), "marked", 1),
+    ]
+    return draw("Loss", series, x=_STEP, y=Axis("nats per token"), caption=caption.strip(), ring=best or (), wide=True)
+
+
+def _learning_rate(run: Record) -> Plot:
+    rate = run.metrics["learning_rate"]
+    series = [Series("learning rate", _floats(run.metrics["step"]), _floats(rate))]
+    peak = f"Peak {rate.max():.2g} at step {int(run.metrics['step'][rate.idxmax()]):,}." if rate.notna().any() else ""
+    return draw("Learning rate", series, x=_STEP, y=Axis(from_zero=True), caption=peak)
+
+
+def _gradient_norm(run: Record) -> Plot:
+    step, norm = _floats(run.metrics["step"]), run.metrics["grad_norm"]
+    series = [Series("each step", step, _floats(norm), "faint"), Series("smoothed", step, _smooth(norm))]
+    caption = f"Median {units.number(norm.median())}." if norm.notna().any() else ""
+    marks: tuple[float, ...] = ()
+    if run.clipped:
+        marks = (float(run.config["train"]["max_grad_norm"]),)
+        caption += f" Scaled down to {marks[0]:g} (dashed) in {units.percent(run.clipped)} of the steps."
+    return draw("Gradient norm", series, x=_STEP, y=Axis(from_zero=True, marks=marks), caption=caption)
+
+
+def _speed(run: Record) -> Plot:
+    step, speed = _floats(run.metrics["step"]), run.metrics["tokens_per_second"]
+    series = [Series("each step", step, _floats(speed), "faint"), Series("smoothed", step, _smooth(speed))]
+    caption = f"Median {speed.median():,.0f} tokens per second." if speed.notna().any() else ""
+    return draw("Throughput", series, x=_STEP, y=Axis("tokens per second", "count", from_zero=True), caption=caption)
+
+
+def _memory(run: Record) -> Plot:
+    peak = run.metrics["peak_bytes"]
+    where = "GPU" if run.manifest.get("hardware", {}).get("device") == "cuda" else "resident"
+    caption = f"At most {units.size(peak.max())} of {where} memory." if peak.notna().any() else ""
+    series = [Series("peak memory", _floats(run.metrics["step"]), _floats(peak))]
+    return draw("Peak memory so far", series, x=_STEP, y=Axis(ticks="size", from_zero=True), caption=caption)
+
+
+def _lengths(run: Record) -> Plot:
+    splits: Mapping[str, Any] = run.manifest.get("data", {})
+    series, captions = [], []
+    for colour, (name, label) in enumerate((("train", "train"), ("held_out", "held-out"))):
+        split = splits.get(name) or {}
+        if split.get("counts"):
+            edges, counts = np.array(split["lengths"], dtype=float), np.array(split["counts"], dtype=float)
+            # A density, so that splits of different size and binning lie on each other.
+            series.append(Series(label, edges, counts / (counts.sum() * np.diff(edges)), "bars", colour))
+            captions.append(f"{label} {split['rows']:,} rows, {units.count(split['tokens'])} tokens")
+    longest = max((one.x[-1] for one in series), default=0)
+    limit = run.config.get("data", {}).get("max_tokens")
+    marks = (float(limit),) if limit and limit <= 1.1 * longest else ()
+    caption = "; ".join(captions).capitalize() + ("." if captions else "")
+    caption += f" Longer ones are cut at {limit:,} tokens (dashed)." if marks else ""
+    return draw(
+        "Example lengths",
+        series,
+        x=Axis("tokens in an example", "count", marks=marks),
+        y=Axis("share of examples", "none", from_zero=True),
+        caption=caption,
+        wide=True,
+    )
+
+
+def _held_out(run: Record, against: str) -> tuple[Floats, Floats]:
+    """Held-out loss against a column of the metrics, from the score before training on."""
+    at, loss = _floats(run.held_out[against]), _floats(run.held_out["held_out_loss"])
+    before = run.scores.get("before", {}).get("loss")
+    if before is None or run.metrics.empty:
+        return at, loss
+    return np.concatenate([[0.0], at]), np.concatenate([[before], loss])
+
+
+def _smooth(values: pd.Series) -> Floats:
+    """The centred mean over 5 % of the run, which unlike a trailing one does not lag."""
+    window = max(1, len(values) // 20) | 1
+    return _floats(values.rolling(window, center=True, min_periods=1).mean())
+
+
+def _floats(values: pd.Series) -> Floats:
+    return np.asarray(values, dtype=np.float64)

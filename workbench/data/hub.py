@@ -1,0 +1,89 @@
+"""Data sets on the Hugging Face hub, through `datasets`, which downloads and caches them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from workbench.data.columnar import rows_of
+from workbench.errors import DataError
+
+_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(:(?P<config>[\w.-]+))?(#(?P<split>[\w.-]+))?")
+
+
+def is_id(source: str) -> bool:
+    """Whether `source` is written as a hub data set: owner/name, owner/name:config, owner/name:config#split."""
+    return _ID.fullmatch(source) is not None
+
+
+def read(source: str) -> Iterator[dict[str, Any]]:
+    """The rows of a hub data set; the split is `train` where `source` names none. Class numbers become names.
+
+    Raises:
+        DataError: The hub cannot be reached, or has no such data set, configuration or split.
+    """
+    repository, config, split = _parts(source)
+    with _told(source):
+        import datasets
+
+        dataset = datasets.load_dataset(repository, config, split=split)
+        classes = {name: kind for name, kind in dataset.features.items() if isinstance(kind, datasets.ClassLabel)}
+        # Arrow tables, because rows of `datasets` decode images and sound that no format here reads.
+        for table in dataset.with_format("arrow").iter(batch_size=1024):
+            for row in rows_of(table):
+                yield {name: _class_name(classes.get(name), value) for name, value in row.items()}
+
+
+def fingerprint(source: str) -> str:
+    """The id as written and the commit that is read, as id@commit."""
+    repository, config, _ = _parts(source)
+    with _told(source):
+        import datasets
+
+        return f"{source}@{datasets.load_dataset_builder(repository, config).hash}"
+
+
+def _parts(source: str) -> tuple[str, str | None, str]:
+    match = _ID.fullmatch(source)
+    assert match is not None
+    return match["id"], match["config"], match["split"] or "train"
+
+
+def _class_name(feature: Any, value: Any) -> Any:
+    # -1 is the hub's mark of a row whose class is withheld; the format says that it is no class.
+    return feature.int2str(value) if feature is not None and value >= 0 else value
+
+
+@contextmanager
+def _told(source: str) -> Iterator[None]:
+    """Turns what `datasets` and the network raise into DataErrors."""
+    try:
+        yield
+    except DataError:
+        raise
+    except ConnectionError as error:
+        raise DataError(f"{source}: {_unreachable()} If a file is meant: there is none at {source}.") from error
+    except FileNotFoundError as error:
+        page = f"https://huggingface.co/datasets/{_parts(source)[0]}"
+        gated = f"Accept the terms on {page}, then run" if "gated" in str(error) else "For a private or gated one run"
+        raise DataError(f"{source}: no such file here, and: {_line(error)} {gated} `hf auth login`.") from error
+    except ValueError as error:
+        # `datasets` lists the configurations or splits that exist, then shows Python code.
+        text = _line(error).split("Example of usage")[0].strip()
+        raise DataError(f"{source}: {text} Write owner/name:config#split.") from error
+    except Exception as error:  # a foreign library over a network: whatever it raises, the data cannot be read
+        raise DataError(f"{source}: `datasets` cannot read it: {type(error).__name__}: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _unreachable() -> str:
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+
+    if HF_HUB_OFFLINE:
+        return "not cached here, and HF_HUB_OFFLINE is set. Unset it, or name a file."
+    return "the Hugging Face hub cannot be reached. Connect, or name a file."

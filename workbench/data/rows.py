@@ -1,0 +1,286 @@
+"""Bytes on disk to raw rows that know their file and row number; mistakes of a single row travel with it."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import difflib
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workbench.data import hub
+from workbench.data.columnar import rows_of
+from workbench.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One raw row, or, where `mistake` is not empty, why the bytes at `place` are none."""
+
+    place: str
+    """File, row number and, where it differs, line number; all count from 1."""
+    columns: dict[str, Any] = field(default_factory=dict)
+    mistake: str = ""
+
+
+def read_rows(source: str) -> Iterator[Row]:
+    """The rows of a file, of a folder of files in the order of their names, or of a hub data set.
+
+    Only json files are held in memory as a whole.
+
+    Raises:
+        DataError: A file is missing, empty, of an unknown kind, not UTF-8 or broken as a whole.
+    """
+    files = _files(source)
+    if files is None:
+        for number, columns in enumerate(hub.read(source), start=1):
+            yield Row(place(source, number), columns)
+        return
+    for path in files:
+        try:
+            if path.stat().st_size == 0:
+                raise DataError(f"{path}: the file is empty (0 bytes).")
+            yield from _READERS[path.suffix.lower()](path)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror or error}).") from None
+
+
+def fingerprint(source: str) -> str:
+    """What `source` holds, in a line: sha256 of a file, sha256 over the sha256 of a folder's files, id@revision."""
+    files = _files(source)
+    if files is None:
+        return hub.fingerprint(source)
+    digests = [_sha256(path) for path in files]
+    if not Path(os.path.expanduser(source)).is_dir():
+        return digests[0].hex()
+    return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def shown(value: Any) -> str:
+    """`value` as a person would look for it in a file, cut to 60 characters."""
+    text = "null" if value is None else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def place(name: str, row: int, line: int | None = None) -> str:
+    """Where a row stands; the line number is said where it is known and differs from the row's."""
+    return f"{name}, row {row}" if line in (None, row) else f"{name}, row {row} (line {line})"
+
+
+def _files(source: str) -> list[Path] | None:
+    """The files that `source` names, or None where it names a hub data set."""
+    path = Path(os.path.expanduser(source))
+    if os.path.isdir(path):
+        return _files_of_folder(path)
+    if os.path.exists(path):
+        if path.suffix.lower() not in _READERS:
+            raise DataError(f"{path}: unknown kind of file `{path.suffix}`. Known: {_KNOWN}.")
+        return [path]
+    parent_is_here = len(path.parts) > 1 and os.path.isdir(path.parent)
+    if hub.is_id(source) and not parent_is_here and path.suffix.lower() not in _READERS:
+        return None
+    raise _missing(source, path)
+
+
+def _files_of_folder(folder: Path) -> list[Path]:
+    # Notes and licences stand beside data; any other file would be data that is silently not read.
+    files = [p for p in sorted(folder.iterdir()) if p.is_file() and p.suffix not in ("", ".md") and p.name[0] != "."]
+    if not files:
+        raise DataError(f"{folder}: the folder holds no data file. Known: {_KNOWN}. Subfolders are not read.")
+    for path in files:
+        if path.suffix.lower() not in _READERS:
+            raise DataError(f"{path}: unknown kind of file `{path.suffix}`. Known: {_KNOWN}. Move it elsewhere.")
+    kinds = {path.suffix.lower(): path.name for path in files}
+    if len(kinds) > 1:
+        raise DataError(
+            f"{folder}: the folder mixes kinds of files: {', '.join(kinds.values())}. "
+            "Keep one kind, or name a single file."
+        )
+    return files
+
+
+def _missing(source: str, path: Path) -> DataError:
+    if not os.path.isdir(path.parent):
+        return DataError(f"{source}: no such file; the folder {path.parent} does not exist either.")
+    here = sorted(p.name for p in path.parent.iterdir() if p.is_dir() or p.suffix.lower() in _READERS)
+    near = difflib.get_close_matches(path.name, here, n=1)
+    if near:
+        return DataError(f"{source}: no such file. Did you mean `{path.with_name(near[0])}`?")
+    return DataError(
+        f"{source}: neither a file or folder nor a hub data set, which is written owner/name such as openai/gsm8k. "
+        f"Data files in {path.parent.absolute()}: {', '.join(here[:8]) or 'none'}."
+    )
+
+
+def _sha256(path: Path) -> bytes:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}).") from None
+    return digest.digest()
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Decoded lines with their ends; raises DataError with line and byte where one is not UTF-8."""
+    offset = 0
+    with path.open("rb") as file:
+        # Split on \n in bytes: text mode would hide the offset, str.splitlines also splits inside a row.
+        for number, raw in enumerate(file, start=1):
+            try:
+                text = raw.decode("utf-8")
+            except UnicodeDecodeError as error:
+                encoding = "utf-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "latin1"
+                raise DataError(
+                    f"{path}: not UTF-8 text: byte 0x{raw[error.start]:02X} at offset {offset + error.start} "
+                    f"(line {number}). Convert it: iconv -f {encoding} -t utf-8 {path.name} > utf8-{path.name}"
+                ) from None
+            yield text.removeprefix("\ufeff") if number == 1 else text
+            offset += len(raw)
+
+
+def _read_jsonl(path: Path) -> Iterator[Row]:
+    row = 0
+    for line, text in enumerate(_lines(path), start=1):
+        if not text.strip():
+            continue
+        row += 1
+        if row == 1 and text.lstrip().startswith("["):
+            raise DataError(f"{path}: holds one JSON array, not one object per line. Rename it to {path.stem}.json.")
+        where = place(path.name, row, line)
+        try:
+            value = json.loads(text.rstrip())  # without the line's end, which would move a mistake to the next line
+        except (ValueError, RecursionError) as error:
+            yield Row(where, mistake=_json_mistake(error, text))
+        else:
+            yield _object_row(where, value)
+
+
+def _read_json(path: Path) -> Iterator[Row]:
+    text = "".join(_lines(path))
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data" and text.lstrip().startswith("{"):
+            raise DataError(f"{path}: holds one object per line. Rename it to {path.stem}.jsonl.") from None
+        raise DataError(f"{path}: {_json_mistake(error, text)}") from None
+    for number, item in enumerate(_array(path, value), start=1):
+        yield _object_row(place(path.name, number), item)
+
+
+def _array(path: Path, value: Any) -> list[Any]:
+    arrays = {"": value} if isinstance(value, list) else {}
+    if isinstance(value, dict):
+        arrays = {name: item for name, item in value.items() if isinstance(item, list)}
+    if len(arrays) == 1:
+        return next(iter(arrays.values()))
+    found = f"an object with the arrays {', '.join(arrays)}" if arrays else f"{shown(value)}"
+    raise DataError(f"{path}: expected a list of objects, or an object that holds one such list, found {found}.")
+
+
+def _object_row(where: str, value: Any) -> Row:
+    if not isinstance(value, dict):
+        return Row(where, mistake=f"a row must be an object such as {{...}}, found {shown(value)}.")
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return Row(where, mistake="holds half of a surrogate pair (\\ud800 to \\udfff): a character was cut in two.")
+    return Row(where, value)
+
+
+def _json_mistake(error: Exception, text: str) -> str:
+    if not isinstance(error, json.JSONDecodeError):
+        return f"not JSON that can be read: {error}."
+    spot = f"line {error.lineno}, column {error.colno}" if "\n" in text.strip() else f"column {error.colno}"
+    cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+    return f"not valid JSON ({spot}: {error.msg})." + (" The end is missing: is the file cut off?" if cut else "")
+
+
+def _read_csv(path: Path) -> Iterator[Row]:
+    csv.field_size_limit(sys.maxsize)  # the default refuses cells above 128 kB
+    reader = csv.reader(_lines(path), delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+    header: list[str] = []
+    row = 0
+    while True:
+        line = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            unclosed = "unexpected end of data" in str(error)
+            mistake = "a quote that opens here is never closed." if unclosed else f"not valid CSV: {error}."
+            if not header:
+                raise DataError(f"{path}: header, line {line}: {mistake}") from None
+        else:
+            if not cells:
+                continue
+            if not header:
+                header = _header(path, cells)
+                continue
+            mistake = _cell_mistake(cells, header)
+        row += 1
+        where = place(path.name, row, line)
+        yield Row(where, mistake=mistake) if mistake else Row(where, dict(zip(header, cells, strict=True)))
+
+
+def _header(path: Path, cells: list[str]) -> list[str]:
+    header = [cell.strip() for cell in cells]
+    twice = [name for index, name in enumerate(header) if name and name in header[:index]]
+    if twice:
+        raise DataError(f"{path}: the column `{twice[0]}` stands twice in the header. Rename one of them.")
+    separators = [sign for sign in ";\t,|" if sign in header[0]]
+    if len(header) == 1 and separators:
+        cure = "Rename it to .tsv." if separators[0] == "\t" else "Write it with commas."
+        raise DataError(f"{path}: the header is one column, {shown(header[0])}: wrong separator? {cure}")
+    return header
+
+
+def _cell_mistake(cells: list[str], header: list[str]) -> str:
+    if len(cells) == len(header):
+        return ""
+    return (
+        f"{len(cells)} cells, but the header has {len(header)} ({', '.join(header)}). "
+        "Quote a cell that holds the separator or a line break."
+    )
+
+
+def _read_parquet(path: Path) -> Iterator[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            batches = file.iter_batches(batch_size=1024)
+            rows = (columns for batch in batches for columns in rows_of(batch))
+            for number, columns in enumerate(rows, start=1):
+                yield Row(place(path.name, number), columns)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{path}: not a parquet file that can be read: {str(error).splitlines()[0]}") from None
+
+
+def _read_txt(path: Path) -> Iterator[Row]:
+    row = 0
+    for line, text in enumerate(_lines(path), start=1):
+        if text.strip():
+            row += 1
+            yield Row(place(path.name, row, line), {"text": text.rstrip("\r\n")})
+
+
+_READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".parquet": _read_parquet,
+    ".txt": _read_txt,
+}
+_KNOWN = ", ".join(_READERS)

@@ -1,0 +1,54 @@
+"""How far two models differ on the same tokens.
+
+Legend: N positions, D hidden.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workbench.data.batching import micro_batches
+from workbench.data.tokens import Tokens
+from workbench.heads import Head
+
+POSITIONS = 256
+"""Positions that are projected to the vocabulary at once."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Difference of model B from model A over N positions."""
+
+    kl: float
+    """Mean KL(A || B) of the next-token distributions, nats per token."""
+    top1: float
+    """Share of positions where both have the same most likely token."""
+    positions: int
+
+
+@torch.no_grad()
+def hidden_states(model: nn.Module, head: Head, tokens: Tokens, *, rows: int, budget: int = 4096) -> Tensor:
+    """Hidden states (N, D) in front of the head, at the supervised positions of the first `rows` examples."""
+    first = tokens.subset(torch.arange(min(rows, len(tokens))).numpy())
+    states = []
+    for indices in micro_batches(torch.arange(len(first)).numpy(), first.lengths, tokens=budget):
+        batch = first.batch(indices).to(next(model.parameters()).device)
+        states.append(head.hidden(model, batch.input_ids_BL).flatten(0, 1)[batch.positions_N])
+    return torch.cat(states)
+
+
+@torch.no_grad()
+def agreement(a: Head, hidden_a_ND: Tensor, b: Head, hidden_b_ND: Tensor) -> Agreement:
+    """Compare the distributions that two heads give for their own model's hidden states at the same positions."""
+    divergence, same = 0.0, 0
+    for first, second in zip(hidden_a_ND.split(POSITIONS), hidden_b_ND.split(POSITIONS), strict=True):
+        log_a = F.log_softmax(a.project(first).float(), dim=-1)
+        log_b = F.log_softmax(b.project(second).float(), dim=-1)
+        divergence += float(F.kl_div(log_b, log_a, reduction="sum", log_target=True))
+        same += int((log_a.argmax(-1) == log_b.argmax(-1)).sum())
+    count = len(hidden_a_ND)
+    return Agreement(kl=divergence / count, top1=same / count, positions=count)

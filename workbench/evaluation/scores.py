@@ -1,0 +1,207 @@
+"""Held-out loss, and answers to held-out prompts, of a model as it stands.
+
+Legend: B batch, L sequence, N supervised positions.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from workbench import files, objectives
+from workbench.data.batching import Indices, micro_batches
+from workbench.data.tokens import Row, Tokens
+from workbench.evaluation import text
+from workbench.heads import Head
+
+TOKENS = 4096
+"""Padded tokens in one forward pass without gradients."""
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """How well a model predicts the supervised tokens of a set."""
+
+    loss: float
+    """Mean negative log-likelihood, nats per supervised token."""
+    token_accuracy: float
+    """Share of supervised tokens that are the model's first choice."""
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss); infinite where it overflows."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A prompt with its reference and what the model wrote."""
+
+    place: str
+    prompt: str
+    reference: str
+    answer: str
+
+    @property
+    def f1(self) -> float:
+        """Token F1 against the reference."""
+        return text.token_f1(self.answer, self.reference)
+
+    @property
+    def rouge_l(self) -> float:
+        """ROUGE-L against the reference."""
+        return text.rouge_l(self.answer, self.reference)
+
+
+def likelihood(model: nn.Module, head: Head, tokens: Tokens) -> Likelihood:
+    """Loss and accuracy over every supervised token of `tokens`, each counted once."""
+    losses, hits, count = 0.0, 0, 0
+    for loss_N, hit_N in _token_scores(model, head, tokens):
+        losses += float(loss_N.double().sum())
+        hits += int(hit_N.sum())
+        count += len(loss_N)
+    return Likelihood(losses / count, hits / count)
+
+
+def answers(
+    model: nn.Module,
+    tokens: Tokens,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    count: int,
+    max_new_tokens: int,
+) -> list[Answer]:
+    """Greedy answers to the last supervised turn of `count` examples, evenly spaced over the set.
+
+    Examples without a prompt (plain text) have no answer to compare and are passed over.
+    """
+    spaced = np.unique(np.linspace(0, len(tokens) - 1, num=min(count, len(tokens)), dtype=np.int64))
+    asked = [(int(index), turn) for index in spaced if (turn := _last_turn(tokens[int(index)])).start > 1]
+    prompts = [turn.input_ids[: turn.start] for _, turn in asked]
+    written = complete(model, prompts, tokenizer, stop=stop_tokens(tokenizer, tokens), max_new_tokens=max_new_tokens)
+    return [
+        Answer(
+            place=tokens.place(index),
+            prompt=tokenizer.decode(turn.input_ids[: turn.start], skip_special_tokens=True),
+            reference=tokenizer.decode(turn.input_ids[turn.start : turn.stop], skip_special_tokens=True).strip(),
+            answer=answer,
+        )
+        for (index, turn), answer in zip(asked, written, strict=True)
+    ]
+
+
+def summary(found: Likelihood, answers: Sequence[Answer]) -> dict[str, float]:
+    """The scores by name, as scores.json holds them; answer scores only where there are answers."""
+    scores = {"loss": found.loss, "perplexity": found.perplexity, "token_accuracy": found.token_accuracy}
+    if answers:
+        scores["f1"] = sum(answer.f1 for answer in answers) / len(answers)
+        scores["rouge_l"] = sum(answer.rouge_l for answer in answers) / len(answers)
+    return {name: round(value, 6) for name, value in scores.items()}
+
+
+def write_predictions(path: Path, answers: Sequence[Answer], *, before: Sequence[str]) -> None:
+    """One row per answered example, with what the backbone answered before training."""
+    import pandas as pd
+
+    rows = [
+        {
+            "row": answer.place,
+            "prompt": answer.prompt,
+            "reference": answer.reference,
+            "before": old,
+            "after": answer.answer,
+            "f1_before": text.token_f1(old, answer.reference),
+            "f1_after": answer.f1,
+            "rouge_l_before": text.rouge_l(old, answer.reference),
+            "rouge_l_after": answer.rouge_l,
+        }
+        for answer, old in zip(answers, before, strict=True)
+    ]
+    buffer = io.BytesIO()
+    pd.DataFrame(rows).to_parquet(buffer)
+    files.write_bytes(path, buffer.getvalue())
+
+
+@torch.no_grad()
+def complete(
+    model: nn.Module,
+    prompts: Sequence[Indices],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    stop: Sequence[int],
+    max_new_tokens: int,
+) -> list[str]:
+    """Greedy continuations, in the order of `prompts`; prompts of similar length go together."""
+    device = next(model.parameters()).device
+    written: dict[int, str] = {}
+    lengths = np.asarray([len(prompt) + max_new_tokens for prompt in prompts], dtype=np.int64)
+    for indices in micro_batches(np.arange(len(prompts)), lengths, tokens=TOKENS):
+        longest = max(len(prompts[i]) for i in indices)
+        input_ids = torch.zeros((len(indices), longest), dtype=torch.int64)
+        mask = torch.zeros_like(input_ids)
+        for row, index in enumerate(indices):
+            input_ids[row, longest - len(prompts[index]) :] = torch.from_numpy(prompts[index])
+            mask[row, longest - len(prompts[index]) :] = 1
+        output = model.generate(  # type: ignore[operator]
+            input_ids=input_ids.to(device),
+            attention_mask=mask.to(device),
+            generation_config=generation(stop, max_new_tokens=max_new_tokens),
+        )
+        for index, ids in zip(indices, output[:, longest:], strict=True):
+            written[int(index)] = tokenizer.decode(ids, skip_special_tokens=True).strip()
+    return [written[index] for index in range(len(prompts))]
+
+
+def generation(stop: Sequence[int], *, max_new_tokens: int) -> GenerationConfig:
+    """Greedy decoding that ends at any of the tokens `stop`."""
+    return GenerationConfig(
+        do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=list(stop), pad_token_id=stop[0] if stop else 0
+    )
+
+
+def stop_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Tokens) -> list[int]:
+    """The end-of-sequence token and whatever ends a supervised turn in `tokens`: where generation stops."""
+    special = set(tokenizer.all_special_ids)
+    found = {int(row.input_ids[turn.stop - 1]) for row in _first(tokens, 64) for turn in [_last_turn(row)] if turn.stop}
+    if tokenizer.eos_token_id is not None:
+        special.add(tokenizer.eos_token_id)
+        found.add(tokenizer.eos_token_id)
+    return sorted(found & special)
+
+
+@dataclass(frozen=True)
+class _Turn:
+    input_ids: Indices
+    start: int
+    stop: int
+
+
+def _last_turn(row: Row) -> _Turn:
+    """The last run of supervised tokens of a row."""
+    marked = np.flatnonzero(row.supervised)
+    gaps = np.flatnonzero(np.diff(marked) > 1)
+    start = int(marked[gaps[-1] + 1] if len(gaps) else marked[0])
+    return _Turn(row.input_ids, start, int(marked[-1]) + 1)
+
+
+def _first(tokens: Tokens, count: int) -> Iterator[Row]:
+    return (tokens[index] for index in range(min(count, len(tokens))))
+
+
+def _token_scores(model: nn.Module, head: Head, tokens: Tokens) -> Iterator[tuple[Tensor, Tensor]]:
+    device = next(model.parameters()).device
+    everything: Any = np.arange(len(tokens))
+    with torch.no_grad():
+        for indices in micro_batches(everything, tokens.lengths, tokens=TOKENS):
+            batch = tokens.batch(indices).to(device)
+            hidden = head.hidden(model, batch.input_ids_BL).flatten(0, 1)[batch.positions_N]
+            yield objectives.token_scores(hidden, batch.labels_N, head.project, vocabulary=head.vocabulary)

@@ -1,0 +1,135 @@
+"""What a finished, stopped or failed run says in words: one verdict, and the things worth knowing about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from workbench import units
+from workbench.record import Record
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence, and whether it is good news, a warning or just so."""
+
+    tone: Literal["good", "warning", "plain"]
+    text: str
+
+
+def verdict(record: Record) -> str:
+    """What came of the run, in one sentence made of its numbers."""
+    loss = record.difference("loss")
+    if loss is None:
+        return _unfinished(record)
+    before, after = record.scores["before"]["loss"], record.scores["after"]["loss"]
+    if abs(loss) < 0.005 * before:
+        text = f"Held-out loss hardly moved: {before:.2f} nats per token before, {after:.2f} after"
+    elif loss < 0:
+        text = f"Held-out loss fell from {before:.2f} to {after:.2f} nats per token"
+    else:
+        text = f"Held-out loss did not fall: {before:.2f} nats per token before, {after:.2f} after"
+    return f"{text}{_answers(record)}."
+
+
+def findings(record: Record) -> list[Finding]:
+    """What deserves a look before the numbers are believed, most important first."""
+    found = [_chance(record), _best_step(record), _clipping(record), _cut(record), _left_out(record)]
+    return [finding for finding in found if finding]
+
+
+def _answers(record: Record) -> str:
+    difference = record.difference("f1")
+    if difference is None:
+        return ""
+    before, after = (record.scores[when]["f1"] for when in ("before", "after"))
+    if f"{before:.2f}" == f"{after:.2f}":
+        return f"; the answers' F1 stayed at {after:.2f}"
+    return f"; the answers' F1 {'rose' if difference > 0 else 'fell'} from {before:.2f} to {after:.2f}"
+
+
+def _unfinished(record: Record) -> str:
+    steps, total = record.metrics["step"], record.manifest.get("batch", {}).get("steps")
+    if steps.empty:
+        where = "before its first step"
+    else:
+        where = f"at step {int(steps.iloc[-1]):,}" + (f" of {total:,}" if total else "")
+    status = record.manifest.get("status")
+    text = {
+        "failed": f"The run failed {where}",
+        "stopped": f"The run was stopped {where}",
+        "done": f"The run ended {where} and was not scored",
+    }.get(str(status), f"Not finished: {where} when this page was written")
+    best = record.best_step
+    if best:
+        text += f"; lowest held-out loss {best[1]:.2f} nats per token at step {best[0]:,}"
+    before = record.scores.get("before", {}).get("loss")
+    if before is not None:
+        text += f" ({before:.2f} before training)" if best else f"; held-out loss {before:.2f} before training"
+    return text + "."
+
+
+def _chance(record: Record) -> Finding | None:
+    difference, chance = record.difference("f1"), record.chance("f1")
+    if difference is None or chance is None:
+        return None
+    measured = f"F1 {units.signed(difference)} ± {units.number(chance)} (95 %) over {len(record.predictions):,} answers"
+    if abs(difference) > chance:
+        return Finding("good" if difference > 0 else "warning", f"The answers changed by more than chance: {measured}.")
+    text = f"The change of the answers may be chance: {measured}. A larger evaluate.answers would tell."
+    return Finding("warning", text)
+
+
+def _best_step(record: Record) -> Finding | None:
+    best = record.best_step
+    if not best or len(record.held_out) < 2:
+        return None
+    step, lowest = best
+    last_step, last, previous = (
+        int(record.held_out["step"].iloc[-1]),
+        float(record.held_out["held_out_loss"].iloc[-1]),
+        float(record.held_out["held_out_loss"].iloc[-2]),
+    )
+    if step < 0.9 * last_step and last > 1.01 * lowest:
+        shipped = record.config.get("save", {}).get("ship") == "best"
+        text = f"Held-out loss was lowest ({lowest:.2f}) at step {step:,} and {last:.2f} at step {last_step:,}: "
+        text += "the run overfits from there on. "
+        text += (
+            "That best adapter is the one saved."
+            if shipped
+            else "save.ship=best would save that adapter instead of the last."
+        )
+        return Finding("warning", text)
+    if record.manifest.get("status") == "done" and step == last_step and last < 0.99 * previous:
+        return Finding("plain", "Held-out loss was still falling at the end: more steps may help.")
+    return None
+
+
+def _clipping(record: Record) -> Finding | None:
+    if record.clipped is None or record.clipped <= 0.5:
+        return None
+    limit, median = record.config["train"]["max_grad_norm"], record.metrics["grad_norm"].median()
+    text = (
+        f"Gradients were scaled down to train.max_grad_norm {limit:g} in {units.percent(record.clipped)} of the steps"
+    )
+    return Finding("plain", f"{text} (median norm {units.number(median)}).")
+
+
+def _cut(record: Record) -> Finding | None:
+    data = record.manifest.get("data", {}).get("train") or {}
+    if not data.get("rows") or data.get("truncated", 0) / data["rows"] <= 0.05:
+        return None
+    share = units.percent(data["truncated"] / data["rows"])
+    limit = record.config.get("data", {}).get("max_tokens")
+    text = f"{share} of the training examples were cut"
+    text += f" at {limit:,} tokens. A larger data.max_tokens keeps them whole." if limit else "."
+    return Finding("warning", text)
+
+
+def _left_out(record: Record) -> Finding | None:
+    # Splits of one file share what was left out of it: counting train alone counts every row once.
+    skipped = (record.manifest.get("data", {}).get("train") or {}).get("skipped")
+    if not skipped:
+        return None
+    rows = "1 row of the training file was" if skipped == 1 else f"{skipped:,} rows of the training file were"
+    return Finding("warning", f"{rows} left out.")

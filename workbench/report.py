@@ -1,0 +1,309 @@
+"""One offline page about a run, or about several side by side, from their run directories alone."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jinja2
+import pandas as pd
+
+from workbench import curves, files, findings, record, units
+from workbench.record import Record
+
+SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
+    "loss": ("Loss, nats per token", "low"),
+    "perplexity": ("Perplexity", "low"),
+    "token_accuracy": ("Token accuracy", "high"),
+    "f1": ("Answer F1", "high"),
+    "rouge_l": ("Answer ROUGE-L", "high"),
+}
+"""What each score is called on the page, and which way is better."""
+
+SAMPLES = 3
+LONGEST_TEXT = 4000
+"""Characters of a prompt or an answer that the page shows."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several runs side by side: one column per run after the column of labels."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    settings: tuple[tuple[str, ...], ...]
+    """The keys of config.yaml that differ, with each run's value."""
+    notes: tuple[str, ...]
+    """What makes the numbers less comparable than they look."""
+
+
+def write(run: Path) -> Path:
+    """Write `report.html` into a run directory and return its path; a part that is missing is named as such.
+
+    Raises:
+        ConfigError: `run` is not a run directory.
+    """
+    this = record.read(run)
+    page = _render(
+        "report.html",
+        run=this,
+        verdict=findings.verdict(this),
+        findings=findings.findings(this),
+        tiles=_tiles(this),
+        scores=_scores(this),
+        plots=curves.of_run(this),
+        samples=_samples(this.predictions),
+        facts=_facts(this),
+        data=_data(this),
+    )
+    files.write_bytes(run / "report.html", page.encode())
+    return run / "report.html"
+
+
+def compare(runs: Sequence[Path], out: Path) -> Comparison:
+    """Write one page about several runs to `out` and return its tables.
+
+    Raises:
+        ConfigError: one of `runs` is not a run directory.
+    """
+    records = [record.read(run) for run in runs]
+    names = _names(records)
+    comparison = Comparison(
+        columns=("", *names),
+        rows=tuple((measure.label, *map(measure.shown, records)) for measure in _MEASURES),
+        settings=tuple(_settings(records)),
+        notes=tuple(_notes(records)),
+    )
+    page = _render(
+        "comparison.html",
+        table=comparison,
+        best=[measure.best(records) for measure in _MEASURES],
+        plots=curves.of_runs(records, names),
+        verdicts=[(name, findings.verdict(one)) for name, one in zip(names, records, strict=True)],
+    )
+    files.write_bytes(out, page.encode())
+    return comparison
+
+
+def _render(template: str, **values: Any) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("workbench"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["end"] = _end
+    return environment.get_template(template).render(longest=LONGEST_TEXT, **values)
+
+
+def _end(text: str, length: int) -> str:
+    """The end of a text from a whole word on, which is where a prompt asks its question."""
+    return text if len(text) <= length else "… " + text[-length:].split(maxsplit=1)[-1]
+
+
+def _tiles(run: Record) -> list[tuple[str, str, str]]:
+    """The five numbers a person asks for first: label, value, small print."""
+    manifest, metrics = run.manifest, run.metrics
+    model, hardware = manifest.get("model", {}), manifest.get("hardware", {})
+    steps = f"{len(metrics):,} steps" if len(metrics) else "no step yet"
+    supervised = f"{units.count(metrics['supervised_tokens'].sum())} with loss" if len(metrics) else ""
+    share = _trained_share(run)
+    trained = f"{units.percent(share)} of the parameters" if share is not None else ""
+    memory = "GPU memory" if hardware.get("device") == "cuda" else "resident memory"
+    return [
+        ("Time", units.duration(run.elapsed_s), steps),
+        ("Tokens seen", units.count(metrics["tokens"].sum()) if len(metrics) else units.NOTHING, supervised),
+        ("Speed", units.count(_median_speed(run)), "tokens/s, median"),
+        ("Peak memory", units.size(run.peak_bytes), memory),
+        ("Trained", units.count(model.get("trainable")), trained),
+    ]
+
+
+def _scores(run: Record) -> list[dict[str, str]]:
+    """Rows of the score table, the known scores first."""
+    measured = list(dict.fromkeys(name for scores in run.scores.values() for name in scores))
+    rows = []
+    for name in sorted(measured, key=lambda name: list(SCORES).index(name) if name in SCORES else len(SCORES)):
+        label, better = SCORES.get(name, (name, None))
+        difference, chance = run.difference(name), run.chance(name)
+        row = {when: units.number(run.scores.get(when, {}).get(name)) for when in ("before", "after", "test")}
+        row |= {"label": label, "difference": "", "chance": "", "judged": ""}
+        if difference is not None:
+            row["difference"] = units.signed(difference)
+            row["chance"] = f"± {units.number(chance)}" if chance is not None else ""
+            row["judged"] = _judged(difference, better)
+        rows.append(row)
+    return rows
+
+
+def _judged(difference: float, better: str | None) -> str:
+    if better is None or not difference:
+        return ""
+    return "better" if (difference < 0) == (better == "low") else "worse"
+
+
+def _samples(predictions: pd.DataFrame) -> list[tuple[str, list[dict[str, Any]]]]:
+    """The best, the worst and some other answers after training, each row at most once."""
+    if predictions.empty:
+        return []
+    ranked = predictions.sort_values(["f1_after", "rouge_l_after"], ascending=False, kind="stable")
+    rows = ranked.to_dict("records")
+    best, rest = rows[:SAMPLES], rows[SAMPLES:]
+    worst, rest = rest[::-1][:SAMPLES], rest[: max(0, len(rest) - SAMPLES)]
+    others = random.Random(0).sample(rest, min(SAMPLES, len(rest)))
+    groups = [("Best answers", best), ("Worst answers", worst), ("Answers picked at random", others)]
+    return [(title, group) for title, group in groups if group]
+
+
+def _facts(run: Record) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Groups of plain facts as (title, [(label, value)]); a group that the manifest lacks is empty."""
+    return [("Model", _model_facts(run)), ("Run", _run_facts(run))]
+
+
+def _model_facts(run: Record) -> list[tuple[str, str]]:
+    model = run.manifest.get("model")
+    if not model:
+        return []
+    adapter = run.config.get("adapter", {})
+    settings = ", ".join(f"{key} {value}" for key, value in adapter.items() if key != "method")
+    return [
+        ("Backbone", f"{model['id']}, {units.count(model['parameters'])} parameters"),
+        ("Weights", f"{model['weights']}, {units.size(model['weight_bytes'])}"),
+        ("Computed in", model["compute"]),
+        ("Attention", model["attention"]),
+        ("Method", f"{_method(run)} ({settings})" if settings else _method(run)),
+        ("Trained", f"{model['trainable']:,} parameters ({units.percent(_trained_share(run))})"),
+    ]
+
+
+def _run_facts(run: Record) -> list[tuple[str, str]]:
+    manifest, batch = run.manifest, run.manifest.get("batch")
+    size = run.config.get("batch", {}).get("size", units.NOTHING)
+    facts = [("Started", manifest["created"].replace("T", " ")[:19])] if "created" in manifest else []
+    if batch:
+        facts.append(("Steps", f"{len(run.metrics):,} of {batch['steps']:,}, {size} examples each"))
+        facts.append(("Micro-batch", f"{batch['tokens_per_device']:,} tokens per device"))
+    if manifest.get("hardware"):
+        facts.append(("Hardware", _hardware(manifest["hardware"])))
+    if manifest.get("versions"):
+        facts.append(("Versions", ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())))
+    if manifest.get("git_commit"):
+        commit, dash, changed = manifest["git_commit"].partition("-")
+        facts.append(("Commit", commit[:10] + dash + changed))
+    return facts
+
+
+def _hardware(hardware: Mapping[str, Any]) -> str:
+    return f"{hardware['name']}, {hardware['cores']} cores, {units.size(hardware['memory_bytes'])}"
+
+
+def _data(run: Record) -> list[tuple[str, str, list[str]]]:
+    """One row per split: its name, where it came from, its counts."""
+    splits = run.manifest.get("data", {})
+    titles = {"train": "Train", "held_out": "Held-out", "test": "Test"}
+    keys = ("rows", "tokens", "supervised_tokens", "truncated", "skipped", "fingerprint")
+    return [
+        (title, splits[name]["source"], [_counted(splits[name].get(key)) for key in keys])
+        for name, title in titles.items()
+        if splits.get(name)
+    ]
+
+
+def _counted(value: int | str | None) -> str:
+    if isinstance(value, str):
+        return value[:12]
+    return units.NOTHING if value is None else f"{value:,}"
+
+
+def _trained_share(run: Record) -> float | None:
+    model = run.manifest.get("model", {})
+    return model["trainable"] / model["parameters"] if model.get("parameters") else None
+
+
+def _median_speed(run: Record) -> float | None:
+    speed = run.metrics["tokens_per_second"].dropna()
+    return None if speed.empty else float(speed.median())
+
+
+def _method(run: Record) -> str:
+    return str(run.config.get("adapter", {}).get("method", units.NOTHING))
+
+
+def _names(records: Sequence[Record]) -> list[str]:
+    """The runs' names; the folder as well where two runs have the same."""
+    seen = Counter(one.name for one in records)
+    return [one.name if seen[one.name] == 1 else f"{one.name} ({one.folder})" for one in records]
+
+
+def _settings(records: Sequence[Record]) -> list[tuple[str, ...]]:
+    flat = [_flatten(one.config) for one in records]
+    keys = dict.fromkeys(key for config in flat for key in config)
+    rows = [(key, *(config.get(key, units.NOTHING) for config in flat)) for key in keys]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: str(value)}
+    return flat
+
+
+def _notes(records: Sequence[Record]) -> list[str]:
+    notes = []
+    if len({one.manifest.get("model", {}).get("id") for one in records}) > 1:
+        notes.append("The backbones differ, and may cut text into different tokens: losses per token do not compare.")
+    if len({(one.manifest.get("data", {}).get("held_out") or {}).get("fingerprint") for one in records}) > 1:
+        notes.append("The runs were scored on different held-out rows: small differences mean nothing.")
+    if len({one.manifest.get("hardware", {}).get("name") for one in records}) > 1:
+        notes.append("The runs ran on different hardware: time, speed and memory do not compare.")
+    return notes
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """One row of the comparison."""
+
+    label: str
+    value: Callable[[Record], Any]
+    format: Callable[[Any], str] = str
+    better: Literal["low", "high", None] = None
+
+    def shown(self, run: Record) -> str:
+        value = self.value(run)
+        return units.NOTHING if value is None else self.format(value)
+
+    def best(self, runs: Sequence[Record]) -> frozenset[int]:
+        """Which of the runs that are done are best in this; none where all of them are alike."""
+        done = {index: self.value(run) for index, run in enumerate(runs) if run.manifest.get("status") == "done"}
+        values = {index: value for index, value in done.items() if value is not None}
+        if self.better is None or len(set(map(self.format, values.values()))) < 2:
+            return frozenset()
+        best = min(values.values()) if self.better == "low" else max(values.values())
+        return frozenset(index for index, value in values.items() if value == best)
+
+
+def _score(when: str, name: str) -> Callable[[Record], float | None]:
+    return lambda run: run.scores.get(when, {}).get(name)
+
+
+_MEASURES = (
+    _Measure("status", lambda run: run.manifest.get("status")),
+    _Measure("model", lambda run: run.manifest.get("model", {}).get("id")),
+    _Measure("method", _method),
+    _Measure("steps", lambda run: len(run.metrics), "{:,}".format),
+    _Measure("tokens seen", lambda run: float(run.metrics["tokens"].sum()), units.count),
+    _Measure("held-out loss before", _score("before", "loss"), units.number),
+    _Measure("held-out loss after", _score("after", "loss"), units.number, "low"),
+    _Measure("answer F1 after", _score("after", "f1"), units.number, "high"),
+    _Measure("answer ROUGE-L after", _score("after", "rouge_l"), units.number, "high"),
+    _Measure("trained parameters", lambda run: run.manifest.get("model", {}).get("trainable"), units.count),
+    _Measure("tokens/s, median", _median_speed, units.count, "high"),
+    _Measure("peak memory", lambda run: run.peak_bytes, units.size, "low"),
+    _Measure("time", lambda run: run.elapsed_s, units.duration),
+)

@@ -1,0 +1,59 @@
+"""What a run saved, loaded again: the model that is scored, served and merged is never the live one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from workbench import adapters, backbones, files, heads
+from workbench.adapters import Full
+from workbench.config import ModelConfig, RunConfig
+from workbench.data.chat import Template
+from workbench.errors import ConfigError
+from workbench.heads import Head
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A saved adapter over a freshly loaded backbone, in evaluation mode, with the tokenizer that it was trained with."""
+
+    model: nn.Module
+    head: Head
+    tokenizer: PreTrainedTokenizerBase
+    template: Template
+    stop: list[int]
+    """Tokens at which generation ends."""
+
+
+def save(model: nn.Module, folder: Path, tokenizer: PreTrainedTokenizerBase, template: Template, stop: list[int]) -> None:
+    """Write adapter, tokenizer, chat template and stop tokens into `folder`, atomically."""
+    tokenizer.chat_template = template.source
+    with files.new_folder(folder) as aside:
+        adapters.save(model, aside)
+        tokenizer.save_pretrained(aside)
+        GenerationConfig(eos_token_id=stop, pad_token_id=tokenizer.pad_token_id).save_pretrained(aside)
+
+
+def load(run: Path, config: RunConfig) -> Shipped:
+    """The model that the run at `run` shipped."""
+    folder = run / "adapter"
+    if not folder.exists():
+        raise ConfigError(f"{run}: no adapter there yet. Finish the run first: workbench run ... --out {run} --resume")
+    saved = config.model.model_copy(update={"id": str(folder.resolve()), "new_tokens": (), "revision": None})
+    tokenizer = backbones.tokenizer(saved)
+    stop = GenerationConfig.from_pretrained(folder).eos_token_id or []
+    backbone = load_backbone(config, folder, tokenizer)
+    model = adapters.load(backbone.model, folder) if adapters.is_adapter(folder) else backbone.model
+    head = heads.find(model, backbone.model)
+    return Shipped(model, head, tokenizer, Template(tokenizer), [stop] if isinstance(stop, int) else list(stop))
+
+
+def load_backbone(config: RunConfig, folder: Path, tokenizer: PreTrainedTokenizerBase) -> backbones.Backbone:
+    """The backbone under the adapter in `folder`; for full fine-tuning the model in `folder` itself."""
+    model: ModelConfig = config.model
+    if isinstance(config.adapter, Full):
+        model = model.model_copy(update={"id": str(folder.resolve()), "revision": None})
+    return backbones.load(model, tokenizer)

@@ -1,0 +1,133 @@
+"""What the verbs print: tables and short sentences for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from workbench.errors import ConfigError
+from workbench.files import read_json
+
+if TYPE_CHECKING:
+    from workbench.data.tokens import Tokens
+    from workbench.recipes.check import Inspection
+    from workbench.recipes.merge import Merged
+    from workbench.report import Comparison
+
+_out = Console(highlight=False, soft_wrap=False)
+
+
+def outcome(run: Path) -> None:
+    """Scores before and after, three answers, and where the report is."""
+    import pandas as pd
+
+    found = read_json(run / "scores.json")
+    table = Table(title="Held-out scores")
+    for column in ("score", *found):
+        table.add_column(column, justify="left" if column == "score" else "right")
+    for name in found["after"]:
+        table.add_row(name, *(f"{found[when].get(name, float('nan')):.4f}" for when in found))
+    _out.print(table)
+    predictions = pd.read_parquet(run / "predictions.parquet")
+    for _, row in predictions.iloc[:: max(1, len(predictions) // 3)].head(3).iterrows():
+        _out.print(Text(f"\n... {row['prompt'][-160:].strip()}", style="dim"))
+        for name in ("reference", "before", "after"):
+            _out.print(Text.assemble((f"{name:>10}  ", "bold"), row[name] or "(nothing)"))
+    _out.print(f"\nReport: {run / 'report.html'}    Adapter: {run / 'adapter'}", markup=False)
+
+
+def inspection(found: Inspection) -> None:
+    """Rendered examples with the supervised tokens marked, lengths, and what a run would do."""
+    for place, pieces in found.examples:
+        _out.rule(Text(place))
+        _out.print(Text.assemble(*((text, "bold green" if loss else "dim") for text, loss in pieces)))
+    _out.rule()
+    _out.print("[bold green]green[/] carries loss, [dim]grey[/] is read only.\n")
+    table = Table()
+    for column in ("split", "rows", "tokens", "with loss", "longest", "cut", "left out"):
+        table.add_column(column, justify="left" if column == "split" else "right")
+    splits = {"train": found.data.train, "held-out": found.data.held_out, "test": found.data.test}
+    for name, split in splits.items():
+        if split is not None:
+            table.add_row(name, *_counts(split))
+    _out.print(table)
+    _out.print(_histogram(found.data.train))
+    where = f"{len(found.targets)} kinds of module: {', '.join(found.targets[:12])}" if found.targets else "all weights"
+    _out.print(f"\n{found.steps} steps of {found.config.batch.size} examples, training {where}.", markup=False)
+    for note in found.notes:
+        _out.print(note, markup=False)
+
+
+def scores(found: Mapping[str, float]) -> None:
+    """One column of scores."""
+    table = Table("score", "value")
+    for name, value in found.items():
+        table.add_row(name, f"{value:.4f}")
+    _out.print(table)
+
+
+def merged(found: Merged, out: Path) -> None:
+    """What a merge did and what it cost."""
+    agreement = found.agreement
+    _out.print(f"{found.said}\nModel: {out}", markup=False)
+    _out.print(
+        f"Against the unmerged model on {agreement.positions:,} held-out tokens: "
+        f"KL divergence {agreement.kl:.2e} nats per token, same first choice {agreement.top1:.2%}."
+    )
+
+
+def comparison(found: Comparison, out: Path) -> None:
+    """Runs as rows of a table."""
+    table = Table(*found.columns)
+    for row in found.rows:
+        table.add_row(*row)
+    _out.print(table)
+    _out.print(f"Plots: {out}", markup=False)
+
+
+def listing(what: str, folder: Path) -> None:
+    """Shipped recipes, adapter methods, or runs."""
+    if what == "recipes":
+        from workbench.recipes import CONFIGS, shipped
+
+        table = Table("recipe", "what it says of itself")
+        for name in shipped():
+            lines = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+            table.add_row(name, "\n".join(line.lstrip("# ") for line in lines if line.startswith("#")))
+    elif what == "adapters":
+        from workbench.adapters import METHODS
+
+        table = Table("method", "what it is")
+        for name, section in METHODS.items():
+            table.add_row(name, str(section.__doc__))
+    elif what == "runs":
+        table = Table("run", "status", "held-out loss before", "after")
+        for path in sorted(folder.glob("*/manifest.json")):
+            found = read_json(path.parent / "scores.json")
+            losses = (f"{found[when]['loss']:.4f}" if when in found else "" for when in ("before", "after"))
+            table.add_row(str(path.parent), read_json(path).get("status", ""), *losses)
+    else:
+        raise ConfigError(f"ls {what}: expected recipes, adapters or runs.")
+    _out.print(table)
+
+
+def _counts(split: Tokens) -> list[str]:
+    cut = f"{split.truncated:,} ({split.truncated / len(split):.1%})"
+    numbers = (len(split), int(split.lengths.sum()), int(split.supervised.sum()), int(split.lengths.max()))
+    return [*(f"{number:,}" for number in numbers), cut, f"{len(split.skipped):,}"]
+
+
+def _histogram(split: Tokens) -> Table:
+    """Example lengths in eight bins."""
+    import numpy as np
+
+    counts, edges = np.histogram(split.lengths, bins=min(8, max(1, len(np.unique(split.lengths)))))
+    table = Table("tokens", "examples", "", box=None, title="Lengths of the training rows", title_justify="left")
+    for count, low, high in zip(counts, edges, edges[1:], strict=False):
+        table.add_row(f"{low:,.0f}-{high:,.0f}", f"{count:,}", "#" * round(40 * count / counts.max()))
+    return table
