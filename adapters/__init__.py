@@ -73,7 +73,7 @@ def load(model: PreTrainedModel, folder: Path) -> nn.Module:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # PEFT only warns where the adapter's tensors match no module
+            warnings.simplefilter("error", UserWarning)  # PEFT only warns where the adapter's tensors match no module
             return PeftModel.from_pretrained(model, str(folder)).eval()
     except (RuntimeError, ValueError, UserWarning) as error:
         raise BackboneError(

@@ -72,5 +72,3 @@ def _targets(config: RunConfig) -> list[str]:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(backbones.hub_config(config.model))
     return targets.resolve(model, config.adapter.targets)
-
-

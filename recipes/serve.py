@@ -47,9 +47,7 @@ def predict(run: Path, source: str, *, out: Path, max_new_tokens: int) -> int:
     questions = list(formats.read_prompts(source, config.data))
     model = shipped.load(run, config)
     prompts = [_prompt_ids(model, question) for question in questions]
-    written = evaluation.complete(
-        model.model, prompts, model.tokenizer, stop=model.stop, max_new_tokens=max_new_tokens
-    )
+    written = evaluation.complete(model.model, prompts, model.tokenizer, stop=model.stop, max_new_tokens=max_new_tokens)
     table = pd.DataFrame(
         {
             "row": [question.place for question in questions],
@@ -66,8 +64,10 @@ def generate(run: Path, prompt: str, *, max_new_tokens: int) -> None:
     config = runs.read_config(run)
     model = shipped.load(run, config)
     raw = files.read_json(run / "manifest.json").get("data", {}).get("train", {}).get("chat") is False
-    question = formats.Example("the prompt", text=((prompt, False),)) if raw else formats.Example(
-        "the prompt", messages=({"role": "user", "content": prompt},)
+    question = (
+        formats.Example("the prompt", text=((prompt, False),))
+        if raw
+        else formats.Example("the prompt", messages=({"role": "user", "content": prompt},))
     )
     ids = torch.from_numpy(_prompt_ids(model, question))[None].to(next(model.model.parameters()).device)
     model.model.generate(  # type: ignore[operator]

@@ -69,7 +69,10 @@ def test_killed_at_random_moments(tmp_path: Path, stories: str, questions: Path)
     steps, losses = ([[record[key] for record in run] for run in records] for key in ("step", "loss"))
     assert steps[0] == steps[1] == list(range(1, STEPS + 1))
     assert losses[0] == losses[1]
-    for file in (Path("adapter/adapter_model.safetensors"), Path(f"checkpoints/step-{STEPS:08d}/trainable.safetensors")):
+    for file in (
+        Path("adapter/adapter_model.safetensors"),
+        Path(f"checkpoints/step-{STEPS:08d}/trainable.safetensors"),
+    ):
         tensors = [load_file(run / file) for run in (straight, broken)]
         assert tensors[0].keys() == tensors[1].keys()
         assert all(tensors[0][name].equal(tensors[1][name]) for name in tensors[0]), file

@@ -122,7 +122,9 @@ def has_bfloat16_units(target: torch.device) -> bool:
     return True
 
 
-def _precision(config: ModelConfig, hub: Any, target: torch.device, *, trainable: bool) -> tuple[str, torch.dtype, list[str]]:
+def _precision(
+    config: ModelConfig, hub: Any, target: torch.device, *, trainable: bool
+) -> tuple[str, torch.dtype, list[str]]:
     native = has_bfloat16_units(target)
     notes = []
     weights = config.weights
@@ -178,8 +180,10 @@ def _path(config: ModelConfig) -> str:
     path = starter.resolve(config.id)
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     if looks_local and not Path(path).expanduser().is_dir():
-        raise BackboneError(f"model.id: no folder {config.id}. Write an existing folder, a hub id such as "
-                            "Qwen/Qwen3-0.6B, or `starter`.")
+        raise BackboneError(
+            f"model.id: no folder {config.id}. Write an existing folder, a hub id such as "
+            "Qwen/Qwen3-0.6B, or `starter`."
+        )
     return str(Path(path).expanduser()) if looks_local else path
 
 

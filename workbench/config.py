@@ -171,7 +171,9 @@ class RunConfig(Section):
         if self.save.ship == "best" and self.evaluate.every is None:
             raise ValueError("save.ship=best needs held-out losses to choose by: write evaluate.every=0.1.")
         if self.evaluate.patience is not None and self.save.ship == "last":
-            raise ValueError("evaluate.patience stops some evaluations after the best one: write save.ship=best as well.")
+            raise ValueError(
+                "evaluate.patience stops some evaluations after the best one: write save.ship=best as well."
+            )
         if isinstance(self.data.held_out, str) and self.data.held_out == self.data.train:
             raise ValueError("data.held_out names the training file. Write a share such as data.held_out=0.05.")
         return self

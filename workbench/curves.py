@@ -34,7 +34,7 @@ def of_runs(runs: Sequence[Record], names: Sequence[str]) -> list[Plot]:
             training,
             x=Axis("tokens seen", "count"),
             y=Axis("nats per token"),
-            caption="Each line is smoothed over 5 % of its run.",
+            caption="Each line is smoothed over 5 % of its run, 5 steps at least.",
             wide=True,
         ),
         draw(
@@ -134,8 +134,8 @@ def _held_out(run: Record, against: str) -> tuple[Floats, Floats]:
 
 
 def _smooth(values: pd.Series) -> Floats:
-    """The centred mean over 5 % of the run, which unlike a trailing one does not lag."""
-    window = max(1, len(values) // 20) | 1
+    """The centred mean over 5 % of the run, 5 steps at least; unlike a trailing one it does not lag."""
+    window = max(5, len(values) // 20) | 1
     return _floats(values.rolling(window, center=True, min_periods=1).mean())
 
 

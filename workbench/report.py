@@ -256,10 +256,13 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 def _notes(records: Sequence[Record]) -> list[str]:
     notes = []
+    held_out = [one.manifest.get("data", {}).get("held_out") or {} for one in records]
+    same_rows: tuple[str, ...] = ("source", "rows", "fingerprint", "tokens")
     if len({one.manifest.get("model", {}).get("id") for one in records}) > 1:
         notes.append("The backbones differ, and may cut text into different tokens: losses per token do not compare.")
-    if len({(one.manifest.get("data", {}).get("held_out") or {}).get("fingerprint") for one in records}) > 1:
-        notes.append("The runs were scored on different held-out rows: small differences mean nothing.")
+        same_rows = ("source", "rows")
+    if len({tuple(split.get(key) for key in same_rows) for split in held_out}) > 1:
+        notes.append("The held-out rows differ, or where they are cut: small differences mean nothing.")
     if len({one.manifest.get("hardware", {}).get("name") for one in records}) > 1:
         notes.append("The runs ran on different hardware: time, speed and memory do not compare.")
     return notes

@@ -28,7 +28,9 @@ class Shipped:
     """Tokens at which generation ends."""
 
 
-def save(model: nn.Module, folder: Path, tokenizer: PreTrainedTokenizerBase, template: Template, stop: list[int]) -> None:
+def save(
+    model: nn.Module, folder: Path, tokenizer: PreTrainedTokenizerBase, template: Template, stop: list[int]
+) -> None:
     """Write adapter, tokenizer, chat template and stop tokens into `folder`, atomically."""
     tokenizer.chat_template = template.source
     with files.new_folder(folder) as aside:

@@ -18,7 +18,8 @@ import torch
 from datasets import load_dataset
 from peft import LoraConfig
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from trl import SFTConfig, SFTTrainer
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
 
 
 def main(model: str, rows: str, out: Path, settings: dict[str, Any]) -> None:
@@ -32,16 +33,20 @@ def main(model: str, rows: str, out: Path, settings: dict[str, Any]) -> None:
     trainer.train()
 
 
-class _CountingTrainer(SFTTrainer):  # type: ignore[misc]  # TRL has no annotations
+class _CountingTrainer(SFTTrainer):
     """SFTTrainer that remembers what it divides the loss of a step by: the supervised tokens of its batch."""
 
-    supervised_tokens: torch.Tensor | int = 0
+    supervised_tokens: torch.Tensor | int | None = None
 
     def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: torch.Tensor | int = 0
+        self,
+        model: Any,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         self.supervised_tokens = num_items_in_batch
-        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)  # type: ignore[no-untyped-call]
 
 
 class _Metrics(TrainerCallback):
@@ -55,16 +60,17 @@ class _Metrics(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.started = time.perf_counter()
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **_: Any
-    ) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any) -> None:
+        logs = event["logs"]
         if "loss" not in logs:  # the summary at the end
             return
+        supervised = self.trainer.supervised_tokens
+        assert supervised is not None  # the fused head takes it, so the Trainer counts it
         line = {
             "step": state.global_step,
             "loss": float(logs["loss"]),
             "tokens": int(logs["num_tokens"]) - self.tokens_before,
-            "supervised_tokens": int(self.trainer.supervised_tokens),
+            "supervised_tokens": int(supervised),
             "elapsed_s": time.perf_counter() - self.started,
             "peak_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         }

@@ -111,8 +111,9 @@ def _arguments() -> argparse.Namespace:
     if arguments.steps <= WARM_UP:
         parser.error(f"--steps {arguments.steps}: the first {WARM_UP} are left out; write {WARM_UP + 1} or more.")
     if arguments.steps > _epoch() and arguments.steps % _epoch():
-        parser.error(f"--steps {arguments.steps}: write at most {_epoch()}, or a multiple of it, so that both sides"
-                     " see the same rows.")  # fmt: skip
+        parser.error(
+            f"--steps {arguments.steps}: write up to {_epoch()}, or a multiple, so that both see the same rows."
+        )
     return arguments
 
 
@@ -257,8 +258,10 @@ def _summary(ratios: dict[str, tuple[float, float, float]], results: Sequence[Re
 
 
 def _notes(arguments: argparse.Namespace) -> list[str]:
-    notes = [f"Tokens/s: without padding, after the first {WARM_UP} steps. TRL {version('trl')}, --peer "
-             f"{arguments.peer}{' '.join(['', *arguments.theirs])}."]  # fmt: skip
+    tuned = "".join(f" {word}" for word in arguments.theirs)
+    notes = [
+        f"Tokens/s: without padding, after the first {WARM_UP} steps. TRL {version('trl')} {arguments.peer}{tuned}."
+    ]
     if arguments.device == "cpu" and not _has_bfloat16_units():
         notes.append(
             "This CPU has no bfloat16 units and emulates bfloat16 products, slower than float32 ones. The workbench "

@@ -332,13 +332,22 @@ def test_compare_puts_runs_side_by_side(full_run: Path, tmp_path: Path) -> None:
     assert not re.search(r"https?:", out.read_text())
 
 
-def test_compare_warns_of_what_does_not_compare(full_run: Path, tmp_path: Path) -> None:
-    assert report.compare([full_run, full_run], tmp_path / "same.html").notes == ()
+@pytest.mark.parametrize(
+    ("part", "changes", "words"),
+    [
+        ("model", {"id": "starter"}, []),
+        ("model", {"id": "another"}, ["backbones differ"]),
+        ("held_out", {"tokens": 12}, ["held-out rows differ"]),
+        ("held_out", {"fingerprint": "78"}, ["held-out rows differ"]),
+        ("hardware", {"name": "Another processor"}, ["different hardware"]),
+    ],
+)
+def test_compare_warns_of_what_does_not_compare(
+    full_run: Path, tmp_path: Path, part: str, changes: dict[str, Any], words: list[str]
+) -> None:
     manifest = json.loads((full_run / "manifest.json").read_text())
-    manifest["model"]["id"] = "another"
-    manifest["data"]["held_out"]["fingerprint"] = "78"
+    (manifest["data"] if part == "held_out" else manifest)[part].update(changes)
     other = make_run(tmp_path / "other", manifest=manifest)
-    notes = " ".join(report.compare([full_run, other], tmp_path / "other.html").notes)
-    assert "backbones differ" in notes
-    assert "different held-out rows" in notes
-    assert "hardware" not in notes
+    notes = report.compare([full_run, other], tmp_path / "compare.html").notes
+    assert len(notes) == len(words)
+    assert all(word in note for word, note in zip(words, notes, strict=True))

@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 from jinja2 import nodes
 from transformers.utils.chat_template_utils import _alias_reasoning_fields, _compile_jinja_template
 
-Message = dict[str, Any]
+from workbench.data.messages import Message
+
 NodeT = TypeVar("NodeT", bound=nodes.Node)
 
-# The name under which an instrumented template finds its Marks, and the number of a `{% generation %}` block.
-_MARKS = "workbench_marks"
+# Names under which an instrumented template finds the methods of its Marks, and the number of a tagged block.
+_PREFIX = "workbench_"
 _GENERATION = -1
 
 
@@ -69,12 +70,17 @@ class Instrumented:
     def render(
         self, messages: Sequence[Message], tools: Sequence[Message], *, prompt: bool, special_tokens: dict[str, Any]
     ) -> Rendering | None:
-        """The conversation with its spans; None where the template cut a mark in two. May raise anything."""
-        chat: list[Message] = _alias_reasoning_fields([_without_none(message) for message in messages])
+        """The conversation with its spans; None where the template cut a mark in two.
+
+        A template is foreign code: this may raise anything.
+        """
+        plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        chat: list[Message] = _alias_reasoning_fields(plain)
         shown = json.dumps([chat, tools], ensure_ascii=False, default=str)
         marks = Marks(chat, next(mark for mark in self._private if mark not in shown))
         variables = {**special_tokens, "messages": chat, "tools": list(tools) or None, "documents": None}
-        marked = self._template.render(**variables, add_generation_prompt=prompt, **{_MARKS: marks})
+        methods = {_PREFIX + method.__name__: method for method in (marks.enter, marks.leave, marks.generation)}
+        marked = self._template.render(**variables, add_generation_prompt=prompt, **methods)
         return _read(marked.split(marks.character))
 
 
@@ -135,8 +141,7 @@ def _leave_before_jumps(body: list[NodeT]) -> list[NodeT | nodes.Output]:
 
 
 def _call(method: str, *arguments: nodes.Expr) -> nodes.Output:
-    function = nodes.Getattr(nodes.Name(_MARKS, "load"), method, "load")
-    return nodes.Output([nodes.Call(function, list(arguments), [], None, None)])
+    return nodes.Output([nodes.Call(nodes.Name(_PREFIX + method, "load"), list(arguments), [], None, None)])
 
 
 def _constant_header(tree: nodes.Template) -> bool:
@@ -147,7 +152,8 @@ def _constant_header(tree: nodes.Template) -> bool:
         return False
     loaded = [name.name for node in tail for name in _names([node], "load")]
     assigned = {name.name for name in _names([tree], "store", "param")}
-    assigned |= {name.name for name in tree.find_all((nodes.NSRef, nodes.Macro))}
+    assigned |= {reference.name for reference in tree.find_all(nodes.NSRef)}
+    assigned |= {macro.name for macro in tree.find_all(nodes.Macro)}
     elsewhere = len(list(_names([tree], "load", name="add_generation_prompt"))) - loaded.count("add_generation_prompt")
     return not elsewhere and not (assigned | {"messages", "tools", "loop"}).intersection(loaded)
 
@@ -158,10 +164,6 @@ def _names(trees: Iterable[nodes.Node], *contexts: str, name: str | None = None)
         for found in nodes.Scope([tree]).find_all(nodes.Name):
             if found.ctx in contexts and name in (None, found.name):
                 yield found
-
-
-def _without_none(message: Message) -> Message:
-    return {key: value for key, value in message.items() if value is not None}
 
 
 def _read(pieces: list[str]) -> Rendering | None:

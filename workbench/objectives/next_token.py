@@ -43,9 +43,7 @@ def next_token(
 
 
 @torch.no_grad()
-def token_scores(
-    hidden_ND: Tensor, labels_N: Tensor, project: Project, *, vocabulary: int
-) -> tuple[Tensor, Tensor]:
+def token_scores(hidden_ND: Tensor, labels_N: Tensor, project: Project, *, vocabulary: int) -> tuple[Tensor, Tensor]:
     """Negative log-likelihood (N,) float32 in nats, and whether the label is the most likely token (N,) bool."""
     losses, hits = [], []
     for hidden, labels in _chunks(hidden_ND, labels_N, vocabulary):

@@ -190,8 +190,8 @@ def test_columns_are_renamed_even_crosswise(tmp_path: Path) -> None:
 
 
 def test_a_column_renamed_away_no_longer_counts(tmp_path: Path) -> None:
-    row = {"question": "Q", "answer": "A", "text": "Q A"}
-    example = only(tmp_path, row, format="alpaca", columns={"instruction": "question", "output": "answer"})
+    row = {"question": "Q", "answer": "A"}
+    example = only(tmp_path, row, columns={"instruction": "question", "output": "answer"})
     assert turns(example) == [("user", "Q"), ("assistant", "A")]
 
 
@@ -218,7 +218,14 @@ def test_examples_are_read_only_as_far_as_they_are_asked_for(tmp_path: Path) -> 
     path.write_bytes(b'{"text": "a"}\n' * 2 + b"broken\n\xff\n")
     examples = read(str(path), config(), skipped=[])
     assert [next(examples).place, next(examples).place] == ["a.jsonl, row 1", "a.jsonl, row 2"]
-    examples.close()
+
+
+def test_no_example_follows_a_bad_row(tmp_path: Path) -> None:
+    found: list[str] = []
+    with pytest.raises(DataError):
+        for example in read(write(tmp_path, [{"text": text} for text in ("a", "", "b")]), config(), skipped=[]):
+            found.append(example.place)
+    assert found == ["my.jsonl, row 1"]
 
 
 def test_a_refusal_holds_five_rows_at_most(tmp_path: Path) -> None:
@@ -253,9 +260,9 @@ MALFORMED: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
         ["fit several formats (alpaca, text)", "data.format=alpaca"],
     ),
     "rename to nothing": ({"q": "Q"}, {"columns": {"promt": "q"}}, ["`promt` is no column", "Did you mean `prompt`?"]),
-    "rename of nothing": ({"q1": "Q"}, {"columns": {"text": "q2"}}, ["no column `q2`", "Did you mean `q1`?"]),
+    "rename of nothing": ({"quest": "Q"}, {"columns": {"text": "qest"}}, ["no column `qest`", "Did you mean `quest`?"]),
     "wrong format": ({"text": "a"}, {"format": "alpaca"}, ["alpaca needs instruction + output", "the row has text"]),
-    "not an object": (["a"], {}, ["must be an object", "['a']"]),
+    "not an object": ("a", {}, ["must be an object", "'a'"]),
     "number label": ({"text": "a", "label": 3}, {}, ["`label` must be a string, found 3: map your classes to names"]),
     "null label": ({"text": "a", "label": None}, {}, ["`label` is missing or null"]),
     "text is a list": ({"text": ["a"]}, {}, ["`text` must be a string, found ['a']"]),
@@ -328,7 +335,8 @@ def test_malformed_rows_are_named_with_their_cure(tmp_path: Path, case: str) -> 
     row, data, words = MALFORMED[case]
     with pytest.raises(DataError) as caught:
         list(read(write(tmp_path, [row]), config(**data), skipped=[]))
-    for word in ["my.jsonl", *words]:
+    place = "data.columns" if case.startswith("rename") else "my.jsonl"
+    for word in [place, *words]:
         assert word in str(caught.value)
 
 
@@ -354,12 +362,12 @@ REAL_FILES = {
     "identity.json": (5, 0, ["user", "assistant"]),
     "dpo_en_demo.json": (3, 0, ["user", "assistant"] * 2),
     "kto_en_demo.json": (3, 2, ["user", "assistant"] * 3),
-    "glaive_toolcall_en_demo.json": (4, 0, ["user", "assistant"]),
+    "glaive_toolcall_en_demo.json": (4, 0, ["user", "assistant"] * 5),
     "v1_sft_demo.jsonl": (4, 0, ["user", "assistant"]),
     "gsm8k_train.jsonl": (5, 0, ["user", "assistant"]),
     "gsm8k_test.jsonl": (3, 0, ["user", "assistant"]),
-    "oasst_en_100_tree.jsonl": (4, 0, ["user", "assistant"] * 2),
-    "oasst_pref_pairs.jsonl": (4, 0, ["user", "assistant"]),
+    "oasst_en_100_tree.jsonl": (4, 0, ["user", "assistant"]),
+    "oasst_pref_pairs.jsonl": (4, 0, ["user", "assistant"] * 2),
     "c4_demo.jsonl": (4, 0, []),
     "wiki_demo.txt": (2, 0, []),
     "tiny_stories.txt": (6, 0, []),
@@ -398,10 +406,10 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[st
     assert [turns(e) for e in examples] == [[("user", row["question"]), ("assistant", row["answer"])] for row in rows]
 
 
-NAMES = (
-    "messages conversations instruction input output prompt completion question answer answers text label chosen "
-    "rejected message_tree_id context system tools history"
-).split()
+NAMES = [
+    *("messages", "conversations", "instruction", "input", "output", "prompt", "completion", "question", "answer"),
+    *("answers", "text", "label", "chosen", "rejected", "message_tree_id", "context", "system", "tools", "history"),
+]
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: (

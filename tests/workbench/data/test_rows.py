@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -34,13 +35,13 @@ def csv_text(rows: list[dict[str, str]], separator: str = ",") -> str:
     return "".join(separator.join(map(cell, line)) + "\r\n" for line in lines)
 
 
-def parquet_bytes(rows: list[dict[str, object]]) -> bytes:
+def parquet_bytes(rows: Sequence[Mapping[str, object]]) -> bytes:
     sink = pyarrow.BufferOutputStream()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), sink)
     return bytes(sink.getvalue())
 
 
-CONTENTS = {
+CONTENTS: dict[str, str | bytes] = {
     "rows.jsonl": "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS),
     "rows.json": json.dumps(ROWS, indent=2),
     "object.json": json.dumps({"version": 1, "data": ROWS}),
@@ -160,10 +161,11 @@ def test_no_bytes_raise_anything_but_a_data_error(tmp_path: Path, content: bytes
 
 
 # name of the file, its content, what is asked for (the file where empty), words of the message
-BROKEN = {
+BROKEN: dict[str, tuple[str, str | bytes, str, list[str]]] = {
     "missing": ("train.jsonl", "{}", "trian.jsonl", ["no such file", "Did you mean", "train.jsonl"]),
     "missing, nothing near": ("train.jsonl", "{}", "other.csv", ["neither a file", "Data files in", "train.jsonl"]),
     "missing folder": ("train.jsonl", "{}", "none/train.jsonl", ["no such file", "none does not exist either"]),
+    "no hub id": ("data/train.jsonl", "{}", "data/train", ["no such file", "Did you mean `data/train.jsonl`?"]),
     "a sentence": ("train.jsonl", "{}", "my data", ["neither a file or folder nor a hub data set", "owner/name"]),
     "much text": ("train.jsonl", "{}", "x" * 5000, ["neither a file or folder"]),
     "empty": ("a.jsonl", "", "", ["a.jsonl", "empty (0 bytes)"]),

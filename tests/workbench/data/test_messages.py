@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.data.turns import last_answer_only, messages_of, tools_of, without_loss
+from workbench.data.messages import last_answer_only, messages_of, tools_of, without_loss
 from workbench.errors import DataError
 
 ROLES = ["system", "user", "assistant"]
@@ -84,6 +84,7 @@ def test_calls_without_arguments_and_with_an_id() -> None:
 def test_a_weight_of_0_or_1_becomes_loss(key: str, value: Any, carries: bool) -> None:
     (message,) = messages_of([{"role": "assistant", "content": "a", key: value}], "messages")
     assert message == {"role": "assistant", "content": "a", "loss": carries}
+    assert message["loss"] is carries
 
 
 SCHEMA = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
@@ -158,12 +159,13 @@ def test_malformed_tools_are_told(value: Any, word: str) -> None:
         tools_of(value)
 
 
+KEYS = "role", "content", "from", "value", "tool_calls", "function", "name", "arguments", "type", "text", "loss_weight"
 json_values = st.recursive(
     st.none() | st.booleans() | st.floats() | st.text(),
     lambda inner: (
         st.lists(inner, max_size=2)
         | st.dictionaries(
-            st.sampled_from("role content from value tool_calls function name arguments type text loss_weight".split()),
+            st.sampled_from(KEYS),
             inner,
         )
     ),

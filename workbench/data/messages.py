@@ -1,0 +1,152 @@
+"""Chat messages in OpenAI's and ShareGPT's forms to the one form that Hugging Face templates read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from workbench.data.rows import shown
+from workbench.errors import DataError
+from workbench.schema import did_you_mean
+
+Message = dict[str, Any]
+"""role, content (always a string), and where they apply: tool_calls, loss (a bool), and keys of the template's own."""
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_SHAREGPT_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+    "tool": "tool",
+    "system": "system",
+}
+_LOSS_KEYS = ("loss_weight", "weight", "loss")
+
+
+def messages_of(value: Any, name: str) -> list[Message]:
+    """The messages of the list `value`, which stands in the column `name`; raises DataError for a malformed one."""
+    if not isinstance(value, list) or not value:
+        raise DataError(f"`{name}` must be a list of messages, found {shown(value)}.")
+    return [message_of(item, f"message {number} of `{name}`") for number, item in enumerate(value, start=1)]
+
+
+def message_of(item: Any, where: str) -> Message:
+    """One message, {role, content, ...} or {from, value, ...}, with its tool calls and loss weight made regular."""
+    if isinstance(item, dict) and "role" not in item and "from" in item:
+        item = _from_sharegpt(item, where)
+    if not isinstance(item, dict) or "role" not in item:
+        raise DataError(f"{where} must be an object with role and content (or from and value), found {shown(item)}.")
+    role = item["role"]
+    if role not in _ROLES:
+        raise DataError(f"{where}: unknown role {shown(role)}.{did_you_mean(str(role), _ROLES)}")
+    handled = ("content", "tool_calls", *_LOSS_KEYS)
+    message = {key: value for key, value in item.items() if key not in handled and value is not None}
+    # A template prints null as the word None, and some fail where the key is missing.
+    message["content"] = _content(item.get("content"), where)
+    if item.get("tool_calls"):
+        message["tool_calls"] = _tool_calls(item["tool_calls"], role, where)
+    for key in _LOSS_KEYS:
+        if item.get(key) is not None:
+            message["loss"] = _loss(item[key], key, where)
+    # A tool may well return nothing; every other turn says something.
+    if role != "tool" and "tool_calls" not in message and not message["content"].strip():
+        lacking = "has neither content nor tool_calls" if role == "assistant" else "has no content"
+        raise DataError(f"{where} ({role}) {lacking}. Remove it, or write what it says.")
+    return message
+
+
+def without_loss(messages: Sequence[Message]) -> list[Message]:
+    """The same messages, of which no assistant turn is learnt."""
+    return [{**message, "loss": False} if message["role"] == "assistant" else message for message in messages]
+
+
+def last_answer_only(messages: Sequence[Message]) -> list[Message]:
+    """The same messages, of which only the last assistant turn is learnt."""
+    answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    last = answers[-1] if answers else 0
+    return [*without_loss(messages[:last]), *messages[last:]]
+
+
+def tools_of(value: Any) -> tuple[dict[str, Any], ...]:
+    """The tools of a row, a list or the JSON text of one, each as {type: function, function: its schema}."""
+    if isinstance(value, str):
+        value = _parsed(value, "`tools`") if value.strip() else None
+    if not value:
+        return ()
+    if not isinstance(value, list):
+        raise DataError(f"`tools` must be a list of JSON schemas, found {shown(value)}.")
+    return tuple(_tool(item, f"tool {number}") for number, item in enumerate(value, start=1))
+
+
+def _from_sharegpt(item: Mapping[str, Any], where: str) -> dict[str, Any]:
+    name, value = item["from"], item.get("value")
+    if not isinstance(name, str) or name not in _SHAREGPT_ROLES:
+        raise DataError(f"{where}: unknown speaker {shown(name)}.{did_you_mean(str(name), list(_SHAREGPT_ROLES))}")
+    message = {key: other for key, other in item.items() if key not in ("from", "value")}
+    message |= {"role": _SHAREGPT_ROLES[name], "content": value}
+    if name == "function_call":
+        calls = _parsed(value, where) if isinstance(value, str) else value
+        message |= {"content": None, "tool_calls": calls if isinstance(calls, list) else [calls]}
+    return message
+
+
+def _content(value: Any, where: str) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    if isinstance(value, list):
+        return "".join(_part(part, where) for part in value)
+    raise DataError(f"{where}: content must be a string or a list of text parts, found {shown(value)}.")
+
+
+def _part(part: Any, where: str) -> str:
+    text = None
+    if isinstance(part, dict) and part.get("type") == "text":
+        text = part.get("text", part.get("value"))
+    if not isinstance(text, str):
+        raise DataError(f"{where}: a content part must be {{type: text, text: ...}}, found {shown(part)}.")
+    return text
+
+
+def _tool_calls(value: Any, role: str, where: str) -> list[dict[str, Any]]:
+    if role != "assistant":
+        raise DataError(f"{where}: tool_calls belong to the assistant, not to the {role}.")
+    if not isinstance(value, list):
+        raise DataError(f"{where}: tool_calls must be a list, found {shown(value)}.")
+    return [_tool_call(call, where) for call in value]
+
+
+def _tool_call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise DataError(f"{where}: a tool call must be an object with name and arguments, found {shown(call)}.")
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        arguments = _parsed(arguments, f"{where}: the arguments of {function['name']}")
+    if not isinstance(arguments, dict):
+        raise DataError(f"{where}: the arguments of {function['name']} must be an object, found {shown(arguments)}.")
+    kept = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+    return {"type": "function", **kept, "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _tool(item: Any, where: str) -> dict[str, Any]:
+    function = item.get("function", item) if isinstance(item, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise DataError(f"{where} must be an object with name, description and parameters, found {shown(item)}.")
+    return {"type": "function", "function": function}
+
+
+def _loss(value: Any, key: str, where: str) -> bool:
+    if value not in (0, 1):
+        raise DataError(f"{where}: {key} is {shown(value)}; a turn carries loss or does not. Write 0 or 1.")
+    return bool(value)
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: {shown(text)} is not valid JSON ({error}).") from None
