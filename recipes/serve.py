@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,10 @@ from transformers import TextStreamer
 
 from workbench import evaluation, files, runs, shipped
 from workbench.config import RunConfig
-from workbench.data import formats, tokens
+from workbench.data import tokens
+from workbench.data.batching import Indices
+from workbench.data.formats import Example
+from workbench.data.prompts import read_prompts
 from workbench.errors import ConfigError
 from workbench.recipes.sft import score
 from workbench.schema import override, parse
@@ -44,7 +46,7 @@ def predict(run: Path, source: str, *, out: Path, max_new_tokens: int) -> int:
     if out.suffix not in WRITERS:
         raise ConfigError(f"--out {out}: expected a name that ends in {', '.join(sorted(WRITERS))}.")
     config = runs.read_config(run)
-    questions = list(formats.read_prompts(source, config.data))
+    questions = list(read_prompts(source, config.data))
     model = shipped.load(run, config)
     prompts = [_prompt_ids(model, question) for question in questions]
     written = evaluation.complete(model.model, prompts, model.tokenizer, stop=model.stop, max_new_tokens=max_new_tokens)
@@ -65,9 +67,9 @@ def generate(run: Path, prompt: str, *, max_new_tokens: int) -> None:
     model = shipped.load(run, config)
     raw = files.read_json(run / "manifest.json").get("data", {}).get("train", {}).get("chat") is False
     question = (
-        formats.Example("the prompt", text=((prompt, False),))
+        Example("the prompt", text=((prompt, False),))
         if raw
-        else formats.Example("the prompt", messages=({"role": "user", "content": prompt},))
+        else Example("the prompt", messages=({"role": "user", "content": prompt},))
     )
     ids = torch.from_numpy(_prompt_ids(model, question))[None].to(next(model.model.parameters()).device)
     model.model.generate(  # type: ignore[operator]
@@ -78,8 +80,12 @@ def generate(run: Path, prompt: str, *, max_new_tokens: int) -> None:
     )
 
 
-def _prompt_ids(model: shipped.Shipped, question: formats.Example) -> Any:
-    return np.asarray(model.template.prompt(question), dtype=np.int64)
+def _prompt_ids(model: shipped.Shipped, question: Example) -> Indices:
+    """The ids that an answer starts from, rendered as in training; raw text without the EOS that ends a row."""
+    if question.messages:
+        return np.asarray(model.template.prompt(question.messages, question.tools), dtype=np.int64)
+    ids = model.template.encode(question, loss_on="all").input_ids
+    return np.asarray(ids[:-1] if ids[-1] == model.tokenizer.eos_token_id else ids, dtype=np.int64)
 
 
 def _serialised(table: pd.DataFrame, suffix: str) -> bytes:

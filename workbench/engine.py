@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from workbench import budget, checkpoints, schedules
+from workbench import budget, checkpoints, fused, schedules
 from workbench.checkpoints import Progress
 from workbench.config import RunConfig
 from workbench.data.batching import Indices, MicroBatch, global_batch, micro_batches, steps_per_epoch
@@ -206,6 +206,7 @@ class Fit:
     def _prepare(self) -> int:
         """Training mode, gradient checkpointing, compilation; returns the tokens of a forward pass."""
         self.model.train()
+        fused.fuse(self.model)
         if self.config.train.compile:
             for layer in decoder_layers(self.model):
                 layer.compile(dynamic=True)

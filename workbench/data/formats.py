@@ -20,7 +20,7 @@ from workbench.data.rows import Row, fingerprint, read_rows, shown
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
-__all__ = ["Example", "fingerprint", "read"]
+__all__ = ["Example", "convert", "fingerprint", "read", "renamed"]
 
 Columns = Mapping[str, Any]
 
@@ -85,6 +85,14 @@ def read(source: str, config: DataConfig, *, skipped: list[str], limit: int | No
         raise DataError(f"{source}: none of its {seen} rows can be used. The last one: {skipped[-1]}")
 
 
+def convert(row: Row, config: DataConfig) -> Example | None:
+    """One row as an example, whatever `on_bad_row` says; None for an answer that is not to be learnt."""
+    try:
+        return _example(row, None if row.mistake else _choose(row.place, row.columns, config), config.columns)
+    except DataError as error:
+        raise DataError(f"{row.place}: {error}") from None
+
+
 def _refusal(source: str, mistakes: Sequence[str], seen: int) -> str:
     count = "1 malformed row" if len(mistakes) == 1 else f"{len(mistakes)} malformed rows"
     more = ", where reading stopped" if len(mistakes) == _MISTAKES_SHOWN else ""
@@ -95,7 +103,7 @@ def _refusal(source: str, mistakes: Sequence[str], seen: int) -> str:
 def _example(row: Row, chosen: _Format | None, renames: Mapping[str, str]) -> Example | None:
     if row.mistake or chosen is None:
         raise DataError(row.mistake)
-    columns = _renamed(row.columns, renames)
+    columns = renamed(row.columns, renames)
     if not any(need <= columns.keys() for need in chosen.needs):
         raise DataError(f"{chosen.name} needs {_needs(chosen)}; the row has {', '.join(columns) or 'no column'}.")
     return chosen.convert(row.place, columns)
@@ -111,7 +119,7 @@ def _choose(source: str, found: Columns, config: DataConfig) -> _Format:
     named = [known for known in _FORMATS if known.name == config.format]
     if named:
         return named[0]
-    names = _renamed(found, config.columns).keys()
+    names = renamed(found, config.columns).keys()
     fits = [(known, need) for known in _FORMATS for need in known.needs if need <= names]
     # {messages, chosen, rejected} also fits plain messages: the format that explains more columns wins.
     best = {known.name: known for known, need in fits if not any(need < other for _, other in fits)}
@@ -140,7 +148,8 @@ def _needs(known: _Format) -> str:
     return ", or ".join(" + ".join(name for name in _COLUMNS if name in need) for need in known.needs)
 
 
-def _renamed(columns: Columns, renames: Mapping[str, str]) -> dict[str, Any]:
+def renamed(columns: Columns, renames: Mapping[str, str]) -> dict[str, Any]:
+    """`columns` with {wanted: found} applied."""
     kept = {name: value for name, value in columns.items() if name not in renames.values()}
     return kept | {wanted: columns[name] for wanted, name in renames.items() if name in columns}
 

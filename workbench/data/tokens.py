@@ -18,7 +18,7 @@ from datasets import Dataset, Features, Sequence, Value
 from datasets.arrow_writer import ArrowWriter
 from transformers import PreTrainedTokenizerBase
 
-from workbench import starter
+from workbench import files, starter
 from workbench.config import DataConfig
 from workbench.data import chat, formats
 from workbench.data.batching import Indices, MicroBatch, collate
@@ -37,6 +37,7 @@ _FEATURES = Features(
         "targets": Value("int32"),
         "ends": Value("int32"),
         "truncated": Value("bool"),
+        "chat": Value("bool"),
     }
 )
 
@@ -59,6 +60,8 @@ class Tokens:
     fingerprint: str
     skipped: list[str] = field(default_factory=list)
     """What was left out, and why."""
+    chat: bool = True
+    """Whether rows are conversations, rendered by the chat template, or raw text."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -78,7 +81,7 @@ class Tokens:
     def subset(self, keep: Indices | npt.NDArray[np.bool_], note: str | None = None) -> Tokens:
         """The examples that `keep` indexes or marks."""
         skipped = [*self.skipped, note] if note else self.skipped
-        return Tokens(self.table, self.rows[keep], self.source, self.fingerprint, skipped)
+        return Tokens(self.table, self.rows[keep], self.source, self.fingerprint, skipped, self.chat)
 
     @cached_property
     def lengths(self) -> Indices:
@@ -117,6 +120,7 @@ class Tokens:
             "supervised_tokens": int(self.supervised.sum()),
             "truncated": self.truncated,
             "skipped": len(self.skipped),
+            "chat": self.chat,
             "lengths": [round(float(edge), 1) for edge in edges],
             "counts": counts.tolist(),
         }
@@ -168,12 +172,12 @@ def read(
         skipped: list[str] = []
         examples = formats.read(path, config, skipped=skipped, limit=limit)
         _write(arrow, _encoded(examples, config, template, skipped))
-        _replace(notes, json.dumps(skipped).encode())
+        files.write_bytes(notes, json.dumps(skipped).encode())
     table = Dataset.from_file(str(arrow))
     skipped = json.loads(notes.read_text())
     if len(table) == 0:
         raise DataError(f"{source}: no usable row" + (f"; the first was left out: {skipped[0]}" if skipped else "."))
-    return Tokens(table, np.arange(len(table)), source, fingerprint, skipped)
+    return Tokens(table, np.arange(len(table)), source, fingerprint, skipped, chat=bool(table[0]["chat"]))
 
 
 def hold_out(tokens: Tokens, *, share: float, seed: int) -> tuple[Tokens, Tokens]:
@@ -243,6 +247,7 @@ def _encoded(
             "targets": sum(cut.supervised[1:]),
             "ends": cut.ends,
             "truncated": len(cut.input_ids) < len(whole.input_ids),
+            "chat": bool(example.messages),
         }
 
 
@@ -265,9 +270,3 @@ def _write(path: Path, rows: Iterator[dict[str, Any]]) -> None:
                 writer.write(row)
             writer.finalize()
         os.replace(unfinished, path)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(content)
-    os.replace(file.name, path)

@@ -60,6 +60,6 @@ def runs(tokenizer: PreTrainedTokenizerBase) -> Callable[..., list[str]]:
             if carries == supervised:
                 stretches[-1].append(token)
             before = carries
-        return [tokenizer.decode(stretch) for stretch in stretches]
+        return [str(tokenizer.decode(stretch)) for stretch in stretches]
 
     return found
