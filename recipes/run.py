@@ -23,8 +23,9 @@ def run(config: RunConfig, *, out: Path, resume: bool, watcher: Watcher) -> Path
         directory.note(status="stopped", reason=str(stopped))
         report.write(directory.path)
         raise Stopped(f"{stopped}\nContinue with: --out {directory.path} --resume") from None
-    except WorkbenchError as error:
-        directory.note(status="failed", reason=str(error))
+    except BaseException as error:
+        told = isinstance(error, WorkbenchError)
+        directory.note(status="failed", reason=str(error) if told else f"{type(error).__name__}: {error}")
         report.write(directory.path)
         raise
     finally:

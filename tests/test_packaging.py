@@ -118,7 +118,7 @@ def test_the_wheel_has_one_top_level_name_and_the_files_that_are_needed(tmp_path
         "workbench/py.typed",
         "workbench/starter/model.safetensors",
         "workbench/starter/fairytaleqa_train.jsonl",
-        "workbench/templates/report.html",
+        "workbench/report/templates/report.html",
         "workbench/recipes/configs/sft/quickstart.yaml",
         "workbench/adapters/lora.py",
     ):

@@ -82,11 +82,16 @@ def merged(found: Merged, out: Path) -> None:
 
 
 def comparison(found: Comparison, out: Path) -> None:
-    """Runs as rows of a table."""
-    table = Table(*found.columns)
+    """Runs as columns: measures, settings that differ, and what makes them less comparable than they look."""
+    table = Table(*(Text(name) for name in found.columns))
     for row in found.rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
+    table.add_section()
+    for row in found.settings:
+        table.add_row(*map(Text, row))
     _out.print(table)
+    for note in found.notes:
+        _out.print(note, markup=False)
     _out.print(f"Plots: {out}", markup=False)
 
 

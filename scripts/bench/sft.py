@@ -51,6 +51,13 @@ WARM_UP = 2
 # - No packing, rows in random order, padding to the longest row of a batch, fused AdamW.
 DEFAULT = {"bf16": True, "model_init_kwargs": {"dtype": "bfloat16"}}
 FASTER = {"gradient_checkpointing": False, "train_sampling_strategy": "group_by_length"}
+# On a CPU one example at a time is faster still, and takes a fifth of the memory: no padding, no attention mask, and
+# no tensor so large that malloc maps it afresh for every use.
+FASTER_ON_CPU = {
+    "gradient_checkpointing": False,
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": BATCH,
+}
 IN_FLOAT32 = {"bf16": False, "model_init_kwargs": {"dtype": "float32"}}
 
 
@@ -174,7 +181,7 @@ def _their_command(folder: Path, arguments: argparse.Namespace, out: Path) -> Se
         **DEFAULT,
     }
     if arguments.peer == "best":
-        settings |= FASTER
+        settings |= FASTER_ON_CPU if arguments.device == "cpu" else FASTER
         settings |= IN_FLOAT32 if arguments.device == "cpu" and not _has_bfloat16_units() else {}
     for key, _, value in (word.partition("=") for word in arguments.theirs):
         settings[key] = yaml.safe_load(value)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workbench import units
-from workbench.plots import Axis, Floats, Plot, Series, draw
-from workbench.record import Record
+from workbench.report import units
+from workbench.report.plots import Axis, Floats, Plot, Series, draw
+from workbench.report.record import Record
 
 _STEP = Axis("step", "count")
 

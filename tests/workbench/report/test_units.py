@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from workbench import units
+from workbench.report import units
 
 
 @pytest.mark.parametrize(

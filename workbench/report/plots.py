@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator, NullFormatter
 from numpy.typing import NDArray
 
-from workbench import units
+from workbench.report import units
 
 POINTS = 1000
 """Most points a line is drawn with."""

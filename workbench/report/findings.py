@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from workbench import units
-from workbench.record import Record
+from workbench.report import units
+from workbench.report.record import Record
 
 
 @dataclass(frozen=True)

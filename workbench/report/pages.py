@@ -12,8 +12,9 @@ from typing import Any, Literal
 import jinja2
 import pandas as pd
 
-from workbench import curves, files, findings, record, units
-from workbench.record import Record
+from workbench import files
+from workbench.report import curves, findings, record, units
+from workbench.report.record import Record
 
 SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
     "loss": ("Loss, nats per token", "low"),
@@ -91,7 +92,7 @@ def compare(runs: Sequence[Path], out: Path) -> Comparison:
 
 def _render(template: str, **values: Any) -> str:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("workbench"),
+        loader=jinja2.PackageLoader("workbench.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from workbench.findings import findings, verdict
-from workbench.record import COLUMNS, Record
+from workbench.report.findings import findings, verdict
+from workbench.report.record import COLUMNS, Record
 
 
 def record(

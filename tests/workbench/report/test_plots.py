@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from workbench.plots import POINTS, Axis, Series, draw, thin
+from workbench.report.plots import POINTS, Axis, Series, draw, thin
 
 STEPS = np.arange(1.0, 10_001.0)
 
