@@ -6,6 +6,8 @@ torch and peft are imported inside the functions, so that a recipe is validated 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -48,7 +50,8 @@ def attach(model: PreTrainedModel, config: Lora | Full, *, seed: int, new_token_
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         peft_config = config.to_peft(targets=targets.resolve(model, config.targets), token_rows=rows)
-        return get_peft_model(model, peft_config)
+        with _without_deprecations():
+            return get_peft_model(model, peft_config)
 
 
 def save(model: nn.Module, folder: Path) -> None:
@@ -72,7 +75,7 @@ def load(model: PreTrainedModel, folder: Path) -> nn.Module:
     from peft import PeftModel
 
     try:
-        with warnings.catch_warnings():
+        with _without_deprecations():
             warnings.simplefilter("error", UserWarning)  # PEFT only warns where the adapter's tensors match no module
             return PeftModel.from_pretrained(model, str(folder)).eval()
     except (RuntimeError, ValueError, UserWarning) as error:
@@ -106,6 +109,14 @@ def count(model: nn.Module) -> Count:
 def is_adapter(folder: Path) -> bool:
     """Whether `folder` holds an adapter, rather than a whole model."""
     return (folder / "adapter_config.json").exists()
+
+
+@contextmanager
+def _without_deprecations() -> Iterator[None]:
+    """Keep PEFT's use of what transformers calls deprecated to itself."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
+        yield
 
 
 def _vocabulary_modules(model: PreTrainedModel) -> list[str]:

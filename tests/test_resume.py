@@ -35,7 +35,7 @@ def work(recipe: str, out: str, resume: bool) -> None:
 
     import workbench
 
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     workbench.run(recipe, out=out, resume=resume, quiet=True)
 
 

@@ -290,7 +290,7 @@ def _dropout_seed(seed: int, step: int, indices: Indices) -> int:
 
 
 def _recompute_activations(model: Any) -> None:
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.activation_checkpointing_enable()
 
 
 def _out_of_memory(longest: int, train: Tokens) -> TrainingError:

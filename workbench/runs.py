@@ -99,7 +99,11 @@ def start(path: Path, config: RunConfig, *, resume: bool) -> Run:
         lock.close()
         raise ResumeError(f"{path}: another process works on this run. Wait for it, or write another --out.") from None
     if resume:
-        _require_same(config, RunConfig.model_validate(read_yaml(path / "config.yaml")), path)
+        try:
+            _require_same(config, read_config(path), path)
+        except ResumeError:
+            lock.close()
+            raise
     files.remove_unfinished(path)
     files.remove_unfinished(path / "checkpoints")
     run = Run(path, lock, resumed=resume)

@@ -312,7 +312,8 @@ STYLES = {
     ),
     "the prompt depends on the question": (
         "{% set ns = namespace(end='') %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
-        "{% if m.role == 'assistant' %}{{ ns.end }}{% else %}{% set ns.end = m.content[-1] %}{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if m.role == 'assistant' %}{{ ns.end }}{% else %}{% set ns.end = m.content[-1] %}{% endif %}"
+        "{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{{ ns.end }}{% endif %}",
         "{}<|im_end|>",
     ),
