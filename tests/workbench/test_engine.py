@@ -21,7 +21,7 @@ model: {{id: {model}, weights: float32}}
 adapter: {{method: lora, rank: 4, alpha: 8}}
 data: {{train: {train}, held_out: 0.1}}
 batch: {{size: 8}}
-train: {{steps: 20, learning_rate: 1.0e-2}}
+train: {{steps: 20, learning_rate: 2.0e-3}}
 evaluate: {{every: null, answers: 0}}
 save: {{every: null}}
 """
