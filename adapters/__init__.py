@@ -91,7 +91,7 @@ def merge(model: nn.Module) -> PreTrainedModel:
 
     if not isinstance(model, PeftModel):
         return model  # type: ignore[return-value]
-    return model.merge_and_unload(safe_merge=True)  # type: ignore[no-any-return, operator]
+    return model.merge_and_unload(safe_merge=True)  # type: ignore[no-any-return]
 
 
 def count(model: nn.Module) -> Count:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -61,8 +62,8 @@ def pieces(row: Row, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool
     """The decoded runs of tokens with and without loss, in order."""
     cuts = [0, *(np.flatnonzero(np.diff(row.supervised)) + 1).tolist(), len(row.input_ids)]
     return [
-        (tokenizer.decode(row.input_ids[start:stop]), bool(row.supervised[start]))
-        for start, stop in zip(cuts, cuts[1:], strict=False)
+        (str(tokenizer.decode(row.input_ids[start:stop])), bool(row.supervised[start]))
+        for start, stop in pairwise(cuts)
     ]
 
 

@@ -43,7 +43,8 @@ def merge(run: Path, *, out: Path, weights: str) -> Merged:
     held_out = tokens.load(config.data, unmerged.tokenizer, unmerged.template, seed=config.seed).held_out
     wanted = hidden_states(unmerged.model, unmerged.head, held_out, rows=ROWS)
 
-    model = _merged(run, config, unmerged).to(DTYPES[weights])
+    model = _merged(run, config, unmerged)
+    model.to(DTYPES[weights])  # type: ignore[arg-type]
     with files.new_folder(out) as folder:
         model.config.dtype = DTYPES[weights]
         model.save_pretrained(folder)
@@ -76,8 +77,8 @@ def _merged(run: Path, config: RunConfig, unmerged: shipped.Shipped) -> PreTrain
 def _said(config: RunConfig, weights: str) -> str:
     if isinstance(config.adapter, Full):
         return f"Fully trained model written in {weights}."
-    start = f"Dequantised {config.model.weights} weights to float32, " if config.model.weights in QUANTISED else ""
-    return f"{start or 'B'}{'b' if start else ''}ackbone plus adapter added in float32, written in {weights}."
+    backbone = f"{config.model.weights} backbone, dequantised," if config.model.weights in QUANTISED else "Backbone"
+    return f"{backbone} plus adapter added in float32, written in {weights}."
 
 
 def _weights(name: str) -> Literal["float32", "bfloat16", "float16"]:

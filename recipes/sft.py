@@ -14,11 +14,13 @@ from workbench.config import RunConfig
 from workbench.data import checks, tokens
 from workbench.data.batching import MicroBatch
 from workbench.data.chat import Template
+from workbench.data.tokens import Splits, Tokens
 from workbench.engine import Fit, Watcher, peak_bytes
 from workbench.errors import ConfigError
 from workbench.evaluation import Answer
 from workbench.heads import Head
 from workbench.runs import Run
+from workbench.shipped import Shipped
 
 Scores = dict[str, Any]
 
@@ -32,13 +34,44 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
     checks.require_teaching(data)
     run.note(data={name: split and split.facts() for name, split in data._asdict().items()})
 
-    # The backbone as it came, scored before anything is attached to it.
+    train(config, run, data, tokenizer, template, watcher)
+
+    # Score what was saved: reload it, do not trust the live one.
+    watcher.say("Scoring what was saved ...")
+    model = shipped.load(run.path, config)
+    after, answers = score(model, data.held_out, config)
+    before = files.read_json(run.path / "before.json")
+    scores = {"before": before["scores"], "after": after}
+    if data.test is not None:
+        scores["test"], _ = score(model, data.test, config)
+    files.write_json(run.path / "scores.json", scores)
+    evaluation.write_predictions(run.path / "predictions.parquet", answers, before=before["answers"])
+    run.note(status="done")
+    report.write(run.path)
+    return scores
+
+
+def train(
+    config: RunConfig,
+    run: Run,
+    data: Splits,
+    tokenizer: PreTrainedTokenizerBase,
+    template: Template,
+    watcher: Watcher,
+) -> None:
+    """From a backbone to a saved adapter; everything live is freed on return."""
     backbone = backbones.load(config.model, tokenizer, trainable=isinstance(config.adapter, Full))
-    stop = evaluation.stop_tokens(tokenizer, data.train)
-    before = _before(config, run, backbone, data.held_out, tokenizer, watcher)
+
+    # The backbone as it came, scored before anything is attached to it.
+    if not (run.path / "before.json").exists():
+        watcher.say("Scoring the backbone before training ...")
+        head = heads.find(backbone.model, backbone.model)
+        scores, answers = score(Shipped(backbone.model, head, tokenizer, template, []), data.held_out, config)
+        files.write_json(run.path / "before.json", {"scores": scores, "answers": [each.answer for each in answers]})
 
     # Frozen backbone, trainable adapter.
-    new_tokens = tokenizer.convert_tokens_to_ids(list(config.model.new_tokens))
+    vocabulary = tokenizer.get_vocab()
+    new_tokens = [vocabulary[token] for token in config.model.new_tokens]
     model = adapters.attach(backbone.model, config.adapter, seed=config.seed, new_token_ids=new_tokens)
     run.note(model=_facts(config, backbone, model))
     head = heads.find(model, backbone.model)
@@ -60,19 +93,7 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
         fit.masters.load(checkpoints.read_tensors(run.best, "trainable"))
         watcher.say(f"Shipping step {progress.best_step}, which has the lowest held-out loss.")
     with fit.masters.exposed():
-        shipped.save(model, run.adapter, tokenizer, template, stop)
-    del fit, model, head, backbone
-
-    # Score what was saved: reload it, do not trust the live one.
-    after, answers = score(shipped.load(run.path, config), data.held_out, config)
-    scores = {"before": before["scores"], "after": after}
-    if data.test is not None:
-        scores["test"], _ = score(shipped.load(run.path, config), data.test, config)
-    files.write_json(run.path / "scores.json", scores)
-    evaluation.write_predictions(run.path / "predictions.parquet", answers, before=before["answers"])
-    run.note(status="done")
-    report.write(run.path)
-    return scores
+        shipped.save(model, run.adapter, tokenizer, template, evaluation.stop_tokens(tokenizer, data.train))
 
 
 def next_token_loss(model: nn.Module, head: Head) -> Callable[[MicroBatch, float], Tensor]:
@@ -92,7 +113,7 @@ def next_token_loss(model: nn.Module, head: Head) -> Callable[[MicroBatch, float
     return loss
 
 
-def score(model: shipped.Shipped, split: tokens.Tokens, config: RunConfig) -> tuple[dict[str, float], list[Answer]]:
+def score(model: Shipped, split: Tokens, config: RunConfig) -> tuple[dict[str, float], list[Answer]]:
     """Loss and answer scores of a saved model on a split, and the answers themselves."""
     found = evaluation.likelihood(model.model, model.head, split)
     answers = evaluation.answers(
@@ -114,26 +135,6 @@ def read_template(config: RunConfig) -> str | None:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"model.chat_template: {path} cannot be read ({error}).") from None
-
-
-def _before(
-    config: RunConfig,
-    run: Run,
-    backbone: backbones.Backbone,
-    held_out: tokens.Tokens,
-    tokenizer: PreTrainedTokenizerBase,
-    watcher: Watcher,
-) -> dict[str, Any]:
-    """Scores and answers of the untouched backbone; a resumed run reads what the first process found."""
-    path = run.path / "before.json"
-    if not path.exists():
-        watcher.say("Scoring the backbone before training ...")
-        untouched = shipped.Shipped(
-            backbone.model, heads.find(backbone.model, backbone.model), tokenizer, Template(tokenizer), []
-        )
-        scores, answers = score(untouched, held_out, config)
-        files.write_json(path, {"scores": scores, "answers": [answer.answer for answer in answers]})
-    return files.read_json(path)
 
 
 def _facts(config: RunConfig, backbone: backbones.Backbone, model: nn.Module) -> dict[str, Any]:

@@ -13,9 +13,8 @@ from pathlib import Path
 def main(run: Path) -> None:
     scores = json.loads((run / "scores.json").read_text())
     before, after = scores["before"], scores["after"]
-    print(
-        f"quickstart: held-out loss {before['loss']:.3f} -> {after['loss']:.3f}, F1 {before['f1']:.3f} -> {after['f1']:.3f}"
-    )
+    for name, value in after.items():
+        print(f"quickstart: {name} {before[name]:.3f} -> {value:.3f}")
     if before["loss"] - after["loss"] < 1.0:
         sys.exit("the held-out loss fell by less than 1 nat per token")
     if after["f1"] <= before["f1"] or after["rouge_l"] <= before["rouge_l"]:

@@ -12,7 +12,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SOURCES = {"workbench": ROOT / "workbench", "workbench.adapters": ROOT / "adapters", "workbench.recipes": ROOT / "recipes"}
+SOURCES = {
+    "workbench": ROOT / "workbench",
+    "workbench.adapters": ROOT / "adapters",
+    "workbench.recipes": ROOT / "recipes",
+}
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -127,7 +131,10 @@ def test_the_wheel_has_one_top_level_name_and_the_files_that_are_needed(tmp_path
 
 def test_help_needs_no_torch() -> None:
     """What keeps `workbench --help` fast is that it imports nothing heavy."""
-    code = "import sys, workbench.cli; print([m for m in ('torch', 'transformers', 'peft', 'pydantic') if m in sys.modules])"
+    code = (
+        "import sys, workbench.cli;"
+        "print([m for m in ('torch', 'transformers', 'peft', 'pydantic') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     assert done.stdout.strip() == "[]"
 

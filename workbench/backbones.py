@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.utils import logging as transformers_logging
-from transformers.utils import is_flash_attn_2_available
+from transformers.utils.import_utils import is_flash_attn_2_available
 
 from workbench import starter, storage
 from workbench.config import ModelConfig
@@ -51,7 +51,7 @@ class Backbone:
 
 def device() -> torch.device:
     """The accelerator of this process, or the CPU."""
-    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 def tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -101,8 +101,9 @@ def load(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, trainable: 
             device_map={"": target},
             **_origin(config),
         )
-    rows = model.get_input_embeddings().weight.shape[0]
-    if len(tokenizer) > rows:
+    embedding = model.get_input_embeddings()
+    assert isinstance(embedding, nn.Embedding)
+    if len(tokenizer) > embedding.num_embeddings:
         model.resize_token_embeddings(len(tokenizer))
     if weights in ("bfloat16", "float16") and compute == torch.float32:
         storage.compute_in_float32(model)
@@ -113,7 +114,7 @@ def load(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, trainable: 
 def has_bfloat16_units(target: torch.device) -> bool:
     """Whether the device multiplies bfloat16 matrices in hardware rather than by emulation."""
     if target.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if target.type == "cpu":
         flags = torch.backends.cpu.get_cpu_capability()
         cpuinfo = Path("/proc/cpuinfo")
@@ -127,7 +128,7 @@ def _precision(
 ) -> tuple[str, torch.dtype, list[str]]:
     native = has_bfloat16_units(target)
     notes = []
-    weights = config.weights
+    weights: str = config.weights
     if weights == "auto":
         stored = str(getattr(hub, "dtype", None) or torch.float32).removeprefix("torch.")
         half = native or (stored != "float32" and not trainable)

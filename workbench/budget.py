@@ -16,8 +16,11 @@ from workbench.data.batching import MicroBatch
 from workbench.data.tokens import Tokens, cache_folder
 from workbench.errors import ConfigError
 
-CPU_TOKENS = 2048
-"""On a CPU larger micro-batches are not faster (`scripts/bench/micro_batch.py`), only larger."""
+CPU_TOKENS = 512
+"""On a CPU larger micro-batches take more memory and no less time.
+
+Measured with `scripts/bench/sft.py --ours batch.tokens_per_device=N`.
+"""
 
 
 def tokens_per_device(config: RunConfig, train: Tokens, device: torch.device) -> int:

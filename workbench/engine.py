@@ -117,7 +117,7 @@ class Fit:
         for indices in micro_batches(rows, self.train.lengths, tokens=self.tokens):
             torch.manual_seed(_dropout_seed(self.config.seed, step, indices))
             part = self.loss(self.train.batch(indices).to(self.device), 1 / supervised)
-            part.backward()  # type: ignore[no-untyped-call]
+            part.backward()
             loss += part.detach()
         norm = nn.utils.clip_grad_norm_(list(self.masters), self.config.train.max_grad_norm)
         mean = float(loss)
@@ -239,7 +239,7 @@ class Fit:
 
     def _trial(self, batch: MicroBatch) -> None:
         try:
-            self.loss(batch.to(self.device), 1.0).backward()  # type: ignore[no-untyped-call]
+            self.loss(batch.to(self.device), 1.0).backward()
         finally:
             for parameter in [*self.model.parameters(), *self.masters]:
                 parameter.grad = None

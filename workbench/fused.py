@@ -29,7 +29,7 @@ class FusedLoraLinear(LoraLinear):
             return output
         base, down, up = self.get_base_layer(), self.lora_A[name].weight, self.lora_B[name].weight
         weights = (base.weight, base.bias, down.to(x.dtype), up.to(x.dtype))
-        fused: Tensor = _LoraLinear.apply(x, *weights, self.scaling[name])
+        fused: Tensor = _LoraLinear.apply(x, *weights, self.scaling[name])  # type: ignore[no-untyped-call]
         return fused
 
     def _is_plain(self, name: str) -> bool:
@@ -46,7 +46,7 @@ class FusedLoraLinear(LoraLinear):
 
 class _LoraLinear(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, x: Tensor, weight_OI: Tensor, bias: Tensor | None, down_RI: Tensor, up_OR: Tensor, scale: float
     ) -> Tensor:
         x_NI = x.reshape(-1, x.shape[-1])
@@ -58,7 +58,7 @@ class _LoraLinear(torch.autograd.Function):
         return output_NO.view(*x.shape[:-1], -1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x_NI, inner_NR, weight_OI, down_RI, up_OR = ctx.saved_tensors
         grad_NO = grad.reshape(-1, grad.shape[-1])
         inner_grad_NR = (grad_NO @ up_OR).mul_(ctx.scale)

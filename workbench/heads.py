@@ -30,7 +30,9 @@ class Head:
     @property
     def vocabulary(self) -> int:
         """V, the head's rows."""
-        return int(self.module.weight.shape[0])  # type: ignore[union-attr, operator]
+        weight = self.module.weight
+        assert isinstance(weight, Tensor)
+        return weight.shape[0]
 
     def trainable(self) -> list[Tensor]:
         """The head's tensors that train: none, unless the backbone or added token rows do."""

@@ -112,12 +112,12 @@ def _merged(texts: list[str]) -> str:
 def _locate(loc: tuple[int | str, ...], values: Any) -> tuple[list[int | str], Any]:
     """The part of pydantic's location that names keys of the file, without union tags, and its parent."""
     path: list[int | str] = []
-    parent = current = values
+    parent: Any = values
+    current: Any = values
     for index, part in enumerate(loc):
         last = index == len(loc) - 1
-        if isinstance(current, dict) and part in current:
-            parent, current = current, current[part]
-        elif isinstance(current, list) and isinstance(part, int) and part < len(current):
+        keys = range(len(current)) if isinstance(current, list) else current if isinstance(current, dict) else ()
+        if part in keys:
             parent, current = current, current[part]
         elif isinstance(current, dict) and last:
             parent = current
@@ -162,7 +162,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     """SafeLoader that refuses a key written twice, which YAML would silently resolve to the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for index, key in enumerate(keys):
             if key in keys[:index]:
                 raise yaml.constructor.ConstructorError(

@@ -18,7 +18,7 @@ from workbench.heads import Head
 
 @dataclass(frozen=True)
 class Shipped:
-    """A saved adapter over a freshly loaded backbone, in evaluation mode, with the tokenizer that it was trained with."""
+    """A saved adapter over a freshly loaded backbone, in evaluation mode, with its tokenizer."""
 
     model: nn.Module
     head: Head

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -83,7 +84,7 @@ def merged(found: Merged, out: Path) -> None:
 
 def comparison(found: Comparison, out: Path) -> None:
     """Runs as columns: measures, settings that differ, and what makes them less comparable than they look."""
-    table = Table(*(Text(name) for name in found.columns))
+    table = Table(*map(escape, found.columns))
     for row in found.rows:
         table.add_row(*map(Text, row))
     table.add_section()

@@ -20,18 +20,18 @@ class StoredLinear(nn.Linear):
         if input.dtype == self.weight.dtype:
             return super().forward(input)
         bias = None if self.bias is None else self.bias.to(input.dtype)
-        output: Tensor = _StoredProduct.apply(input, self.weight, bias)
+        output: Tensor = _StoredProduct.apply(input, self.weight, bias)  # type: ignore[no-untyped-call]
         return output
 
 
 class _StoredProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(weight)
         return F.linear(input, weight.to(input.dtype), bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (weight,) = ctx.saved_tensors
         return grad @ weight.to(grad.dtype), None, None
 

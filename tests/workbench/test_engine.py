@@ -128,7 +128,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(train: Callable[..., Path], mon
 
 
 def test_an_exploding_loss_stops_the_run(train: Callable[..., Path]) -> None:
-    with pytest.raises(TrainingError, match="Lower train.learning_rate"):
+    with pytest.raises(TrainingError, match=r"Lower train\.learning_rate"):
         train("train.learning_rate=30", "train.max_grad_norm=1000", "schedule.warmup=0.5", "train.steps=60")
 
 

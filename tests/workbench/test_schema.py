@@ -71,7 +71,7 @@ def test_malformed_overrides_are_refused(word: str) -> None:
 def test_yaml_that_is_no_recipe(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "my.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="my.yaml") as caught:
+    with pytest.raises(ConfigError, match=r"my\.yaml") as caught:
         read_yaml(path)
     assert expected in str(caught.value)
 

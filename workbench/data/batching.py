@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -36,8 +36,12 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same on `device`."""
-        moved = (x.to(device, non_blocking=True) for x in (self.input_ids_BL, self.positions_N, self.labels_N))
-        return MicroBatch(*moved, tokens=self.tokens)
+        return replace(
+            self,
+            input_ids_BL=self.input_ids_BL.to(device, non_blocking=True),
+            positions_N=self.positions_N.to(device, non_blocking=True),
+            labels_N=self.labels_N.to(device, non_blocking=True),
+        )
 
 
 def steps_per_epoch(rows: int, size: int) -> int:
@@ -69,9 +73,9 @@ def collate(rows: Sequence[tuple[Indices, npt.NDArray[np.bool_]]]) -> MicroBatch
     longest = max(len(ids) for ids, _ in rows)
     input_ids = np.zeros((len(rows), longest), dtype=np.int64)
     target = np.zeros((len(rows), longest), dtype=bool)
-    for row, (ids, supervised) in enumerate(rows):
-        input_ids[row, : len(ids)] = ids
-        target[row, : len(ids)] = supervised
+    for number, (ids, supervised) in enumerate(rows):
+        input_ids[number, : len(ids)] = ids
+        target[number, : len(ids)] = supervised
     # The hidden state at position t predicts token t + 1; the first token of a row has nothing to predict it.
     positions = np.flatnonzero(target[:, 1:])
     row, column = np.divmod(positions, longest - 1) if longest > 1 else (positions, positions)

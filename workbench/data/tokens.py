@@ -25,7 +25,7 @@ from workbench.data.batching import Indices, MicroBatch, collate
 from workbench.errors import DataError
 
 CODE_VERSION = 1
-"""Part of the cache key: raise it when rendering or masking changes."""
+"""Part of the cache key, beside the columns: raise it when rendering or masking changes."""
 
 _FEATURES = Features(
     {
@@ -164,7 +164,9 @@ def read(
     fingerprint = formats.fingerprint(path)
     used = {"format", "columns", "max_tokens", "truncate", "loss_on", "on_bad_row"}
     settings = config.model_dump(mode="json", include=used)
-    key = [CODE_VERSION, fingerprint, settings, limit, template.source, tokenizer.backend_tokenizer.to_str()]
+    # The name is part of what is cached (places), and which token is eos is not part of the backend.
+    written = [template.source, tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map]
+    key = [CODE_VERSION, Path(path).name, fingerprint, settings, limit, *written]
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     folder = cache_folder() / "tokens"
     arrow, notes = folder / f"{name}.arrow", folder / f"{name}.json"

@@ -46,8 +46,9 @@ def agreement(a: Head, hidden_a_ND: Tensor, b: Head, hidden_b_ND: Tensor) -> Agr
     """Compare the distributions that two heads give for their own model's hidden states at the same positions."""
     divergence, same = 0.0, 0
     for first, second in zip(hidden_a_ND.split(POSITIONS), hidden_b_ND.split(POSITIONS), strict=True):
-        log_a = F.log_softmax(a.project(first).float(), dim=-1)
-        log_b = F.log_softmax(b.project(second).float(), dim=-1)
+        # In float64, because a divergence of almost nothing would round to less than nothing.
+        log_a = F.log_softmax(a.project(first).double(), dim=-1)
+        log_b = F.log_softmax(b.project(second).double(), dim=-1)
         divergence += float(F.kl_div(log_b, log_a, reduction="sum", log_target=True))
         same += int((log_a.argmax(-1) == log_b.argmax(-1)).sum())
     count = len(hidden_a_ND)

@@ -91,8 +91,8 @@ def answers(
     return [
         Answer(
             place=tokens.place(index),
-            prompt=tokenizer.decode(turn.input_ids[: turn.start], skip_special_tokens=True),
-            reference=tokenizer.decode(turn.input_ids[turn.start : turn.stop], skip_special_tokens=True).strip(),
+            prompt=_text(tokenizer, turn.input_ids[: turn.start]),
+            reference=_text(tokenizer, turn.input_ids[turn.start : turn.stop]).strip(),
             answer=answer,
         )
         for (index, turn), answer in zip(asked, written, strict=True)
@@ -157,7 +157,7 @@ def complete(
             generation_config=generation(stop, max_new_tokens=max_new_tokens),
         )
         for index, ids in zip(indices, output[:, longest:], strict=True):
-            written[int(index)] = tokenizer.decode(ids, skip_special_tokens=True).strip()
+            written[int(index)] = _text(tokenizer, ids).strip()
     return [written[index] for index in range(len(prompts))]
 
 
@@ -170,12 +170,18 @@ def generation(stop: Sequence[int], *, max_new_tokens: int) -> GenerationConfig:
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Tokens) -> list[int]:
     """The end-of-sequence token and whatever ends a supervised turn in `tokens`: where generation stops."""
-    special = set(tokenizer.all_special_ids)
+    # Tokens added as special, such as a template's end of turn, are not among `all_special_ids`.
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special.update(tokenizer.all_special_ids)
     found = {int(row.input_ids[turn.stop - 1]) for row in _first(tokens, 64) for turn in [_last_turn(row)] if turn.stop}
     if tokenizer.eos_token_id is not None:
         special.add(tokenizer.eos_token_id)
         found.add(tokenizer.eos_token_id)
     return sorted(found & special)
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, ids: Indices | Tensor) -> str:
+    return str(tokenizer.decode(ids, skip_special_tokens=True))
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def next_token(
     Returns:
         Scalar float32.
     """
-    loss: Tensor = _ChunkedCrossEntropy.apply(hidden_ND, labels_N, project, vocabulary, scale, *weights)
+    loss: Tensor = _ChunkedCrossEntropy.apply(hidden_ND, labels_N, project, vocabulary, scale, *weights)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -55,7 +55,7 @@ def token_scores(hidden_ND: Tensor, labels_N: Tensor, project: Project, *, vocab
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, hidden_ND: Tensor, labels_N: Tensor, project: Project, vocabulary: int, scale: float, *weights: Tensor
     ) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=hidden_ND.device)
@@ -76,7 +76,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden_grad, *weight_grads = ctx.saved_tensors
         return hidden_grad * grad, None, None, None, None, *(g * grad for g in weight_grads)
 

@@ -41,5 +41,3 @@ def test_scores_are_per_token() -> None:
     logits = head(hidden)
     torch.testing.assert_close(losses, -logits.log_softmax(-1)[range(5), labels].detach())
     assert hits.tolist() == (logits.argmax(-1) == labels).tolist()
-
-
