@@ -46,7 +46,7 @@ def attach(model: PreTrainedModel, config: Lora | Full, *, seed: int, new_token_
 
     if isinstance(config, Full):
         return model.requires_grad_(True)
-    rows = {name: new_token_ids for name in _vocabulary_modules(model)} if new_token_ids else None
+    rows = {name: new_token_ids for name in _prepare_rows(model)} if new_token_ids else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         peft_config = config.to_peft(targets=targets.resolve(model, config.targets), token_rows=rows)
@@ -72,8 +72,10 @@ def load(model: PreTrainedModel, folder: Path) -> nn.Module:
     Raises:
         BackboneError: the adapter was made for another backbone: the tensors that do not fit are named.
     """
-    from peft import PeftModel
+    from peft import PeftConfig, PeftModel
 
+    if getattr(PeftConfig.from_pretrained(str(folder)), "trainable_token_indices", None):
+        _prepare_rows(model)
     try:
         with _without_deprecations():
             warnings.simplefilter("error", UserWarning)  # PEFT only warns where the adapter's tensors match no module
@@ -119,10 +121,26 @@ def _without_deprecations() -> Iterator[None]:
         yield
 
 
-def _vocabulary_modules(model: PreTrainedModel) -> list[str]:
-    """Leaf names of the input embedding and, where it has weights of its own, of the output head."""
+def _prepare_rows(model: PreTrainedModel) -> list[str]:
+    """Leaf names of the modules whose rows can be trained: the embedding, and the head where its weights are its own.
+
+    PEFT multiplies with their whole weight, so it has to be stored in the precision that it is computed in.
+
+    Raises:
+        BackboneError: the head has a bias, which PEFT would leave out.
+    """
+    import torch
+
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    wanted = [embedding] if head is None or head.weight is embedding.weight else [embedding, head]
+    if head.bias is not None:
+        raise BackboneError(
+            f"model.new_tokens: the output head of {type(model).__name__} has a bias, with which PEFT cannot train "
+            "single rows. Leave model.new_tokens out, or take another backbone."
+        )
+    computed = embedding(torch.zeros(1, 1, dtype=torch.int64, device=model.device)).dtype
+    wanted = [embedding] if head.weight is embedding.weight else [embedding, head]
+    for module in wanted:
+        module.weight.data = module.weight.data.to(computed)
     names = {id(module): name.rsplit(".", 1)[-1] for name, module in model.named_modules()}
     return [names[id(module)] for module in wanted]
 

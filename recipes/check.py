@@ -16,6 +16,7 @@ from workbench.data import checks, tokens
 from workbench.data.batching import steps_per_epoch
 from workbench.data.chat import Template
 from workbench.data.tokens import Row, Splits
+from workbench.errors import BackboneError
 from workbench.recipes.sft import read_template
 
 SHOWN = 3
@@ -70,6 +71,10 @@ def pieces(row: Row, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool
 def _targets(config: RunConfig) -> list[str]:
     """The modules that would get an adapter, from the architecture alone."""
     assert not isinstance(config.adapter, Full)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(backbones.hub_config(config.model))
+    hub = backbones.hub_config(config.model)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(hub, trust_remote_code=config.model.trust_remote_code)
+    except ValueError:
+        raise BackboneError(f"model.id={config.model.id}: {type(hub).__name__} has no causal language model.") from None
     return targets.resolve(model, config.adapter.targets)

@@ -65,7 +65,9 @@ def test_killed_at_random_moments(tmp_path: Path, stories: str, questions: Path)
     assert inside_a_write >= 3
     _join(_start(context, recipe, broken, resume=True))
 
-    records = [[json.loads(line) for line in (run / "metrics.jsonl").open()] for run in (straight, broken)]
+    records = [
+        [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (straight, broken)
+    ]
     steps, losses = ([[record[key] for record in run] for run in records] for key in ("step", "loss"))
     assert steps[0] == steps[1] == list(range(1, STEPS + 1))
     assert losses[0] == losses[1]

@@ -66,7 +66,8 @@ def find(model: nn.Module, backbone: PreTrainedModel) -> Head:
     """The head of `model`, checked: body and head apart must give the logits that the model gives.
 
     Raises:
-        BackboneError: they do not, so that the family does something to its logits that is not known here.
+        BackboneError: they do not, so that the family does something to its logits that is not known here; or
+            the model looks at the tokens that it is to predict.
     """
     config = backbone.config.get_text_config()
     divisor = getattr(config, "logits_scaling", None) or 1.0  # Granite
@@ -81,10 +82,35 @@ def find(model: nn.Module, backbone: PreTrainedModel) -> Head:
     with torch.no_grad():
         wanted = model(input_ids=ids, use_cache=False).logits
         found = head.project(head.hidden(model, ids))
+    looks_right = _looks_right(head, model, backbone, ids)
     model.train(training)
     if not torch.allclose(found, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max())):
         raise BackboneError(
             f"{type(backbone).__name__}: its logits are not those of its output head alone, so its loss cannot be "
             "computed in chunks. Please report this family; another backbone works today."
         )
+    if looks_right:
+        raise BackboneError(
+            f"{type(backbone).__name__} is no causal language model: each position sees the tokens after it, so that "
+            "it would learn to copy them. Take a backbone that generates text."
+        )
     return head
+
+
+def _looks_right(head: Head, model: nn.Module, backbone: PreTrainedModel, ids_BL: Tensor) -> bool:
+    """Whether the first position depends on later ones, by gradients, which are exact zeros where it does not."""
+    embedded: list[Tensor] = []
+
+    def catch(_: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
+        embedded.append(output.detach().requires_grad_())
+        return embedded[0].clone()  # bodies may scale it in place
+
+    handle = backbone.get_input_embeddings().register_forward_hook(catch)
+    try:
+        with torch.enable_grad():
+            first_D = head.hidden(model, ids_BL)[0, 0]
+            weights_D = torch.arange(len(first_D), device=first_D.device, dtype=first_D.dtype)
+            (grad_BLD,) = torch.autograd.grad((first_D * weights_D).sum(), embedded)
+    finally:
+        handle.remove()
+    return bool(grad_BLD[:, 1:].any())

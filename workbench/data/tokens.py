@@ -166,7 +166,7 @@ def read(
     settings = config.model_dump(mode="json", include=used)
     # The name is part of what is cached (places), and which token is eos is not part of the backend.
     written = [template.source, tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map]
-    key = [CODE_VERSION, Path(path).name, fingerprint, settings, limit, *written]
+    key = [CODE_VERSION, sorted(_FEATURES), Path(path).name, fingerprint, settings, limit, *written]
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     folder = cache_folder() / "tokens"
     arrow, notes = folder / f"{name}.arrow", folder / f"{name}.json"
