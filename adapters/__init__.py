@@ -50,7 +50,7 @@ def attach(model: PreTrainedModel, config: Lora | Full, *, seed: int, new_token_
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         peft_config = config.to_peft(targets=targets.resolve(model, config.targets), token_rows=rows)
-        with _without_deprecations():
+        with _without_hints():
             return get_peft_model(model, peft_config)
 
 
@@ -77,7 +77,7 @@ def load(model: PreTrainedModel, folder: Path) -> nn.Module:
     if getattr(PeftConfig.from_pretrained(str(folder)), "trainable_token_indices", None):
         _prepare_rows(model)
     try:
-        with _without_deprecations():
+        with _without_hints():
             warnings.simplefilter("error", UserWarning)  # PEFT only warns where the adapter's tensors match no module
             return PeftModel.from_pretrained(model, str(folder)).eval()
     except (RuntimeError, ValueError, UserWarning) as error:
@@ -114,9 +114,10 @@ def is_adapter(folder: Path) -> bool:
 
 
 @contextmanager
-def _without_deprecations() -> Iterator[None]:
-    """Keep PEFT's use of what transformers calls deprecated to itself."""
+def _without_hints() -> Iterator[None]:
+    """Keep two warnings to itself: PEFT's use of what transformers calls deprecated, and a setting that it corrects."""
     with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False", category=UserWarning)
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
         yield
 

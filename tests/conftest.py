@@ -3,21 +3,46 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# The hub's client reads this once, when it is first imported.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 FILES = Path(__file__).parent / "files"
 STORIES = FILES / "stories260k"
+
+GROUPED: dict[str, Any] = {"num_key_value_heads": 2}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Cohere": {**GROUPED, "logit_scale": 0.25},
+    "Falcon": {},
+    "GPT2": {"n_positions": 64},
+    "GPTNeoX": {},
+    "Gemma2": {**GROUPED, "head_dim": 8, "final_logit_softcapping": 2.0, "sliding_window": 4},
+    "Gemma3Text": {**GROUPED, "head_dim": 8, "final_logit_softcapping": 2.0, "sliding_window": 4},
+    "Granite": {**GROUPED, "logits_scaling": 4.0},
+    "Llama": GROUPED,
+    "Mistral": {**GROUPED, "sliding_window": 4},
+    "Mixtral": {**GROUPED, "num_local_experts": 4},
+    "OPT": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "Phi": {},
+    "Qwen3": {**GROUPED, "head_dim": 8},
+}
+"""Configuration classes, with what makes each family different."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No network, no shared cache, one thread."""
+    """No shared cache, one thread."""
     patch = pytest.MonkeyPatch()
-    patch.setenv("HF_HUB_OFFLINE", "1")
     patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
     torch.set_num_threads(1)  # these models are too small to share among threads
     yield
@@ -33,10 +58,71 @@ def stories() -> str:
 @pytest.fixture
 def questions(tmp_path: Path) -> Path:
     """120 short questions with answers of unequal length."""
+    return write_questions(tmp_path / "questions.jsonl", [f"{n + 1}" + " it is" * (n % 7) for n in range(120)])
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
+    """A finished run that taught stories260K to answer in short sentences with LoRA, in float32. Not to be changed."""
+    import workbench
+    from workbench.config import RunConfig
+
+    folder = tmp_path_factory.mktemp("trained")
+    questions = write_questions(folder / "questions.jsonl", [f"It is {n + 1}." for n in range(120)])
+    sections = {
+        "recipe": "sft",
+        "model": {"id": stories, "weights": "float32"},
+        "adapter": {"method": "lora", "rank": 4, "alpha": 8},
+        "data": {"train": str(questions), "held_out": 0.1},
+        "batch": {"size": 8},
+        "train": {"steps": 30, "learning_rate": 1e-2},
+        "evaluate": {"every": None, "answers": 6, "max_new_tokens": 12},
+        "save": {"every": None},
+    }
+    return workbench.run(RunConfig.model_validate(sections), out=folder / "run", quiet=True)
+
+
+@pytest.fixture(params=sorted(FAMILIES))
+def family(request: pytest.FixtureRequest) -> PreTrainedModel:
+    """A tiny model with seeded weights, of each family in turn."""
+    return tiny(request.param)
+
+
+@pytest.fixture
+def llama() -> PreTrainedModel:
+    """A tiny Llama with seeded weights and a head of its own."""
+    return tiny("Llama", tie_word_embeddings=False)
+
+
+def tiny(name: str, **settings: Any) -> PreTrainedModel:
+    """Two layers, 32 wide, 64 tokens; the weights are large enough for the logits to differ."""
+    import transformers
+
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 64,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    config = getattr(transformers, f"{name}Config")(**{**sizes, **FAMILIES[name], **settings})
+    torch.manual_seed(0)
+    model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters():
+        if parameter.ndim >= 2:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model.eval()
+
+
+def write_questions(path: Path, answers: list[str]) -> Path:
+    """Rows of questions, of unequal length, and these answers."""
     rows = [
-        {"question": f"What comes after {n}?" + " Think about it." * (n % 5), "answer": f"{n + 1}" + " it is" * (n % 7)}
-        for n in range(120)
+        {"question": f"What comes after {n}?" + " Think about it." * (n % 5), "answer": answer}
+        for n, answer in enumerate(answers)
     ]
-    path = tmp_path / "questions.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

@@ -1,0 +1,49 @@
+"""Run directories without the training: what a verb reads of a run is its configuration, data and adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from workbench import adapters, backbones, evaluation, runs, shipped
+from workbench.adapters import Full
+from workbench.config import RunConfig
+from workbench.data import tokens
+from workbench.data.chat import Template
+
+SaveRun = Callable[..., Path]
+
+
+@pytest.fixture
+def save_run(tmp_path: Path, stories: str, questions: Path) -> SaveRun:
+    """Makes a run whose adapter holds random values; takes sections of its configuration."""
+
+    def save(**sections: Any) -> Path:
+        base: dict[str, Any] = {
+            "recipe": "sft",
+            "model": {"id": stories, "weights": "float32", "compute": "float32"},
+            "adapter": {"method": "lora", "rank": 4, "alpha": 8},
+            "data": {"train": str(questions), "held_out": 0.1},
+            "evaluate": {"every": None, "answers": 4, "max_new_tokens": 8},
+        }
+        config = RunConfig.model_validate({**base, **sections})
+        run = runs.start(tmp_path / "run", config, resume=False)
+        tokenizer = backbones.tokenizer(config.model)
+        template = Template(tokenizer)
+        backbone = backbones.load(config.model, tokenizer, trainable=isinstance(config.adapter, Full))
+        new = [int(tokenizer.convert_tokens_to_ids(token)) for token in config.model.new_tokens]
+        model = adapters.attach(backbone.model, config.adapter, seed=0, new_token_ids=new)
+        generator = torch.Generator().manual_seed(1)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
+        data = tokens.load(config.data, tokenizer, template, seed=config.seed)
+        shipped.save(model, run.adapter, tokenizer, template, evaluation.stop_tokens(tokenizer, data.train))
+        run.close()
+        return run.path
+
+    return save

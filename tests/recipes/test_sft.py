@@ -1,0 +1,85 @@
+"""The recipe on real backbones and real data: every shipped YAML, every weight format, every kind of row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import workbench
+from workbench import recipes
+from workbench.recipes.load import load
+
+FILES = Path(__file__).parent.parent / "files"
+GSM8K = Path(__file__).parent.parent.parent / "scripts" / "bench" / "gsm8k_256.jsonl"
+SHORT = ["train.steps=3", "data.limit=24", "batch.size=4", "evaluate.answers=2", "evaluate.every=2", "save.every=2"]
+
+
+def _losses(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def _scores(run: Path) -> dict[str, dict[str, float]]:
+    return dict(json.loads((run / "scores.json").read_text()))
+
+
+@pytest.mark.parametrize("name", recipes.shipped())
+def test_every_shipped_recipe_trains(name: str, tmp_path: Path) -> None:
+    text = (recipes.CONFIGS / f"{name}.yaml").read_text()
+    assert text.startswith(f"# workbench run {name}")
+    held_out = tmp_path / "held_out.jsonl"
+    rows = (Path(workbench.__file__).parent / "starter" / "fairytaleqa_held_out.jsonl").read_text().splitlines()
+    held_out.write_text("\n".join(rows[:6]))
+    run = workbench.run(name, [*SHORT, f"data.held_out={held_out}"], out=tmp_path / "run", quiet=True)
+    losses = _losses(run)
+    assert len(losses) == 3 and all(3 < loss < 8 for loss in losses)
+    assert {"loss", "perplexity", "token_accuracy", "f1", "rouge_l"} == set(_scores(run)["after"])
+    assert json.loads((run / "manifest.json").read_text())["status"] == "done"
+    assert (run / "report.html").exists() and (run / "predictions.parquet").exists()
+
+
+def test_recorded_losses(tmp_path: Path) -> None:
+    """The first steps of the quickstart, as they were when this was written: a change of numerics shows here."""
+    overrides = ["train.steps=4", "batch.size=4", "evaluate.answers=0", "evaluate.every=null", "model.weights=float32"]
+    run = workbench.run("sft/quickstart", [*overrides, "data.held_out=0.01"], out=tmp_path / "run", quiet=True)
+    assert _losses(run) == pytest.approx(RECORDED, rel=1e-3)
+
+
+RECORDED = [5.24097, 6.02138, 4.93366, 7.08929]
+
+
+@pytest.mark.parametrize("model", ["starter", str(FILES / "stories260k")])
+@pytest.mark.parametrize("data", ["gsm8k", "oasst"])
+def test_gsm8k_and_multi_turn_conversations(model: str, data: str, tmp_path: Path) -> None:
+    source = GSM8K if data == "gsm8k" else FILES / "formats" / "oasst_en_100_tree.jsonl"
+    overrides = [f"model.id={model}", f"data.train={source}", "data.held_out=0.25", "data.max_tokens=384"]
+    run = workbench.run(
+        "sft/quickstart", [*SHORT, *overrides, "train.steps=6"], out=tmp_path / "run", quiet=True
+    )
+    losses = _losses(run)
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
+def test_quantised_training_ends_within_five_percent_of_bfloat16(tmp_path: Path) -> None:
+    overrides = ["train.steps=30", "batch.size=4", "data.limit=240", "evaluate.answers=0", "evaluate.every=null"]
+    after = {}
+    for weights in ("bfloat16", "nf4", "int8"):
+        run = workbench.run(
+            "sft/quickstart",
+            [*overrides, f"model.weights={weights}", "data.held_out=0.2"],
+            out=tmp_path / weights,
+            quiet=True,
+        )
+        scores = _scores(run)
+        assert scores["after"]["loss"] < scores["before"]["loss"] - 0.8
+        after[weights] = scores["after"]["loss"]
+    assert after["nf4"] == pytest.approx(after["bfloat16"], rel=0.05)
+    assert after["int8"] == pytest.approx(after["bfloat16"], rel=0.05)
+
+
+def test_other_training_data_leave_the_recipes_held_out_file() -> None:
+    assert load("sft/quickstart").data.held_out == "starter/fairytaleqa_held_out.jsonl"
+    assert load("sft/quickstart", ["data.train=my.jsonl"]).data.held_out == 0.05
+    assert load("sft/quickstart", ["data.train=my.jsonl", "data.held_out=other.jsonl"]).data.held_out == "other.jsonl"

@@ -1,0 +1,224 @@
+"""What is decided about a backbone, and what a person is told where it cannot be had."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import PretrainedConfig
+
+from workbench import backbones
+from workbench.config import ModelConfig
+from workbench.errors import BackboneError
+from workbench.starter import FOLDER
+
+CPU = torch.device("cpu")
+STORED = "computed in float32: this device has no bfloat16 units"
+EMULATED = "bfloat16 products are emulated on this device"
+
+
+def _load(**section: Any) -> backbones.Backbone:
+    config = ModelConfig.model_validate(section)
+    return backbones.load(config, backbones.tokenizer(config))
+
+
+@pytest.mark.parametrize(
+    ("units", "checkpoint", "section", "trainable", "weights", "compute", "note"),
+    [
+        (False, "float32", {}, False, "float32", "float32", ""),
+        (False, "bfloat16", {}, False, "bfloat16", "float32", STORED),
+        (False, "float16", {}, False, "float16", "float32", STORED),
+        (False, "bfloat16", {}, True, "float32", "float32", ""),
+        (False, None, {}, False, "float32", "float32", ""),
+        (True, "float32", {}, False, "bfloat16", "bfloat16", ""),
+        (True, "float16", {}, False, "bfloat16", "bfloat16", ""),
+        (True, "bfloat16", {}, True, "bfloat16", "bfloat16", ""),
+        (False, "float32", {"weights": "float16"}, False, "float16", "float32", STORED),
+        (False, "float32", {"weights": "bfloat16", "compute": "bfloat16"}, False, "bfloat16", "bfloat16", EMULATED),
+        (True, "float32", {"weights": "float16"}, False, "float16", "bfloat16", "stored in float16, computed in bfloat"),
+        (True, "bfloat16", {"weights": "float32"}, False, "float32", "float32", ""),
+        (False, "bfloat16", {"weights": "nf4"}, False, "nf4", "float32", ""),
+        (True, "bfloat16", {"weights": "nf4"}, False, "nf4", "bfloat16", ""),
+        (True, "bfloat16", {"weights": "int8", "compute": "float16"}, False, "int8", "float16", ""),
+    ],
+)
+def test_precision(
+    units: bool,
+    checkpoint: str | None,
+    section: dict[str, str],
+    trainable: bool,
+    weights: str,
+    compute: str,
+    note: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backbones, "has_bfloat16_units", lambda _: units)
+    hub = PretrainedConfig(dtype=checkpoint)
+    found = backbones._precision(ModelConfig.model_validate(section), hub, CPU, trainable=trainable)
+    assert found[:2] == (weights, getattr(torch, compute))
+    assert [note in text for text in found[2]] == ([True] if note else [])
+
+
+@pytest.mark.parametrize(
+    ("section", "trainable", "cure"),
+    [
+        ({"weights": "float32", "compute": "bfloat16"}, False, "write model.weights=bfloat16 as well"),
+        ({"weights": "bfloat16"}, True, "write model.weights=float32"),
+    ],
+)
+def test_precisions_that_contradict_each_other_are_refused(
+    section: dict[str, str], trainable: bool, cure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backbones, "has_bfloat16_units", lambda _: False)
+    with pytest.raises(BackboneError, match=cure):
+        backbones._precision(ModelConfig.model_validate(section), PretrainedConfig(), CPU, trainable=trainable)
+
+
+@pytest.mark.parametrize(
+    ("flags", "capability", "expected"),
+    [
+        ("flags : fpu avx2 avx512f avx512_bf16", "AVX512", True),
+        ("flags : fpu avx2 amx_bf16 amx_tile", "AVX512", True),
+        ("flags : fpu avx2 avx512f avx512_vnni", "AVX512", False),
+        ("Features : fp asimd bf16 i8mm", "SVE256", True),
+        ("Features : fp asimd bf16 i8mm", "DEFAULT", False),
+        ("Features : fp asimd", "DEFAULT", False),
+    ],
+)
+def test_bfloat16_units_of_a_processor(
+    flags: str, capability: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "exists", lambda _: True)
+    monkeypatch.setattr(Path, "read_text", lambda _: flags)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert backbones.has_bfloat16_units.__wrapped__(CPU) is expected
+
+
+@pytest.mark.parametrize("weights", ["auto", "float32", "bfloat16", "float16"])
+def test_a_checkpoint_arrives_bit_for_bit(stories: str, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backbones, "has_bfloat16_units", lambda _: False)
+    backbone = _load(id=stories, weights=weights)
+    assert (backbone.weights, backbone.compute) == ("float32" if weights == "auto" else weights, torch.float32)
+    dtype = backbones.DTYPES[backbone.weights]
+    with safe_open(Path(stories) / "model.safetensors", "pt") as file:
+        for name, parameter in backbone.model.named_parameters():
+            wanted = file.get_tensor(name).to(dtype)
+            assert torch.equal(parameter, wanted.to(parameter.dtype)), name
+    assert not backbone.model.training and not any(p.requires_grad for p in backbone.model.parameters())
+    norms = sum(p.numel() for p in backbone.model.parameters() if p.ndim == 1)
+    total = sum(p.numel() for p in backbone.model.parameters())
+    assert backbone.weight_bytes == total * dtype.itemsize + norms * (4 - dtype.itemsize)
+
+
+@pytest.mark.parametrize(
+    ("weights", "bits", "constants"),
+    [("nf4", 4, 1 / 64), ("int8", 8, 0.0)],  # double quantisation: a byte of scale for every 64 weights
+)
+def test_weight_bytes_of_quantised_backbones(weights: str, bits: int, constants: float) -> None:
+    backbone = _load(id="starter", weights=weights, compute="float32")
+    linear = [module for name, module in backbone.model.named_modules() if name.endswith("_proj")]
+    sizes = [(module.in_features, module.out_features) for module in linear]
+    small = sum(rows * columns * bits // 8 for rows, columns in sizes)
+    scales = sum(rows * columns * constants if constants else 4 * columns for rows, columns in sizes)
+    others = sum(p.nbytes for name, p in backbone.model.named_parameters() if "_proj" not in name)
+    assert backbone.weights == weights and backbone.compute == torch.float32
+    # Tables of the code are left over: 16 values and 256 values for each layer, and its description.
+    assert 0 <= backbone.weight_bytes - (small + scales + others) <= len(linear) * 4 * (16 + 256 + 64)
+    outputs = backbone.model(input_ids=torch.arange(8)[None])
+    assert outputs.logits.dtype == torch.float32
+
+
+def test_nf4_differs_from_the_checkpoint_by_what_nf4_rounds(stories: str) -> None:
+    exact, rounded = (
+        _load(id=stories, weights="float32", compute="float32").model,
+        _load(id=stories, weights="nf4", compute="float32").model.dequantize(torch.float32),
+    )
+    for name, wanted in exact.state_dict().items():
+        found = rounded.state_dict()[name]
+        error = float((found - wanted).norm() / wanted.norm())
+        assert 0.02 < error < 0.15 if "_proj" in name else error == 0, name
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_the_attention_kernel_is_the_one_asked_for(stories: str, attention: str) -> None:
+    assert _load(id=stories, weights="float32", attention=attention).model.config._attn_implementation == attention
+
+
+def test_a_missing_pad_token_is_not_invented(stories: str, trained: Path) -> None:
+    assert backbones.tokenizer(ModelConfig(id=stories)).pad_token is None
+    saved = backbones.tokenizer(ModelConfig(id=str(trained / "adapter")))
+    assert saved.pad_token is None and len(saved) == 512
+
+
+def test_new_tokens_grow_the_vocabulary_by_themselves_and_keep_the_old_rows(stories: str) -> None:
+    config = ModelConfig(id=stories, weights="float32", new_tokens=("<|one|>", "<|two|>"))
+    tokenizer = backbones.tokenizer(config)
+    assert tokenizer("a<|two|>b", add_special_tokens=False)["input_ids"].count(513) == 1
+    grown, plain = (_load(**section) for section in (config.model_dump(), {"id": stories, "weights": "float32"}))
+    old, new = (each.model.get_input_embeddings().weight for each in (plain, grown))
+    assert old.shape == (512, 64) and new.shape == (514, 64)
+    assert torch.equal(old, new[:512])
+    assert grown.model.get_output_embeddings().weight is new
+
+
+def test_a_token_that_is_known_already_is_refused(stories: str) -> None:
+    with pytest.raises(BackboneError, match=r"model.new_tokens: </s> already in the vocabulary of .*Leave them out"):
+        backbones.tokenizer(ModelConfig(id=stories, new_tokens=("</s>", "<|one|>")))
+
+
+def test_offline_the_cure_is_named() -> None:
+    for function in (backbones.tokenizer, backbones.hub_config):
+        with pytest.raises(BackboneError) as caught:
+            function(ModelConfig(id="owner/nothing"))
+        text = str(caught.value)
+        assert text.startswith("model.id=owner/nothing cannot be loaded: the hub cannot be reached")
+        assert "hf download owner/nothing" in text and "`starter`" in text
+
+
+@pytest.mark.parametrize("name", ["./nothing", "/no/such/folder", "~/no-such-folder", "a/b/c"])
+def test_a_folder_that_is_not_there(name: str) -> None:
+    with pytest.raises(BackboneError, match=f"model.id: no folder {name}. Write an existing folder, a hub id"):
+        backbones.tokenizer(ModelConfig(id=name))
+
+
+@pytest.mark.parametrize(
+    ("raised", "cure"),
+    [
+        (OSError("We couldn't connect to 'https://huggingface.co'"), "hf download owner/name"),
+        (OSError("401 Client Error. Cannot access gated repo"), "hf auth login"),
+        (OSError("owner/name is not a valid model identifier listed on 'https://huggingface.co/models'"), "spelling"),
+        (ValueError("contains custom code ... pass the argument `trust_remote_code=True`"), "trust_remote_code=true"),
+        (KeyError("brandnew"), "brandnew"),
+    ],
+)
+def test_what_the_hub_says_becomes_what_to_do(raised: Exception, cure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+
+    def fail(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(backbones.AutoConfig, "from_pretrained", fail)
+    with pytest.raises(BackboneError, match=cure) as caught:
+        backbones.hub_config(ModelConfig(id="owner/name"))
+    assert str(caught.value).startswith("model.id=owner/name cannot be loaded: ")
+
+
+def test_code_that_comes_with_a_backbone_does_not_run(stories: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(stories, tmp_path / "foreign"))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "foreign", "auto_map": {"AutoConfig": "foreign.Foreign"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "foreign.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(BackboneError):
+        backbones.hub_config(ModelConfig(id=str(folder)))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_starter_is_found_by_name() -> None:
+    assert backbones.hub_config(ModelConfig()).model_type == "llama"
+    assert len(backbones.tokenizer(ModelConfig())) == json.loads((FOLDER / "config.json").read_text())["vocab_size"]
