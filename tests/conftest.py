@@ -20,6 +20,15 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 FILES = Path(__file__).parent / "files"
 STORIES = FILES / "stories260k"
 
+CHAT_TEMPLATE = """\
+{%- for message in messages %}
+    {{- '<|start|>' + message.role + '\n' + message.content + '<|end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start|>assistant\n' }}
+{%- endif %}
+"""
+
 GROUPED: dict[str, Any] = {"num_key_value_heads": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
     "Cohere": {**GROUPED, "logit_scale": 0.25},
@@ -63,16 +72,24 @@ def questions(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
-    """A finished run that taught stories260K to answer in short sentences with LoRA, in float32. Not to be changed."""
+    """A finished run that taught stories260K short answers: LoRA, a chat template, two new tokens. Not to be changed."""
     import workbench
     from workbench.config import RunConfig
 
     folder = tmp_path_factory.mktemp("trained")
+    template = folder / "template.jinja"
+    template.write_text(CHAT_TEMPLATE)
     questions = write_questions(folder / "questions.jsonl", [f"It is {n + 1}." for n in range(120)])
     sections = {
         "recipe": "sft",
-        "model": {"id": stories, "weights": "float32"},
-        "adapter": {"method": "lora", "rank": 4, "alpha": 8},
+        "model": {
+            "id": stories,
+            "weights": "float32",
+            "compute": "float32",
+            "chat_template": str(template),
+            "new_tokens": ["<|start|>", "<|end|>"],
+        },
+        "adapter": {"method": "lora", "rank": 8, "alpha": 16},
         "data": {"train": str(questions), "held_out": 0.1},
         "batch": {"size": 8},
         "train": {"steps": 30, "learning_rate": 1e-2},

@@ -16,20 +16,23 @@ from workbench.data.batching import MicroBatch
 from workbench.data.tokens import Tokens, cache_folder
 from workbench.errors import ConfigError
 
-CPU_TOKENS = 512
-"""On a CPU larger micro-batches take more memory and no less time.
+CPU_ELEMENTS = 2**19
+"""On a CPU, tokens times hidden width of a micro-batch: more takes more memory and no less time.
 
 Measured with `scripts/bench/sft.py --ours batch.tokens_per_device=N`.
 """
 
 
-def tokens_per_device(config: RunConfig, train: Tokens, device: torch.device) -> int:
-    """The configured budget, checked against the longest row; for `auto` the largest worth trying."""
+def tokens_per_device(config: RunConfig, train: Tokens, device: torch.device, *, width: int) -> int:
+    """The configured budget, checked against the longest row; for `auto` the largest worth trying.
+
+    `width` is the hidden size of the backbone.
+    """
     longest = int(train.lengths.max())
     wanted = config.batch.tokens_per_device
     if wanted == "auto":
         whole_batch = longest * config.batch.size
-        return min(whole_batch, max(longest, CPU_TOKENS)) if device.type == "cpu" else whole_batch
+        return min(whole_batch, max(longest, CPU_ELEMENTS // width)) if device.type == "cpu" else whole_batch
     if wanted < longest:
         raise ConfigError(
             f"batch.tokens_per_device: {wanted} is below the longest example ({longest} tokens, "

@@ -210,7 +210,9 @@ class Fit:
         if self.config.train.compile:
             for layer in decoder_layers(self.model):
                 layer.compile(dynamic=True)
-        tokens = budget.tokens_per_device(self.config, self.train, self.device)
+        tokens = budget.tokens_per_device(
+            self.config, self.train, self.device, width=self.model.config.get_text_config().hidden_size
+        )
         checkpointing = self.config.train.checkpointing
         if checkpointing is True:
             _recompute_activations(self.model)

@@ -104,19 +104,21 @@ def listing(what: str, folder: Path) -> None:
         table = Table("recipe", "what it says of itself")
         for name in shipped():
             lines = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
-            table.add_row(name, "\n".join(line.lstrip("# ") for line in lines if line.startswith("#")))
+            table.add_row(name, Text("\n".join(line.lstrip("# ") for line in lines if line.startswith("#"))))
     elif what == "adapters":
         from workbench.adapters import METHODS
 
         table = Table("method", "what it is")
-        for name, section in METHODS.items():
-            table.add_row(name, str(section.__doc__))
+        for section in dict.fromkeys(METHODS.values()):
+            names = [name for name, each in METHODS.items() if each is section]
+            about = [section.__doc__, section.model_fields["method"].description]
+            table.add_row("\n".join(names), Text("\n".join(filter(None, about))))
     elif what == "runs":
         table = Table("run", "status", "held-out loss before", "after")
         for path in sorted(folder.glob("*/manifest.json")):
             found = read_json(path.parent / "scores.json")
             losses = (f"{found[when]['loss']:.4f}" if when in found else "" for when in ("before", "after"))
-            table.add_row(str(path.parent), read_json(path).get("status", ""), *losses)
+            table.add_row(Text(str(path.parent)), read_json(path).get("status", ""), *losses)
     else:
         raise ConfigError(f"ls {what}: expected recipes, adapters or runs.")
     _out.print(table)

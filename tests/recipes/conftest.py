@@ -42,6 +42,7 @@ def save_run(tmp_path: Path, stories: str, questions: Path) -> SaveRun:
             if parameter.requires_grad:
                 parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
         data = tokens.load(config.data, tokenizer, template, seed=config.seed)
+        run.note(data={"train": data.train.facts()})
         shipped.save(model, run.adapter, tokenizer, template, evaluation.stop_tokens(tokenizer, data.train))
         run.close()
         return run.path

@@ -162,9 +162,7 @@ def test_a_trained_run_merges_into_a_model_that_generates_alike(trained: Path, t
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
     stock = _stock(tmp_path / "merged")
     question = [{"role": "user", "content": "What comes after 12?"}]
-    asked = tokenizer.apply_chat_template(
-        question, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
+    asked = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     assert asked["input_ids"][0].tolist() == unmerged.template.prompt(question)
     written = stock.generate(**asked, max_new_tokens=40, do_sample=False, pad_token_id=0)
     wanted = unmerged.model.generate(  # type: ignore[operator]

@@ -54,9 +54,7 @@ RECORDED = [5.24097, 6.02138, 4.93366, 7.08929]
 def test_gsm8k_and_multi_turn_conversations(model: str, data: str, tmp_path: Path) -> None:
     source = GSM8K if data == "gsm8k" else FILES / "formats" / "oasst_en_100_tree.jsonl"
     overrides = [f"model.id={model}", f"data.train={source}", "data.held_out=0.25", "data.max_tokens=384"]
-    run = workbench.run(
-        "sft/quickstart", [*SHORT, *overrides, "train.steps=6"], out=tmp_path / "run", quiet=True
-    )
+    run = workbench.run("sft/quickstart", [*SHORT, *overrides, "train.steps=6"], out=tmp_path / "run", quiet=True)
     losses = _losses(run)
     assert losses[-1] < losses[0]
 

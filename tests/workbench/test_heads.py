@@ -82,9 +82,7 @@ def test_a_family_that_scales_its_logits_in_a_way_of_its_own_is_refused(llama: P
 
 
 def test_a_model_that_sees_the_tokens_it_is_to_predict_is_refused() -> None:
-    config = BertConfig(
-        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
-    )
+    config = BertConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
     config.is_decoder = False
     model = AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(BackboneError, match="BertLMHeadModel is no causal language model"):

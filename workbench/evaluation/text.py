@@ -7,7 +7,7 @@ from collections import Counter
 from functools import lru_cache
 from typing import Any
 
-_WORD = re.compile(r"[぀-ヿ㐀-鿿가-힯]|[^\W_]+", re.UNICODE)
+_WORD = re.compile(r"[぀-ヿ㐀-鿿가-힯]|[^\W_぀-ヿ㐀-鿿가-힯]+")
 """A word, or one character of a script that writes no spaces (Japanese, Chinese, Korean)."""
 
 

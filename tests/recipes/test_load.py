@@ -1,0 +1,110 @@
+"""From words on a command line to a configuration, and a free place for its run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workbench import recipes
+from workbench.config import RunConfig
+from workbench.errors import ConfigError
+from workbench.recipes.load import directory, load
+
+RECIPE = "recipe: sft\ndata: {train: my.jsonl, held_out: mine.jsonl, test: last.jsonl}\n"
+
+
+def test_every_shipped_recipe_loads_and_says_its_command() -> None:
+    assert "sft/quickstart" in recipes.shipped()
+    for name in recipes.shipped():
+        assert isinstance(load(name), RunConfig)
+        assert recipes.find(name).read_text().startswith(f"# workbench run {name}")
+
+
+def test_overrides_are_applied(tmp_path: Path) -> None:
+    config = load("sft/quickstart", ["train.epochs=3", "adapter.rank=4", "evaluate.every=null"])
+    assert (config.train.epochs, config.adapter.model_dump()["rank"], config.evaluate.every) == (3.0, 4, None)
+    path = tmp_path / "my.yaml"
+    path.write_text(RECIPE)
+    assert load(path, ["seed=7"]) == load(str(path), ["seed=7"])
+
+
+@pytest.mark.parametrize(
+    ("words", "held_out", "test"),
+    [
+        ([], "mine.jsonl", "last.jsonl"),
+        (["data.train=other.jsonl"], 0.05, None),
+        (["data.train=other.jsonl", "data.held_out=0.2"], 0.2, None),
+        (["data.train=other.jsonl", "data.test=last.jsonl"], 0.05, "last.jsonl"),
+    ],
+)
+def test_other_training_data_leave_the_recipes_own_held_out_files(
+    tmp_path: Path, words: list[str], held_out: float | str, test: str | None
+) -> None:
+    (tmp_path / "my.yaml").write_text(RECIPE)
+    config = load(tmp_path / "my.yaml", words)
+    assert (config.data.held_out, config.data.test) == (held_out, test)
+
+
+def test_a_configuration_is_taken_as_it_is(tmp_path: Path) -> None:
+    config = load("sft/quickstart")
+    assert load(config) is config
+    with pytest.raises(ConfigError, match="model_copy"):
+        load(config, ["seed=1"])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sft/quickstrat", "Did you mean `sft/quickstart`?"),
+        ("quickstart", "no such recipe"),
+        ("missing.yaml", "no such file"),
+    ],
+)
+def test_a_recipe_that_is_not_there(name: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(name)
+    assert expected in str(caught.value) and name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "folder"),
+    [
+        ("sft/quickstart", "sft-quickstart"),
+        ("my.yaml", "my"),
+        ("my.yml", "my"),
+        ("./deep/my.yaml", "deep-my"),
+        ("../my.yaml", "my"),
+        ("~/my.yaml", "my"),
+        (Path("/data/my.yaml"), "data-my"),
+    ],
+)
+def test_the_run_directory_is_named_after_the_recipe(
+    recipe: str | Path, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert directory(recipe, resume=False) == Path("runs") / folder
+    assert directory(recipe, resume=True) == Path("runs") / folder
+
+
+def test_a_new_run_takes_the_first_free_number_and_resuming_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for expected in ("my", "my-2", "my-3"):
+        path = directory("my.yaml", resume=False)
+        assert path == Path("runs") / expected
+        path.mkdir(parents=True)
+        assert directory("my.yaml", resume=True) == path
+    assert directory(load("sft/quickstart"), resume=False) == Path("runs/sft")
+
+
+def test_copying_a_recipe_keeps_its_comments_and_never_overwrites(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "my.yaml"
+    recipes.copy("sft/quickstart", file)
+    assert file.read_bytes() == recipes.find("sft/quickstart").read_bytes()
+    assert load(file) == load("sft/quickstart")
+    with pytest.raises(ConfigError, match="exists already"):
+        recipes.copy("sft/quickstart", file)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        recipes.copy("sft/quickstart", file / "below" / "my.yaml")

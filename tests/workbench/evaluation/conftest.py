@@ -1,0 +1,24 @@
+"""A small tokenised set."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from workbench.data.tokens import Tokens
+
+
+@pytest.fixture
+def rows() -> Tokens:
+    """Five rows of unequal length over 64 tokens; the first one carries loss in two stretches."""
+    chance = np.random.default_rng(0)
+    masks = ["00110011", "0111", "000000111111", "01", "1111"]
+    columns = {
+        "input_ids": [chance.integers(3, 64, len(mask)).tolist() for mask in masks],
+        "supervised": [[each == "1" for each in mask] for mask in masks],
+        "place": [f"rows.jsonl, row {number + 1}" for number in range(len(masks))],
+        "length": [len(mask) for mask in masks],
+        "targets": [mask[1:].count("1") for mask in masks],
+    }
+    return Tokens(Dataset.from_dict(columns), np.arange(len(masks)), "rows.jsonl", "0" * 64)

@@ -1,0 +1,66 @@
+"""KL divergence and shared first choices of two models, against the equation written out."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from workbench import heads
+from workbench.data.tokens import Tokens
+from workbench.evaluation import agreement as module
+from workbench.evaluation.agreement import agreement, hidden_states
+from workbench.heads import Head
+
+
+def _head(weight: torch.Tensor) -> Head:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    linear.weight.data = weight
+    return Head(linear, softcap=None, multiplier=1.0)
+
+
+@torch.no_grad()
+def test_equals_the_divergence_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POSITIONS", 3)  # several pieces, the last one smaller
+    torch.manual_seed(0)
+    a, b = _head(torch.randn(7, 4)), _head(torch.randn(7, 4))
+    hidden_a, hidden_b = torch.randn(11, 4), torch.randn(11, 4)
+    found = agreement(a, hidden_a, b, hidden_b)
+    p, q = a.project(hidden_a).double().softmax(-1), b.project(hidden_b).double().softmax(-1)
+    assert found.kl == pytest.approx(float((p * (p / q).log()).sum(-1).mean()))
+    assert found.top1 == pytest.approx(float((p.argmax(-1) == q.argmax(-1)).double().mean()))
+    assert found.positions == 11 and 0 < found.top1 < 1
+    assert agreement(b, hidden_b, a, hidden_a).kl != pytest.approx(found.kl)
+
+
+def test_a_known_pair() -> None:
+    """KL of (1/2, 1/2) from (1/4, 3/4): ln 2 - ln(3) / 2."""
+    even, uneven = _head(torch.zeros(2, 1)), _head(torch.tensor([[0.0], [math.log(3)]]))
+    found = agreement(even, torch.ones(1, 1), uneven, torch.ones(1, 1))
+    assert found.kl == pytest.approx(math.log(2) - math.log(3) / 2)
+
+
+def test_a_model_agrees_with_itself_and_nothing_is_below_zero() -> None:
+    torch.manual_seed(0)
+    head, hidden = _head(torch.randn(500, 16)), torch.randn(40, 16)
+    same = agreement(head, hidden, head, hidden)
+    assert (same.kl, same.top1) == (0.0, 1.0)
+    nearly = agreement(head, hidden, head, hidden + 1e-6 * torch.randn(40, 16))
+    assert 0 < nearly.kl < 1e-9 and nearly.top1 == 1.0
+
+
+def test_hidden_states_are_those_in_front_of_supervised_tokens(llama: PreTrainedModel, rows: Tokens) -> None:
+    head = heads.find(llama, llama)
+    found = hidden_states(llama, head, rows, rows=3, budget=16)
+    wanted = []
+    for number in np.lexsort((np.arange(3), -rows.lengths[:3])):
+        row = rows[int(number)]
+        states = head.hidden(llama, torch.from_numpy(row.input_ids)[None])[0]
+        wanted.append(states[:-1][torch.from_numpy(row.supervised)[1:]])
+    torch.testing.assert_close(found, torch.cat(wanted).detach(), rtol=1e-5, atol=1e-5)
+    assert len(found) == rows.supervised[:3].sum()
+    assert len(hidden_states(llama, head, rows, rows=99)) == rows.supervised.sum()

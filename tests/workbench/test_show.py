@@ -1,0 +1,142 @@
+"""What the verbs print says what they found, whatever characters stand in it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from workbench import report, show
+from workbench.adapters import METHODS
+from workbench.config import RunConfig
+from workbench.errors import ConfigError
+from workbench.evaluation.agreement import Agreement
+from workbench.recipes import shipped
+from workbench.recipes.check import check
+from workbench.recipes.merge import Merged
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal on which nothing is wrapped."""
+    monkeypatch.setattr(show, "_out", Console(highlight=False, width=300))
+
+
+def _cells(text: str, start: str) -> list[str]:
+    """The cells of the table row that starts with this text."""
+    row = next(line for line in text.splitlines() if line.strip("│┃ ").startswith(start))
+    return [cell.strip() for cell in row.strip("│┃ ").replace("┃", "│").split("│")]
+
+
+def test_outcome_shows_scores_and_three_answers_beside_their_references(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show.outcome(trained)
+    text = capsys.readouterr().out
+    scores = json.loads((trained / "scores.json").read_text())
+    for name, value in scores["after"].items():
+        assert _cells(text, name) == [name, f"{scores['before'].get(name, float('nan')):.4f}", f"{value:.4f}"]
+    for label in ("reference", "before", "after"):
+        assert text.count(f"{label}  ") == 3
+    assert "What comes after" in text and "after  It is" in text
+    assert f"Report: {trained / 'report.html'}" in text and f"Adapter: {trained / 'adapter'}" in text
+
+
+@pytest.mark.parametrize("on_a_terminal", [True, False])
+def test_inspection_marks_what_carries_loss(
+    stories: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    on_a_terminal: bool,
+) -> None:
+    console = Console(highlight=False, width=300, force_terminal=on_a_terminal, color_system="standard")
+    monkeypatch.setattr(show, "_out", console)
+    rows = [{"question": f"Is [red]{n}[/] red?", "answer": "No [bold]" + " no" * n} for n in range(30)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sections: dict[str, Any] = {
+        "model": {"id": stories},
+        "data": {"train": str(path), "held_out": 0.1, "max_tokens": 64},
+    }
+    found = check(RunConfig.model_validate({"recipe": "sft", "batch": {"size": 9}, **sections}))
+    show.inspection(found)
+    text = capsys.readouterr().out
+    if on_a_terminal:
+        assert "\x1b[1;32mNo [bold]" in text and "\x1b[1;32mUser" not in text
+        return
+    assert "[red]0[/] red?" in text and "No [bold]" in text
+    train = found.data.train
+    cut = f"{train.truncated} ({train.truncated / 27:.1%})"
+    counts = [f"{int(each.sum()):,}" for each in (train.lengths, train.supervised)]
+    assert _cells(text, "train") == ["train", "27", *counts, "64", cut, "0"] and train.truncated > 0
+    assert _cells(text, "held-out")[1] == "3"
+    assert "Lengths of the training rows" in text
+    assert "3 steps of 9 examples, training 7 kinds of module: down_proj, gate_proj" in text
+
+
+def test_the_histogram_counts_every_row(stories: str, questions: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = check(
+        RunConfig.model_validate({"recipe": "sft", "model": {"id": stories}, "data": {"train": str(questions)}})
+    )
+    show.inspection(found)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.rstrip().endswith("#")]
+    assert sum(int(line[1]) for line in lines) == len(found.data.train)
+    assert max(len(line[2]) for line in lines) == 40
+
+
+def test_scores_and_merged(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    show.scores({"loss": 1.23456, "f1": 0.5})
+    text = capsys.readouterr().out
+    assert _cells(text, "loss") == ["loss", "1.2346"] and _cells(text, "f1") == ["f1", "0.5000"]
+    show.merged(Merged(Agreement(kl=3.2e-6, top1=0.9987, positions=12345), "Added in float32."), tmp_path / "[out]")
+    text = capsys.readouterr().out
+    assert "Added in float32." in text and f"Model: {tmp_path / '[out]'}" in text
+    assert "12,345 held-out tokens" in text and "3.20e-06 nats per token" in text and "99.87%" in text
+
+
+def test_comparison_puts_runs_side_by_side(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = Path(shutil.copytree(trained, tmp_path / "other"))
+    config = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(config.replace("learning_rate: 0.01", "learning_rate: 0.02"))
+    manifest = json.loads((other / "manifest.json").read_text())
+    (other / "manifest.json").write_text(json.dumps({**manifest, "name": "[other]"}))
+    show.comparison(report.compare([trained, other], tmp_path / "page.html"), tmp_path / "page.html")
+    text = capsys.readouterr().out
+    assert "run" in text and "[other]" in text
+    assert _cells(text, "train.learning_rate")[1:] == ["0.01", "0.02"]
+    assert f"Plots: {tmp_path / 'page.html'}" in text and (tmp_path / "page.html").stat().st_size > 10_000
+
+
+def test_lists_of_recipes_and_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show.listing("recipes", tmp_path)
+    text = capsys.readouterr().out
+    for name in shipped():
+        assert f"workbench run {name}" in " ".join(_cells(text, name))
+    show.listing("adapters", tmp_path)
+    text = capsys.readouterr().out
+    for name in METHODS:
+        assert _cells(text, name)[0] == name
+    assert "Liu et al. 2024" in text and "all weights of the backbone are trained" in text
+    with pytest.raises(ConfigError, match="ls cheese: expected recipes, adapters or runs"):
+        show.listing("cheese", tmp_path)
+
+
+def test_the_list_of_runs_says_how_each_ended(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, status in (("[a]", "done"), ("b", "failed"), ("c", None)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text(json.dumps({"status": status} if status else {}))
+    shutil.copy(trained / "scores.json", tmp_path / "[a]" / "scores.json")
+    show.listing("runs", tmp_path)
+    text = capsys.readouterr().out
+    scores = json.loads((trained / "scores.json").read_text())
+    losses = [f"{scores[when]['loss']:.4f}" for when in ("before", "after")]
+    assert _cells(text, str(tmp_path / "[a]")) == [str(tmp_path / "[a]"), "done", *losses]
+    assert _cells(text, str(tmp_path / "b")) == [str(tmp_path / "b"), "failed"]
+    assert _cells(text, str(tmp_path / "c")) == [str(tmp_path / "c")]
