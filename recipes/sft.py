@@ -79,6 +79,7 @@ def train(
         model=model,
         train=data.train,
         loss=next_token_loss(model, head),
+        width=head.width,
         held_out_loss=lambda: evaluation.likelihood(model, head, data.held_out).loss,
         config=config,
         compute=backbone.compute,

@@ -72,7 +72,7 @@ def questions(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
-    """A finished run that taught stories260K short answers: LoRA, a chat template, two new tokens. Not to be changed."""
+    """A finished run that taught stories260K short answers with LoRA, a template and two new tokens. Read only."""
     import workbench
     from workbench.config import RunConfig
 

@@ -48,6 +48,8 @@ class Fit:
     model: nn.Module
     train: Tokens
     loss: Loss
+    width: int
+    """Hidden size of the backbone."""
     held_out_loss: Callable[[], float]
     config: RunConfig
     compute: torch.dtype
@@ -210,9 +212,7 @@ class Fit:
         if self.config.train.compile:
             for layer in decoder_layers(self.model):
                 layer.compile(dynamic=True)
-        tokens = budget.tokens_per_device(
-            self.config, self.train, self.device, width=self.model.config.get_text_config().hidden_size
-        )
+        tokens = budget.tokens_per_device(self.config, self.train, self.device, width=self.width)
         checkpointing = self.config.train.checkpointing
         if checkpointing is True:
             _recompute_activations(self.model)

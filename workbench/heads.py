@@ -34,6 +34,13 @@ class Head:
         assert isinstance(weight, Tensor)
         return weight.shape[0]
 
+    @property
+    def width(self) -> int:
+        """D, the hidden size."""
+        weight = self.module.weight
+        assert isinstance(weight, Tensor)
+        return weight.shape[1]
+
     def trainable(self) -> list[Tensor]:
         """The head's tensors that train: none, unless the backbone or added token rows do."""
         return [parameter for parameter in self.module.parameters() if parameter.requires_grad]

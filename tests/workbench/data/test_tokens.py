@@ -131,8 +131,8 @@ def test_other_bytes_another_name_and_another_vocabulary_are_read_anew(
     renamed = questions.rename(questions.with_name("renamed.jsonl"))
     before = _read(renamed, tokenizer)
     assert before.place(0) == "renamed.jsonl, row 1"
-    tokenizer.add_tokens(["What"])
-    assert 512 in _read(renamed, tokenizer)[0].input_ids and 512 not in before[0].input_ids
+    tokenizer.add_tokens(["comes"], special_tokens=True)
+    assert 512 in _read(renamed, tokenizer)[1].input_ids and 512 not in before[1].input_ids
     assert len(reads) == 4
 
 
