@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from workbench.adapters.full import Full
 from workbench.adapters.lora import Lora
-from workbench.errors import BackboneError
+from workbench.errors import BackboneError, FileError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -71,15 +71,23 @@ def load(model: PreTrainedModel, folder: Path) -> nn.Module:
 
     Raises:
         BackboneError: the adapter was made for another backbone: the tensors that do not fit are named.
+        FileError: a file of the adapter is damaged.
     """
     from peft import PeftConfig, PeftModel
+    from safetensors import SafetensorError
 
-    if getattr(PeftConfig.from_pretrained(str(folder)), "trainable_token_indices", None):
+    try:
+        config = PeftConfig.from_pretrained(str(folder))
+    except (ValueError, TypeError, KeyError) as error:
+        raise FileError(f"{folder}/adapter_config.json: damaged ({error}). Restore it, or train again.") from None
+    if getattr(config, "trainable_token_indices", None):
         _prepare_rows(model)
     try:
         with _without_hints():
             warnings.simplefilter("error", UserWarning)  # PEFT only warns where the adapter's tensors match no module
             return PeftModel.from_pretrained(model, str(folder)).eval()
+    except SafetensorError as error:
+        raise FileError(f"{folder}/adapter_model.safetensors: damaged ({error}). Restore it, or train again.") from None
     except (RuntimeError, ValueError, UserWarning) as error:
         raise BackboneError(
             f"{folder}: this adapter does not fit the backbone {model.config._name_or_path} "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
@@ -23,7 +23,7 @@ class Lora(Section):
     """Scale of the update is alpha / rank (alpha / sqrt(rank) for rslora)."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of the adapter's inputs that is dropped while training."""
-    targets: Literal["attention", "mlp", "all-linear"] | tuple[str, ...] = "all-linear"
+    targets: Literal["attention", "mlp", "all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
     """Which linear layers get an update: a role, or a list of module names such as [q_proj, v_proj]."""
 
     def to_peft(self, *, targets: list[str], token_rows: dict[str, list[int]] | None) -> PeftConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from workbench import files
 from workbench.errors import ConfigError
 from workbench.schema import did_you_mean
 
@@ -28,10 +29,8 @@ def find(recipe: str) -> Path:
 def copy(recipe: str, file: Path) -> None:
     """Write a shipped recipe to `file`, which must not exist."""
     source = find(recipe)
+    if not source.is_file():
+        raise ConfigError(f"{recipe}: no such file. `workbench ls recipes` lists the shipped recipes.")
     if file.exists():
         raise ConfigError(f"{file} exists already. Name another file, or delete it first.")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be written ({error.strerror}).") from None
+    files.write_bytes(file, source.read_bytes())

@@ -6,17 +6,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones
-from workbench.adapters import Full, targets
+from workbench import backbones, preflight
 from workbench.config import RunConfig
-from workbench.data import checks, tokens
+from workbench.data import tokens
 from workbench.data.batching import steps_per_epoch
 from workbench.data.chat import Template
 from workbench.data.tokens import Row, Splits
-from workbench.errors import BackboneError
 from workbench.recipes.sft import read_template
 
 SHOWN = 3
@@ -46,14 +43,14 @@ def check(config: RunConfig) -> Inspection:
     tokenizer = backbones.tokenizer(config.model)
     template = Template(tokenizer, read_template(config))
     data = tokens.load(config.data, tokenizer, template, seed=config.seed)
-    checks.require_teaching(data)
+    targets = preflight.require_runnable(config, data)
     per_epoch = steps_per_epoch(len(data.train), config.batch.size)
     chosen = np.unique(np.linspace(0, len(data.train) - 1, num=min(SHOWN, len(data.train)), dtype=np.int64))
     return Inspection(
         config=config,
         data=data,
         examples=[(data.train.place(int(i)), pieces(data.train[int(i)], tokenizer)) for i in chosen],
-        targets=[] if isinstance(config.adapter, Full) else _targets(config),
+        targets=targets,
         steps=config.train.steps or max(1, round(config.train.epochs * per_epoch)),
         notes=[f"Left out: {reason}" for reason in data.train.skipped[:5]],
     )
@@ -66,15 +63,3 @@ def pieces(row: Row, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool
         (str(tokenizer.decode(row.input_ids[start:stop])), bool(row.supervised[start]))
         for start, stop in pairwise(cuts)
     ]
-
-
-def _targets(config: RunConfig) -> list[str]:
-    """The modules that would get an adapter, from the architecture alone."""
-    assert not isinstance(config.adapter, Full)
-    hub = backbones.hub_config(config.model)
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(hub, trust_remote_code=config.model.trust_remote_code)
-    except ValueError:
-        raise BackboneError(f"model.id={config.model.id}: {type(hub).__name__} has no causal language model.") from None
-    return targets.resolve(model, config.adapter.targets)

@@ -39,6 +39,7 @@ def merge(run: Path, *, out: Path, weights: str) -> Merged:
     if out.exists():
         raise ConfigError(f"{out} exists already. Name another folder, or delete it first.")
     config = runs.read_config(run)
+    files.require_writable(out)
     unmerged = shipped.load(run, config)
     held_out = tokens.load(config.data, unmerged.tokenizer, unmerged.template, seed=config.seed).held_out
     wanted = hidden_states(unmerged.model, unmerged.head, held_out, rows=ROWS)

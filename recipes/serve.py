@@ -28,10 +28,12 @@ def evaluate(run: Path, overrides: Sequence[str]) -> dict[str, float]:
     """Score the saved adapter on `data.test` where the overrides name one, else on the held-out rows."""
     before = runs.read_config(run)
     values = override(before.model_dump(mode="json", exclude_none=True), list(overrides))
-    config = parse(RunConfig, values, source="the overrides")
+    config = parse(RunConfig, values, source="the command line")
     changed = [name for name in ("model", "adapter") if getattr(config, name) != getattr(before, name)]
     if changed:
-        raise ConfigError(f"evaluate cannot change {changed[0]}: the adapter was trained with it.")
+        raise ConfigError(
+            f"evaluate cannot change {changed[0]}: the adapter was trained with it. Leave it out, or start a new run."
+        )
     model = shipped.load(run, config)
     if config.data.test is not None:
         split = tokens.read(config.data.test, config.data, model.tokenizer, model.template)
@@ -45,8 +47,11 @@ def predict(run: Path, source: str, *, out: Path, max_new_tokens: int) -> int:
     """Answer every row of `source` greedily and write `out`; returns the number of rows."""
     if out.suffix not in WRITERS:
         raise ConfigError(f"--out {out}: expected a name that ends in {', '.join(sorted(WRITERS))}.")
+    if out.exists():
+        raise ConfigError(f"{out} exists already. Name another file, or delete it first.")
     config = runs.read_config(run)
     questions = list(read_prompts(source, config.data))
+    files.require_writable(out)
     model = shipped.load(run, config)
     prompts = [_prompt_ids(model, question) for question in questions]
     written = evaluation.complete(model.model, prompts, model.tokenizer, stop=model.stop, max_new_tokens=max_new_tokens)

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, checkpoints, evaluation, files, heads, objectives, report, shipped
+from workbench import adapters, backbones, checkpoints, evaluation, files, heads, objectives, preflight, report, shipped
 from workbench.adapters import Full
 from workbench.config import RunConfig
-from workbench.data import checks, tokens
+from workbench.data import tokens
 from workbench.data.batching import MicroBatch
 from workbench.data.chat import Template
 from workbench.data.tokens import Splits, Tokens
@@ -31,7 +31,7 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
     tokenizer = backbones.tokenizer(config.model)
     template = Template(tokenizer, read_template(config))
     data = tokens.load(config.data, tokenizer, template, seed=config.seed)
-    checks.require_teaching(data)
+    preflight.require_runnable(config, data)
     run.note(data={name: split and split.facts() for name, split in data._asdict().items()})
 
     train(config, run, data, tokenizer, template, watcher)
@@ -135,7 +135,9 @@ def read_template(config: RunConfig) -> str | None:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"model.chat_template: {path} cannot be read ({error}).") from None
+        raise ConfigError(
+            f"model.chat_template: {path} cannot be read ({error}). Write the path of a Jinja file, or leave it out."
+        ) from None
 
 
 def _facts(config: RunConfig, backbone: backbones.Backbone, model: nn.Module) -> dict[str, Any]:

@@ -132,7 +132,8 @@ def tiny(name: str, **settings: Any) -> PreTrainedModel:
     for parameter in model.parameters():
         if parameter.ndim >= 2:
             torch.nn.init.normal_(parameter, std=0.2)
-    return model.eval()
+    model.eval()
+    return model
 
 
 def write_questions(path: Path, answers: list[str]) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -25,7 +25,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 
 from workbench import starter, storage
 from workbench.config import ModelConfig
-from workbench.errors import BackboneError
+from workbench.errors import BackboneError, WorkbenchError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTISED = ("int8", "nf4", "fp4")
@@ -59,7 +59,7 @@ def tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
     No pad token is needed or invented: rows are padded where nothing looks, and masks never read token ids.
     """
-    with _told(config):
+    with _told(config, "tokenizer", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"):
         loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_path(config), **_origin(config))
     if config.new_tokens:
         known = [token for token in config.new_tokens if token in loaded.get_vocab()]
@@ -73,9 +73,27 @@ def tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 def hub_config(config: ModelConfig) -> PretrainedConfig:
     """The backbone's architecture, without its weights."""
-    with _told(config):
+    with _told(config, "architecture", "config.json"):
         found: PretrainedConfig = AutoConfig.from_pretrained(_path(config), **_origin(config))
     return found
+
+
+def skeleton(config: ModelConfig, *, trainable: bool = False) -> PreTrainedModel:
+    """The backbone's modules without their weights; refuses what `load` would refuse before it reads a weight."""
+    hub, target = hub_config(config), device()
+    if type(hub) not in MODEL_FOR_CAUSAL_LM_MAPPING and "AutoModelForCausalLM" not in getattr(hub, "auto_map", {}):
+        raise BackboneError(
+            f"model.id={config.id}: {type(hub).__name__} has no causal language model. "
+            "Take one that AutoModelForCausalLM loads."
+        )
+    _, compute, _ = _precision(config, hub, target, trainable=trainable)
+    with _told(config, "architecture", "config.json"), torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            hub,
+            attn_implementation=_attention(config, compute, target),
+            trust_remote_code=config.trust_remote_code,
+        )
+    return model
 
 
 def load(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, trainable: bool = False) -> Backbone:
@@ -87,19 +105,27 @@ def load(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, trainable: 
         trainable: Every weight will train (full fine-tuning), so half-precision storage needs units that compute it.
 
     Raises:
-        BackboneError: not found, no network, gated, no such precision, not a causal language model.
+        BackboneError: not found, no network, gated, damaged, no such precision, not a causal language model.
     """
     target = device()
     hub = hub_config(config)
     weights, compute, notes = _precision(config, hub, target, trainable=trainable)
-    with _told(config):
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+    with _told(config, "weights", "*.safetensors"):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             _path(config),
             dtype=DTYPES.get(weights, compute),
             attn_implementation=_attention(config, compute, target),
             quantization_config=_quantisation(weights, compute),
             device_map={"": target},
+            use_safetensors=True,
+            output_loading_info=True,
             **_origin(config),
+        )
+    model: PreTrainedModel = loaded[0]
+    if missing := loaded[1]["missing_keys"]:
+        raise BackboneError(
+            f"model.id={config.id}: {len(missing)} of the tensors that its config.json asks for are not in its "
+            f"weights, such as {min(missing)}. Fetch weights and config.json that belong together."
         )
     embedding = model.get_input_embeddings()
     assert isinstance(embedding, nn.Embedding)
@@ -171,9 +197,16 @@ def _quantisation(weights: str, compute: torch.dtype) -> BitsAndBytesConfig | No
 
 def _attention(config: ModelConfig, compute: torch.dtype, target: torch.device) -> str | None:
     """The kernel to ask for; None lets transformers take sdpa where the family has it, eager otherwise."""
+    flash = target.type == "cuda" and compute != torch.float32 and is_flash_attn_2_available()
+    if config.attention == "flash_attention_2" and not flash:
+        raise BackboneError(
+            "model.attention=flash_attention_2 needs a CUDA device, half precision and the package flash-attn. "
+            "Write model.attention=auto."
+        )
+    if config.attention == "flex_attention" and target.type == "cpu":
+        raise BackboneError("model.attention=flex_attention has no gradients on a CPU. Write model.attention=auto.")
     if config.attention != "auto":
         return config.attention
-    flash = target.type == "cuda" and compute != torch.float32 and is_flash_attn_2_available()
     return "flash_attention_2" if flash else None
 
 
@@ -185,6 +218,11 @@ def _path(config: ModelConfig) -> str:
             f"model.id: no folder {config.id}. Write an existing folder, a hub id such as "
             "Qwen/Qwen3-0.6B, or `starter`."
         )
+    if config.revision is not None and Path(path).expanduser().is_dir():
+        raise BackboneError(
+            f"model.revision={config.revision} names a branch, tag or commit on the hub, but model.id={config.id} is a "
+            "folder. Leave model.revision out."
+        )
     return str(Path(path).expanduser()) if looks_local else path
 
 
@@ -193,28 +231,55 @@ def _origin(config: ModelConfig) -> dict[str, Any]:
 
 
 class _told:
-    """Turns what transformers and the hub raise while loading into a BackboneError that says what to do."""
+    """Turns what transformers, safetensors and the hub raise while loading into a BackboneError that says what to do.
 
-    def __init__(self, config: ModelConfig) -> None:
+    Args:
+        part: What is loaded, in a word.
+        patterns: The files of a folder that hold it; one of them is enough.
+    """
+
+    def __init__(self, config: ModelConfig, part: str, *patterns: str) -> None:
         self.id = config.id
+        self.part = part
+        self.patterns = patterns
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, (OSError, ValueError, ImportError, KeyError, RuntimeError)):
-            return
-        text = str(error)
-        if os.environ.get("HF_HUB_OFFLINE") == "1" or "couldn't connect" in text or "offline mode" in text:
-            cure = (
-                "the hub cannot be reached and the files are not cached. Write a folder as model.id, use the shipped "
-                "`starter`, or fetch it where there is a network: hf download " + self.id
-            )
-        elif "gated" in text.lower() or "401" in text:
-            cure = "it is gated or private: accept its terms on the hub, then run: hf auth login"
-        elif "not a valid model identifier" in text or "404" in text:
-            cure = "no such folder, and no such id on the hub. Check the spelling: owner/name"
-        elif "trust_remote_code" in text:
-            cure = "it brings its own Python code. If you trust its authors, write model.trust_remote_code=true"
-        else:
-            cure = text.strip().splitlines()[0] if text.strip() else type(error).__name__
-        raise BackboneError(f"model.id={self.id} cannot be loaded: {cure}") from error
+        # Foreign code over foreign files: whatever it raises, the backbone cannot be loaded.
+        if isinstance(error, Exception) and not isinstance(error, WorkbenchError):
+            raise BackboneError(f"model.id={self.id} cannot be loaded: {self._why(error)}") from error
+
+    def _why(self, error: Exception) -> str:
+        text = " ".join(str(error).split())
+        folder = Path(starter.resolve(self.id)).expanduser()
+        if isinstance(error, torch.OutOfMemoryError):
+            return "it does not fit into the device's memory. Write model.weights=nf4, or take a smaller one."
+        for words, cure in (_CURES if folder.is_dir() else _CURES | _HUB_CURES).items():
+            if any(word in text for word in words):
+                return cure.format(id=self.id)
+        if not folder.is_dir():
+            return f"{type(error).__name__}: {text[:300]}"
+        if not any(path for pattern in self.patterns for path in folder.glob(pattern)):
+            return f"the folder holds no {self.part} ({', '.join(self.patterns)}). Save or fetch all of it."
+        return f"its {self.part} is damaged: {type(error).__name__}: {text[:300].rstrip('.')}. Save or fetch it again."
+
+
+_CURES = {
+    ("trust_remote_code",): "it brings its own Python code. If you trust its authors, write "
+    "model.trust_remote_code=true.",
+    ("does not recognize this architecture",): "this version of transformers does not know its architecture. Update "
+    "transformers, or take another backbone.",
+    ("ignore_mismatched_sizes",): "its weights have not the shapes that its config.json asks for. Fetch weights and "
+    "config.json that belong together.",
+}
+_HUB_CURES = {
+    ("couldn't connect", "offline mode"): "the hub cannot be reached and the files are not cached. Write a folder as "
+    "model.id, use the shipped `starter`, or fetch it where there is a network: hf download {id}",
+    ("gated", "401"): "it is gated or private: accept its terms on the hub, then run: hf auth login",
+    (
+        "not a valid model identifier",
+        "404",
+    ): "no such folder, and no such id on the hub. Check the spelling: owner/name",
+}
+"""Words of an error message to what a person should do about it; the first that fits is told."""

@@ -28,18 +28,24 @@ def tokens_per_device(config: RunConfig, train: Tokens, device: torch.device, *,
 
     `width` is the hidden size of the backbone.
     """
-    longest = int(train.lengths.max())
+    require_longest_fits(config, train)
     wanted = config.batch.tokens_per_device
-    if wanted == "auto":
-        whole_batch = longest * config.batch.size
-        return min(whole_batch, max(longest, CPU_ELEMENTS // width)) if device.type == "cpu" else whole_batch
-    if wanted < longest:
+    if wanted != "auto":
+        return wanted
+    longest = int(train.lengths.max())
+    whole_batch = longest * config.batch.size
+    return min(whole_batch, max(longest, CPU_ELEMENTS // width)) if device.type == "cpu" else whole_batch
+
+
+def require_longest_fits(config: RunConfig, train: Tokens) -> None:
+    """Raise ConfigError where the configured budget is below the longest row."""
+    longest, wanted = int(train.lengths.max()), config.batch.tokens_per_device
+    if wanted != "auto" and wanted < longest:
         raise ConfigError(
             f"batch.tokens_per_device: {wanted} is below the longest example ({longest} tokens, "
             f"{train.place(int(train.lengths.argmax()))}).\n"
             f"  Raise it to {longest}, write auto, or set data.max_tokens to cut longer examples."
         )
-    return wanted
 
 
 def largest_that_fits(tokens: int, train: Tokens, trial: Callable[[MicroBatch], None], *, config: RunConfig) -> int:

@@ -24,17 +24,25 @@ class ModelConfig(Section):
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4", "fp4"] = "auto"
-    """How the backbone's weights are stored. `auto`: bfloat16, or float32 where the checkpoint is float32 on a CPU."""
+    """How the backbone's weights are stored. `auto`: bfloat16; without bfloat16 units as the checkpoint stores them."""
     compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """What matrix products run in. `auto`: bfloat16 where the device has units for it, float32 otherwise."""
     attention: Literal["auto", "sdpa", "flash_attention_2", "flex_attention", "eager"] = "auto"
     """Attention kernel. `auto`: flash-attention 2 where installed and usable, sdpa otherwise."""
     chat_template: Path | None = None
     """A Jinja file that replaces the tokenizer's chat template."""
-    new_tokens: tuple[str, ...] = ()
+    new_tokens: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Special tokens added to the vocabulary; their rows are trained and saved with the adapter, and no others."""
     trust_remote_code: bool = False
     """Run Python code that comes with the backbone. Only for authors you trust."""
+
+    @field_validator("new_tokens")
+    @classmethod
+    def _different(cls, tokens: tuple[str, ...]) -> tuple[str, ...]:
+        twice = sorted({token for token in tokens if tokens.count(token) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)} stands twice. Name each token once.")
+        return tokens
 
 
 class DataConfig(Section):

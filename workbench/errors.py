@@ -23,6 +23,10 @@ class ResumeError(WorkbenchError):
     """A run directory is in use, is another run's, or holds no valid checkpoint."""
 
 
+class FileError(WorkbenchError):
+    """A file cannot be written, or one that the workbench wrote is damaged."""
+
+
 class TrainingError(WorkbenchError):
     """Training itself failed: the loss is no longer finite, or exploded."""
 

@@ -6,24 +6,30 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
+from workbench.errors import FileError
+
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace `path` by `content` atomically and durably."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with _told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with aside.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -32,30 +38,33 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, empty where the file does not exist."""
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    """A JSON object that `write_json` wrote, empty where the file does not exist; raises FileError where it is none."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    except (ValueError, TypeError) as error:
+        raise FileError(
+            f"{path}: damaged, it holds no JSON object ({error}). Restore it, or start a new run."
+        ) from None
+
+
+def require_writable(path: Path) -> None:
+    """Raise FileError where `path` could not be written: asked before the work whose result it is to hold."""
+    with _told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
 
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder to fill, which becomes `path` (replacing an older one) when the block ends without an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
     try:
-        yield aside
-        for file in aside.rglob("*"):
-            _fsync(file)
-        _fsync(aside)
-        if path.exists():
-            old = path.with_name(f".{path.name}.{os.getpid()}.replaced")
-            os.replace(path, old)
-            os.replace(aside, path)
-            shutil.rmtree(old)
-        else:
-            os.replace(aside, path)
-        _fsync(path.parent)
+        with _told(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            aside.mkdir()
+            yield aside
+            _publish(aside, path)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -73,6 +82,31 @@ def digest(path: Path) -> str:
         while block := file.read(2**20):
             found.update(block)
     return found.hexdigest()
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Turns a full disk, missing rights and the like into a FileError that names `path`."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        why = (isinstance(error, OSError) and error.strerror) or error
+        raise FileError(f"{path}: cannot be written ({why}). Make room there, or name another place.") from error
+
+
+def _publish(aside: Path, path: Path) -> None:
+    """Give a complete folder its name, durably; an older one of that name goes last."""
+    for file in aside.rglob("*"):
+        _fsync(file)
+    _fsync(aside)
+    if path.exists():
+        old = path.with_name(f".{path.name}.{os.getpid()}.replaced")
+        os.replace(path, old)
+        os.replace(aside, path)
+        shutil.rmtree(old)
+    else:
+        os.replace(aside, path)
+    _fsync(path.parent)
 
 
 def _fsync(path: Path) -> None:

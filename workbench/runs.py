@@ -19,8 +19,8 @@ import yaml
 
 from workbench import files
 from workbench.config import RunConfig
-from workbench.errors import ConfigError, ResumeError
-from workbench.schema import read_yaml
+from workbench.errors import ConfigError, ResumeError, WorkbenchError
+from workbench.schema import parse, read_yaml
 
 PACKAGES = ("peft-workbench", "torch", "transformers", "peft", "accelerate", "bitsandbytes", "datasets", "safetensors")
 
@@ -98,15 +98,15 @@ def start(path: Path, config: RunConfig, *, resume: bool) -> Run:
     except OSError:
         lock.close()
         raise ResumeError(f"{path}: another process works on this run. Wait for it, or write another --out.") from None
-    if resume:
-        try:
+    try:
+        if resume:
             _require_same(config, read_config(path), path)
-        except ResumeError:
-            lock.close()
-            raise
-    files.remove_unfinished(path)
-    files.remove_unfinished(path / "checkpoints")
-    run = Run(path, lock, resumed=resume)
+        files.remove_unfinished(path)
+        files.remove_unfinished(path / "checkpoints")
+        run = Run(path, lock, resumed=resume)
+    except WorkbenchError:
+        lock.close()
+        raise
     if not resume:
         (path / "metrics.jsonl").unlink(missing_ok=True)
         text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -120,7 +120,7 @@ def read_config(path: Path) -> RunConfig:
     """The configuration of a run directory."""
     if not (path / "config.yaml").exists():
         raise ConfigError(f"{path}: not a run directory (no config.yaml). `workbench ls runs` lists the runs here.")
-    return RunConfig.model_validate(read_yaml(path / "config.yaml"))
+    return parse(RunConfig, read_yaml(path / "config.yaml"), source=f"{path}/config.yaml")
 
 
 def versions() -> dict[str, str]:

@@ -29,7 +29,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file. `workbench ls recipes` lists the shipped recipes.") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as UTF-8 text ({error}).") from None
+        raise ConfigError(
+            f"{path}: cannot be read as UTF-8 text ({error}). Name a YAML file, saved as UTF-8."
+        ) from None
     try:
         values = yaml.load(text, _UniqueKeyLoader)
     except yaml.YAMLError as error:
@@ -94,9 +96,15 @@ def _mistakes(section: type[Section], values: Mapping[str, Any], error: Validati
             known = [tag.strip(" '") for tag in str(item["ctx"]["expected_tags"]).split(",")]
             text = f"unknown {item['ctx']['discriminator']} {item['ctx']['tag']!r}."
             text += did_you_mean(str(item["ctx"]["tag"]), known)
+        elif item["type"] in ("too_short", "string_too_short"):
+            unit = "item" if item["type"] == "too_short" else "character"
+            text = f"expected at least {item['ctx']['min_length']} {unit}, found {_shown(item['input'])}."
+        elif item["type"] in ("model_type", "model_attributes_type"):
+            first = next(iter(_siblings(section, path, None)))
+            text = f"expected keys of its own, such as {place}.{first}, found {_shown(item['input'])}."
         else:
             text = item["msg"].replace("Input should be", "expected").split(", unable to parse")[0]
-            text = f"{text}, found {_shown(item['input'])}."
+            text = f"{text.replace('a valid tuple', 'a list such as [a, b]')}, found {_shown(item['input'])}."
         found.setdefault(place, []).append(text)
     return [(place, _merged(texts)) for place, texts in found.items()]
 

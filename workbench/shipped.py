@@ -12,7 +12,7 @@ from workbench import adapters, backbones, files, heads
 from workbench.adapters import Full
 from workbench.config import ModelConfig, RunConfig
 from workbench.data.chat import Template
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, FileError
 from workbench.heads import Head
 
 
@@ -43,12 +43,19 @@ def load(run: Path, config: RunConfig) -> Shipped:
     """The model that the run at `run` shipped."""
     folder = run / "adapter"
     if not folder.exists():
-        raise ConfigError(f"{run}: no adapter there yet. Finish the run first: workbench run ... --out {run} --resume")
+        raise ConfigError(f"{run}: no adapter there yet. Finish the run first: {_again(run)}")
+    full = isinstance(config.adapter, Full)
+    needed = ("config.json",) if full else ("adapter_config.json", "adapter_model.safetensors")
+    missing = [name for name in (*needed, "tokenizer.json", "generation_config.json") if not (folder / name).is_file()]
+    if missing:
+        raise FileError(
+            f"{folder}: {', '.join(missing)} missing. Restore it, or write the adapter again: {_again(run)}"
+        )
     saved = config.model.model_copy(update={"id": str(folder.resolve()), "new_tokens": (), "revision": None})
     tokenizer = backbones.tokenizer(saved)
     stop = GenerationConfig.from_pretrained(folder).eos_token_id or []
     backbone = load_backbone(config, folder, tokenizer)
-    model = adapters.load(backbone.model, folder) if adapters.is_adapter(folder) else backbone.model
+    model = backbone.model if full else adapters.load(backbone.model, folder)
     head = heads.find(model, backbone.model)
     return Shipped(model, head, tokenizer, Template(tokenizer), [stop] if isinstance(stop, int) else list(stop))
 
@@ -59,3 +66,7 @@ def load_backbone(config: RunConfig, folder: Path, tokenizer: PreTrainedTokenize
     if isinstance(config.adapter, Full):
         model = model.model_copy(update={"id": str(folder.resolve()), "revision": None})
     return backbones.load(model, tokenizer)
+
+
+def _again(run: Path) -> str:
+    return f"workbench run ... --out {run} --resume"

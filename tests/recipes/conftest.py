@@ -35,7 +35,7 @@ def save_run(tmp_path: Path, stories: str, questions: Path) -> SaveRun:
         tokenizer = backbones.tokenizer(config.model)
         template = Template(tokenizer)
         backbone = backbones.load(config.model, tokenizer, trainable=isinstance(config.adapter, Full))
-        new = [int(tokenizer.convert_tokens_to_ids(token)) for token in config.model.new_tokens]
+        new = [tokenizer.get_vocab()[token] for token in config.model.new_tokens]
         model = adapters.attach(backbone.model, config.adapter, seed=0, new_token_ids=new)
         generator = torch.Generator().manual_seed(1)
         for parameter in model.parameters():

@@ -8,7 +8,7 @@ import pytest
 
 from workbench import recipes
 from workbench.config import RunConfig
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, FileError
 from workbench.recipes.load import directory, load
 
 RECIPE = "recipe: sft\ndata: {train: my.jsonl, held_out: mine.jsonl, test: last.jsonl}\n"
@@ -106,5 +106,5 @@ def test_copying_a_recipe_keeps_its_comments_and_never_overwrites(tmp_path: Path
     assert load(file) == load("sft/quickstart")
     with pytest.raises(ConfigError, match="exists already"):
         recipes.copy("sft/quickstart", file)
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(FileError, match="cannot be written"):
         recipes.copy("sft/quickstart", file / "below" / "my.yaml")

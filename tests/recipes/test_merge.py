@@ -12,7 +12,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from workbench import runs, shipped
 from workbench.data import tokens
@@ -40,9 +40,8 @@ def _ours(run: Path) -> Tensor:
     return _logits(shipped.load(run, runs.read_config(run)).model, run / "adapter")
 
 
-def _stock(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    return model
+def _stock(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
 
 
 def _assert_close(found: Tensor, wanted: Tensor, *, error: float) -> None:
@@ -159,7 +158,7 @@ def test_a_trained_run_merges_into_a_model_that_generates_alike(trained: Path, t
     found = merge(trained, out=tmp_path / "merged", weights="float32")
     assert found.agreement.top1 == 1.0
     unmerged = shipped.load(trained, runs.read_config(trained))
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "merged")
     stock = _stock(tmp_path / "merged")
     question = [{"role": "user", "content": "What comes after 12?"}]
     asked = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)

@@ -153,7 +153,7 @@ def test_a_run_on_raw_text_is_prompted_raw(
     output = model.model.generate(  # type: ignore[operator]
         input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=10, pad_token_id=0
     )
-    wanted = model.tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True).strip()
+    wanted = str(model.tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)).strip()
     assert list(table["answer"]) == [wanted]
     screen = io.StringIO()
     monkeypatch.setattr(sys, "stdout", screen)

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from workbench import backbones
 from workbench.config import ModelConfig
-from workbench.errors import BackboneError
+from workbench.errors import BackboneError, ConfigError
+from workbench.schema import parse
 from workbench.starter import FOLDER
 
 CPU = torch.device("cpu")
@@ -168,7 +169,7 @@ def test_new_tokens_grow_the_vocabulary_by_themselves_and_keep_the_old_rows(stor
     tokenizer = backbones.tokenizer(config)
     assert tokenizer("a<|two|>b", add_special_tokens=False)["input_ids"].count(513) == 1
     grown, plain = (_load(**section) for section in (config.model_dump(), {"id": stories, "weights": "float32"}))
-    old, new = (each.model.get_input_embeddings().weight for each in (plain, grown))
+    old, new = (each.model.get_parameter("model.embed_tokens.weight") for each in (plain, grown))
     assert old.shape == (512, 64) and new.shape == (514, 64)
     assert torch.equal(old, new[:512])
     assert grown.model.get_output_embeddings().weight is new
@@ -177,6 +178,14 @@ def test_new_tokens_grow_the_vocabulary_by_themselves_and_keep_the_old_rows(stor
 def test_a_token_that_is_known_already_is_refused(stories: str) -> None:
     with pytest.raises(BackboneError, match=r"model.new_tokens: </s> already in the vocabulary of .*Leave them out"):
         backbones.tokenizer(ModelConfig(id=stories, new_tokens=("</s>", "<|one|>")))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"), [(["<a>", "<b>", "<a>"], "<a> stands twice"), (["<a>", ""], "at least 1 character")]
+)
+def test_new_tokens_that_are_no_tokens_are_refused(tokens: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"model.yaml has 1 mistake:\n  new_tokens.*{expected}"):
+        parse(ModelConfig, {"new_tokens": tokens}, source="model.yaml")
 
 
 def test_offline_the_cure_is_named() -> None:
@@ -210,7 +219,7 @@ def test_what_the_hub_says_becomes_what_to_do(raised: Exception, cure: str, monk
     def fail(*_: object, **__: object) -> None:
         raise raised
 
-    monkeypatch.setattr(backbones.AutoConfig, "from_pretrained", fail)
+    monkeypatch.setattr(AutoConfig, "from_pretrained", fail)
     with pytest.raises(BackboneError, match=cure) as caught:
         backbones.hub_config(ModelConfig(id="owner/name"))
     assert str(caught.value).startswith("model.id=owner/name cannot be loaded: ")

@@ -9,7 +9,7 @@ import torch
 
 from workbench import checkpoints, files
 from workbench.checkpoints import Progress
-from workbench.errors import ResumeError
+from workbench.errors import FileError, ResumeError
 
 TENSORS = {"trainable": {"a": torch.arange(6.0).reshape(2, 3)}, "optimizer": {"a|exp_avg": torch.ones(2, 3)}}
 
@@ -52,7 +52,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(checkpoints, "save_file", full)
     for step in (1, 2):
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(FileError, match="No space left"):
             _save(tmp_path, step)
     assert checkpoints.newest(tmp_path) == (good, [])
     assert [path.name for path in tmp_path.iterdir()] == [good.name]

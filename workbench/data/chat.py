@@ -110,7 +110,7 @@ class Template:
         self._bos = _added_bos(tokenizer)
         default = DEFAULT_TEMPLATE if self._bos is None else "{{ bos_token }}" + DEFAULT_TEMPLATE
         own = tokenizer.get_chat_template() if tokenizer.chat_template else None
-        self.source: str = template or own or default
+        self.source: str = template if template is not None else own or default
         self._one_of_several = template is None and isinstance(tokenizer.chat_template, dict)
         self._writer = Writer(tokenizer, self.source)
         self._finder = Finder(self._writer)

@@ -80,15 +80,16 @@ def read(source: str, config: DataConfig, *, skipped: list[str], limit: int | No
     if mistakes:
         raise DataError(_refusal(source, mistakes, seen))
     if not seen:
-        raise DataError(f"{source}: holds no rows.")
+        raise DataError(f"{source}: holds no rows. Write it again, or name another one.")
     if not used:
         raise DataError(f"{source}: none of its {seen} rows can be used. The last one: {skipped[-1]}")
 
 
 def convert(row: Row, config: DataConfig) -> Example | None:
     """One row as an example, whatever `on_bad_row` says; None for an answer that is not to be learnt."""
+    chosen = None if row.mistake else _choose(row.place, row.columns, config)
     try:
-        return _example(row, None if row.mistake else _choose(row.place, row.columns, config), config.columns)
+        return _example(row, chosen, config.columns)
     except DataError as error:
         raise DataError(f"{row.place}: {error}") from None
 
@@ -105,7 +106,10 @@ def _example(row: Row, chosen: _Format | None, renames: Mapping[str, str]) -> Ex
         raise DataError(row.mistake)
     columns = renamed(row.columns, renames)
     if not any(need <= columns.keys() for need in chosen.needs):
-        raise DataError(f"{chosen.name} needs {_needs(chosen)}; the row has {', '.join(columns) or 'no column'}.")
+        raise DataError(
+            f"data.format {chosen.name} needs {_needs(chosen)}; the row has {', '.join(columns) or 'no column'}. "
+            "Name the row's format, or rename its columns with data.columns."
+        )
     return chosen.convert(row.place, columns)
 
 

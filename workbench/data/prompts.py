@@ -22,9 +22,12 @@ def read_prompts(source: str, config: DataConfig) -> Iterator[Example]:
     """The rows of `source` without their last answer.
 
     Raises:
-        DataError: a row has nothing to answer; file and row are named.
+        DataError: a row has nothing to answer, file and row are named; or there is no row.
     """
-    for row in read_rows(starter.resolve(source)):
+    rows = list(read_rows(starter.resolve(source)))
+    if not rows:
+        raise DataError(f"{source}: holds no rows to answer. Write it again, or name another one.")
+    for row in rows:
         columns = formats.renamed(row.columns, config.columns)
         bare = config.model_copy(update={"columns": {}})
         example = formats.convert(Row(row.place, _with_answer(columns), row.mistake), bare)
@@ -52,5 +55,7 @@ def _without_answer(example: Example) -> Example:
     roles = [message["role"] for message in example.messages]
     last = len(roles) - 1 - roles[::-1].index("assistant")
     if last == 0:
-        raise DataError(f"{example.place}: the answer comes first; there is nothing to answer.")
+        raise DataError(
+            f"{example.place}: the answer comes first; there is nothing to answer. Write the question before it."
+        )
     return replace(example, messages=example.messages[:last])

@@ -45,7 +45,7 @@ def read_rows(source: str) -> Iterator[Row]:
     for path in files:
         try:
             if path.stat().st_size == 0:
-                raise DataError(f"{path}: the file is empty (0 bytes).")
+                raise DataError(f"{path}: the file is empty (0 bytes). Write it again, or name another one.")
             yield from _READERS[path.suffix.lower()](path)
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror or error}).") from None
@@ -107,7 +107,10 @@ def _files_of_folder(folder: Path) -> list[Path]:
 
 def _missing(source: str, path: Path) -> DataError:
     if not os.path.isdir(path.parent):
-        return DataError(f"{source}: no such file; the folder {path.parent} does not exist either.")
+        return DataError(
+            f"{source}: no such file; the folder {path.parent} does not exist either. "
+            f"A path that does not start with / is looked for in {Path.cwd()}."
+        )
     here = sorted(p.name for p in path.parent.iterdir() if p.is_dir() or p.suffix.lower() in _READERS)
     near = difflib.get_close_matches(path.name, here, n=1)
     if near:
@@ -217,7 +220,9 @@ def _read_csv(path: Path) -> Iterator[Row]:
             return
         except csv.Error as error:
             unclosed = "unexpected end of data" in str(error)
-            mistake = "a quote that opens here is never closed." if unclosed else f"not valid CSV: {error}."
+            mistake = f"not valid CSV: {error}."
+            if unclosed:
+                mistake = 'a quote that opens here is never closed. Close it; a quote inside a cell is written "".'
             if not header:
                 raise DataError(f"{path}: header, line {line}: {mistake}") from None
         else:
@@ -264,7 +269,9 @@ def _read_parquet(path: Path) -> Iterator[Row]:
             for number, columns in enumerate(rows, start=1):
                 yield Row(place(path.name, number), columns)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{path}: not a parquet file that can be read: {str(error).splitlines()[0]}") from None
+        raise DataError(
+            f"{path}: not a parquet file that can be read: {str(error).splitlines()[0]}. Write it again."
+        ) from None
 
 
 def _read_txt(path: Path) -> Iterator[Row]:

@@ -22,7 +22,7 @@ from workbench import files, starter
 from workbench.config import DataConfig
 from workbench.data import chat, formats
 from workbench.data.batching import Indices, MicroBatch, collate
-from workbench.errors import DataError
+from workbench.errors import DataError, FileError
 
 CODE_VERSION = 1
 """Part of the cache key, beside the columns: raise it when rendering or masking changes."""
@@ -264,11 +264,17 @@ def _nothing_to_learn(example: formats.Example, *, truncated: bool, config: Data
 
 def _write(path: Path, rows: Iterator[dict[str, Any]]) -> None:
     """An Arrow file of `rows`, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as aside:
-        unfinished = Path(aside) / path.name
-        with ArrowWriter(path=str(unfinished), features=_FEATURES) as writer:
-            for row in rows:
-                writer.write(row)
-            writer.finalize()
-        os.replace(unfinished, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as aside:
+            unfinished = Path(aside) / path.name
+            with ArrowWriter(path=str(unfinished), features=_FEATURES) as writer:
+                for row in rows:
+                    writer.write(row)
+                writer.finalize()
+            os.replace(unfinished, path)
+    except OSError as error:
+        raise FileError(
+            f"{path.parent}: cannot be written ({error.strerror or error}). "
+            "Make room there, or set WORKBENCH_CACHE to another folder."
+        ) from None

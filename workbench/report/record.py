@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from workbench import files
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, FileError
 from workbench.schema import read_yaml
 
 COLUMNS = (
@@ -105,17 +105,24 @@ def read(folder: Path) -> Record:
     manifest = files.read_json(folder / "manifest.json")
     # scores.json comes last; what the backbone scored is on disk from the start.
     before = {"before": files.read_json(folder / "before.json").get("scores", {})}
-    predictions = folder / "predictions.parquet"
+    metrics, predictions = folder / "metrics.jsonl", folder / "predictions.parquet"
     return Record(
         folder=folder,
         name=manifest.get("name") or folder.resolve().name,
         config_text=(folder / "config.yaml").read_text(encoding="utf-8"),
         config=read_yaml(folder / "config.yaml"),
         manifest=manifest,
-        metrics=_metrics(folder / "metrics.jsonl"),
+        metrics=_read(metrics, _metrics),
         scores=files.read_json(folder / "scores.json") or before,
-        predictions=pd.read_parquet(predictions) if predictions.exists() else pd.DataFrame(),
+        predictions=_read(predictions, pd.read_parquet) if predictions.exists() else pd.DataFrame(),
     )
+
+
+def _read(path: Path, reader: Callable[[Path], pd.DataFrame]) -> pd.DataFrame:
+    try:
+        return reader(path)
+    except ValueError as error:  # JSON, numbers and Arrow files that are damaged
+        raise FileError(f"{path}: damaged ({error}). Restore it, or delete it: the report does without.") from None
 
 
 def _metrics(path: Path) -> pd.DataFrame:

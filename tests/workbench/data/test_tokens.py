@@ -87,12 +87,11 @@ def test_the_same_bytes_and_settings_are_read_once(
     elsewhere.parent.mkdir()
     shutil.copy(questions, elsewhere)
     # What does not touch the tokens is no reason to make them again.
-    for source, data in (
-        (questions, {}),
-        (elsewhere, {}),
-        (questions, {"held_out": 0.3, "overlap": "drop", "test": "x.jsonl"}),
+    for again in (
+        _read(questions, tokenizer),
+        _read(elsewhere, tokenizer),
+        _read(questions, tokenizer, held_out=0.3, overlap="drop", test="x.jsonl"),
     ):
-        again = _read(source, tokenizer, **data)
         assert len(again) == len(first) and again.digests == first.digests and again.fingerprint == first.fingerprint
     assert reads == [str(questions)]
 
