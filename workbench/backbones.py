@@ -130,7 +130,9 @@ def load(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, trainable: 
     embedding = model.get_input_embeddings()
     assert isinstance(embedding, nn.Embedding)
     if len(tokenizer) > embedding.num_embeddings:
-        model.resize_token_embeddings(len(tokenizer))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # new rows start at random values, which must be the same in every process
+            model.resize_token_embeddings(len(tokenizer))
     if weights in ("bfloat16", "float16") and compute == torch.float32:
         storage.compute_in_float32(model)
     return Backbone(model.requires_grad_(False).eval(), weights, compute, storage.weight_bytes(model), notes)

@@ -175,6 +175,18 @@ def test_new_tokens_grow_the_vocabulary_by_themselves_and_keep_the_old_rows(stor
     assert grown.model.get_output_embeddings().weight is new
 
 
+def test_new_rows_start_the_same_in_every_process(stories: str) -> None:
+    rows = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        grown = _load(id=stories, weights="float32", new_tokens=["<|one|>"])
+        rows.append(grown.model.get_parameter("model.embed_tokens.weight")[512])
+        drawn = torch.rand(3)
+        torch.manual_seed(seed)
+        assert torch.equal(torch.rand(3), drawn), "loading must not move the global random state"
+    assert torch.equal(rows[0], rows[1]) and rows[0].any()
+
+
 def test_a_token_that_is_known_already_is_refused(stories: str) -> None:
     with pytest.raises(BackboneError, match=r"model.new_tokens: </s> already in the vocabulary of .*Leave them out"):
         backbones.tokenizer(ModelConfig(id=stories, new_tokens=("</s>", "<|one|>")))

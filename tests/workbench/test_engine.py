@@ -175,7 +175,7 @@ def test_resume_refuses_what_is_not_the_same_run(train: Callable[..., Path], tmp
     train("train.steps=2")
     with pytest.raises(ResumeError, match="already holds a run"):
         train("train.steps=2")
-    with pytest.raises(ResumeError, match=r"train.learning_rate: 0.01 there, 0.5 asked for"):
+    with pytest.raises(ResumeError, match=r"train.learning_rate: 0.002 there, 0.5 asked for"):
         train("train.steps=2", "train.learning_rate=0.5", resume=True)
     with pytest.raises(ResumeError, match="holds no run to resume"):
         train(name="nowhere", resume=True)
