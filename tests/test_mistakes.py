@@ -209,7 +209,7 @@ BACKBONES = {
     "missing": config("model.id=./none", "model.id: no folder ./none", "Write an existing folder"),
     "offline": config("model.id=nobody/nothing", "model.id=nobody/nothing", "hf download nobody/nothing"),
     "empty": Case(LOAD, "model.id=./m", "Save or fetch all of it", lambda folder: (folder / "m").mkdir()),
-    "no config": Case(LOAD, "no architecture (config.json)", "fetch all of it", backbone(removed("m/config.json"))),
+    "no config": Case(LOAD, "no config (config.json)", "fetch all of it", backbone(removed("m/config.json"))),
     "no tokenizer": Case(LOAD, "no tokenizer (tokenizer.json", "fetch all", backbone(removed("m/tokenizer.json"))),
     "no weights": Case(LOAD, "no weights (*.safetensors)", "fetch all of it", backbone(removed("m/model.safetensors"))),
     "pickle": Case(
@@ -218,7 +218,7 @@ BACKBONES = {
         "fetch all of it",
         backbone(lambda folder: (folder / "m/model.safetensors").rename(folder / "m/pytorch_model.bin")),
     ),
-    "cut weights": Case(LOAD, "its weights is damaged", "fetch it again", backbone(cut("m/model.safetensors"))),
+    "cut weights": Case(LOAD, "damaged weights", "fetch all of it again", backbone(cut("m/model.safetensors"))),
     "layers missing": Case(
         LOAD,
         "18 of the tensors",
@@ -231,8 +231,10 @@ BACKBONES = {
         "that belong together",
         backbone(changed("m/config.json", hidden_size=128)),
     ),
-    "broken config": Case(LOAD, "m/config.json", "fetch it again", backbone(file("m/config.json", "{"))),
-    "broken tokenizer": Case(LOAD, "its tokenizer", "fetch it again", backbone(file("m/tokenizer.json", "{"))),
+    "broken config": Case(LOAD, "m/config.json", "fetch all of it again", backbone(file("m/config.json", "{"))),
+    "broken tokenizer": Case(
+        LOAD, "damaged tokenizer", "fetch all of it again", backbone(file("m/tokenizer.json", "{"))
+    ),
     "no language model": Case(
         LOAD,
         "ViTConfig has no causal language model",

@@ -73,7 +73,7 @@ def tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 def hub_config(config: ModelConfig) -> PretrainedConfig:
     """The backbone's architecture, without its weights."""
-    with _told(config, "architecture", "config.json"):
+    with _told(config, "config", "config.json"):
         found: PretrainedConfig = AutoConfig.from_pretrained(_path(config), **_origin(config))
     return found
 
@@ -87,7 +87,7 @@ def skeleton(config: ModelConfig, *, trainable: bool = False) -> PreTrainedModel
             "Take one that AutoModelForCausalLM loads."
         )
     _, compute, _ = _precision(config, hub, target, trainable=trainable)
-    with _told(config, "architecture", "config.json"), torch.device("meta"):
+    with _told(config, "config", "config.json"), torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             hub,
             attn_implementation=_attention(config, compute, target),
@@ -264,7 +264,7 @@ class _told:
             return f"{type(error).__name__}: {text[:300]}"
         if not any(path for pattern in self.patterns for path in folder.glob(pattern)):
             return f"the folder holds no {self.part} ({', '.join(self.patterns)}). Save or fetch all of it."
-        return f"its {self.part} is damaged: {type(error).__name__}: {text[:300].rstrip('.')}. Save or fetch it again."
+        return f"damaged {self.part} ({type(error).__name__}: {text[:300].rstrip('.')}). Save or fetch all of it again."
 
 
 _CURES = {
@@ -272,8 +272,8 @@ _CURES = {
     "model.trust_remote_code=true.",
     ("does not recognize this architecture",): "this version of transformers does not know its architecture. Update "
     "transformers, or take another backbone.",
-    ("ignore_mismatched_sizes",): "its weights have not the shapes that its config.json asks for. Fetch weights and "
-    "config.json that belong together.",
+    ("ignore_mismatched_sizes",): "its weights do not have the shapes that its config.json asks for. Fetch "
+    "weights and config.json that belong together.",
 }
 _HUB_CURES = {
     ("couldn't connect", "offline mode"): "the hub cannot be reached and the files are not cached. Write a folder as "

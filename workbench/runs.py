@@ -84,7 +84,7 @@ def start(path: Path, config: RunConfig, *, resume: bool) -> Run:
         ResumeError: another process works in it, it holds another run, or there is nothing to resume.
     """
     path = path.expanduser()
-    if not resume and (path / "config.yaml").exists():
+    if not resume and (path / "config.yaml").exists() and not _failed_before_a_checkpoint(path):
         raise ResumeError(f"{path} already holds a run. Write --resume to continue it, or another --out.")
     if resume and not (path / "config.yaml").exists():
         raise ResumeError(f"{path} holds no run to resume. Leave --resume out, or name the run with --out.")
@@ -108,7 +108,8 @@ def start(path: Path, config: RunConfig, *, resume: bool) -> Run:
         lock.close()
         raise
     if not resume:
-        (path / "metrics.jsonl").unlink(missing_ok=True)
+        for stale in ("metrics.jsonl", "before.json", "report.html"):
+            (path / stale).unlink(missing_ok=True)
         text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         run.note(name=path.name, created=datetime.now(timezone.utc).isoformat(timespec="seconds"))
         files.write_bytes(path / "config.yaml", text.encode())
@@ -152,6 +153,12 @@ def hardware() -> dict[str, Any]:
     names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
     memory = psutil.virtual_memory().total
     return {"device": "cpu", "name": (names or ["CPU"])[0], "cores": os.cpu_count(), "memory_bytes": memory}
+
+
+def _failed_before_a_checkpoint(path: Path) -> bool:
+    """Whether a run ended in a mistake with nothing to keep, so that the mended one may take its place."""
+    failed = files.read_json(path / "manifest.json").get("status") == "failed"
+    return failed and not any((path / "checkpoints").glob("step-*"))
 
 
 def _require_same(wanted: RunConfig, found: RunConfig, path: Path) -> None:

@@ -182,5 +182,11 @@ def test_resume_refuses_what_is_not_the_same_run(train: Callable[..., Path], tmp
     assert not (tmp_path / "nowhere").exists()
 
 
+def test_a_run_that_failed_before_a_checkpoint_may_be_mended_in_place(train: Callable[..., Path]) -> None:
+    with pytest.raises(workbench.errors.ConfigError, match="below the longest example"):
+        train("train.steps=2", "batch.tokens_per_device=10")
+    assert len(_records(train("train.steps=2"))) == 2
+
+
 def _longest(run: Path) -> int:
     return int(json.loads((run / "manifest.json").read_text())["data"]["train"]["lengths"][-1])
