@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+import workbench
+
 KILLS = 20
 STEPS = 60
 
@@ -29,18 +31,11 @@ save: {{every: 2, keep: 2, ship: best}}
 """
 
 
-def work(recipe: str, out: str, resume: bool) -> None:
-    """What each child process does."""
-    import torch
-
-    import workbench
-
-    torch.set_num_threads(1)
-    workbench.run(recipe, out=out, resume=resume, quiet=True)
-
-
 @pytest.mark.slow
-def test_killed_at_random_moments(tmp_path: Path, stories: str, questions: Path) -> None:
+def test_killed_at_random_moments(
+    tmp_path: Path, stories: str, questions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE.format(model=stories, train=questions, steps=STEPS))
     context = multiprocessing.get_context("forkserver")
@@ -84,7 +79,9 @@ def test_killed_at_random_moments(tmp_path: Path, stories: str, questions: Path)
 def _start(
     context: multiprocessing.context.ForkServerContext, recipe: Path, out: Path, *, resume: bool
 ) -> ForkServerProcess:
-    process = context.Process(target=work, args=(str(recipe), str(out), resume))
+    process = context.Process(
+        target=workbench.run, args=(recipe,), kwargs={"out": out, "resume": resume, "quiet": True}
+    )
     process.start()
     return process
 
