@@ -15,6 +15,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # importing rich is half of what --help would take
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
