@@ -12,6 +12,7 @@ import json
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 LONGEST_PASSAGE = 160  # words; keeps the quickstart's rows under about 300 tokens
 COUNTS = {"train": ("fairytaleqa_train.jsonl", 2000), "val": ("fairytaleqa_held_out.jsonl", 200)}
@@ -31,7 +32,7 @@ def main(folder: Path) -> None:
         (out / name).write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in chosen), encoding="utf-8")
 
 
-def _rows(path: Path) -> list[dict]:
+def _rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
