@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from workbench.config import RunConfig
 
-# OpenMP threads that wait by spinning stall one another where other programs share the cores: measured, a third of
-# the speed is left. A short spin costs nothing on an idle machine. Read once, when torch is first imported.
+# OpenMP threads that wait by spinning stall one another where other programs share the cores.
+# Read once, when torch is first imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 __version__ = "0.1.0"
