@@ -6,23 +6,37 @@ torch and peft are imported inside the functions, so that a recipe is validated 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from workbench.adapters import anatomy
 from workbench.adapters.full import Full
 from workbench.adapters.lora import Lora
-from workbench.errors import BackboneError, FileError
+from workbench.adapters.method import METHODS, About, Beside, Method, Sample, register
+from workbench.errors import BackboneError, ConfigError, FileError
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-__all__ = ["METHODS", "Count", "Full", "Lora", "attach", "count", "is_adapter", "load", "merge", "save"]
-
-METHODS: dict[str, type[Lora] | type[Full]] = {"lora": Lora, "rslora": Lora, "dora": Lora, "full": Full}
-"""Every `adapter.method` and the section that configures it."""
+__all__ = [
+    "METHODS",
+    "About",
+    "Beside",
+    "Count",
+    "Full",
+    "Lora",
+    "Method",
+    "attach",
+    "count",
+    "is_adapter",
+    "load",
+    "merge",
+    "register",
+    "save",
+]
 
 
 class Count(NamedTuple):
@@ -32,26 +46,46 @@ class Count(NamedTuple):
     trainable: int
 
 
-def attach(model: PreTrainedModel, config: Lora | Full, *, seed: int, new_token_ids: list[int]) -> nn.Module:
-    """The backbone with a fresh, trainable adapter; everything else is frozen.
+def attach(
+    model: PreTrainedModel,
+    config: Method,
+    *,
+    seed: int,
+    new_token_ids: Sequence[int] = (),
+    sample: Sample | None = None,
+) -> nn.Module:
+    """The backbone with a fresh, trainable adapter, and a trainable classification head where it has one.
+
+    Everything else is frozen.
 
     Args:
         seed: Decides the adapter's random initial values, and nothing else does.
         new_token_ids: Rows of the embedding, and of an untied head, that train beside the adapter.
+        sample: Model inputs of some training rows, for methods that start from data.
+
+    Raises:
+        ConfigError: the method does not work on this backbone; the message says what does.
     """
     import torch
     from peft import get_peft_model
 
-    from workbench.adapters import targets
-
+    require_fit(model, config)
     if isinstance(config, Full):
         return model.requires_grad_(True)
-    rows = {name: new_token_ids for name in _prepare_rows(model)} if new_token_ids else None
+    rows = {name: list(new_token_ids) for name in _prepare_rows(model)} if new_token_ids else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        peft_config = config.to_peft(targets=targets.resolve(model, config.targets), token_rows=rows)
+        peft_config = config.to_peft(model, Beside(token_rows=rows, heads=anatomy.fresh_heads(model)))
         with _without_hints():
-            return get_peft_model(model, peft_config)
+            attached = get_peft_model(model, peft_config)
+        config.initialise(attached, sample)
+    return attached
+
+
+def require_fit(model: PreTrainedModel, config: Method) -> None:
+    """Raise ConfigError where the method does not work on this backbone."""
+    if reason := config.refusal(model):
+        raise ConfigError(f"adapter.method={config.method}: {reason}")
 
 
 def save(model: nn.Module, folder: Path) -> None:

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from workbench.schema import Section
+from workbench.adapters.method import HALF_OR_FULL, About, Method, register
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
-class Full(Section):
+@register
+class Full(Method):
     """No adapter: all weights of the backbone are trained."""
 
+    about: ClassVar[dict[str, About]] = {
+        "full": About(
+            trains="every weight",
+            paper="-",
+            weights=HALF_OR_FULL,
+            why_weights="quantised weights have no gradient",
+        )
+    }
     method: Literal["full"] = "full"
+
+    def modules(self, model: PreTrainedModel) -> list[str]:
+        """None by name: all of them train."""
+        return []

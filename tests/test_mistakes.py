@@ -90,7 +90,7 @@ CONFIGURATIONS = {
     "key": config("adapter.rnk=3", "my.yaml has 1 mistake: adapter.rnk", "Did you mean `rank`?"),
     "section": config("trian.steps=3", "trian: unknown key", "Did you mean `train`?"),
     "several": config("sedd=1 batch.size=0 model.weights=int4", "my.yaml has 3 mistakes: model.weights", "'int8'"),
-    "method": config("adapter.method=loar", "adapter: unknown 'method'", "Did you mean `lora`?"),
+    "method": config("adapter.method=loar", "adapter.method: unknown method 'loar'.", "Did you mean `lora`?"),
     "format": config("data.format=sharegtp", "data.format: expected", "'sharegpt'"),
     "recipe": config("recipe=sftt", "recipe: expected", "'sft'"),
     "word": config("batch.size=ten", "batch.size", "expected a valid integer, found 'ten'"),
@@ -107,8 +107,10 @@ CONFIGURATIONS = {
     "tracker not installed": config("trackers=[wandb]", "trackers: wandb", "pip install 'peft-workbench[wandb]'"),
     "no target": config("adapter.targets=[]", "adapter.targets", "at least 1 item"),
     "unknown target": config("adapter.targets=[q_prj]", "adapter.targets: no linear layer", "Nearest: o_proj, q_proj"),
-    "full with nf4": config("'adapter={method: full}' model.weights=nf4", "adapter.method full", "adapter.method=lora"),
-    "full with tokens": config("'adapter={method: full}' model.new_tokens=[<a>]", "model.new_tokens", "method=lora"),
+    "full with nf4": config(
+        "'adapter={method: full}' model.weights=nf4", "adapter.method=full does not", "adapter.method=lora"
+    ),
+    "full with tokens": config("'adapter={method: full}' model.new_tokens=[<a>]", "model.new_tokens", "Able: lora,"),
     "schedule": config("'schedule={name: wsd, warmup: 0.9}'", "schedule: warmup 0.9 and decay", "sum to 1 or less"),
     "patience": config("evaluate.patience=3", "evaluate.patience", "write save.ship=best as well"),
     "best of none": config("save.ship=best", "save.ship=best", "write evaluate.every=0.1"),

@@ -131,7 +131,7 @@ def cp(recipe: Recipe, file: Annotated[Path, typer.Argument(help="The YAML file 
 def main() -> None:
     """Run the command line; a user's mistake is told without a traceback."""
     try:
-        app()
+        app(prog_name="workbench")
     except WorkbenchError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(2)

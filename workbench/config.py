@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    SerializeAsAny,
+    field_validator,
+    model_validator,
+)
 
-from workbench.adapters.full import Full
-from workbench.adapters.lora import Lora
+from workbench.adapters import METHODS, Lora, Method
 from workbench.schema import Section, override, parse, read_yaml
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Every = PositiveInt | Share
 """A number of steps, or a share of the run between 0 and 1."""
-
-Adapter = Annotated[Lora | Full, Field(discriminator="method")]
 
 
 class ModelConfig(Section):
@@ -151,7 +156,7 @@ class RunConfig(Section):
     """Which file of `recipes/` runs this."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     model: ModelConfig = ModelConfig()
-    adapter: Adapter = Lora()
+    adapter: SerializeAsAny[Method] = Lora()
     data: DataConfig
     batch: BatchConfig = BatchConfig()
     train: TrainConfig = TrainConfig()
@@ -161,21 +166,22 @@ class RunConfig(Section):
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Where metrics are sent besides metrics.jsonl; nothing is sent anywhere unless named here."""
 
-    @field_validator("adapter", mode="before")
-    @classmethod
-    def _lora_unless_named(cls, value: Any) -> Any:
-        return {"method": "lora", **value} if isinstance(value, dict) else value
-
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
-        quantised = self.model.weights in ("int8", "nf4", "fp4")
-        if isinstance(self.adapter, Full) and quantised:
+        facts, method = self.adapter.facts, self.adapter.method
+        if self.model.weights not in ("auto", *facts.weights):
             raise ValueError(
-                f"adapter.method full cannot train {self.model.weights} weights. "
-                "Write adapter.method=lora, or model.weights=bfloat16."
+                f"adapter.method={method} does not work over {self.model.weights} weights: {facts.why_weights}. "
+                f"Write model.weights={'|'.join(facts.weights)}, or adapter.method=lora."
             )
-        if isinstance(self.adapter, Full) and self.model.new_tokens:
-            raise ValueError("model.new_tokens trains single rows and needs adapter.method=lora.")
+        if self.model.new_tokens and not facts.token_rows:
+            able = ", ".join(name for name, each in METHODS.items() if each.about[name].token_rows)
+            raise ValueError(f"model.new_tokens trains single rows; adapter.method={method} cannot. Able: {able}.")
+        if self.train.checkpointing is True and facts.no_checkpointing:
+            raise ValueError(
+                f"train.checkpointing does not go with adapter.method={method}: {facts.no_checkpointing}. "
+                "Write train.checkpointing=false and a smaller batch.tokens_per_device."
+            )
         if self.save.ship == "best" and self.evaluate.every is None:
             raise ValueError("save.ship=best needs held-out losses to choose by: write evaluate.every=0.1.")
         if self.evaluate.patience is not None and self.save.ship == "last":
@@ -188,6 +194,15 @@ class RunConfig(Section):
 
 
 def load_config(recipe: str | Path, overrides: tuple[str, ...] | list[str] = ()) -> RunConfig:
-    """The resolved configuration of a YAML file; raises ConfigError with every mistake at once."""
+    """The resolved configuration of a YAML file; raises ConfigError with every mistake at once.
+
+    Where an override names another adapter method, the file's adapter settings that it does not have are left out.
+    """
     path = Path(recipe)
-    return parse(RunConfig, override(read_yaml(path), overrides), source=path.name)
+    values = read_yaml(path)
+    wanted = override({}, overrides).get("adapter")
+    written = values.get("adapter")
+    if isinstance(wanted, dict) and "method" in wanted and isinstance(written, dict):
+        known = Method.section_for(wanted).model_fields
+        values["adapter"] = {key: value for key, value in written.items() if key in known}
+    return parse(RunConfig, override(values, overrides), source=path.name)

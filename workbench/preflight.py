@@ -6,8 +6,8 @@ import importlib.util
 
 from transformers import PretrainedConfig
 
-from workbench import backbones, budget
-from workbench.adapters import Full, targets
+from workbench import adapters, backbones, budget
+from workbench.adapters import Full
 from workbench.config import RunConfig
 from workbench.data import checks
 from workbench.data.tokens import Splits
@@ -33,7 +33,8 @@ def require_runnable(config: RunConfig, data: Splits) -> list[str]:
     budget.require_longest_fits(config, data.train)
     model = backbones.skeleton(config.model, trainable=isinstance(config.adapter, Full))
     _require_positions(config, data, model.config)
-    return [] if isinstance(config.adapter, Full) else targets.resolve(model, config.adapter.targets)
+    adapters.require_fit(model, config.adapter)
+    return config.adapter.modules(model)
 
 
 def longest_sequence(hub: PretrainedConfig) -> int | None:

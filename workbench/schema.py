@@ -18,6 +18,11 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
+    @classmethod
+    def section_for(cls, values: Any) -> type[Section]:
+        """The class that `values` are an instance of: a subclass where one of their keys chooses it."""
+        return cls
+
 
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -82,25 +87,21 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
 def _mistakes(section: type[Section], values: Mapping[str, Any], error: ValidationError) -> list[tuple[str, str]]:
     found: dict[str, list[str]] = {}
     for item in error.errors(include_url=False):
-        path, parent = _locate(item["loc"], values)
+        path = _locate(item["loc"], values)
         place = ".".join(map(str, path)) or "the recipe"
         if item["type"] == "extra_forbidden":
-            text = "unknown key." + did_you_mean(str(path[-1]), _siblings(section, path[:-1], parent))
+            text = "unknown key." + did_you_mean(str(path[-1]), _siblings(section, path[:-1], values))
         elif item["type"] == "missing":
             text = "is required."
-        elif item["type"] == "union_tag_not_found":
-            text = f"`{str(item['ctx']['discriminator']).strip(chr(39))}` is required."
+        elif item["type"] == "unknown_method":
+            text = item["msg"]
         elif item["type"] == "value_error":
             text = str(item["ctx"]["error"])
-        elif item["type"] == "union_tag_invalid":
-            known = [tag.strip(" '") for tag in str(item["ctx"]["expected_tags"]).split(",")]
-            text = f"unknown {item['ctx']['discriminator']} {item['ctx']['tag']!r}."
-            text += did_you_mean(str(item["ctx"]["tag"]), known)
         elif item["type"] in ("too_short", "string_too_short"):
             unit = "item" if item["type"] == "too_short" else "character"
             text = f"expected at least {item['ctx']['min_length']} {unit}, found {_shown(item['input'])}."
         elif item["type"] in ("model_type", "model_attributes_type"):
-            first = next(iter(_siblings(section, path, None)))
+            first = _siblings(section, path, values)[0]
             text = f"expected keys of its own, such as {place}.{first}, found {_shown(item['input'])}."
         else:
             text = item["msg"].replace("Input should be", "expected").split(", unable to parse")[0]
@@ -117,33 +118,27 @@ def _merged(texts: list[str]) -> str:
     return f"expected {' or '.join(dict.fromkeys(wanted))}, found {texts[0].rsplit(', found ', 1)[1]}"
 
 
-def _locate(loc: tuple[int | str, ...], values: Any) -> tuple[list[int | str], Any]:
-    """The part of pydantic's location that names keys of the file, without union tags, and its parent."""
+def _locate(loc: tuple[int | str, ...], values: Any) -> list[int | str]:
+    """The part of pydantic's location that names keys of the file, without union tags."""
     path: list[int | str] = []
-    parent: Any = values
-    current: Any = values
     for index, part in enumerate(loc):
         last = index == len(loc) - 1
-        keys = range(len(current)) if isinstance(current, list) else current if isinstance(current, dict) else ()
+        keys = range(len(values)) if isinstance(values, list) else values if isinstance(values, dict) else ()
         if part in keys:
-            parent, current = current, current[part]
-        elif isinstance(current, dict) and last:
-            parent = current
-        else:
+            values = values[part]
+        elif not isinstance(values, dict) or not last:
             continue
         path.append(part)
-    return path, parent
+    return path
 
 
-def _siblings(section: type[Section], path: Sequence[int | str], parent: Any) -> list[str]:
-    """Keys that may stand beside the unknown one, including those of the section that a tag selects."""
-    fields = section.model_fields
+def _siblings(section: type[Section], path: Sequence[int | str], values: Any) -> list[str]:
+    """Keys that may stand in the section at `path` of the file."""
     for part in path:
-        choices = [choice for choice in _choices(fields[str(part)].annotation) if issubclass(choice, Section)]
-        method = parent.get("method") if isinstance(parent, dict) else None
-        tagged = [c for c in choices if "method" in c.model_fields and _accepts(c, method)]
-        fields = {name: field for choice in tagged or choices for name, field in choice.model_fields.items()}
-    return list(fields)
+        values = values.get(part) if isinstance(values, dict) else None
+        (section,) = [c for c in _choices(section.model_fields[str(part)].annotation) if issubclass(c, Section)]
+        section = section.section_for(values)
+    return list(section.model_fields)
 
 
 def _choices(annotation: Any) -> list[type]:
@@ -151,10 +146,6 @@ def _choices(annotation: Any) -> list[type]:
     if isinstance(annotation, type) and not parts:
         return [annotation]
     return [choice for part in parts for choice in _choices(part)]
-
-
-def _accepts(section: type[Section], method: Any) -> bool:
-    return method in getattr(section.model_fields["method"].annotation, "__args__", ())
 
 
 def _copy(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def test_saved_by_us_and_loaded_by_stock_peft(family: PreTrainedModel, method: s
 @METHOD
 def test_parameters_are_as_many_as_the_shapes_say(family: PreTrainedModel, method: str) -> None:
     base = sum(parameter.numel() for parameter in family.parameters())
-    weights = [family.get_parameter(f"{path}.weight") for path in adapters.targets.linear_modules(family)]
+    weights = [family.get_parameter(f"{path}.weight") for path in adapters.anatomy.linear_modules(family)]
     shapes = [tuple(weight.shape) for weight in weights]
     expected = sum(3 * (rows + columns) for rows, columns in shapes)
     if method == "dora":  # one magnitude for each output; GPT-2's Conv1D stores its weights transposed

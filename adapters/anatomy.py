@@ -1,0 +1,61 @@
+"""The parts of a backbone that methods name: its repeated blocks, their linear layers, its fresh head."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+
+def blocks(model: nn.Module) -> list[list[str]]:
+    """Paths of the transformer blocks, one list for each stack; T5 has two, encoder and decoder.
+
+    A stack is an outermost list of modules that hold linear layers: a block's own lists (experts) are inside it.
+    """
+    from torch import nn
+
+    stacks: list[list[str]] = []
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{block}.") for stack in stacks for block in stack)
+        if isinstance(module, nn.ModuleList) and not inside and any(is_linear(part) for part in module.modules()):
+            stacks.append([f"{name}.{number}" for number in range(len(module))])
+    return stacks
+
+
+def linear_modules(model: nn.Module) -> list[str]:
+    """Paths of the linear layers inside the blocks, quantised ones too."""
+    inside = tuple(f"{block}." for stack in blocks(model) for block in stack)
+    return [name for name, module in model.named_modules() if name.startswith(inside) and is_linear(module)]
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module is a matrix product with its own weight; GPT-2's Conv1D is one."""
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, (nn.Linear, Conv1D))
+
+
+def is_attention(path: str) -> bool:
+    """Whether a module inside a block belongs to its attention."""
+    return any("attn" in part or "attention" in part for part in path.lower().split("."))
+
+
+def task(model: PreTrainedModel) -> str | None:
+    """PEFT's name of what the model's head does; None where PEFT has none."""
+    name = type(model).__name__
+    if name.endswith("ForSequenceClassification"):
+        return "SEQ_CLS"
+    if model.config.is_encoder_decoder:
+        return "SEQ_2_SEQ_LM"
+    return "CAUSAL_LM" if name.endswith(("ForCausalLM", "LMHeadModel")) else None
+
+
+def fresh_heads(model: PreTrainedModel) -> list[str]:
+    """Names of the modules of a classification head: it starts at random, so it trains and ships with any adapter."""
+    if not type(model).__name__.endswith("Classification"):
+        return []
+    outside = [(name, module) for name, module in model.named_children() if name != model.base_model_prefix]
+    return [name for name, module in outside if any(True for _ in module.parameters())]

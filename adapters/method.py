@@ -1,0 +1,147 @@
+"""What every adapter method is: a section of the configuration that knows how to put itself on a backbone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from pydantic import model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
+
+from workbench.schema import Section, did_you_mean
+
+if TYPE_CHECKING:
+    from peft import PeftConfig, PeftModel
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel
+
+WEIGHTS = ("float32", "bfloat16", "float16", "int8", "nf4", "fp4")
+"""Every format that a backbone's weights are stored in."""
+HALF_OR_FULL = WEIGHTS[:3]
+"""The formats that are not quantised."""
+
+METHODS: dict[str, type[Method]] = {}
+"""Every `adapter.method` and the section that configures it; `register` fills it."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What a person wants to know before choosing a method, and what the rest of the program refuses by."""
+
+    trains: str
+    """What trains, in a few words."""
+    paper: str
+    """Authors, year and arXiv number."""
+    weights: tuple[str, ...] = WEIGHTS
+    """Formats of the backbone's weights that it works over."""
+    why_weights: str = ""
+    """Why no others."""
+    no_merge: str = ""
+    """Why it cannot be added into the backbone's weights; empty where it can."""
+    starts_elsewhere: str = ""
+    """Why a fresh adapter changes the outputs of the backbone; empty where it does not."""
+    no_checkpointing: str = ""
+    """Why activations cannot be recomputed in the backward pass; empty where they can."""
+    token_rows: bool = False
+    """Whether rows of new tokens can train beside it."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What trains beside the adapter and is saved with it."""
+
+    token_rows: dict[str, list[int]] | None = None
+    """Leaf name of the embedding, and of an untied head, to the rows of added tokens."""
+    heads: list[str] = field(default_factory=list)
+    """Leaf names of modules that train whole, such as a fresh classification head."""
+
+
+Sample = Callable[[], "Iterator[dict[str, Tensor]]"]
+"""Model inputs of some training rows, one micro-batch after the other, for methods that start from data."""
+
+
+class Companion(Protocol):
+    """What a method does during training besides having parameters: AdaLoRA moves its ranks."""
+
+    def penalty(self) -> Tensor:
+        """A scalar with a graph that is added to the loss, once a step."""
+
+    def after_step(self, step: int) -> None:
+        """Called after optimizer step `step` (counted from 1), with gradients and float32 values in place."""
+
+    def state(self) -> dict[str, Tensor]:
+        """All that decides what it does next, for a checkpoint."""
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from a checkpoint."""
+
+
+class Method(Section):
+    """Base of every method. A subclass has `method: Literal[...]`, its settings, `about` and `to_peft`."""
+
+    about: ClassVar[dict[str, About]] = {}
+    """For each name that `method` may have."""
+    method: str
+
+    @property
+    def facts(self) -> About:
+        """About the method that is configured."""
+        return self.about[self.method]
+
+    def refusal(self, model: PreTrainedModel) -> str | None:
+        """Why this method does not work on this backbone, and what to write instead; None where it does."""
+        return None
+
+    def modules(self, model: PreTrainedModel) -> list[str]:
+        """Names of the modules that it changes, as `check` shows them; raises ConfigError where there are none."""
+        raise NotImplementedError
+
+    def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
+        """The PEFT configuration for this backbone."""
+        raise NotImplementedError
+
+    def initialise(self, model: PeftModel, sample: Sample | None) -> None:
+        """Set initial values that need more than shapes; random numbers come from torch's seeded generator."""
+
+    def rate_factor(self, parameter: str) -> float:
+        """Learning rate of a parameter, by its name in the model, relative to `train.learning_rate`."""
+        return 1.0
+
+    def companion(self, model: nn.Module, *, steps: int) -> Companion | None:
+        """What goes with the training of `model` for `steps` optimizer steps; most methods need nothing."""
+        return None
+
+    @classmethod
+    def section_for(cls, values: Any) -> type[Section]:
+        if cls is not Method:
+            return cls
+        name = values.get("method", "lora") if isinstance(values, dict) else None
+        return METHODS.get(name, cls) if isinstance(name, str) else cls
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_its_own_class(cls, values: Any, validate: Callable[[Any], Method]) -> Method:
+        """`adapter: {method: dora}` becomes the section that METHODS has for dora."""
+        section = cls.section_for(values)
+        if cls is not Method or not isinstance(values, dict):
+            return validate(values)
+        if section is Method:
+            text = f"unknown method {values['method']!r}." + did_you_mean(str(values["method"]), list(METHODS))
+            error = PydanticCustomError("unknown_method", "{text}", {"text": text})
+            details = InitErrorDetails(type=error, loc=("method",), input=values["method"])
+            raise ValidationError.from_exception_data("adapter", [details])
+        return section.model_validate({"method": "lora", **values})  # type: ignore[return-value]
+
+
+def register(section: type[Method]) -> type[Method]:
+    """Make every name in `section.about` an `adapter.method`; use it as a decorator.
+
+    Raises:
+        ValueError: a name is taken.
+    """
+    for name in section.about:
+        if name in METHODS and METHODS[name].__qualname__ != section.__qualname__:
+            raise ValueError(f"adapter.method {name} exists already. Give your method another name.")
+        METHODS[name] = section
+    return section
