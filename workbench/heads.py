@@ -87,7 +87,7 @@ def find(model: nn.Module, backbone: PreTrainedModel) -> Head:
     training = model.training
     model.eval()
     with torch.no_grad():
-        wanted = model(input_ids=ids, use_cache=False).logits
+        wanted = model(input_ids=ids, use_cache=False).logits[:, -ids.shape[1] :]  # virtual tokens come before
         found = head.project(head.hidden(model, ids))
     looks_right = _looks_right(head, model, backbone, ids)
     model.train(training)

@@ -1,0 +1,26 @@
+"""Makes a tuner of ours a PEFT method, so that get_peft_model, save_pretrained and from_pretrained know it."""
+
+from __future__ import annotations
+
+from peft import PeftConfig, PeftType
+from peft.tuners.tuners_utils import BaseTuner
+from peft.utils import register_peft_method
+
+
+def register_tuner(name: str, config: type[PeftConfig], tuner: type[BaseTuner]) -> PeftType:
+    """Register `tuner` under `name` (lower case) and return its PeftType; its parameters' prefix is `name` + "_".
+
+    PEFT only registers what its enumeration PeftType names, and an enumeration cannot be extended in public:
+    the member is added through enum's own maps. PEFT's minor version is pinned for that.
+    """
+    key = name.upper()
+    if key in PeftType.__members__:
+        return PeftType[key]
+    member = str.__new__(PeftType, key)
+    member._name_, member._value_ = key, key
+    PeftType._member_map_[key] = member
+    PeftType._value2member_map_[key] = member
+    PeftType._member_names_.append(key)
+    setattr(PeftType, key, member)
+    register_peft_method(name=name, config_cls=config, model_cls=tuner)
+    return member
