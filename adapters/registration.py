@@ -21,6 +21,6 @@ def register_tuner(name: str, config: type[PeftConfig], tuner: type[BaseTuner]) 
     PeftType._member_map_[key] = member
     PeftType._value2member_map_[key] = member
     PeftType._member_names_.append(key)
-    setattr(PeftType, key, member)
+    type.__setattr__(PeftType, key, member)  # Enum's own refuses the name of a member
     register_peft_method(name=name, config_cls=config, model_cls=tuner)
     return member
