@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from workbench.adapters import anatomy
+from workbench.adapters.adalora import AdaLora
 from workbench.adapters.full import Full
-from workbench.adapters.lora import Lora
+from workbench.adapters.lora import Lora, LoraPlus
 from workbench.adapters.method import METHODS, About, Beside, Method, Sample, register
+from workbench.adapters.prefix import DeepPrompt, Prefix
+from workbench.adapters.prompt import Prompt, PTuning
+from workbench.adapters.shipping import as_shipped
 from workbench.errors import BackboneError, ConfigError, FileError
 
 if TYPE_CHECKING:
@@ -24,17 +28,25 @@ if TYPE_CHECKING:
 __all__ = [
     "METHODS",
     "About",
+    "AdaLora",
     "Beside",
     "Count",
+    "DeepPrompt",
     "Full",
     "Lora",
+    "LoraPlus",
     "Method",
+    "PTuning",
+    "Prefix",
+    "Prompt",
     "attach",
     "count",
     "is_adapter",
     "load",
     "merge",
     "register",
+    "require_fit",
+    "require_mergeable",
     "save",
 ]
 
@@ -94,7 +106,8 @@ def save(model: nn.Module, folder: Path) -> None:
 
     if isinstance(model, PeftModel):
         # Rows of added tokens are part of the adapter; the other rows of a resized embedding are not.
-        model.save_pretrained(str(folder), save_embedding_layers=False)
+        with as_shipped(model) as tensors:
+            model.save_pretrained(str(folder), save_embedding_layers=False, state_dict=tensors)
         (folder / "README.md").unlink(missing_ok=True)  # PEFT's model card template, all "[More Information Needed]"
     else:
         model.save_pretrained(folder)  # type: ignore[operator]
@@ -129,13 +142,27 @@ def load(model: PreTrainedModel, folder: Path) -> nn.Module:
         ) from None
 
 
-def merge(model: nn.Module) -> PreTrainedModel:
-    """The backbone with the adapter's update added into its weights; a fully trained backbone as it is."""
+def merge(model: nn.Module, config: Method) -> PreTrainedModel:
+    """The backbone with the adapter's update added into its weights; a fully trained backbone as it is.
+
+    Raises:
+        ConfigError: the method is no update of the weights.
+    """
     from peft import PeftModel
 
+    require_mergeable(config)
     if not isinstance(model, PeftModel):
         return model  # type: ignore[return-value]
-    return model.merge_and_unload(safe_merge=True)  # type: ignore[no-any-return]
+    return model.merge_and_unload(safe_merge=True)  # type: ignore[no-any-return, operator]
+
+
+def require_mergeable(config: Method) -> None:
+    """Raise ConfigError where the method cannot be added into the backbone's weights."""
+    if reason := config.facts.no_merge:
+        raise ConfigError(
+            f"adapter.method={config.method} cannot be merged: {reason}. Keep backbone and adapter apart: "
+            "`workbench generate`, `predict` and `evaluate` serve them together."
+        )
 
 
 def count(model: nn.Module) -> Count:

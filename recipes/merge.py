@@ -39,6 +39,7 @@ def merge(run: Path, *, out: Path, weights: str) -> Merged:
     if out.exists():
         raise ConfigError(f"{out} exists already. Name another folder, or delete it first.")
     config = runs.read_config(run)
+    adapters.require_mergeable(config.adapter)
     files.require_writable(out)
     unmerged = shipped.load(run, config)
     held_out = tokens.load(config.data, unmerged.tokenizer, unmerged.template, seed=config.seed).held_out
@@ -72,7 +73,7 @@ def _merged(run: Path, config: RunConfig, unmerged: shipped.Shipped) -> PreTrain
         backbone = backbone.dequantize(torch.float32)
     if isinstance(config.adapter, Full):
         return backbone
-    return adapters.merge(adapters.load(backbone, folder))
+    return adapters.merge(adapters.load(backbone, folder), config.adapter)
 
 
 def _said(config: RunConfig, weights: str) -> str:

@@ -111,8 +111,14 @@ def llama() -> PreTrainedModel:
     return tiny("Llama", tie_word_embeddings=False)
 
 
-def tiny(name: str, **settings: Any) -> PreTrainedModel:
-    """Two layers, 32 wide, 64 tokens; the weights are large enough for the logits to differ."""
+def tiny(name: str, *, head: str = "CausalLM", **settings: Any) -> PreTrainedModel:
+    """Two layers, 32 wide, 64 tokens; the weights are large enough for the logits to differ.
+
+    Args:
+        name: A configuration class without "Config".
+        head: What AutoModelFor... builds: CausalLM, MaskedLM, Seq2SeqLM, SequenceClassification, ImageClassification.
+        settings: What the configuration has instead.
+    """
     import transformers
 
     sizes = {
@@ -126,9 +132,9 @@ def tiny(name: str, **settings: Any) -> PreTrainedModel:
         "eos_token_id": 2,
         "pad_token_id": 0,
     }
-    config = getattr(transformers, f"{name}Config")(**{**sizes, **FAMILIES[name], **settings})
+    config = getattr(transformers, f"{name}Config")(**{**sizes, **FAMILIES.get(name, {}), **settings})
     torch.manual_seed(0)
-    model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(config)
+    model: PreTrainedModel = getattr(transformers, f"AutoModelFor{head}").from_config(config)
     for parameter in model.parameters():
         if parameter.ndim >= 2:
             torch.nn.init.normal_(parameter, std=0.2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from workbench import plugins
 from workbench.adapters import METHODS, Lora, Method
 from workbench.schema import Section, override, parse, read_yaml
 
@@ -154,6 +155,8 @@ class RunConfig(Section):
 
     recipe: Literal["sft"]
     """Which file of `recipes/` runs this."""
+    plugins: tuple[Path, ...] = ()
+    """Python files of yours, run first, that add adapter methods. Only files you trust."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     model: ModelConfig = ModelConfig()
     adapter: SerializeAsAny[Method] = Lora()
@@ -165,6 +168,15 @@ class RunConfig(Section):
     save: SaveConfig = SaveConfig()
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Where metrics are sent besides metrics.jsonl; nothing is sent anywhere unless named here."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plugins_first(cls, values: Any) -> Any:
+        """The methods that a plugin adds must be known before the adapter section is read."""
+        paths = values.get("plugins") if isinstance(values, dict) else None
+        if isinstance(paths, (list, tuple)) and all(isinstance(path, (str, Path)) for path in paths):
+            plugins.load(paths)
+        return values
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
@@ -200,8 +212,10 @@ def load_config(recipe: str | Path, overrides: tuple[str, ...] | list[str] = ())
     """
     path = Path(recipe)
     values = read_yaml(path)
-    wanted = override({}, overrides).get("adapter")
-    written = values.get("adapter")
+    given = override({}, overrides)
+    if isinstance(given.get("plugins"), list):
+        plugins.load(given["plugins"])
+    wanted, written = given.get("adapter"), values.get("adapter")
     if isinstance(wanted, dict) and "method" in wanted and isinstance(written, dict):
         known = Method.section_for(wanted).model_fields
         values["adapter"] = {key: value for key, value in written.items() if key in known}

@@ -17,7 +17,7 @@ import psutil
 import torch
 import yaml
 
-from workbench import files
+from workbench import files, plugins
 from workbench.config import RunConfig
 from workbench.errors import ConfigError, ResumeError, WorkbenchError
 from workbench.schema import parse, read_yaml
@@ -114,6 +114,7 @@ def start(path: Path, config: RunConfig, *, resume: bool) -> Run:
         run.note(name=path.name, created=datetime.now(timezone.utc).isoformat(timespec="seconds"))
         files.write_bytes(path / "config.yaml", text.encode())
     run.note(status="running", reason=None, versions=versions(), git_commit=git_commit(), hardware=hardware())
+    run.note(plugins=plugins.fingerprints(config.plugins))
     return run
 
 

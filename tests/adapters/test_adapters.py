@@ -88,7 +88,7 @@ def test_saved_by_us_and_loaded_by_stock_peft(family: PreTrainedModel, method: s
     with stock.disable_adapter():
         torch.testing.assert_close(_logits(stock), _logits(bare), rtol=1e-5, atol=1e-5)
 
-    merged = adapters.merge(ours)
+    merged = adapters.merge(ours, Lora())
     assert type(merged) is type(bare)
     assert merged.state_dict().keys() == bare.state_dict().keys()
     torch.testing.assert_close(_logits(merged), wanted, rtol=1e-4, atol=1e-4)
@@ -116,7 +116,7 @@ def test_full_fine_tuning_trains_everything_and_saves_a_stock_model(llama: PreTr
     assert not adapters.is_adapter(tmp_path / "model")
     stock = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     torch.testing.assert_close(_logits(stock), wanted)
-    assert adapters.merge(model) is model
+    assert adapters.merge(model, Full()) is model
 
 
 def test_the_seed_alone_decides_where_training_starts(llama: PreTrainedModel) -> None:
@@ -192,7 +192,7 @@ def test_new_rows_over_half_precision_weights_computed_in_float32(tied: bool, tm
     base, _ = _with_tokens(tied, tmp_path / "base")
     reference = _attach(copy.deepcopy(base).bfloat16().float(), new=NEW)
     stored = base.bfloat16()
-    storage.compute_in_float32(stored)
+    storage.compute_in(stored, torch.float32)
     bare = copy.deepcopy(stored)
     model = _attach(stored, new=NEW)
     torch.testing.assert_close(_logits(model), _logits(reference))

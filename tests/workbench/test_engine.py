@@ -83,6 +83,17 @@ def test_same_curve_for_any_micro_batch_and_with_checkpointing(train: Callable[.
         _assert_same_curve(run, whole)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler warns about itself
+def test_compiled_layers_learn_the_same(train: Callable[..., Path]) -> None:
+    """Batches of several lengths meet one compiled program; fused kernels round differently, no more."""
+    eager = train("train.steps=4", name="eager")
+    compiled = train("train.steps=4", "train.compile=true", name="compiled")
+    assert len({record["tokens"] for record in _records(eager)}) > 1
+    torch.testing.assert_close(torch.tensor(_losses(compiled)), torch.tensor(_losses(eager)), rtol=1e-4, atol=0)
+    assert (_adapter(compiled) - _adapter(eager)).norm() <= 1e-2 * _adapter(eager).norm()
+
+
 def test_full_fine_tuning_has_the_same_curve_for_any_micro_batch(train: Callable[..., Path]) -> None:
     full = ["adapter={method: full}", "train.learning_rate=1e-3", "train.steps=8"]
     whole = train(*full, "batch.tokens_per_device=100000", name="whole")

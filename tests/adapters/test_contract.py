@@ -1,0 +1,231 @@
+"""The contract: what every method keeps on every family of backbones and every weight format, or refuses to promise.
+
+A fresh adapter changes nothing, or says why; every trainable tensor learns and nothing else moves; what is saved
+gives the same logits in another process; switched off, the backbone is back bit for bit; merged, nothing changes, or
+the merge is refused; and the parameters are as many as predicted.
+"""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tests.conftest import FAMILIES, tiny
+from workbench import adapters, backbones
+from workbench.adapters import METHODS, Method
+from workbench.adapters.method import HALF_OR_FULL, WEIGHTS
+from workbench.config import ModelConfig, RunConfig
+from workbench.errors import ConfigError
+from workbench.masters import Masters
+from workbench.schema import parse
+
+# Stock PEFT uses what transformers calls deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+
+ENCODERS = ("Bert", "Roberta", "DebertaV2")
+T5_SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+VIT_SIZES = {"image_size": 8, "patch_size": 4, "num_labels": 3}
+BUILD: dict[str, Callable[[], PreTrainedModel]] = {
+    **{name: lambda name=name: tiny(name) for name in FAMILIES},  # type: ignore[misc]
+    **{f"{name}-masked": lambda name=name: tiny(name, head="MaskedLM") for name in ENCODERS},  # type: ignore[misc]
+    **{
+        f"{name}-classes": lambda name=name: tiny(name, head="SequenceClassification", num_labels=3)  # type: ignore[misc]
+        for name in ENCODERS
+    },
+    "T5": lambda: tiny("T5", head="Seq2SeqLM", **T5_SIZES),
+    "ViT": lambda: tiny("ViT", head="ImageClassification", **VIT_SIZES),
+}
+SMALL: dict[str, Any] = {"rank": 4, "width": 4, "reduction": None, "virtual_tokens": 3, "layers": 1, "block": 4}
+"""Settings of the methods, for models that are 32 wide; each method takes those that it has."""
+METHOD_NAMES = sorted(set(METHODS) - {"full"})
+ids = torch.tensor([[3, 60, 5, 61, 9, 60, 7], [4, 8, 15, 16, 23, 42, 2]])
+
+
+def section(name: str) -> Method:
+    """The method with small settings."""
+    known = METHODS[name].model_fields
+    settings = {key: value for key, value in SMALL.items() if key in known and value is not None}
+    return METHODS[name].model_validate({"method": name, **settings})
+
+
+def inputs(model: nn.Module) -> dict[str, Tensor]:
+    """What this kind of model reads, and labels for a loss."""
+    config: Any = model.config
+    if config.model_type == "vit":
+        return {"pixel_values": torch.linspace(-1, 1, 2 * 3 * 8 * 8).view(2, 3, 8, 8), "labels": torch.tensor([0, 2])}
+    if config.num_labels == 3:
+        return {"input_ids": ids, "labels": torch.tensor([0, 2])}
+    return {"input_ids": ids, "labels": ids}
+
+
+@torch.no_grad()
+def logits(model: nn.Module) -> Tensor:
+    """Logits, without those of virtual tokens."""
+    found: Tensor = model.eval()(**inputs(model)).logits.float()
+    return found if found.ndim == 2 else found[:, -ids.shape[1] :]
+
+
+@cache
+def bare(name: str) -> PreTrainedModel:
+    return BUILD[name]().requires_grad_(False)
+
+
+def attach(model: PreTrainedModel, config: Method) -> Any:
+    return adapters.attach(model, config, seed=0, sample=lambda: iter([{"input_ids": ids}] * 2))
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+@pytest.mark.parametrize("family", sorted(BUILD))
+def test_every_method_on_every_family(family: str, name: str, tmp_path: Path) -> None:
+    base, config = copy.deepcopy(bare(family)), section(name)
+    if reason := config.refusal(base):
+        with pytest.raises(ConfigError) as caught:
+            attach(base, config)
+        assert str(caught.value) == f"adapter.method={name}: {reason}"
+        assert any(word in reason for word in ("Write", "Take", "Use")), "a refusal names a cure"
+        return
+    before = logits(base)
+    Contract(attach(base, config), config, before, lambda: copy.deepcopy(bare(family)), tmp_path).check()
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_every_method_over_every_weight_format(weights: str, name: str, stories: str, tmp_path: Path) -> None:
+    config = section(name)
+    if weights not in config.facts.weights:
+        with pytest.raises(ConfigError, match=f"does not work over {weights} weights: {config.facts.why_weights}"):
+            parse(RunConfig, {**RECIPE, "model": {"weights": weights}, "adapter": config.model_dump()}, source="here")
+        return
+    compute = "float32" if weights in ("float32", "float16") else "bfloat16"
+    model = ModelConfig.model_validate({"id": stories, "weights": weights, "compute": compute})
+    tokenizer = backbones.tokenizer(model)
+    base = backbones.load(model, tokenizer).model
+    before, dtype = logits(base), getattr(torch, compute)
+    # What rounds is what is stored as much as what is computed.
+    tolerance = {"float32": 1e-6, "float16": 2e-4}.get(weights, 5e-3)
+    fresh = lambda: backbones.load(model, tokenizer).model  # noqa: E731
+    Contract(
+        attach(base, config), config, before, fresh, tmp_path, dtype, tolerance, merges=weights in HALF_OR_FULL
+    ).check()
+
+
+RECIPE: dict[str, Any] = {"recipe": "sft", "data": {"train": "rows.jsonl"}}
+
+
+@dataclass
+class Contract:
+    """Everything that is promised about a backbone with a fresh adapter, in the order of its life."""
+
+    model: Any
+    config: Method
+    before: Tensor
+    """Logits of the bare backbone."""
+    fresh: Callable[[], PreTrainedModel]
+    folder: Path
+    compute: torch.dtype = torch.float32
+    tolerance: float = 1e-6
+    """Rounding, relative to the largest logit."""
+    merges: bool = True
+    """Whether this weight format takes an update as it is; a quantised backbone is dequantised by `merge` first."""
+
+    def check(self) -> None:
+        start = logits(self.model)
+        if not self.config.facts.starts_elsewhere:
+            self.close(start, self.before, 1)
+        self.learns()
+        after = logits(self.model)
+        assert float((after - start).abs().max()) > 1e-4 * self.scale, "two steps change something"
+        adapters.save(self.model, self.folder)
+        loaded = adapters.load(self.fresh(), self.folder)
+        assert not any(each.requires_grad for each in loaded.parameters())
+        self.close(logits(loaded), after, 10)
+        with self.model.disable_adapter():
+            assert torch.equal(logits(self.model), self.before), "switched off, the backbone is back bit for bit"
+        if self.config.facts.no_merge:
+            with pytest.raises(ConfigError, match="cannot be merged"):
+                adapters.merge(loaded, self.config)
+        elif self.merges:
+            merged = adapters.merge(loaded, self.config)
+            assert merged.state_dict().keys() == self.fresh().state_dict().keys()
+            self.close(logits(merged), after, 100)
+
+    def learns(self) -> None:
+        """Two steps of AdamW: every trainable tensor has a gradient in one of them, and nothing else moves."""
+        frozen = {key: each.clone() for key, each in self.model.state_dict().items() if key not in self.trainable()}
+        masters = Masters(self.model, self.compute)
+        optimizer = torch.optim.AdamW(list(masters), lr=0.02)
+        silent = set(masters.named())
+        assert silent
+        for _ in range(2):
+            self.model.train()
+            self.model(**inputs(self.model)).loss.backward()
+            silent -= {name for name, each in masters.named().items() if each.grad is not None and each.grad.any()}
+            optimizer.step()
+            optimizer.zero_grad()
+            masters.refresh()
+        assert not silent, f"no gradient: {sorted(silent)}"
+        moved = [key for key, each in self.model.state_dict().items() if key in frozen and not each.equal(frozen[key])]
+        assert not moved, f"not trainable, and moved: {moved}"
+
+    def trainable(self) -> set[str]:
+        return {name for name, each in self.model.named_parameters() if each.requires_grad}
+
+    def close(self, found: Tensor, wanted: Tensor, factor: float) -> None:
+        assert float((found - wanted).abs().max()) <= factor * self.tolerance * self.scale
+
+    @property
+    def scale(self) -> float:
+        return float(self.before.abs().max())
+
+
+def test_every_adapter_gives_the_same_logits_in_a_new_process(tmp_path: Path) -> None:
+    base = copy.deepcopy(bare("Llama"))
+    base.save_pretrained(tmp_path / "base")
+    wanted = {}
+    for name in METHOD_NAMES:
+        config = section(name)
+        if config.refusal(base):
+            continue
+        model = attach(copy.deepcopy(base), config)
+        Contract(model, config, logits(base), lambda: base, tmp_path).learns()
+        adapters.save(model, tmp_path / name)
+        wanted[name] = logits(model).contiguous()
+    assert len(wanted) >= 0.7 * len(METHOD_NAMES)
+    save_file({**wanted, "ids": ids}, tmp_path / "wanted.safetensors")
+    done = subprocess.run([sys.executable, "-c", RELOAD, str(tmp_path)], capture_output=True, text=True, check=True)
+    found = dict(line.split() for line in done.stdout.splitlines())
+    assert found.keys() == wanted.keys()
+    assert max(map(float, found.values())) <= 1e-5 * float(logits(base).abs().max()), found
+
+
+RELOAD = """
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from workbench import adapters
+
+folder = Path(sys.argv[1])
+wanted = load_file(folder / "wanted.safetensors")
+ids = wanted.pop("ids")
+for name, logits in wanted.items():
+    model = adapters.load(AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float32), folder / name)
+    with torch.no_grad():
+        found = model(input_ids=ids).logits[:, -ids.shape[1]:]
+    print(name, float((found - logits).abs().max()))
+"""
