@@ -89,7 +89,7 @@ def test_bfloat16_storage_as_stock_peft_and_as_merged_model(
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert merged.dtype == torch.bfloat16
     _assert_close(_logits(merged, tmp_path / "merged"), wanted, error=0.2)
-    assert found.agreement.top1 > 0.9 and 0 < found.agreement.kl < 1e-2
+    assert found.agreement.top1 > 0.9 and 0 <= found.agreement.kl < 1e-2
 
 
 @pytest.mark.parametrize("model", [{}, STARTER], ids=["stories", "starter"])
