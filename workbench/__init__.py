@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 # OpenMP threads that wait by spinning stall one another where other programs share the cores.
 # Read once, when torch is first imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+# At its import it asks some CPUs' owners for a package that would fetch kernels from the hub.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "run"]

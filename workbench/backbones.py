@@ -11,11 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
-    BitsAndBytesConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -23,14 +20,18 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 from transformers.utils.import_utils import is_flash_attn_2_available
 
-from workbench import starter, storage
+from workbench import quantisation, starter, storage
+from workbench.adapters import anatomy
 from workbench.config import ModelConfig
 from workbench.errors import BackboneError, WorkbenchError
+from workbench.tasks import TEXT, Task
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-QUANTISED = ("int8", "nf4", "fp4")
+QUANTISED = quantisation.FORMATS
 
 transformers_logging.disable_progress_bar()
+# A table of missing tensors, which `load` judges by itself.
+logging.getLogger("transformers.modeling_utils").addFilter(lambda record: "LOAD REPORT" not in record.getMessage())
 # One line per layer and step about a cast that is meant.
 logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
 
@@ -78,64 +79,115 @@ def hub_config(config: ModelConfig) -> PretrainedConfig:
     return found
 
 
-def skeleton(config: ModelConfig, *, trainable: bool = False) -> PreTrainedModel:
+def skeleton(config: ModelConfig, *, task: Task = TEXT, trainable: bool = False) -> PreTrainedModel:
     """The backbone's modules without their weights; refuses what `load` would refuse before it reads a weight."""
-    hub, target = hub_config(config), device()
-    if type(hub) not in MODEL_FOR_CAUSAL_LM_MAPPING and "AutoModelForCausalLM" not in getattr(hub, "auto_map", {}):
-        raise BackboneError(
-            f"model.id={config.id}: {type(hub).__name__} has no causal language model. "
-            "Take one that AutoModelForCausalLM loads."
-        )
-    _, compute, _ = _precision(config, hub, target, trainable=trainable)
+    hub, target = task.configured(hub_config(config)), device()
+    auto = _auto_class(config, task, hub)
+    weights, compute, _ = _precision(config, hub, target, trainable=trainable)
     with _told(config, "config", "config.json"), torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        model: PreTrainedModel = auto.from_config(
             hub,
             attn_implementation=_attention(config, compute, target),
             trust_remote_code=config.trust_remote_code,
         )
+    if weights in QUANTISED:
+        quantisation.settings(weights, compute, model)
     return model
 
 
-def load(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, trainable: bool = False) -> Backbone:
+def load(
+    config: ModelConfig, tokenizer: PreTrainedTokenizerBase | None, *, task: Task = TEXT, trainable: bool = False
+) -> Backbone:
     """The backbone on this process's device, frozen, in evaluation mode.
 
     Args:
         config: Where from, and how weights are stored and computed.
-        tokenizer: Decides whether the vocabulary must grow.
+        tokenizer: Decides whether the vocabulary must grow; None for a backbone that reads no text.
+        task: What its head is for. A classification head that the weights lack, or have for other classes, starts at
+            random; any other tensor must be there.
         trainable: Every weight will train (full fine-tuning), so half-precision storage needs units that compute it.
 
     Raises:
-        BackboneError: not found, no network, gated, damaged, no such precision, not a causal language model.
+        BackboneError: not found, no network, gated, damaged, no such precision, no such head.
     """
     target = device()
-    hub = hub_config(config)
+    hub = task.configured(hub_config(config))
+    auto = _auto_class(config, task, hub)
     weights, compute, notes = _precision(config, hub, target, trainable=trainable)
-    with _told(config, "weights", "*.safetensors"):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+    stored = DTYPES.get(weights) or _stored_beside(hub, compute)
+    quantised = quantisation.settings(weights, compute, skeleton(config, task=task)) if weights in QUANTISED else None
+    dropouts = {} if config.dropout else _dropouts(hub)
+    hub.update(dict.fromkeys(dropouts, 0.0))
+    with _told(config, "weights", "*.safetensors"), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(task.seed)
+        loaded: Any = auto.from_pretrained(
             _path(config),
-            dtype=DTYPES.get(weights, compute),
+            config=hub,
+            dtype=stored,
             attn_implementation=_attention(config, compute, target),
-            quantization_config=_quantisation(weights, compute),
+            quantization_config=quantised,
             device_map={"": target},
             use_safetensors=True,
+            ignore_mismatched_sizes=task.head == "classes",
             output_loading_info=True,
             **_origin(config),
         )
     model: PreTrainedModel = loaded[0]
-    if missing := loaded[1]["missing_keys"]:
+    model.config.update(dropouts)  # what is saved is configured as it came
+    fresh = anatomy.fresh_heads(model)
+    _require_whole(config, loaded[1], fresh)
+    if tokenizer is not None:
+        _grow(model, len(tokenizer))
+    if quantised is not None:
+        quantisation.settle(model, compute)
+        notes += quantisation.notes(model, weights)
+    if stored != compute:
+        _keep_precise(model, fresh, compute)
+        storage.compute_in(model, compute)
+    return Backbone(model.requires_grad_(False).eval(), weights, compute, storage.weight_bytes(model), notes)
+
+
+def _auto_class(config: ModelConfig, task: Task, hub: PretrainedConfig) -> Any:
+    try:
+        return task.auto_class(hub)
+    except BackboneError as error:
+        raise BackboneError(f"model.id={config.id}: {error}") from None
+
+
+def _require_whole(config: ModelConfig, found: dict[str, Any], fresh: list[str]) -> None:
+    """Raise BackboneError where weights are missing, or of another size, that are not those of a `fresh` head."""
+    heads = tuple(f"{name}." for name in fresh)
+    if missing := sorted(key for key in found["missing_keys"] if not key.startswith(heads)):
         raise BackboneError(
             f"model.id={config.id}: {len(missing)} of the tensors that its config.json asks for are not in its "
-            f"weights, such as {min(missing)}. Fetch weights and config.json that belong together."
+            f"weights, such as {missing[0]}. Fetch weights and config.json that belong together."
         )
+    if any(not key.startswith(heads) for key, *_ in found["mismatched_keys"]):
+        raise BackboneError(f"model.id={config.id} cannot be loaded: {_OTHER_SHAPES}")
+
+
+def _grow(model: PreTrainedModel, vocabulary: int) -> None:
     embedding = model.get_input_embeddings()
     assert isinstance(embedding, nn.Embedding)
-    if len(tokenizer) > embedding.num_embeddings:
+    if vocabulary > embedding.num_embeddings:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # new rows start at random values, which must be the same in every process
-            model.resize_token_embeddings(len(tokenizer))
-    if weights in ("bfloat16", "float16") and compute == torch.float32:
-        storage.compute_in_float32(model)
-    return Backbone(model.requires_grad_(False).eval(), weights, compute, storage.weight_bytes(model), notes)
+            model.resize_token_embeddings(vocabulary)
+
+
+def _dropouts(hub: PretrainedConfig) -> dict[str, float]:
+    """Every share of an architecture's own dropout, by its name in the configuration."""
+    values = hub.to_dict().items()
+    names = ("dropout", "_pdrop", "layerdrop")
+    return {key: value for key, value in values if any(name in key for name in names) and isinstance(value, float)}
+
+
+def _keep_precise(model: PreTrainedModel, fresh: list[str], compute: torch.dtype) -> None:
+    """Store in `compute` what trains from random values, and what casts its inputs to its weight's precision (T5)."""
+    kept = {*fresh, *(model._keep_in_fp32_modules or ())}
+    for name, module in model.named_modules():
+        if name.rsplit(".", 1)[-1] in kept:
+            module.to(compute)
 
 
 @lru_cache
@@ -154,6 +206,11 @@ def has_bfloat16_units(target: torch.device) -> bool:
 def _precision(
     config: ModelConfig, hub: Any, target: torch.device, *, trainable: bool
 ) -> tuple[str, torch.dtype, list[str]]:
+    if getattr(hub, "quantization_config", None) is not None:
+        raise BackboneError(
+            f"model.id={config.id}: its weights are quantised already. Take the repository that it was made from: "
+            "model.weights=nf4 quantises while loading."
+        )
     native = has_bfloat16_units(target)
     notes = []
     weights: str = config.weights
@@ -178,23 +235,19 @@ def _precision(
         notes.append(f"weights stored in {weights}, computed in {compute}" + ("" if native else _NO_UNITS))
     elif compute == "bfloat16" and not native:
         notes.append("bfloat16 products are emulated on this device and slow; model.compute=float32 is faster")
+    if compute == "float16":
+        slow = "float16 products are slow on a CPU, and " if target.type == "cpu" else "in float16 "
+        notes.append(f"{slow}gradients below 6e-8 vanish: model.compute=float32 is safer")
     return weights, DTYPES[compute], notes
 
 
 _NO_UNITS = ": this device has no bfloat16 units, and emulating them is about three times slower"
 
 
-def _quantisation(weights: str, compute: torch.dtype) -> BitsAndBytesConfig | None:
-    if weights not in QUANTISED:
-        return None
-    if weights == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type=weights,
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=compute,
-    )
+def _stored_beside(hub: Any, compute: torch.dtype) -> torch.dtype:
+    """What is stored beside quantised layers: what computes, or the checkpoint's own half precision under float32."""
+    own = getattr(hub, "dtype", None)
+    return own if compute == torch.float32 and own in storage.HALVES else compute
 
 
 def _attention(config: ModelConfig, compute: torch.dtype, target: torch.device) -> str | None:
@@ -267,13 +320,16 @@ class _told:
         return f"damaged {self.part} ({type(error).__name__}: {text[:300].rstrip('.')}). Save or fetch all of it again."
 
 
+_OTHER_SHAPES = (
+    "its weights do not have the shapes that its config.json asks for. Fetch weights and config.json that belong "
+    "together."
+)
 _CURES = {
     ("trust_remote_code",): "it brings its own Python code. If you trust its authors, write "
     "model.trust_remote_code=true.",
     ("does not recognize this architecture",): "this version of transformers does not know its architecture. Update "
     "transformers, or take another backbone.",
-    ("ignore_mismatched_sizes",): "its weights do not have the shapes that its config.json asks for. Fetch "
-    "weights and config.json that belong together.",
+    ("ignore_mismatched_sizes",): _OTHER_SHAPES,
 }
 _HUB_CURES = {
     ("couldn't connect", "offline mode"): "the hub cannot be reached and the files are not cached. Write a folder as "

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from workbench.errors import Stopped, WorkbenchError
+from workbench.errors import ConfigError, Stopped, WorkbenchError
 
 app = typer.Typer(
     help="Fine-tune pretrained Hugging Face backbones, and know the truth about the result.",
@@ -98,6 +98,20 @@ def merge(
 
 
 @app.command()
+def combine(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories with LoRA adapters over one backbone.")],
+    weights: Annotated[str, typer.Option(help="A factor for each run, such as 0.5,0.5.")],
+    out: Annotated[Path, typer.Option(help="Run directory to write.")],
+    rank: Annotated[int | None, typer.Option(min=1, help="Keep no more ranks; without it the sum is exact.")] = None,
+) -> None:
+    """Add the adapters of several runs up to one, and measure its error."""
+    from workbench import show
+    from workbench.recipes.combine import combine_runs
+
+    show.combined(combine_runs(runs, weights=_numbers(weights), rank=rank, out=out), out)
+
+
+@app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
     out: Annotated[Path, typer.Option(help="Page with the plots.")] = Path("comparison.html"),
@@ -111,12 +125,27 @@ def compare(
 @app.command()
 def ls(
     what: Annotated[str, typer.Argument(help="recipes, adapters or runs.")] = "recipes",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="For adapters: key=value, such as model.id=FOLDER adapter.rank=8.", show_default=False),
+    ] = None,
     folder: Annotated[Path, typer.Option(help="Where runs stand.")] = Path("runs"),
+    json: Annotated[bool, typer.Option("--json", help="For adapters: one JSON object.")] = False,
 ) -> None:
-    """List the shipped recipes, the adapter methods, or the runs here."""
+    """List the shipped recipes, the adapter methods and their sizes on a backbone, or the runs here."""
     from workbench import show
 
-    show.listing(what, folder)
+    if what == "adapters":
+        from workbench.sizes import survey
+
+        found = survey(overrides or ())
+        (show.methods_json if json else show.methods)(found)
+    elif json or overrides:
+        raise ConfigError(
+            f"ls {what}: --json and key=value words go with `workbench ls adapters` only. Leave them out."
+        )
+    else:
+        show.listing(what, folder)
 
 
 @app.command()
@@ -126,6 +155,13 @@ def cp(recipe: Recipe, file: Annotated[Path, typer.Argument(help="The YAML file 
 
     copy(recipe, file)
     typer.echo(f"{file} written. Next: workbench check {file}")
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--weights {text}: expected numbers with commas between them, such as 0.5,0.5.") from None
 
 
 def main() -> None:

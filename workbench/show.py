@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,14 +13,18 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from workbench.adapters import METHODS
+from workbench.adapters.method import WEIGHTS
 from workbench.errors import ConfigError
 from workbench.files import read_json
 
 if TYPE_CHECKING:
     from workbench.data.tokens import Tokens
     from workbench.recipes.check import Inspection
+    from workbench.recipes.combine import Combined
     from workbench.recipes.merge import Merged
     from workbench.report import Comparison
+    from workbench.sizes import Survey
 
 _out = Console(highlight=False, soft_wrap=False)
 
@@ -82,6 +88,21 @@ def merged(found: Merged, out: Path) -> None:
     )
 
 
+def combined(found: Combined, out: Path) -> None:
+    """What a sum of adapters came to, and where it is least exact."""
+    low, high = found.ranks
+    said = f"rank {high}" if low == high else f"ranks {low} to {high}"
+    _out.print(f"Combined adapter of {said}, {found.parameters:,} parameters: {out}", markup=False)
+    _out.print(f"Against the weighted sum: relative error {found.error.overall:.2e} (Frobenius norm, all layers).")
+    if found.error.overall < 1e-6:
+        return
+    worst = sorted(found.error.layers.items(), key=lambda item: -item[1])[:5]
+    table = Table("layers that lost most", "relative error")
+    for layer, error in worst:
+        table.add_row(Text(layer), f"{error:.2e}")
+    _out.print(table)
+
+
 def comparison(found: Comparison, out: Path) -> None:
     """Runs as columns: measures, settings that differ, and what makes them less comparable than they look."""
     table = Table(*map(escape, found.columns))
@@ -97,7 +118,7 @@ def comparison(found: Comparison, out: Path) -> None:
 
 
 def listing(what: str, folder: Path) -> None:
-    """Shipped recipes, adapter methods, or runs."""
+    """Shipped recipes, or runs."""
     if what == "recipes":
         from workbench.recipes import CONFIGS, shipped
 
@@ -105,14 +126,6 @@ def listing(what: str, folder: Path) -> None:
         for name in shipped():
             lines = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
             table.add_row(name, Text("\n".join(line.lstrip("# ") for line in lines if line.startswith("#"))))
-    elif what == "adapters":
-        from workbench.adapters import METHODS
-
-        table = Table("method", "what it is")
-        for section in dict.fromkeys(METHODS.values()):
-            names = [name for name, each in METHODS.items() if each is section]
-            about = [section.__doc__, section.model_fields["method"].description]
-            table.add_row("\n".join(names), Text("\n".join(filter(None, about))))
     elif what == "runs":
         table = Table("run", "status", "held-out loss before", "after")
         for path in sorted(folder.glob("*/manifest.json")):
@@ -122,6 +135,39 @@ def listing(what: str, folder: Path) -> None:
     else:
         raise ConfigError(f"ls {what}: expected recipes, adapters or runs.")
     _out.print(table)
+
+
+def methods(found: Survey) -> None:
+    """What every method is, how large it would be on one backbone, and why some do not work there."""
+    from workbench.report import units
+
+    told = Table("method", "what trains", "paper", box=None)
+    title = Text(f"\nOn {found.model.id}, {found.parameters:,} parameters")
+    sizes = Table("method", box=None, title=title, title_justify="left")
+    for column in ("trainable", "share", "file"):
+        sizes.add_column(column, justify="right")
+    sizes.add_column("merges")
+    sizes.add_column("weights")
+    refused = Table("method", "does not work here", box=None)
+    for name, size in found.found.items():
+        about = METHODS[name].about[name]
+        told.add_row(*map(Text, (name, about.trains, about.paper)))
+        if isinstance(size, str):
+            refused.add_row(Text(name), Text(size))
+            continue
+        numbers = (f"{size.trainable:,}", units.percent(size.share), units.size(size.file_bytes))
+        formats = "all" if about.weights == WEIGHTS else " ".join(about.weights)
+        sizes.add_row(*map(Text, (name, *numbers, "no" if about.no_merge else "yes", formats)))
+    _out.print(told, sizes, *([Text(), refused] if refused.row_count else []))
+
+
+def methods_json(found: Survey) -> None:
+    """The same as one JSON object on standard output."""
+    rows = {}
+    for name, size in found.found.items():
+        what = {"refusal": size} if isinstance(size, str) else {**size._asdict(), "share": size.share}
+        rows[name] = asdict(METHODS[name].about[name]) | what
+    print(json.dumps({"model": found.model.id, "parameters": found.parameters, "methods": rows}, indent=1))
 
 
 def _counts(split: Tokens) -> list[str]:

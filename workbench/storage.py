@@ -1,71 +1,105 @@
-"""Half-precision weights computed in float32, for devices that would emulate half-precision products.
+"""Half-precision weights computed in another precision, for devices that would emulate half-precision products.
 
 The frozen weights stay as they are in memory; each product converts the one matrix that it needs, in the
-forward and again in the backward pass, so that no float32 copy outlives it.
+forward and again in the backward pass, so that no converted copy outlives it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
+
+HALVES = (torch.bfloat16, torch.float16)
 
 
 class StoredLinear(nn.Linear):
-    """A frozen linear layer whose weight is stored in half precision and computed in the input's dtype."""
+    """A linear layer whose weight is stored in half precision and computed in the input's dtype."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.dtype == self.weight.dtype:
-            return super().forward(input)
-        bias = None if self.bias is None else self.bias.to(input.dtype)
-        output: Tensor = _StoredProduct.apply(input, self.weight, bias)  # type: ignore[no-untyped-call]
-        return output
+        return _product(input, self.weight, self.bias)
+
+
+class StoredConv1D(Conv1D):
+    """GPT-2's linear layer, stored in half precision and computed in the input's dtype."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _product(x, self.weight.T, self.bias)
+
+
+def _product(input: Tensor, weight_OI: Tensor, bias: Tensor | None) -> Tensor:
+    bias = None if bias is None else bias.to(input.dtype)
+    if weight_OI.dtype == input.dtype or weight_OI.requires_grad:
+        return F.linear(input, weight_OI.to(input.dtype), bias)
+    output: Tensor = _StoredProduct.apply(input, weight_OI, bias)  # type: ignore[no-untyped-call]
+    return output
 
 
 class _StoredProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(weight)
-        return F.linear(input, weight.to(input.dtype), bias)
+    """O outputs, I inputs; the weight has no gradient."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (weight,) = ctx.saved_tensors
-        return grad @ weight.to(grad.dtype), None, None
+    def forward(ctx: Any, input: Tensor, weight_OI: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight_OI)
+        return F.linear(input, weight_OI.to(input.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
+        (weight_OI,) = ctx.saved_tensors
+        input_grad = grad @ weight_OI.to(grad.dtype) if ctx.needs_input_grad[0] else None
+        return input_grad, None, grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
 
 
-def compute_in_float32(model: nn.Module) -> None:
-    """Make every frozen linear layer and embedding of `model` give float32; other parameters become float32."""
+_STORED: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: StoredLinear, Conv1D: StoredConv1D}
+
+
+def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
+    """Make every linear layer and embedding that is stored in half precision give `dtype`.
+
+    Other floating-point parameters are converted; quantised ones are left alone.
+    """
     stored: set[int] = set()
     for module in model.modules():
-        if type(module) is nn.Linear:
-            module.__class__ = StoredLinear
+        if type(module) in _STORED:
+            module.__class__ = _STORED[type(module)]
             stored.add(id(module.weight))
         elif isinstance(module, nn.Embedding):
-            module.register_forward_hook(_to_float32)
+            module.register_forward_hook(_Convert(dtype))
             stored.add(id(module.weight))
     for parameter in model.parameters():
-        if id(parameter) not in stored:
-            parameter.data = parameter.data.float()
+        if id(parameter) not in stored and parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
     for buffer in model.buffers():
-        if buffer.dtype in (torch.bfloat16, torch.float16):
-            buffer.data = buffer.data.float()
+        if buffer.dtype in HALVES:
+            buffer.data = buffer.data.to(dtype)
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of all parameters as stored, with the constants of quantised ones; tied weights count once."""
-    total = 0
+    """Bytes of all parameters as stored, with the constants of quantised ones; what is shared counts once."""
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in _held(model)}.values())
+
+
+def _held(model: nn.Module) -> Iterator[Tensor]:
     for parameter in model.parameters():
-        total += parameter.nbytes
+        yield parameter.data
         state = getattr(parameter, "quant_state", None)
-        if state is not None:
-            total += sum(value.nbytes for value in state.as_dict(packed=True).values() if isinstance(value, Tensor))
+        while state is not None:  # double quantisation: the constants have a state of their own
+            yield from (value for value in vars(state).values() if isinstance(value, Tensor))
+            state = state.state2
         constants = getattr(parameter, "SCB", None)
-        total += constants.nbytes if isinstance(constants, Tensor) else 0
-    return total
+        if isinstance(constants, Tensor):
+            yield constants
 
 
-def _to_float32(_: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
-    return output.float()
+class _Convert:
+    """A forward hook that gives the output in another precision."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def __call__(self, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
+        return output.to(self.dtype)

@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig, PretrainedConfig
 
+from tests.conftest import T5_SIZES, tiny
 from workbench import backbones
 from workbench.config import ModelConfig
 from workbench.errors import BackboneError, ConfigError
@@ -21,6 +22,7 @@ from workbench.starter import FOLDER
 CPU = torch.device("cpu")
 STORED = "computed in float32: this device has no bfloat16 units"
 EMULATED = "bfloat16 products are emulated on this device"
+VANISHING = "float16 products are slow on a CPU, and gradients below 6e-8 vanish: model.compute=float32 is safer"
 
 
 def _load(**section: Any) -> backbones.Backbone:
@@ -53,7 +55,7 @@ def _load(**section: Any) -> backbones.Backbone:
         (True, "bfloat16", {"weights": "float32"}, False, "float32", "float32", ""),
         (False, "bfloat16", {"weights": "nf4"}, False, "nf4", "float32", ""),
         (True, "bfloat16", {"weights": "nf4"}, False, "nf4", "bfloat16", ""),
-        (True, "bfloat16", {"weights": "int8", "compute": "float16"}, False, "int8", "float16", ""),
+        (True, "bfloat16", {"weights": "int8", "compute": "float16"}, False, "int8", "float16", VANISHING),
     ],
 )
 def test_precision(
@@ -185,6 +187,24 @@ def test_new_rows_start_the_same_in_every_process(stories: str) -> None:
         torch.manual_seed(seed)
         assert torch.equal(torch.rand(3), drawn), "loading must not move the global random state"
     assert torch.equal(rows[0], rows[1]) and rows[0].any()
+
+
+@pytest.mark.parametrize("name", ["GPT2", "OPT", "T5", "Llama"])
+def test_a_backbones_own_dropout_is_off_unless_asked_for(name: str, tmp_path: Path) -> None:
+    """In training mode the loss is a function of the rows; what is saved is configured as it came."""
+    head, sizes = ("Seq2SeqLM", T5_SIZES) if name == "T5" else ("CausalLM", {})
+    tiny(name, head=head, **sizes).save_pretrained(tmp_path)
+    inputs = {"input_ids": torch.arange(3, 9)[None]}
+    inputs |= {"decoder_input_ids": inputs["input_ids"]} if name == "T5" else {}
+    for dropout in (False, True):
+        model = backbones.load(ModelConfig(id=str(tmp_path), weights="float32", dropout=dropout), None).model.train()
+        alike = torch.equal(model(**inputs).logits, model(**inputs).logits)
+        assert alike == (not dropout or name == "Llama")
+        written = json.loads((tmp_path / "config.json").read_text())
+        found = model.config.to_dict()
+        assert {key: found[key] for key in written if "drop" in key} == {
+            key: value for key, value in written.items() if "drop" in key
+        }
 
 
 def test_a_token_that_is_known_already_is_refused(stories: str) -> None:

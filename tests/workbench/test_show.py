@@ -12,12 +12,13 @@ from rich.console import Console
 
 from workbench import report, show
 from workbench.adapters import METHODS
-from workbench.config import RunConfig
+from workbench.config import ModelConfig, RunConfig
 from workbench.errors import ConfigError
 from workbench.evaluation.agreement import Agreement
 from workbench.recipes import shipped
 from workbench.recipes.check import check
 from workbench.recipes.merge import Merged
+from workbench.sizes import Size, Survey
 
 
 @pytest.fixture(autouse=True)
@@ -112,18 +113,44 @@ def test_comparison_puts_runs_side_by_side(trained: Path, tmp_path: Path, capsys
     assert f"Plots: {tmp_path / 'page.html'}" in text and (tmp_path / "page.html").stat().st_size > 10_000
 
 
-def test_lists_of_recipes_and_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_of_recipes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     show.listing("recipes", tmp_path)
     text = capsys.readouterr().out
     for name in shipped():
         assert f"workbench run {name}" in " ".join(_cells(text, name))
-    show.listing("adapters", tmp_path)
-    text = capsys.readouterr().out
-    for name in METHODS:
-        assert _cells(text, name)[0] == name
-    assert "Liu et al. 2024" in text and "all weights of the backbone are trained" in text
     with pytest.raises(ConfigError, match="ls cheese: expected recipes, adapters or runs"):
         show.listing("cheese", tmp_path)
+
+
+SURVEY = Survey(
+    ModelConfig(id="[some]/model"),
+    1_000_000,
+    {"lora": Size(1_250_000, 250_000, 1_001_000), "full": Size(1_000_000, 1_000_000, 4_000_100), "prompt": "Take [x]."},
+)
+
+
+def test_the_table_of_methods(capsys: pytest.CaptureFixture[str]) -> None:
+    show.methods(SURVEY)
+    text = capsys.readouterr().out
+    about, sizes, refused = text.split(" method ")[1:]
+    for name in SURVEY.found:
+        row = next(line for line in about.splitlines() if line.split()[:1] == [name])
+        assert METHODS[name].about[name].trains in row and METHODS[name].about[name].paper in row
+    assert "On [some]/model, 1,000,000 parameters" in about
+    rows = {line.split()[0]: line.split() for line in sizes.splitlines()[1:] if line.strip()}
+    assert rows["lora"] == ["lora", "250,000", "20", "%", "1.0", "MB", "yes", "all"]
+    assert rows["full"] == ["full", "1,000,000", "100", "%", "4.0", "MB", "yes", "float32", "bfloat16", "float16"]
+    assert "prompt" not in rows and "Take [x]." in refused
+
+
+def test_the_methods_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    show.methods_json(SURVEY)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["model"], found["parameters"]) == ("[some]/model", 1_000_000)
+    lora, prompt = found["methods"]["lora"], found["methods"]["prompt"]
+    sizes = {"total": 1_250_000, "trainable": 250_000, "file_bytes": 1_001_000, "share": 0.2}
+    assert sizes.items() <= lora.items() and lora["paper"] == METHODS["lora"].about["lora"].paper
+    assert prompt["refusal"] == "Take [x]." and "total" not in prompt and prompt["no_merge"]
 
 
 def test_the_list_of_runs_says_how_each_ended(

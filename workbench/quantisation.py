@@ -1,0 +1,105 @@
+"""Backbones in 8 and 4 bits by bitsandbytes: which layers are quantised, how, and what is put right after loading.
+
+Quantised are the linear layers inside the repeated blocks (GPT-2's Conv1D too), gates excepted. Nothing else is:
+embeddings, norms, output and classification heads and projections outside the blocks are small or decide about every
+token, and experts that transformers keeps in one fused parameter are no linear layers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from workbench.adapters import anatomy
+from workbench.errors import BackboneError
+
+FORMATS = ("int8", "nf4", "fp4")
+GATE = 64
+"""A layer with fewer outputs than this, and 16 times as many inputs, is a gate."""
+
+
+def settings(weights: str, compute: torch.dtype, skeleton: PreTrainedModel) -> BitsAndBytesConfig:
+    """How transformers quantises this backbone while it loads; `skeleton` is the backbone without its weights.
+
+    4-bit scales are themselves quantised (double quantisation; Dettmers et al. 2023, arXiv:2305.14314, section 3):
+    4 + 8 / 64 + 32 / (64 * 256) = 4.127 bits a weight.
+
+    Raises:
+        BackboneError: no layer of it is quantised.
+    """
+    left = unquantised(skeleton)
+    # transformers replaces these two classes, and no others derived from them, such as Falcon's.
+    known = [name for name in linear_layers(skeleton) if type(skeleton.get_submodule(name)) in (nn.Linear, Conv1D)]
+    if not set(known) - set(left):
+        raise BackboneError(
+            f"model.weights={weights}: the blocks of {type(skeleton).__name__} hold no linear layers that bitsandbytes "
+            "can quantise. Write model.weights=bfloat16, or take a backbone of another family."
+        )
+    return BitsAndBytesConfig(
+        load_in_8bit=weights == "int8",
+        load_in_4bit=weights != "int8",
+        llm_int8_skip_modules=left,
+        bnb_4bit_quant_type="nf4" if weights == "int8" else weights,
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=compute,
+    )
+
+
+def linear_layers(model: nn.Module) -> list[str]:
+    """Paths of all linear layers, wherever they are."""
+    return [name for name, module in model.named_modules() if anatomy.is_linear(module)]
+
+
+def unquantised(model: PreTrainedModel) -> list[str]:
+    """Paths of the linear layers that keep their precision: those outside the blocks, and gates."""
+    experts = _experts(model.config)
+    inside = anatomy.linear_modules(model)
+    gates = {name for name in inside if _is_gate(model.get_submodule(name), experts)}
+    return [name for name in linear_layers(model) if name not in inside or name in gates]
+
+
+def settle(model: nn.Module, compute: torch.dtype) -> None:
+    """Make 4-bit layers the same function in training and evaluation, on every CPU.
+
+    On a CPU with AVX512-bf16, bitsandbytes repacks a 4-bit layer at its first evaluation and rounds its scales; a
+    layer that was repacked has no gradient in later training, and refuses sizes that are no multiples of 32.
+    """
+    from bitsandbytes.nn.modules import Linear4bit  # a second to import, and most runs need none of it
+
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = False
+            packed: Any = module.weight
+            packed.quant_state.dtype = compute  # what the backward pass, and a merge, dequantise to
+
+
+def notes(model: nn.Module, weights: str) -> list[str]:
+    """What a person should know who asked for `weights`: that most of this backbone is not in them."""
+    from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
+
+    layers = [module for module in model.modules() if isinstance(module, (Linear4bit, Linear8bitLt))]
+    packed = {id(layer.weight) for layer in layers}
+    quantised = sum(layer.in_features * layer.out_features for layer in layers)
+    rest = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in packed)
+    share = quantised / (quantised + rest)
+    return [] if share >= 0.5 else [f"{share:.0%} of the parameters are in {weights}; {_REST}"]
+
+
+_REST = "embeddings, and experts in one fused tensor, are not quantised"
+
+
+def _is_gate(module: Any, experts: set[int]) -> bool:
+    """Whether a layer gives a few weights for something, such as a mixture's router, instead of hidden values."""
+    outputs, inputs = module.weight.shape if isinstance(module, nn.Linear) else module.weight.T.shape
+    return outputs in experts or (outputs < GATE and inputs >= 16 * outputs)
+
+
+def _experts(config: PretrainedConfig) -> set[int]:
+    """How many experts a mixture has, as its family names that."""
+    values = config.get_text_config().to_dict()
+    named = {value for key, value in values.items() if "experts" in key and "per_tok" not in key}
+    return {value for value in named if type(value) is int}

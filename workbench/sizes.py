@@ -1,0 +1,166 @@
+"""Parameters and adapter file bytes of a method on a backbone, from its config.json alone: no weight is read.
+
+The method is attached to the backbone's modules on the meta device, which have shapes and no values, and what came of
+it is counted: what is predicted is what a run counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from peft import PeftModel, get_peft_model_state_dict
+from pydantic import SerializeAsAny
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+from workbench import adapters, backbones, plugins
+from workbench.adapters import METHODS, Full, Lora, Method
+from workbench.adapters.shipping import as_shipped
+from workbench.config import ModelConfig, unable
+from workbench.errors import ConfigError, WorkbenchError
+from workbench.schema import Section, did_you_mean, override, parse
+from workbench.tasks import TEXT, Task
+
+
+class Size(NamedTuple):
+    total: int
+    """Parameters of backbone and adapter together."""
+    trainable: int
+    """Parameters that train."""
+    file_bytes: int
+    """Bytes of the safetensors file that a run saves, in float32; that of a whole model is not cut into parts."""
+
+    @property
+    def share(self) -> float:
+        """Trainable parameters as a share of the total."""
+        return self.trainable / self.total
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What each method would be on one backbone."""
+
+    model: ModelConfig
+    parameters: int
+    """Of the backbone alone."""
+    found: dict[str, Size | str]
+    """By the name of the method its size, or why it does not work on this backbone and what to write instead."""
+
+
+class _Question(Section):
+    """The sections of a run that decide about sizes."""
+
+    plugins: tuple[Path, ...] = ()
+    model: ModelConfig = ModelConfig()
+    adapter: SerializeAsAny[Method] = Lora()
+
+
+def predict(model: ModelConfig, method: Method, *, task: Task = TEXT) -> Size:
+    """What `method` would be on this backbone.
+
+    Raises:
+        WorkbenchError: it does not work there; the message says what does.
+    """
+    if reason := unable(model, method):
+        raise ConfigError(reason)
+    skeleton = backbones.skeleton(model, task=task, trainable=isinstance(method, Full))
+    attached = adapters.attach(skeleton.float(), method, seed=0, new_token_ids=_new_tokens(model, skeleton))
+    total, trainable = adapters.count(attached)
+    return Size(total, trainable, file_bytes(_saved(attached)))
+
+
+def survey(overrides: Sequence[str] = ()) -> Survey:
+    """Every method on the backbone that `key=value` words name, as in a run; on the starter where they name none.
+
+    An adapter setting such as `adapter.rank=8` goes to the methods that have it, `adapter.method=lora` asks for one.
+
+    Raises:
+        WorkbenchError: a word is wrong, or there is no such backbone.
+    """
+    given = override({}, overrides)
+    if isinstance(given.get("plugins"), list):
+        plugins.load(given["plugins"])
+    settings = given.get("adapter", {})
+    everything = isinstance(settings, dict) and "method" not in settings
+    asked = [_read(given | {"adapter": each}) for each in _for_each(settings)] if everything else [_read(given)]
+    alone = adapters.count(backbones.skeleton(asked[0].model)).total
+    return Survey(asked[0].model, alone, {each.adapter.method: _size_or_reason(each) for each in asked})
+
+
+def _read(values: dict[str, Any]) -> _Question:
+    return parse(_Question, values, source="the command")
+
+
+def _for_each(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The adapter section of every method, with those of the settings that it has."""
+    fields = {name: section.model_fields for name, section in METHODS.items()}
+    known = sorted({key for keys in fields.values() for key in keys})
+    for key in settings:
+        if key not in known:
+            raise ConfigError(f"adapter.{key}: no method has this key." + did_you_mean(key, known))
+    return [
+        {"method": name, **{key: value for key, value in settings.items() if key in keys}}
+        for name, keys in fields.items()
+    ]
+
+
+def _size_or_reason(question: _Question) -> Size | str:
+    try:
+        return predict(question.model, question.adapter)
+    except WorkbenchError as error:
+        return str(error)
+
+
+def _new_tokens(model: ModelConfig, skeleton: PreTrainedModel) -> list[int]:
+    """Ids of the new tokens, for which the vocabulary grows as in a run; only they need a tokenizer."""
+    if not model.new_tokens:
+        return []
+    vocabulary = backbones.tokenizer(model).get_vocab()
+    embedding = skeleton.get_input_embeddings()
+    assert isinstance(embedding, nn.Embedding)
+    if len(vocabulary) > embedding.num_embeddings:
+        skeleton.resize_token_embeddings(len(vocabulary), mean_resizing=False)
+    return [vocabulary[token] for token in model.new_tokens]
+
+
+def _saved(model: nn.Module) -> Mapping[str, Tensor]:
+    """The tensors that `adapters.save` writes."""
+    if not isinstance(model, PeftModel):
+        assert isinstance(model, PreTrainedModel)
+        whole = remove_tied_weights_from_state_dict(model.state_dict(), model)
+        return dict(revert_weight_conversion(model, whole))
+    with as_shipped(model) as tensors, _StayingOnMeta():
+        found: dict[str, Tensor] = get_peft_model_state_dict(model, state_dict=tensors, save_embedding_layers=False)
+    return found
+
+
+class _StayingOnMeta(TorchFunctionMode):
+    """Inside, what PEFT moves to the CPU before it saves stays on the meta device: it has no values to move."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return args[0] if func is Tensor.cpu else func(*args, **(kwargs or {}))
+
+
+def file_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of a safetensors file with these tensors: eight of length, a JSON header padded to eight, the values."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])):
+        start, end = end, end + tensor.nbytes
+        kind = _DTYPES[tensor.dtype]
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    return 8 + -(-len(text) // 8) * 8 + end
+
+
+_DTYPES = {torch.float32: "F32", torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL", torch.uint8: "U8"}

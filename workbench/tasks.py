@@ -1,0 +1,85 @@
+"""What a backbone is loaded for: the head on top of it, and transformers' class that has this head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+)
+
+from workbench.config import RunConfig
+from workbench.errors import BackboneError
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a backbone's head gives: text (causal or sequence to sequence), hidden tokens, or classes."""
+
+    head: Literal["text", "masked", "classes"]
+    labels: tuple[str, ...] = ()
+    """Names of the classes."""
+    seed: int = 0
+    """Decides the initial values of a fresh classification head."""
+
+    def configured(self, hub: PretrainedConfig) -> PretrainedConfig:
+        """`hub` with the classes of this task."""
+        if self.labels:
+            hub.id2label = dict(enumerate(self.labels))
+            hub.label2id = {label: number for number, label in enumerate(self.labels)}
+        return hub
+
+    def auto_class(self, hub: PretrainedConfig) -> Any:
+        """The class of transformers that loads a backbone with this head.
+
+        Raises:
+            BackboneError: the architecture has none.
+        """
+        key = "pairs" if self.head == "text" and hub.is_encoder_decoder else self.head
+        wanted, classes = _CLASSES[key]
+        for mapping, auto in classes:
+            if type(hub) in mapping or auto.__name__ in getattr(hub, "auto_map", {}):
+                return auto
+        names = " or ".join(auto.__name__ for _, auto in classes)
+        raise BackboneError(f"{type(hub).__name__} has no {wanted}. Take one that {names} loads.")
+
+
+_CLASSES: dict[str, tuple[str, tuple[tuple[Any, Any], ...]]] = {
+    "text": ("causal language model", ((MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),)),
+    "pairs": (
+        "sequence-to-sequence language model",
+        ((MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, AutoModelForSeq2SeqLM),),
+    ),
+    "masked": ("masked language model", ((MODEL_FOR_MASKED_LM_MAPPING, AutoModelForMaskedLM),)),
+    "classes": (
+        "classification head",
+        (
+            (MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification),
+            (MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForImageClassification),
+        ),
+    ),
+}
+
+TEXT, MASKED = Task("text"), Task("masked")
+
+
+def classes(labels: Sequence[str], *, seed: int) -> Task:
+    """To tell `labels` apart, with a head that starts at random."""
+    return Task("classes", tuple(labels), seed)
+
+
+def of(config: RunConfig) -> Task:
+    """What the recipe of `config` trains."""
+    return {"sft": TEXT, "mlm": MASKED}[config.recipe]
