@@ -7,21 +7,29 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from workbench.adapters import anatomy
+from workbench.adapters import anatomy, virtual
 from workbench.adapters.adalora import AdaLora
+from workbench.adapters.bottleneck import Bottleneck
 from workbench.adapters.full import Full
+from workbench.adapters.ia3 import Ia3
+from workbench.adapters.layernorm import LayerNorm
 from workbench.adapters.lora import Lora, LoraPlus
+from workbench.adapters.lora_starts import Eva, Loftq, Olora, Pissa
 from workbench.adapters.method import METHODS, About, Beside, Method, Sample, register
+from workbench.adapters.oft import Boft, Oft
+from workbench.adapters.partial import BitFit, LastLayers, LinearProbe
 from workbench.adapters.prefix import DeepPrompt, Prefix
 from workbench.adapters.prompt import Prompt, PTuning
 from workbench.adapters.shipping import as_shipped
+from workbench.adapters.vera import Vera
 from workbench.errors import BackboneError, ConfigError, FileError
 
 if TYPE_CHECKING:
+    from peft import PeftModel
     from torch import nn
     from transformers import PreTrainedModel
 
@@ -30,15 +38,28 @@ __all__ = [
     "About",
     "AdaLora",
     "Beside",
+    "BitFit",
+    "Boft",
+    "Bottleneck",
     "Count",
     "DeepPrompt",
+    "Eva",
     "Full",
+    "Ia3",
+    "LastLayers",
+    "LayerNorm",
+    "LinearProbe",
+    "Loftq",
     "Lora",
     "LoraPlus",
     "Method",
+    "Oft",
+    "Olora",
     "PTuning",
+    "Pissa",
     "Prefix",
     "Prompt",
+    "Vera",
     "attach",
     "count",
     "is_adapter",
@@ -81,6 +102,8 @@ def attach(
     import torch
     from peft import get_peft_model
 
+    from workbench.adapters.precision import compute_in_any_precision
+
     require_fit(model, config)
     if isinstance(config, Full):
         return model.requires_grad_(True)
@@ -88,8 +111,10 @@ def attach(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         peft_config = config.to_peft(model, Beside(token_rows=rows, heads=anatomy.fresh_heads(model)))
-        with _without_hints():
+        # Without values (sizes are predicted so) the adapter has none either, however large it is.
+        with _without_hints(), torch.device("meta") if model.device.type == "meta" else nullcontext():
             attached = get_peft_model(model, peft_config)
+        compute_in_any_precision(attached)
         config.initialise(attached, sample)
     return attached
 
@@ -113,26 +138,38 @@ def save(model: nn.Module, folder: Path) -> None:
         model.save_pretrained(folder)  # type: ignore[operator]
 
 
-def load(model: PreTrainedModel, folder: Path) -> nn.Module:
+def load(model: PreTrainedModel | PeftModel, folder: Path, *, name: str = "default") -> nn.Module:
     """The backbone with the adapter that `save` or PEFT wrote into `folder`, frozen, in evaluation mode.
+
+    Args:
+        model: The bare backbone, or one that holds adapters of other names.
+        name: What PEFT calls the adapter.
 
     Raises:
         BackboneError: the adapter was made for another backbone: the tensors that do not fit are named.
         FileError: a file of the adapter is damaged.
     """
-    from peft import PeftConfig, PeftModel
+    from peft import PeftConfig
     from safetensors import SafetensorError
 
+    from workbench.adapters.precision import compute_in_any_precision
+    from workbench.adapters.registration import register_ours
+
+    register_ours()
     try:
         config = PeftConfig.from_pretrained(str(folder))
     except (ValueError, TypeError, KeyError) as error:
         raise FileError(f"{folder}/adapter_config.json: damaged ({error}). Restore it, or train again.") from None
     if getattr(config, "trainable_token_indices", None):
-        _prepare_rows(model)
+        _prepare_rows(model)  # type: ignore[arg-type]  # PeftModel hands the questions on
     try:
-        with _without_hints():
+        with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # PEFT only warns where the adapter's tensors match no module
-            return PeftModel.from_pretrained(model, str(folder)).eval()
+            with _without_hints():
+                loaded = _with_adapter(model, folder, name).requires_grad_(False).eval()
+        compute_in_any_precision(loaded)
+        virtual.settle(loaded, name)
+        return loaded
     except SafetensorError as error:
         raise FileError(f"{folder}/adapter_model.safetensors: damaged ({error}). Restore it, or train again.") from None
     except (RuntimeError, ValueError, UserWarning) as error:
@@ -140,6 +177,15 @@ def load(model: PreTrainedModel, folder: Path) -> nn.Module:
             f"{folder}: this adapter does not fit the backbone {model.config._name_or_path} "
             f"({type(model).__name__}). Load it onto the backbone that it was trained on.\n  {_first_lines(error)}"
         ) from None
+
+
+def _with_adapter(model: PreTrainedModel | PeftModel, folder: Path, name: str) -> PeftModel:
+    from peft import PeftModel
+
+    if not isinstance(model, PeftModel):
+        return PeftModel.from_pretrained(model, str(folder), adapter_name=name)
+    model.load_adapter(str(folder), adapter_name=name)
+    return model
 
 
 def merge(model: nn.Module, config: Method) -> PreTrainedModel:
@@ -153,7 +199,8 @@ def merge(model: nn.Module, config: Method) -> PreTrainedModel:
     require_mergeable(config)
     if not isinstance(model, PeftModel):
         return model  # type: ignore[return-value]
-    return model.merge_and_unload(safe_merge=True)  # type: ignore[no-any-return, operator]
+    _put_heads_in_place(model)
+    return model.merge_and_unload(safe_merge=True)  # type: ignore[no-any-return]
 
 
 def require_mergeable(config: Method) -> None:
@@ -182,11 +229,21 @@ def is_adapter(folder: Path) -> bool:
     return (folder / "adapter_config.json").exists()
 
 
+def _put_heads_in_place(model: PeftModel) -> None:
+    """Modules that trained whole replace the backbone's; PEFT itself fails where one is more than a layer."""
+    from peft.utils import ModulesToSaveWrapper
+
+    wrapped = [(name, module) for name, module in model.named_modules() if isinstance(module, ModulesToSaveWrapper)]
+    for name, module in wrapped:
+        model.set_submodule(name, module.modules_to_save[module.active_adapters[0]])
+
+
 @contextmanager
 def _without_hints() -> Iterator[None]:
-    """Keep two warnings to itself: PEFT's use of what transformers calls deprecated, and a setting that it corrects."""
+    """Keep to itself what PEFT warns of: what it uses is deprecated, a setting that it corrects, norms as targets."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False", category=UserWarning)
+        warnings.filterwarnings("ignore", message="Unsupported layer type .*Norm'", category=UserWarning)
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
         yield
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from transformers import PreTrainedModel
 
 
@@ -36,6 +36,34 @@ def is_linear(module: nn.Module) -> bool:
     from transformers.pytorch_utils import Conv1D
 
     return isinstance(module, (nn.Linear, Conv1D))
+
+
+def features(layer: Any) -> tuple[int, int]:
+    """Inputs and outputs of a linear layer, quantised ones too."""
+    from torch import nn
+
+    return (layer.in_features, layer.out_features) if isinstance(layer, nn.Linear) else (layer.nx, layer.nf)
+
+
+def dense_weight(layer: Any) -> Tensor:
+    """The weight of a linear layer as numbers, (outputs, inputs), whatever it is stored in."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    stored = layer.weight
+    if getattr(stored, "quant_state", None) is not None:
+        from bitsandbytes.functional import dequantize_4bit  # a second to import, and most runs need none of it
+
+        four: Tensor = dequantize_4bit(stored.data, stored.quant_state)
+        return four
+    if stored.dtype == torch.int8:
+        from bitsandbytes.functional import int8_vectorwise_dequant
+
+        scales = layer.state.SCB if stored.SCB is None else stored.SCB  # the first forward pass moves them
+        eight: Tensor = int8_vectorwise_dequant(stored.data, scales)
+        return eight
+    weight: Tensor = stored.detach()
+    return weight.T if isinstance(layer, Conv1D) else weight
 
 
 def is_attention(path: str) -> bool:

@@ -1,4 +1,4 @@
-"""LoRA, rank-stabilised LoRA and DoRA, all on HF PEFT's LoRA tuner."""
+"""LoRA, rank-stabilised LoRA, DoRA and LoRA+, all on HF PEFT's LoRA tuner."""
 
 from __future__ import annotations
 
@@ -11,22 +11,13 @@ from workbench.adapters.method import About, Beside, Method, register
 from workbench.adapters.targets import Targets, resolve
 
 if TYPE_CHECKING:
-    from peft import PeftConfig
+    from peft import LoraConfig
     from transformers import PreTrainedModel
 
 
-@register
-class Lora(Method):
-    """W + scale * B A, with A (rank, in) random and B (out, rank) zero: the identity at the start."""
+class LowRank(Method):
+    """W + scale * B A, with A (rank, in) and B (out, rank): what all LoRA methods have in common."""
 
-    about: ClassVar[dict[str, About]] = {
-        "lora": About("a low-rank update of linear layers", "Hu et al. 2021, arXiv:2106.09685", token_rows=True),
-        "rslora": About("lora, scaled by alpha / sqrt(rank)", "Kalajdzievski 2023, arXiv:2312.03732", token_rows=True),
-        "dora": About("lora of the direction, and each output's magnitude", "Liu et al. 2024, arXiv:2402.09353",
-                      token_rows=True),
-    }  # fmt: skip
-    method: Literal["lora", "rslora", "dora"] = "lora"
-    """lora (scale alpha / rank), rslora (scale alpha / sqrt(rank)) or dora (adds a magnitude for each output)."""
     rank: PositiveInt = 16
     """Rank of the update B A."""
     alpha: float = Field(default=32.0, gt=0)
@@ -40,7 +31,7 @@ class Lora(Method):
         """Names of the linear layers that get an update."""
         return resolve(model, self.targets)
 
-    def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
+    def to_peft(self, model: PreTrainedModel, beside: Beside) -> LoraConfig:
         """PEFT's LoraConfig for this backbone."""
         from peft import LoraConfig
 
@@ -55,3 +46,34 @@ class Lora(Method):
             use_dora=self.method == "dora",
             trainable_token_indices=beside.token_rows,
         )
+
+
+@register
+class Lora(LowRank):
+    """A starts at random and B at zero: the identity at the start."""
+
+    about: ClassVar[dict[str, About]] = {
+        "lora": About("a low-rank update of linear layers", "Hu et al. 2021, arXiv:2106.09685", token_rows=True),
+        "rslora": About("lora, scaled by alpha / sqrt(rank)", "Kalajdzievski 2023, arXiv:2312.03732", token_rows=True),
+        "dora": About("lora of the direction, and each output's magnitude", "Liu et al. 2024, arXiv:2402.09353",
+                      token_rows=True),
+    }  # fmt: skip
+    method: Literal["lora", "rslora", "dora"] = "lora"
+    """lora (scale alpha / rank), rslora (scale alpha / sqrt(rank)) or dora (adds a magnitude for each output)."""
+
+
+@register
+class LoraPlus(LowRank):
+    """LoRA whose B learns faster than its A."""
+
+    about: ClassVar[dict[str, About]] = {
+        "lora+": About("lora, with a higher learning rate for B", "Hayou et al. 2024, arXiv:2402.12354",
+                       token_rows=True),
+    }  # fmt: skip
+    method: Literal["lora+"] = "lora+"
+    rate_ratio: float = Field(default=16.0, ge=1)
+    """Learning rate of B divided by that of A, which is train.learning_rate."""
+
+    def rate_factor(self, parameter: str) -> float:
+        """The ratio for B, 1 for A and for what trains beside."""
+        return self.rate_ratio if ".lora_B." in parameter else 1.0

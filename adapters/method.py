@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -62,13 +62,16 @@ Sample = Callable[[], "Iterator[dict[str, Tensor]]"]
 
 
 class Companion(Protocol):
-    """What a method does during training besides having parameters: AdaLoRA moves its ranks."""
+    """What a method does during training besides having parameters: AdaLoRA moves its ranks.
+
+    It works on the float32 values and gradients that the optimizer works on, never on the copies that compute.
+    """
 
     def penalty(self) -> Tensor:
-        """A scalar with a graph that is added to the loss, once a step."""
+        """A scalar with a graph, whose gradient is added to the loss's once a step, before clipping."""
 
     def after_step(self, step: int) -> None:
-        """Called after optimizer step `step` (counted from 1), with gradients and float32 values in place."""
+        """Called after optimizer step `step` (counted from 1), with that step's gradients in place."""
 
     def state(self) -> dict[str, Tensor]:
         """All that decides what it does next, for a checkpoint."""
@@ -89,6 +92,11 @@ class Method(Section):
         """About the method that is configured."""
         return self.about[self.method]
 
+    @property
+    def extra_positions(self) -> int:
+        """Positions of the backbone that it takes before each row."""
+        return 0
+
     def refusal(self, model: PreTrainedModel) -> str | None:
         """Why this method does not work on this backbone, and what to write instead; None where it does."""
         return None
@@ -108,8 +116,16 @@ class Method(Section):
         """Learning rate of a parameter, by its name in the model, relative to `train.learning_rate`."""
         return 1.0
 
-    def companion(self, model: nn.Module, *, steps: int) -> Companion | None:
-        """What goes with the training of `model` for `steps` optimizer steps; most methods need nothing."""
+    def decays(self, parameter: str) -> bool:
+        """Whether weight decay may pull a matrix, named as in the model, to zero; not where zero destroys."""
+        return True
+
+    def companion(self, trainable: Mapping[str, nn.Parameter], *, steps: int) -> Companion | None:
+        """What goes with training for `steps` optimizer steps; most methods need nothing.
+
+        Args:
+            trainable: The float32 values that train, by the parameter's name in the model.
+        """
         return None
 
     @classmethod

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
+
 from peft import PeftConfig, PeftType
 from peft.tuners.tuners_utils import BaseTuner
 from peft.utils import register_peft_method
+
+OURS = (
+    "workbench.adapters.bottleneck_tuner",
+    "workbench.adapters.butterflies",
+    "workbench.adapters.partial_tuner",
+)
+"""Modules that register a tuner, or complete one of PEFT's, when they are imported."""
+
+
+def register_ours() -> None:
+    """Register every tuner of ours, before PEFT reads a configuration that names one."""
+    for name in OURS:
+        importlib.import_module(name)
 
 
 def register_tuner(name: str, config: type[PeftConfig], tuner: type[BaseTuner]) -> PeftType:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -12,6 +12,7 @@ from workbench.adapters.anatomy import is_attention, is_linear, linear_modules
 from workbench.errors import ConfigError
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel
 
 Targets = Literal["attention", "mlp", "all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)]
@@ -34,10 +35,8 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
         chosen = [name for name in linear if targets == "all-linear" or is_attention(name) == (targets == "attention")]
         if not chosen:
             raise ConfigError(f"adapter.targets: {targets} matches no linear layer of {type(model).__name__}.")
-        leaves = {_leaf(name) for name in chosen}
-        others = {_leaf(name) for name in set(everywhere) - set(chosen)}
-        return sorted(chosen) if leaves & others else sorted(leaves)
-    unknown = [name for name in targets if not any(_matches(path, name) for path in everywhere)]
+        return short_names(model, chosen)
+    unknown = [name for name in targets if not any(matches(path, name) for path in everywhere)]
     if unknown:
         leaves = {_leaf(name) for name in everywhere}
         near = sorted({match for name in unknown for match in difflib.get_close_matches(name, leaves, n=3, cutoff=0.3)})
@@ -48,9 +47,27 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
     return list(targets)
 
 
+def linear_layers(model: PreTrainedModel, targets: str | Sequence[str]) -> dict[str, nn.Module]:
+    """The linear layers that `targets` names, by path; raises as `resolve` does."""
+    names = resolve(model, targets)
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if is_linear(module) and any(matches(path, name) for name in names)
+    }
+
+
+def short_names(model: PreTrainedModel, paths: Collection[str]) -> list[str]:
+    """Leaf names where they mean the modules at `paths` and no others; otherwise the paths."""
+    leaves = {_leaf(path) for path in paths}
+    others = {_leaf(name) for name, _ in model.named_modules() if name not in set(paths)}
+    return sorted(paths) if leaves & others else sorted(leaves)
+
+
+def matches(path: str, name: str) -> bool:
+    """Whether a module at `path` is meant by `name`, a leaf name or the end of a path."""
+    return path == name or path.endswith("." + name)
+
+
 def _leaf(path: str) -> str:
     return path.rsplit(".", 1)[-1]
-
-
-def _matches(path: str, name: str) -> bool:
-    return path == name or path.endswith("." + name)

@@ -6,7 +6,7 @@ import resource
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from workbench import budget, checkpoints, fused, schedules
 from workbench.checkpoints import Progress
 from workbench.config import RunConfig
-from workbench.data.batching import Indices, MicroBatch, global_batch, micro_batches, steps_per_epoch
-from workbench.data.tokens import Tokens
+from workbench.data.batching import Examples, Indices, MicroBatch, global_batch, micro_batches, steps_per_epoch
 from workbench.errors import ResumeError, Stopped, TrainingError
 from workbench.masters import Masters
 from workbench.runs import Run
@@ -46,7 +45,7 @@ class Fit:
     """One run of training; `fit` makes it and works it."""
 
     model: nn.Module
-    train: Tokens
+    train: Examples
     loss: Loss
     width: int
     """Hidden size of the backbone."""
@@ -63,6 +62,7 @@ class Fit:
         self.optimizer = _optimizer(self.masters, config)
         per_epoch = steps_per_epoch(len(self.train), config.batch.size)
         self.steps = config.train.steps or max(1, round(config.train.epochs * per_epoch))
+        self.companion = config.adapter.companion(self.masters.named(), steps=self.steps)
         self.evaluate_at = _moments(config.evaluate.every, self.steps)
         self.save_at = _moments(config.save.every, self.steps) | {self.steps}
         self.progress = Progress()
@@ -113,21 +113,26 @@ class Fit:
     def _step(self, step: int) -> dict[str, Any]:
         began = time.monotonic()
         rows = global_batch(step, rows=len(self.train), size=self.config.batch.size, seed=self.config.seed)
+        epoch = step // steps_per_epoch(len(self.train), self.config.batch.size)
         supervised = int(self.train.supervised[rows].sum())
         self.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=self.device)
         for indices in micro_batches(rows, self.train.lengths, tokens=self.tokens):
             torch.manual_seed(_dropout_seed(self.config.seed, step, indices))
-            part = self.loss(self.train.batch(indices).to(self.device), 1 / supervised)
+            part = self.loss(self.train.batch(indices, epoch=epoch).to(self.device), 1 / supervised)
             part.backward()
             loss += part.detach()
+        if self.companion is not None:
+            self.companion.penalty().backward()
         norm = nn.utils.clip_grad_norm_(list(self.masters), self.config.train.max_grad_norm)
         mean = float(loss)
         self._require_sane(mean, float(norm), step, rows)
         rate = self.config.train.learning_rate * schedules.factor((step + 0.5) / self.steps, self.config.schedule)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["rate_factor"]
         self.optimizer.step()
+        if self.companion is not None:
+            self.companion.after_step(step + 1)
         self.masters.refresh()
         tokens = int(self.train.lengths[rows].sum())
         return {
@@ -184,7 +189,9 @@ class Fit:
             for name, master in self.masters.named().items()
             for key, value in self.optimizer.state[master].items()
         }
-        tensors = {"trainable": self.masters.named(), "optimizer": states}
+        tensors: dict[str, Mapping[str, Tensor]] = {"trainable": self.masters.named(), "optimizer": states}
+        if self.companion is not None:
+            tensors["companion"] = self.companion.state()
         checkpoints.save(self.run.checkpoints, tensors, self.progress, keep=self.config.save.keep)
 
     def _resume(self) -> None:
@@ -201,6 +208,8 @@ class Fit:
                 raise ResumeError(f"{path}: its tensors are not those of this adapter. Start a new run.")
             self.masters.load(saved)
             _restore(self.optimizer, self.masters, checkpoints.read_tensors(path, "optimizer"))
+            if self.companion is not None:
+                self.companion.load(checkpoints.read_tensors(path, "companion"))
         self.run.rewind(self.progress.step)
         self.recent.extend(record["loss"] for record in self.run.metrics())
         self.watcher.say(f"Resuming after step {self.progress.step} of {self.steps}.")
@@ -230,7 +239,7 @@ class Fit:
             return budget.largest_that_fits(tokens, self.train, self._trial, config=self.config)
         except torch.OutOfMemoryError:
             longest = int(self.train.lengths.max())
-            if self.config.train.checkpointing != "auto":
+            if self.config.train.checkpointing != "auto" or self.config.adapter.facts.no_checkpointing:
                 raise _out_of_memory(longest, self.train) from None
         self.watcher.say("One example does not fit: recomputing activations in the backward pass.")
         _recompute_activations(self.model)
@@ -262,14 +271,16 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def _optimizer(masters: Masters, config: RunConfig) -> torch.optim.AdamW:
-    matrices = [master for master in masters if master.ndim >= 2]
-    vectors = [master for master in masters if master.ndim < 2]
-    groups = [
-        {"params": matrices, "weight_decay": config.train.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+    """AdamW with a group for each learning rate and weight decay that the method asks for; vectors never decay."""
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, master in masters.named().items():
+        decays = master.ndim >= 2 and config.adapter.decays(name)
+        key = (config.adapter.rate_factor(name), config.train.weight_decay if decays else 0.0)
+        groups.setdefault(key, []).append(master)
+    described = [
+        {"params": group, "rate_factor": factor, "weight_decay": decay} for (factor, decay), group in groups.items()
     ]
-    groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=config.train.learning_rate, fused=True)
+    return torch.optim.AdamW(described, lr=config.train.learning_rate, fused=True)
 
 
 def _restore(optimizer: torch.optim.Optimizer, masters: Masters, saved: dict[str, Tensor]) -> None:
@@ -295,9 +306,9 @@ def _recompute_activations(model: Any) -> None:
     model.activation_checkpointing_enable()
 
 
-def _out_of_memory(longest: int, train: Tokens) -> TrainingError:
+def _out_of_memory(longest: int, train: Examples) -> TrainingError:
     return TrainingError(
         f"Not even one example fits into memory: the longest has {longest} tokens "
         f"({train.place(int(train.lengths.argmax()))}).\n"
-        "  Lower data.max_tokens, write train.checkpointing=true, or model.weights=nf4."
+        "  Lower data.max_tokens, write train.checkpointing=true where the method allows it, or model.weights=nf4."
     )

@@ -5,6 +5,7 @@ Legend: N tokens, I inputs, O outputs, R rank.
 
 from __future__ import annotations
 
+from types import NoneType
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from workbench.adapters.shift import Shift, shifted_factors
 from workbench.storage import StoredLinear
 
 
@@ -27,10 +29,17 @@ class FusedLoraLinear(LoraLinear):
         if not self._is_plain(name) or args or kwargs:
             output: Tensor = super().forward(x, *args, **kwargs)
             return output
-        base, down, up = self.get_base_layer(), self.lora_A[name].weight, self.lora_B[name].weight
+        base, (down, up) = self.get_base_layer(), self._factors(name)
         weights = (base.weight, base.bias, down.to(x.dtype), up.to(x.dtype))
         fused: Tensor = _LoraLinear.apply(x, *weights, self.scaling[name])  # type: ignore[no-untyped-call]
         return fused
+
+    def _factors(self, name: str) -> tuple[Tensor, Tensor]:
+        if name in self.lora_variant:
+            return shifted_factors(self, name)
+        down: Tensor = self.lora_A[name].weight  # type: ignore[assignment]
+        up: Tensor = self.lora_B[name].weight  # type: ignore[assignment]
+        return down, up
 
     def _is_plain(self, name: str) -> bool:
         return (
@@ -39,7 +48,7 @@ class FusedLoraLinear(LoraLinear):
             and not self.disable_adapters
             and not self.merged
             and not (self.training and isinstance(self.lora_dropout[name], nn.Dropout))
-            and name not in self.lora_variant
+            and isinstance(self.lora_variant.get(name), (Shift, NoneType))
             and self.lora_B[name].bias is None
         )
 

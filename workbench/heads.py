@@ -1,11 +1,12 @@
-"""The output head of a causal model, split from its body so that only supervised positions are projected.
+"""The output head of a language model, split from its body so that only supervised positions are projected.
 
 Legend: B batch, L sequence, D hidden, N supervised positions, V vocabulary.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,6 +27,10 @@ class Head:
     module: nn.Module
     softcap: float | None
     multiplier: float
+    bias_1V: Tensor | None = None
+    """What is added to the logits outside of the head."""
+    settings: Mapping[str, bool] = field(default_factory=dict)
+    """Arguments of the model besides its inputs."""
 
     @property
     def vocabulary(self) -> int:
@@ -45,10 +50,10 @@ class Head:
         """The head's tensors that train: none, unless the backbone or added token rows do."""
         return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
 
-    def hidden(self, model: nn.Module, input_ids_BL: Tensor) -> Tensor:
-        """Hidden states (B, L, D) in front of the head.
+    def hidden(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Hidden states (B, L, D) in front of the head; of the decoder where there is one.
 
-        No attention mask is needed: rows are padded on the right, and a causal model never looks right.
+        A causal model and a decoder need no attention mask: rows are padded on the right, and they never look right.
         """
         caught: list[Tensor] = []
 
@@ -58,14 +63,15 @@ class Head:
 
         handle = self.module.register_forward_pre_hook(catch)
         try:
-            model(input_ids=input_ids_BL, use_cache=False)
+            model(**inputs, **self.settings)
         finally:
             handle.remove()
-        return caught[0][:, -input_ids_BL.shape[1] :]
+        return caught[0][:, -_predicting(inputs).shape[1] :]
 
     def project(self, hidden: Tensor) -> Tensor:
         """Logits (..., V) of hidden states (..., D), as the model itself would compute them."""
         logits: Tensor = self.module(hidden) * self.multiplier if self.multiplier != 1 else self.module(hidden)
+        logits = logits if self.bias_1V is None else logits + self.bias_1V
         return torch.tanh(logits / self.softcap) * self.softcap if self.softcap else logits
 
 
@@ -74,22 +80,28 @@ def find(model: nn.Module, backbone: PreTrainedModel) -> Head:
 
     Raises:
         BackboneError: they do not, so that the family does something to its logits that is not known here; or
-            the model looks at the tokens that it is to predict.
+            a model that generates looks at the tokens that it is to predict.
     """
-    config = backbone.config.get_text_config()
+    config = backbone.config.get_text_config(decoder=True)
     divisor = getattr(config, "logits_scaling", None) or 1.0  # Granite
+    generates = backbone.can_generate()
     head = Head(
         module=backbone.get_output_embeddings(),
         softcap=getattr(config, "final_logit_softcapping", None),  # Gemma 2 and later
         multiplier=(getattr(config, "logit_scale", None) or 1.0) / divisor,  # Cohere
+        bias_1V=dict(backbone.named_buffers()).get("final_logits_bias"),  # Marian; zeros in BART
+        settings={"use_cache": False} if generates else {},
     )
-    ids = torch.arange(2, 6, device=backbone.device)[None] % head.vocabulary
+    ids_BL = torch.arange(2, 6, device=backbone.device)[None] % head.vocabulary
+    inputs = {"input_ids": ids_BL}
+    if backbone.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = ids_BL
     training = model.training
     model.eval()
     with torch.no_grad():
-        wanted = model(input_ids=ids, use_cache=False).logits[:, -ids.shape[1] :]  # virtual tokens come before
-        found = head.project(head.hidden(model, ids))
-    looks_right = _looks_right(head, model, backbone, ids)
+        wanted = model(**inputs, **head.settings).logits[:, -ids_BL.shape[1] :]  # virtual tokens come before
+        found = head.project(head.hidden(model, inputs))
+    looks_right = generates and _looks_right(head, model, backbone, inputs)
     model.train(training)
     if not torch.allclose(found, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max())):
         raise BackboneError(
@@ -104,20 +116,27 @@ def find(model: nn.Module, backbone: PreTrainedModel) -> Head:
     return head
 
 
-def _looks_right(head: Head, model: nn.Module, backbone: PreTrainedModel, ids_BL: Tensor) -> bool:
+def _predicting(inputs: Mapping[str, Tensor]) -> Tensor:
+    """The tokens (B, L) at whose positions something is predicted."""
+    return inputs.get("decoder_input_ids", inputs["input_ids"])
+
+
+def _looks_right(head: Head, model: nn.Module, backbone: PreTrainedModel, inputs: Mapping[str, Tensor]) -> bool:
     """Whether the first position depends on later ones, by gradients, which are exact zeros where it does not."""
     embedded: list[Tensor] = []
 
     def catch(_: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
         embedded.append(output.detach().requires_grad_())
-        return embedded[0].clone()  # bodies may scale it in place
+        return embedded[-1].clone()  # bodies may scale it in place
 
-    handle = backbone.get_input_embeddings().register_forward_hook(catch)
+    decoder = backbone.get_decoder() if backbone.config.is_encoder_decoder else backbone
+    handle = decoder.get_input_embeddings().register_forward_hook(catch)
     try:
         with torch.enable_grad():
-            first_D = head.hidden(model, ids_BL)[0, 0]
+            first_D = head.hidden(model, inputs)[0, 0]
             weights_D = torch.arange(len(first_D), device=first_D.device, dtype=first_D.dtype)
-            (grad_BLD,) = torch.autograd.grad((first_D * weights_D).sum(), embedded)
+            # An encoder may share the embedding; its part comes before the decoder's.
+            (grad_BLD,) = torch.autograd.grad((first_D * weights_D).sum(), embedded[-1:])
     finally:
         handle.remove()
     return bool(grad_BLD[:, 1:].any())

@@ -10,14 +10,14 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from workbench.fused import FusedLoraLinear, fuse
-from workbench.storage import compute_in_float32
+from workbench.storage import compute_in
 
 
 def _peft(dtype: torch.dtype = torch.float64, **options: object) -> nn.Module:
     torch.manual_seed(0)
     base = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4, bias=False)).to(dtype)
     if dtype == torch.bfloat16:
-        compute_in_float32(base.requires_grad_(False))
+        compute_in(base.requires_grad_(False), torch.float32)
     model = get_peft_model(base, LoraConfig(r=3, lora_alpha=7, target_modules=["0", "2"], **options))
     for name, parameter in model.named_parameters():
         if "lora_B" in name:

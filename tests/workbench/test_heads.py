@@ -10,9 +10,10 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, BertConfig, PreTrainedModel
 
+from tests.conftest import T5_SIZES, tiny
 from workbench import heads, objectives
 from workbench.adapters import Lora, attach
-from workbench.data.batching import Indices, collate
+from workbench.data.batching import Indices, Row, collate, encoder_inputs
 from workbench.errors import BackboneError
 
 
@@ -27,7 +28,7 @@ def test_body_and_head_apart_give_the_models_logits(family: PreTrainedModel) -> 
     head = heads.find(family, family)
     ids = torch.from_numpy(_rows()[0])[None]
     wanted = family(input_ids=ids).logits
-    torch.testing.assert_close(head.project(head.hidden(family, ids)), wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(head.project(head.hidden(family, {"input_ids": ids})), wanted, rtol=1e-5, atol=1e-5)
     assert wanted.std() > 0.05, "logits so small that a wrong head would pass"
     assert head.vocabulary == wanted.shape[-1]
 
@@ -36,8 +37,8 @@ def test_padding_on_the_right_without_a_mask_changes_no_loss(family: PreTrainedM
     head = heads.find(family, family)
     rows = _rows()
     masks = [np.arange(len(row)) % 3 != 1 for row in rows]
-    batch = collate(list(zip(rows, masks, strict=True)))
-    hidden = head.hidden(family, batch.input_ids_BL).flatten(0, 1)[batch.positions_N]
+    batch = collate(list(map(Row, rows, masks)))
+    hidden = head.hidden(family, batch.inputs).flatten(0, 1)[batch.positions_N]
     found = objectives.next_token(
         hidden, batch.labels_N, head.project, vocabulary=head.vocabulary, weights=[], scale=1.0
     )
@@ -60,8 +61,8 @@ def test_gradients_of_new_rows_are_those_of_the_whole_model(llama: PreTrainedMod
     wanted = torch.autograd.grad(model(input_ids=ids, labels=ids).loss, list(rows.values()))
 
     head = heads.find(model, llama)
-    batch = collate([(ids[0].numpy(), np.ones(6, dtype=bool))])
-    hidden = head.hidden(model, batch.input_ids_BL).flatten(0, 1)[batch.positions_N]
+    batch = collate([Row(ids[0].numpy(), np.ones(6, dtype=bool))])
+    hidden = head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N]
     loss = objectives.next_token(
         hidden, batch.labels_N, head.project, vocabulary=head.vocabulary, weights=head.trainable(), scale=1 / 5
     )
@@ -69,6 +70,75 @@ def test_gradients_of_new_rows_are_those_of_the_whole_model(llama: PreTrainedMod
     for one, other in zip(found, wanted, strict=True):
         assert other.abs().sum() > 0
         torch.testing.assert_close(one, other)
+
+
+ENCODER_DECODERS: dict[str, dict[str, Any]] = {
+    "T5": T5_SIZES,
+    "Bart": {"d_model": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "decoder_start_token_id": 2},
+    "Marian": {"d_model": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "decoder_start_token_id": 0},
+}
+
+
+@pytest.fixture(params=sorted(ENCODER_DECODERS))
+def encoder_decoder(request: pytest.FixtureRequest) -> PreTrainedModel:
+    """A tiny model with an encoder and a decoder; Marian adds a bias to its logits, which is not zero here."""
+    model = tiny(request.param, head="Seq2SeqLM", **ENCODER_DECODERS[request.param])
+    if request.param == "Marian":
+        model.final_logits_bias.normal_()  # type: ignore[union-attr, operator]
+    return model
+
+
+def test_loss_and_gradients_of_an_encoder_decoder_are_transformers_own(encoder_decoder: PreTrainedModel) -> None:
+    """Answers of unequal length to prompts of unequal length, padded and masked here and there."""
+    model = attach(encoder_decoder, Lora(rank=2, dropout=0.0), seed=0).eval()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(0))
+    start = encoder_decoder.config.decoder_start_token_id
+    asked, answered = _rows(), _rows()[::-1]
+    rows = [
+        Row(np.asarray([*question, start, *answer]), np.arange(len(question) + 1 + len(answer)) > len(question), size)
+        for question, answer, size in zip(asked, answered, map(len, asked), strict=True)
+    ]
+    ids, mask, labels = (torch.full((4, 11), fill) for fill in (0, 0, -100))
+    for number, (question, answer) in enumerate(zip(asked, answered, strict=True)):
+        ids[number, : len(question)], mask[number, : len(question)] = torch.from_numpy(question), 1
+        labels[number, : len(answer)] = torch.from_numpy(answer)
+    wanted = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+    wanted_grads = torch.autograd.grad(wanted, trained)
+
+    head, batch = heads.find(model, encoder_decoder), collate(rows)
+    hidden = head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N]
+    count = sum(map(len, answered))
+    found = objectives.next_token(
+        hidden, batch.labels_N, head.project, vocabulary=head.vocabulary, weights=[], scale=1 / count
+    )
+    torch.testing.assert_close(found, wanted)
+    assert batch.tokens == count + 4 + sum(map(len, asked))
+    for one, other in zip(torch.autograd.grad(found, trained), wanted_grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_decoder_that_sees_the_tokens_it_is_to_predict_is_refused() -> None:
+    model = tiny("T5", head="Seq2SeqLM", **T5_SIZES)
+    assert heads.find(model, model).vocabulary == 64
+
+    def mean(_: Any, __: Any, output: Any) -> Any:
+        return output[0] + output[0].mean(1, keepdim=True), *output[1:]
+
+    model.get_decoder().block[0].register_forward_hook(mean)
+    with pytest.raises(BackboneError, match="T5ForConditionalGeneration is no causal language model"):
+        heads.find(model, model)
+
+
+@pytest.mark.parametrize("name", ["Bert", "Roberta", "DebertaV2"])
+@torch.no_grad()
+def test_the_head_of_a_masked_language_model_gives_its_logits(name: str) -> None:
+    model = tiny(name, head="MaskedLM")
+    head, inputs = heads.find(model, model), encoder_inputs(_rows())
+    wanted = model(**inputs).logits
+    torch.testing.assert_close(head.project(head.hidden(model, inputs)), wanted, rtol=1e-5, atol=1e-5)
+    assert wanted.std() > 0.05
 
 
 def test_a_family_that_scales_its_logits_in_a_way_of_its_own_is_refused(llama: PreTrainedModel) -> None:

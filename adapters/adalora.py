@@ -1,0 +1,107 @@
+"""AdaLoRA: updates that start with too many ranks and keep those that matter, on HF PEFT's AdaLoRA tuner."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from workbench.adapters import anatomy
+from workbench.adapters.method import About, Beside, Companion, Method, Sample, register
+from workbench.adapters.targets import Targets, resolve
+
+if TYPE_CHECKING:
+    from peft import PeftConfig, PeftModel
+    from torch import nn
+    from transformers import PreTrainedModel
+
+
+@register
+class AdaLora(Method):
+    """W + scale * B diag(E) A; while training, ranks are taken where they matter least. E is zero at the start."""
+
+    about: ClassVar[dict[str, About]] = {
+        "adalora": About("a low-rank update of linear layers that shares out its ranks",
+                         "Zhang et al. 2023, arXiv:2303.10512", token_rows=True),
+    }  # fmt: skip
+    method: Literal["adalora"] = "adalora"
+    rank: PositiveInt = 8
+    """Ranks per layer at the end, on average over the layers."""
+    initial_rank: PositiveInt | None = None
+    """Ranks of every layer at the start; null: one and a half times `rank`."""
+    alpha: float = Field(default=32.0, gt=0)
+    """Scale of the update is alpha / initial rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the adapter's inputs that is dropped while training."""
+    targets: Targets = "all-linear"
+    """Which linear layers get an update: a role, or a list of module names such as [q_proj, v_proj]."""
+    before: float = Field(default=0.1, ge=0, lt=1)
+    """Share of the run's steps before the first rank goes."""
+    after: float = Field(default=0.3, ge=0, lt=1)
+    """Share of the run's steps after the last rank went."""
+    interval: float = Field(default=0.01, ge=0, lt=1)
+    """Ranks are shared out anew after this share of the run's steps, at least one step."""
+    orthogonality: float = Field(default=0.5, ge=0)
+    """Weight of the penalty that keeps the rows of A, and the columns of B, orthonormal."""
+    memory: float = Field(default=0.85, gt=0, lt=1)
+    """How much of yesterday's importance a step keeps: beta of the two moving averages."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> AdaLora:
+        if self.before + self.after >= 1:
+            raise ValueError("before and after leave no steps in which ranks go; make them sum to less than 1.")
+        if self.first_rank < self.rank:
+            raise ValueError(f"initial_rank {self.initial_rank} is below rank {self.rank}; ranks only go.")
+        return self
+
+    @property
+    def first_rank(self) -> int:
+        """Ranks of every layer at the start."""
+        return math.ceil(1.5 * self.rank) if self.initial_rank is None else self.initial_rank
+
+    def modules(self, model: PreTrainedModel) -> list[str]:
+        """Names of the linear layers that get an update."""
+        return resolve(model, self.targets)
+
+    def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
+        """PEFT's AdaLoraConfig for this backbone; its own schedule and penalty rest, the companion has them."""
+        from peft import AdaLoraConfig
+
+        return AdaLoraConfig(
+            task_type=anatomy.task(model),
+            target_r=self.rank,
+            init_r=self.first_rank,
+            lora_alpha=self.alpha,  # type: ignore[arg-type]  # PEFT divides it; its annotation says int
+            lora_dropout=self.dropout,
+            target_modules=self.modules(model),
+            modules_to_save=beside.heads or None,
+            trainable_token_indices=beside.token_rows,
+            total_step=1,
+            orth_reg_weight=0.0,
+        )
+
+    def initialise(self, model: PeftModel, sample: Sample | None) -> None:
+        """Make the tuner one that ships the ranks that it has reached."""
+        from workbench.adapters.ranks import ReachedRanks
+
+        model.base_model.__class__ = ReachedRanks
+
+    def decays(self, parameter: str) -> bool:
+        """Singular values (rank, 1) are a vector."""
+        return ".lora_E." not in parameter
+
+    def companion(self, trainable: Mapping[str, nn.Parameter], *, steps: int) -> Companion:
+        """The schedule that takes ranks."""
+        from workbench.adapters.ranks import Budget, RankSchedule
+
+        end = steps - round(self.after * steps)
+        return RankSchedule(
+            trainable,
+            Budget(begin=min(round(self.before * steps), end - 1), end=end),
+            rank=self.rank,
+            interval=max(1, round(self.interval * steps)),
+            orthogonality=self.orthogonality,
+            memory=self.memory,
+        )

@@ -1,0 +1,151 @@
+"""Where bottleneck adapters attach, found from the modules of a backbone's blocks rather than from their names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from workbench.adapters.anatomy import blocks, is_attention, is_linear
+from workbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+READS = re.compile(r"(q|k|v|qkv|query|key|value|w[qkv])(_|$)", re.IGNORECASE)
+"""Names of projections that read the hidden states: where one of them is built last, the output projection is not."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Paths of modules, by what an adapter A does there; y is the module's output and s its input."""
+
+    after: list[str] = field(default_factory=list)
+    """y becomes y + A(y)."""
+    within: list[str] = field(default_factory=list)
+    """Normalisations N that end a block: N(s) becomes N(s + A(N(s)))."""
+    beside: dict[str, str] = field(default_factory=dict)
+    """y becomes y + A(x), where x is the input of the module that is named second."""
+
+    @property
+    def changed(self) -> list[str]:
+        return [*self.after, *self.within, *self.beside]
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """The parts of a block's MLP that adapters touch; a mixture of experts is one module, first and last."""
+
+    first: str
+    """The module that reads the MLP's input."""
+    last: str
+    """The module that gives its output."""
+
+
+def find(model: PreTrainedModel, method: str) -> Places:
+    """The places of `houlsby`, `pfeiffer` or `parallel`.
+
+    Raises:
+        ConfigError: a block has no such place that can be told from its modules.
+    """
+    paths = [path for stack in blocks(model) for path in stack]
+    if not paths:
+        raise ConfigError(f"{type(model).__name__} has no repeated blocks. Take another backbone.")
+    if method == "houlsby":
+        return Places(after=[place for path in paths for place in (*_attentions(model, path), _mlp(model, path).last)])
+    mlps = [_mlp(model, path) for path in paths]
+    if method == "parallel":
+        return Places(beside={mlp.last: mlp.first for mlp in mlps})
+    norms = [_norm_beside(model, path, mlp.last) for path, mlp in zip(paths, mlps, strict=True)]
+    if all(norms):
+        return Places(within=[norm for norm in norms if norm])
+    if any(norms) or not all(_has_final_norm(model, stack[0]) for stack in blocks(model)):
+        raise ConfigError(
+            f"whether the blocks of {type(model).__name__} normalise before or after they add to the residual stream "
+            "cannot be told from their modules. Write adapter.method=houlsby, which works for both."
+        )
+    return Places(after=paths)
+
+
+def hidden_size(model: PreTrainedModel) -> int:
+    """Width of the residual stream."""
+    size: int = model.config.get_text_config().hidden_size
+    return size
+
+
+def _attentions(model: PreTrainedModel, block: str) -> list[str]:
+    """The output projection of every attention of a block; T5's decoder has two."""
+    names = [name for name in _linears(model, block) if is_attention(name)]
+    last: dict[str, str | None] = {_attention_of(name): None for name in names}
+    for name in names:
+        # Phi-3 builds its output projection before the others, which are wider.
+        if _outputs(model.get_submodule(f"{block}.{name}")) == hidden_size(model):
+            last[_attention_of(name)] = name
+    found = [name for name in last.values() if name and not READS.match(name.rpartition(".")[2])]
+    if not found or len(found) < len(last):
+        raise _no_place(model, block, "attention", names)
+    return [f"{block}.{name}" for name in found]
+
+
+def _attention_of(path: str) -> str:
+    """The path down to the first part that is an attention."""
+    parts = path.split(".")
+    return ".".join(parts[: 1 + next(number for number, part in enumerate(parts) if is_attention(part))])
+
+
+def _mlp(model: PreTrainedModel, block: str) -> Mlp:
+    """What is not attention: a mixture of experts, or linear layers of one module (of two, in the family of BERT)."""
+    experts = [name for name, _ in model.get_submodule(block).named_modules() if name.endswith(".experts")]
+    if experts:
+        whole = f"{block}.{experts[0].removesuffix('.experts')}"
+        return Mlp(whole, whole)
+    names = [name for name in _linears(model, block) if not is_attention(name)]
+    parents = {name.rpartition(".")[0] for name in names}
+    together = len(parents) == 1 or parents == {"intermediate", "output"}
+    if not together or _outputs(model.get_submodule(f"{block}.{names[-1]}")) != hidden_size(model):
+        raise _no_place(model, block, "MLP", names)
+    return Mlp(f"{block}.{names[0]}", f"{block}.{names[-1]}")
+
+
+def _linears(model: PreTrainedModel, block: str) -> list[str]:
+    """Paths inside a block, in the order in which the block builds them, which puts an output projection last."""
+    return [name for name, module in model.get_submodule(block).named_modules() if is_linear(module)]
+
+
+def _outputs(module: nn.Module) -> int:
+    """Output features of a linear layer, quantised or not."""
+    from torch import nn
+
+    return module.out_features if isinstance(module, nn.Linear) else module.nf  # type: ignore[return-value]
+
+
+def _norm_beside(model: PreTrainedModel, block: str, projection: str) -> str | None:
+    """The normalisation in the same module as an output projection: BERT's adds the residual and normalises."""
+    parent = projection.rpartition(".")[0]
+    if parent == block:
+        return None  # a flat block such as OPT's, whose norms are beside everything
+    norms = [(name, module) for name, module in model.get_submodule(parent).named_children() if _is_norm(module)]
+    wide = [name for name, module in norms if module.weight.shape[-1] == hidden_size(model)]  # type: ignore[index]
+    return f"{parent}.{wide[0]}" if wide else None
+
+
+def _has_final_norm(model: PreTrainedModel, block: str) -> bool:
+    """Whether a norm follows the stack, which tells that its blocks leave the residual stream unnormalised."""
+    stack = block.rpartition(".")[0]
+    holder = stack.rpartition(".")[0]
+    near = {holder, holder.rpartition(".")[0]}
+    children = [child for path in near for child in model.get_submodule(path).named_children()]
+    return any(_is_norm(module) and "emb" not in name for name, module in children)
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return "norm" in type(module).__name__.lower()
+
+
+def _no_place(model: PreTrainedModel, block: str, part: str, found: Iterable[str]) -> ConfigError:
+    return ConfigError(
+        f"the output of the {part} of {block} in {type(model).__name__} cannot be told from its linear layers "
+        f"({', '.join(found) or 'none'}). Write adapter.method=lora, which needs no such place."
+    )

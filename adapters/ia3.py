@@ -1,0 +1,92 @@
+"""(IA)^3: vectors that scale keys, values and the inside of the MLP, on HF PEFT's IA3 tuner."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from workbench.adapters import anatomy
+from workbench.adapters.anatomy import blocks, features, is_attention, linear_modules
+from workbench.adapters.method import About, Beside, Method, register
+from workbench.adapters.targets import Targets, linear_layers, short_names
+from workbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+    from transformers import PreTrainedModel
+
+KEYS_AND_VALUES = ("k_proj", "v_proj", "key", "value", "key_proj", "value_proj", "k", "v", "k_lin", "v_lin")
+"""What families call their key and value projections."""
+TOGETHER = ("query_key_value", "qkv_proj", "qkv", "c_attn", "Wqkv", "W_pack", "in_proj", "kv_proj", "key_value")
+"""What they call one projection for both, often for queries too; it is scaled as a whole."""
+
+
+@register
+class Ia3(Method):
+    """One factor for each key, each value and each unit inside an MLP; all are 1 at the start."""
+
+    about: ClassVar[dict[str, About]] = {
+        "ia3": About("a factor for each key, value and MLP unit", "Liu et al. 2022, arXiv:2205.05638"),
+    }
+    method: Literal["ia3"] = "ia3"
+    targets: Targets = "all-linear"
+    """attention: keys and values; mlp: what enters its last layer; all-linear: both, as in the paper. Or names of
+    linear layers: those of attention have their outputs scaled, the others their inputs."""
+
+    def modules(self, model: PreTrainedModel) -> list[str]:
+        """Names of the linear layers whose outputs or inputs are scaled."""
+        outputs, inputs = self._scaled(model)
+        return outputs + inputs
+
+    def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
+        """PEFT's IA3Config for this backbone."""
+        from peft import IA3Config
+
+        outputs, inputs = self._scaled(model)
+        return IA3Config(
+            task_type=anatomy.task(model),
+            target_modules=outputs + inputs,
+            feedforward_modules=inputs,
+            modules_to_save=beside.heads or None,
+        )
+
+    def decays(self, parameter: str) -> bool:
+        """Zero is no rest for a factor."""
+        return False
+
+    def _scaled(self, model: PreTrainedModel) -> tuple[list[str], list[str]]:
+        """Names of the layers whose outputs are scaled, and of those whose inputs are."""
+        if isinstance(self.targets, str):
+            chosen = [*_keys_and_values(model), *_ends_of_mlps(model)]
+            chosen = [path for path in chosen if self.targets in ("all-linear", _role(path))]
+        else:
+            chosen = list(linear_layers(model, self.targets))
+        if not chosen:
+            raise ConfigError(
+                f"adapter.method=ia3: found no layer to scale in {type(model).__name__} for adapter.targets="
+                f"{self.targets}. Write adapter.targets as a list of names of linear layers inside the blocks, or take "
+                "adapter.method=lora."
+            )
+        outputs = [path for path in chosen if is_attention(path)]
+        return short_names(model, outputs), short_names(model, [path for path in chosen if path not in outputs])
+
+
+def _role(path: str) -> str:
+    return "attention" if is_attention(path) else "mlp"
+
+
+def _keys_and_values(model: PreTrainedModel) -> list[str]:
+    attention = [path for path in linear_modules(model) if is_attention(path)]
+    apart = [path for path in attention if path.rsplit(".", 1)[-1] in KEYS_AND_VALUES]
+    return apart or [path for path in attention if path.rsplit(".", 1)[-1] in TOGETHER]
+
+
+def _ends_of_mlps(model: PreTrainedModel) -> list[str]:
+    """Of each block's linear layers outside attention those that lead back to the hidden size, or else the last."""
+    width = model.config.get_text_config().hidden_size
+    linear = [path for path in linear_modules(model) if not is_attention(path)]
+    found = []
+    for block in (block for stack in blocks(model) for block in stack):
+        here = [path for path in linear if path.startswith(f"{block}.")]
+        sizes = {path: features(model.get_submodule(path)) for path in here}
+        found += [path for path in here if sizes[path][1] == width != sizes[path][0]] or here[-1:]
+    return found

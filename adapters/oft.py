@@ -1,0 +1,135 @@
+"""Orthogonal fine-tuning: rotations in front of linear layers, on HF PEFT's OFT and BOFT tuners."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field, PositiveInt
+
+from workbench.adapters import anatomy
+from workbench.adapters.method import About, Beside, Method, register
+from workbench.adapters.targets import Targets, linear_layers, resolve
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+    from transformers import PreTrainedModel
+
+
+class Orthogonal(Method):
+    """W R, where R is a rotation built from blocks of `block` neighbouring inputs; it is the identity at the start."""
+
+    block: PositiveInt = 32
+    """Inputs that one rotation turns; it divides the inputs of every target."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the rotations that are left out while training."""
+    targets: Targets = "all-linear"
+    """Which linear layers get rotations: a role, or a list of module names such as [q_proj, v_proj]."""
+
+    def modules(self, model: PreTrainedModel) -> list[str]:
+        """Names of the linear layers that get rotations."""
+        return resolve(model, self.targets)
+
+    def refusal(self, model: PreTrainedModel) -> str | None:
+        """Blocks that do not fit into the inputs, and GPT-2's layers, which PEFT does not rotate."""
+        from torch import nn
+
+        layers: dict[str, Any] = linear_layers(model, self.targets)
+        if strange := next((path for path, layer in layers.items() if not isinstance(layer, nn.Linear)), None):
+            return (
+                f"{strange} is a {type(layers[strange]).__name__}, which PEFT cannot rotate. "
+                "Take adapter.method=lora, or model.weights=nf4, which makes it a plain linear layer."
+            )
+        return self._misfit({path: layer.in_features for path, layer in layers.items()})
+
+    @property
+    def _mixed(self) -> int:
+        """Inputs that are turned together: what has to divide the inputs of every target."""
+        return self.block
+
+    def _misfit(self, inputs: dict[str, int]) -> str | None:
+        common = math.gcd(*inputs.values())
+        if common % self._mixed == 0:
+            return None
+        path = next(path for path, width in inputs.items() if width % self._mixed)
+        more = self._mixed // self.block
+        able = [size for size in range(2, min(common, 256) + 1) if common % (size * more) == 0]
+        return (
+            f"{path} has {inputs[path]} inputs, which {self._mixed} does not divide. "
+            f"Write adapter.block as one of {able}."
+        )
+
+
+@register
+class Oft(Orthogonal):
+    """One rotation for each block of inputs."""
+
+    about: ClassVar[dict[str, About]] = {
+        "oft": About("a rotation of the inputs of linear layers", "Qiu et al. 2023, arXiv:2306.07280"),
+    }
+    method: Literal["oft"] = "oft"
+    terms: PositiveInt = 5
+    """Terms of the Neumann series for the inverse in the Cayley transform; more are closer to a rotation."""
+    shared: bool = False
+    """Whether all blocks of a layer share one rotation."""
+
+    def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
+        """PEFT's OFTConfig for this backbone."""
+        from peft import OFTConfig
+
+        return OFTConfig(
+            task_type=anatomy.task(model),
+            oft_block_size=self.block,
+            module_dropout=self.dropout,
+            num_cayley_neumann_terms=self.terms,
+            block_share=self.shared,
+            target_modules=self.modules(model),
+            modules_to_save=beside.heads or None,
+        )
+
+
+@register
+class Boft(Orthogonal):
+    """Several layers of block rotations with the inputs shuffled in between, and a factor for each output.
+
+    PEFT holds a square matrix of the inputs for each layer and factor, in float32: for small backbones.
+    """
+
+    about: ClassVar[dict[str, About]] = {
+        "boft": About("a product of rotations, and output factors", "Liu et al. 2023, arXiv:2311.06243"),
+    }
+    method: Literal["boft"] = "boft"
+    block: PositiveInt = 8
+    """Inputs that one rotation turns; `block` times two to the power of `factors` - 1 divides every target's inputs."""
+    factors: PositiveInt = 2
+    """Layers of rotations; with each, twice as many inputs mix. Stock PEFT loads several only with a CUDA compiler."""
+
+    def refusal(self, model: PreTrainedModel) -> str | None:
+        """Shuffling works on pairs of whole blocks."""
+        if self.factors > 1 and self.block % 2:
+            return f"adapter.block={self.block} is odd, and inputs are shuffled by half blocks. Write an even one."
+        return super().refusal(model)
+
+    def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
+        """PEFT's BOFTConfig for this backbone."""
+        from peft import BOFTConfig
+
+        from workbench.adapters import butterflies  # noqa: F401
+
+        return BOFTConfig(
+            task_type=anatomy.task(model),
+            boft_block_size=self.block,
+            boft_n_butterfly_factor=self.factors,
+            boft_dropout=self.dropout,
+            target_modules=self.modules(model),
+            modules_to_save=beside.heads or None,
+        )
+
+    def decays(self, parameter: str) -> bool:
+        """Zero is no rest for a factor of an output."""
+        return ".boft_s." not in parameter
+
+    @property
+    def _mixed(self) -> int:
+        more: int = 2 ** (self.factors - 1)
+        return self.block * more

@@ -1,0 +1,198 @@
+"""A PEFT tuner that trains copies of a module's own parameters, and leaves the parameters as they are.
+
+The module stays where and what it is: its class gets a property for each of these parameters, which reads the active
+copy. So whoever reads `module.weight` finds what computes, in a forward pass, when activations are recomputed, and
+when a parent reads a child's weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import PeftConfig
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+from torch import Tensor, nn
+
+from workbench.adapters.registration import register_tuner
+
+
+@dataclass
+class PartialConfig(PeftConfig):
+    """Which parameters of which modules train."""
+
+    target_modules: list[str] | str | None = None
+    """Paths of the modules, or ends of their paths, that own the parameters."""
+    parameter_names: list[str] | None = None
+    """Names of the parameters inside their module; a module may lack some."""
+    modules_to_save: list[str] | None = None
+    """Modules that train whole, such as a fresh classification head."""
+    exclude_modules: list[str] | None = None
+    """PEFT asks for it."""
+    trainable_token_indices: dict[str, list[int]] | None = None
+    """Rows of embeddings that train beside."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[no-untyped-call]
+        self.peft_type = PARTIAL
+
+
+class PartialLayer(nn.Module, BaseTunerLayer):
+    """The copies that belong to one module; it stands as the child `partial` of that module.
+
+    Args:
+        owner: The module; its class is replaced by a subclass.
+        computed: What the backbone computes in; it may store less.
+    """
+
+    adapter_layer_names = ("partial_copies",)
+
+    def __init__(self, owner: nn.Module, computed: torch.dtype) -> None:
+        super().__init__()
+        self.partial_copies = nn.ModuleDict()
+        self.original_class = type(owner)
+        self.computed = computed
+        # In a tuple, because a module that is an attribute becomes a child.
+        self._owner = (owner,)
+        self.merged_adapters = []
+
+    @property
+    def base_layer(self) -> nn.Module:
+        """The module whose parameters these are copies of."""
+        return self._owner[0]
+
+    def add(self, adapter: str, names: list[str], *, inference_mode: bool) -> None:
+        """Copy the parameters of these names for one more adapter."""
+        owned = self.base_layer._parameters
+        found = {name: own for name in names if (own := owned.get(name)) is not None}
+        copies = {name: nn.Parameter(own.detach().to(self._dtype(own), copy=True)) for name, own in found.items()}
+        self.partial_copies[adapter] = nn.ParameterDict(copies)
+        every = {name for held in self.partial_copies.values() for name, _ in held.named_parameters()}
+        self.base_layer.__class__ = _reading_copies(self.original_class, tuple(sorted(every)))
+        self.set_adapter(self.active_adapters, inference_mode=inference_mode)
+
+    def set_adapter(self, adapter_names: str | list[str], inference_mode: bool = False) -> None:
+        """Make one adapter active; a weight cannot have two values."""
+        names = [adapter_names] if isinstance(adapter_names, str) else list(adapter_names)
+        if len([name for name in names if name in self.partial_copies]) > 1:
+            raise ValueError(f"{', '.join(names)} replace the same weights. Activate one of them at a time.")
+        super().set_adapter(names, inference_mode=inference_mode)
+
+    def value(self, name: str) -> Tensor | None:
+        """What the module computes with under a parameter's name: the active copy, or its own."""
+        own = self.base_layer._parameters[name]
+        if own is None or self.disable_adapters:
+            return own
+        for adapter in self.active_adapters:
+            if adapter in self.partial_copies:
+                copies: Any = self.partial_copies[adapter]
+                if name in copies:
+                    copy: Tensor = copies[name]
+                    return copy.to(self._dtype(own))
+        return own
+
+    def _dtype(self, own: Tensor) -> torch.dtype:
+        """Of a copy: float32 also where the backbone computes in half precision and keeps one parameter in float32."""
+        return torch.float32 if own.dtype == torch.float32 else self.computed
+
+    def remove(self, *, merge: bool) -> None:
+        """Leave the module without copies; with the values of the active ones where `merge` says so."""
+        owner = self.base_layer
+        values = {name: self.value(name) for name in owner._parameters} if merge else {}
+        owner.__class__ = self.original_class
+        del owner.partial
+        for name, value in values.items():
+            if value is not None and value is not owner._parameters[name]:
+                # A parameter of its own, so that tied weights are not overwritten.
+                owner.register_parameter(name, nn.Parameter(value.detach().clone(), requires_grad=False))
+
+
+class PartialModel(BaseTuner):
+    """Puts `PartialLayer`s onto modules, and takes them off."""
+
+    prefix = "partial_"
+    tuner_layer_cls = PartialLayer
+    target_module_mapping: dict[str, list[str]] = {}  # noqa: RUF012  # PEFT declares it so
+
+    def _create_and_replace(
+        self,
+        peft_config: PeftConfig,
+        adapter_name: str,
+        target: nn.Module,
+        target_name: str,
+        parent: nn.Module,
+        current_key: str,
+        parameter_name: str | None = None,
+    ) -> None:
+        assert isinstance(peft_config, PartialConfig)
+        layer = target._modules.get("partial")
+        if not isinstance(layer, PartialLayer):
+            layer = PartialLayer(target, _computed(self.model))
+            layer.set_adapter(self.active_adapters)
+            target.partial = layer
+        layer.add(adapter_name, peft_config.parameter_names or [], inference_mode=peft_config.inference_mode)
+
+    def _check_tied_modules(self, model: nn.Module, peft_config: PeftConfig) -> None:
+        """PEFT warns about tied heads; a copy is untied by its nature, and merging keeps it so."""
+
+    def _check_merge_allowed(self) -> None:
+        """The same."""
+
+    def _replace_module(self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module) -> None:
+        """PEFT's moves the weight of what it unwraps, and a head of several layers has none of its own."""
+        setattr(parent, child_name, new_module)
+
+    def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
+        """Copies stay in the precision that computes: a float32 head would be cast at every token."""
+
+    def _unload_and_optionally_merge(  # type: ignore[override]  # PEFT's annotation is wrong
+        self,
+        merge: bool = True,
+        progressbar: bool = False,
+        safe_merge: bool = False,
+        adapter_names: list[str] | None = None,
+    ) -> nn.Module:
+        if adapter_names is not None:
+            self.set_adapter(adapter_names)
+        ties = _ties(self.model)
+        for layer in [module for module in self.model.modules() if isinstance(module, PartialLayer)]:
+            layer.remove(merge=merge)
+        if _ties(self.model) < ties:
+            self.model.config.tie_word_embeddings = False
+        super()._unload_and_optionally_merge(merge=merge, progressbar=progressbar, safe_merge=safe_merge)
+        unloaded: nn.Module = self.model
+        return unloaded
+
+
+_READING: dict[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = {}
+"""One subclass for all modules of a class: the compiler guards on it, and would compile each block anew."""
+
+
+def _reading_copies(cls: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    """A subclass of the same name whose parameters `names` read what its `PartialLayer` says."""
+
+    def reader(name: str) -> property:
+        return property(lambda module: module.partial.value(name))
+
+    if (cls, names) not in _READING:
+        _READING[cls, names] = type(cls.__name__, (cls,), {name: reader(name) for name in names})
+    return _READING[cls, names]
+
+
+def _computed(model: nn.Module) -> torch.dtype:
+    """What the backbone computes in; for pictures what it is stored in."""
+    embedding = model.get_input_embeddings()  # type: ignore[operator]
+    if not isinstance(embedding, nn.Embedding):
+        return next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    found: Tensor = embedding(torch.zeros(1, dtype=torch.int64, device=embedding.weight.device))
+    return found.dtype
+
+
+def _ties(model: nn.Module) -> int:
+    """How many names of parameters stand for one that has another name too."""
+    named = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
+    return len(named) - len(set(named))
+
+
+PARTIAL = register_tuner("partial", PartialConfig, PartialModel)

@@ -1,0 +1,96 @@
+"""Matrices as products of thin ones, and the weights that a backbone had before it was quantised.
+
+Legend: R rank, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.tuners.lora.layer import LoraLayer
+from safetensors import safe_open
+from torch import Tensor
+from transformers.pytorch_utils import Conv1D
+from transformers.utils.hub import cached_file
+
+from workbench.adapters.anatomy import dense_weight
+from workbench.errors import BackboneError
+
+
+def leading_parts(matrix_OI: Tensor, rank: int, *, iterations: int | None = None) -> tuple[Tensor, Tensor]:
+    """A (R, I) and B (O, R) whose product B A is nearest to the matrix; both carry the roots of its singular values.
+
+    Args:
+        iterations: Subspace iterations of a randomised decomposition; None: an exact one.
+    """
+    if iterations is None:
+        U_OR, S_R, V_RI = torch.linalg.svd(matrix_OI, full_matrices=False)
+    else:
+        more = min(rank + 8, *matrix_OI.shape)  # directions beside the wanted ones sharpen these (Halko et al. 2011)
+        U_OR, S_R, V_IR = torch.svd_lowrank(matrix_OI, q=more, niter=iterations)
+        V_RI = V_IR.T
+    root_R = S_R[:rank].sqrt()
+    return root_R[:, None] * V_RI[:rank], U_OR[:, :rank] * root_R
+
+
+@torch.no_grad()
+def start_from_rounding(model: PeftModel, *, iterations: int | None) -> None:
+    """Let every LoRA layer over a quantised weight start at the nearest update to what quantisation took away.
+
+    Raises:
+        BackboneError: the unquantised weights are not where the backbone came from.
+    """
+    backbone: Any = model.get_base_model()
+    originals = _Originals(backbone)
+    layers: list[tuple[str, Any]] = [
+        (path, module) for path, module in backbone.named_modules() if isinstance(module, LoraLayer)
+    ]
+    for path, layer in layers:
+        base: Any = layer.get_base_layer()
+        if not base.weight.is_floating_point():
+            original_OI = originals.read(path, transposed=issubclass(getattr(base, "source_cls", object), Conv1D))
+            lost_OI = original_OI.to(base.weight.device).float() - dense_weight(base).float()
+            factors = leading_parts(lost_OI / layer.scaling["default"], layer.r["default"], iterations=iterations)
+            layer.lora_A["default"].weight.copy_(factors[0])
+            layer.lora_B["default"].weight.copy_(factors[1])
+
+
+class _Originals:
+    """Single tensors of the checkpoint that a backbone was loaded from; no file is read whole."""
+
+    def __init__(self, backbone: Any) -> None:
+        self.source: str = backbone.config._name_or_path
+        self.prefix: str = backbone.base_model_prefix
+        revision = getattr(backbone.config, "_commit_hash", None)
+        self.files: dict[str, Path] = {}
+        for name in ("model.safetensors.index.json", "model.safetensors"):
+            found = cached_file(self.source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+            if found is not None:
+                self._list(Path(found))
+                return
+        raise BackboneError(f"adapter.method=loftq: {self.source} holds no safetensors. Take adapter.method=lora.")
+
+    def _list(self, path: Path) -> None:
+        if path.suffix == ".json":
+            parts = json.loads(path.read_text())["weight_map"]
+            self.files = {key: Path(str(cached_file(self.source, part))) for key, part in parts.items()}
+            return
+        with safe_open(path, framework="pt") as tensors:
+            self.files = dict.fromkeys(tensors.keys(), path)
+
+    def read(self, path: str, *, transposed: bool) -> Tensor:
+        """The weight (O, I) of the linear layer at `path`."""
+        keys = (f"{path}.weight", f"{path.removeprefix(self.prefix + '.')}.weight")
+        key = next((key for key in keys if key in self.files), None)
+        if key is None:
+            raise BackboneError(
+                f"adapter.method=loftq: {self.source} has no tensor {keys[0]}, from which {path} was quantised. "
+                "Take adapter.method=lora."
+            )
+        with safe_open(self.files[key], framework="pt") as tensors:
+            weight: Tensor = tensors.get_tensor(key)
+        return weight.T if transposed else weight

@@ -1,0 +1,83 @@
+"""Layers of PEFT whose own forward pass needs float32, with one that computes in whatever precision they meet.
+
+Legend: R ranks, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from peft.tuners import adalora, ia3, vera
+from peft.tuners.lora import dora
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workbench.adapters.anatomy import dense_weight
+
+
+class VeraLinear(vera.Linear):
+    """The random matrices stay in float32 and are converted for each product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.base_layer(x)
+        matrices: Any = self.vera_A, self.vera_B
+        for name in () if self.disable_adapters or self.merged else self.active_adapters:
+            d_R, b_O = self.vera_lambda_d[name], self.vera_lambda_b[name]
+            down_RI = matrices[0][name][:, : self.in_features].to(x.device, d_R.dtype)
+            up_OR = matrices[1][name][: self.out_features].to(x.device, d_R.dtype)
+            inner = d_R * F.linear(self.vera_dropout[name](x.to(d_R.dtype)), down_RI)
+            result = result + (b_O * F.linear(inner, up_OR)).to(result.dtype)
+        return result
+
+
+class QuantisedIa3(nn.Module, ia3.IA3Layer):
+    """Over a quantised layer: scales the inputs of the last layer of an MLP, and the outputs of every other layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        names = () if self.disable_adapters else self.active_adapters
+        factors = [self.ia3_l[name].flatten().to(x.dtype) for name in names]
+        for factor in factors if self.is_feedforward else ():
+            x = x * factor
+        result: Tensor = self.base_layer(x)
+        for factor in () if self.is_feedforward else factors:
+            result = result * factor
+        return result
+
+
+class QuantisedAdaLora(nn.Module, adalora.AdaLoraLayer):
+    """Over a quantised layer: adds scale * B diag(E) A x."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.base_layer(x)
+        for name in () if self.disable_adapters else self.active_adapters:
+            A_RI = self.lora_A[name] * self.lora_E[name]
+            inner = self.lora_dropout[name](x.to(A_RI.dtype)) @ A_RI.T * (self.scaling[name] / (self.r[name] + 1e-5))
+            result = result + (inner @ self.lora_B[name].T).to(result.dtype)
+        return result
+
+
+_DORA: Any = dora
+_DEQUANTISE = _DORA.dequantize_module_weight
+
+
+def _dequantise(layer: Any) -> Tensor:
+    """What DoRA takes the norms of; on a CPU, PEFT's own loses the scales of an int8 layer that has computed before."""
+    weight: Tensor = dense_weight(layer) if layer.weight.dtype == torch.int8 else _DEQUANTISE(layer)
+    return weight
+
+
+_DORA.dequantize_module_weight = _dequantise
+
+
+def compute_in_any_precision(model: nn.Module) -> None:
+    """Give the layers of `model` that need it the forward passes above."""
+    for module in model.modules():
+        if type(module) is vera.Linear:
+            module.__class__ = VeraLinear
+        elif isinstance(module, ia3.IA3Layer) and not isinstance(module, ia3.Linear):
+            module.__class__ = QuantisedIa3  # type: ignore[assignment]
+        elif isinstance(module, adalora.AdaLoraLayer):
+            module.ranknum.requires_grad_(False)  # PEFT moves it to the device of 4-bit weights as a trainable one
+            if not isinstance(module, adalora.SVDLinear):
+                module.__class__ = QuantisedAdaLora  # type: ignore[assignment]

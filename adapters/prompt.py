@@ -1,0 +1,137 @@
+"""Prompt tuning and P-tuning: trainable embeddings before each row, on HF PEFT's prompt and p-tuning encoders."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from workbench.adapters import anatomy
+from workbench.adapters.method import About, Beside, Sample, register
+from workbench.adapters.virtual import NO_MERGE, VirtualTokens, embedding_width
+
+if TYPE_CHECKING:
+    from peft import PeftConfig, PeftModel
+    from transformers import PreTrainedModel
+
+
+class _SoftPrompt(VirtualTokens):
+    """Base of the methods whose virtual tokens enter with the embeddings."""
+
+    def modules(self, model: PreTrainedModel) -> list[str]:
+        """The embedding, before whose rows the virtual tokens stand."""
+        embedding = model.get_input_embeddings()
+        return [name.rsplit(".", 1)[-1] for name, module in model.named_modules() if module is embedding]
+
+
+@register
+class Prompt(_SoftPrompt):
+    """Embeddings of virtual tokens, trained as they are.
+
+    They need far higher learning rates than LoRA: try train.learning_rate=0.03, or 0.3 with init=random.
+    """
+
+    about: ClassVar[dict[str, About]] = {
+        "prompt": About(
+            trains="embeddings of virtual tokens before each row",
+            paper="Lester et al. 2021, arXiv:2104.08691",
+            no_merge=NO_MERGE,
+            starts_elsewhere="the text sees the virtual tokens from the start",
+        )
+    }
+    method: Literal["prompt"] = "prompt"
+    init: Literal["vocabulary", "random", "text"] = "vocabulary"
+    """Where the embeddings start: at those of random tokens, at normal noise as wide as the vocabulary's, at a text."""
+    text: str | None = Field(default=None, min_length=1)
+    """What init=text starts from, such as the task in words; repeated where it is shorter than `virtual_tokens`."""
+
+    @model_validator(mode="after")
+    def _text_where_it_is_read(self) -> Prompt:
+        if (self.text is not None) != (self.init == "text"):
+            raise ValueError("adapter.text goes with adapter.init=text, and only with it. Write both, or neither.")
+        return self
+
+    def refusal(self, model: PreTrainedModel) -> str | None:
+        """A text that does not fit would be cut."""
+        reason = super().refusal(model)
+        if reason or self.text is None:
+            return reason
+        count = len(_encode(model, self.text))
+        if count > self.virtual_tokens:
+            return (
+                f"adapter.text has {count} tokens, more than adapter.virtual_tokens={self.virtual_tokens}. "
+                f"Write adapter.virtual_tokens={count}, or a shorter text."
+            )
+        return None
+
+    def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
+        """PEFT's PromptTuningConfig for this backbone."""
+        from peft import PromptTuningConfig, PromptTuningInit
+
+        kinds = {
+            "vocabulary": PromptTuningInit.SAMPLE_VOCAB,
+            "random": PromptTuningInit.RANDOM,
+            "text": PromptTuningInit.TEXT,
+        }
+        return PromptTuningConfig(
+            task_type=anatomy.task(model),
+            num_virtual_tokens=self.virtual_tokens,
+            token_dim=embedding_width(model),
+            num_transformer_submodules=1,  # PEFT would train as many for T5's decoder, and never use them
+            prompt_tuning_init=kinds[self.init],
+            prompt_tuning_init_text=self.text,
+            tokenizer_name_or_path=model.config._name_or_path if self.init == "text" else None,
+        )
+
+    def initialise(self, model: PeftModel, sample: Sample | None) -> None:
+        """PEFT's noise has a deviation of 1, often fifty times that of the vocabulary's embeddings."""
+        import torch
+
+        if self.init == "random":
+            inside: Any = model
+            with torch.no_grad():
+                spread = inside.word_embeddings.weight.float().std()
+                inside.prompt_encoder[model.active_adapter].embedding.weight.mul_(spread)
+
+
+@register
+class PTuning(_SoftPrompt):
+    """Embeddings of virtual tokens, computed by a small network that is dropped when training ends.
+
+    Try train.learning_rate=0.01.
+    """
+
+    about: ClassVar[dict[str, About]] = {
+        "p-tuning": About(
+            trains="a network that computes embeddings of virtual tokens",
+            paper="Liu et al. 2021, arXiv:2103.10385",
+            no_merge=NO_MERGE,
+            starts_elsewhere="the text sees the virtual tokens from the start",
+        )
+    }
+    method: Literal["p-tuning"] = "p-tuning"
+    encoder: Literal["mlp", "lstm"] = "mlp"
+    """The network: three linear layers, or a bidirectional LSTM of two layers and two linear ones."""
+    encoder_width: PositiveInt | None = None
+    """Width of the network's hidden layers; null: that of the backbone."""
+
+    def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
+        """PEFT's PromptEncoderConfig for this backbone."""
+        from peft import PromptEncoderConfig
+
+        return PromptEncoderConfig(
+            task_type=anatomy.task(model),
+            num_virtual_tokens=self.virtual_tokens,
+            token_dim=embedding_width(model),
+            num_transformer_submodules=1,  # PEFT would train as many for T5's decoder, and never use them
+            encoder_reparameterization_type=self.encoder.upper(),
+            encoder_hidden_size=self.encoder_width,  # type: ignore[arg-type]  # PEFT's own default is None
+        )
+
+
+def _encode(model: PreTrainedModel, text: str) -> list[int]:
+    """The text's ids, as PEFT will see them."""
+    from transformers import AutoTokenizer
+
+    ids: list[int] = AutoTokenizer.from_pretrained(model.config._name_or_path)(text)["input_ids"]
+    return ids

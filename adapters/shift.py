@@ -1,0 +1,95 @@
+"""LoRA that starts at B0 A0 instead of zero and is the identity all the same: W + scale * (B A - B0 A0).
+
+Legend: R rank, I inputs, O outputs.
+
+The papers take B0 A0 out of the frozen weights. Here it stays apart, which computes the same, leaves the weights as
+they are (so they may be quantised, and are there again when the adapter is off), and makes what is shipped plain LoRA.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from peft import LoraModel, PeftConfig, PeftModel
+from peft.tuners.lora.layer import LoraLayer, LoraVariant
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workbench.adapters.anatomy import dense_weight
+from workbench.adapters.shipping import OwnForm
+
+Start = Callable[[Tensor, int, float], tuple[Tensor, Tensor]]
+"""From a weight (O, I), a rank and a scale to A0 (R, I) and B0 (O, R)."""
+
+
+class Shift(LoraVariant):
+    """What a shifted layer does besides LoRA; it holds B0 and A0 as buffers that no state dict has."""
+
+    @staticmethod
+    def merge_safe(module: Any, active_adapter: str, orig_weight: Tensor) -> Tensor:
+        return orig_weight + _update(module, active_adapter).to(orig_weight)
+
+    @staticmethod
+    def merge_unsafe(module: Any, active_adapter: str, orig_weight: Tensor) -> None:
+        orig_weight.data += _update(module, active_adapter).to(orig_weight)
+
+    @staticmethod
+    def unmerge(module: Any, active_adapter: str, orig_weight: Tensor) -> Tensor:
+        return orig_weight - _update(module, active_adapter).to(orig_weight)
+
+    @staticmethod
+    def forward(module: Any, active_adapter: str, x: Tensor, result: Tensor, **_: Any) -> Tensor:
+        """The start goes without dropout: in the papers it is a part of the weights."""
+        update = module.lora_B[active_adapter](module.lora_A[active_adapter](module.lora_dropout[active_adapter](x)))
+        start = F.linear(F.linear(x, module.start_A_RI.to(x.dtype)), module.start_B_OR.to(x.dtype))
+        shifted: Tensor = result + ((update - start) * module.scaling[active_adapter]).to(result.dtype)
+        return shifted
+
+
+def shifted_factors(layer: Any, name: str) -> tuple[Tensor, Tensor]:
+    """(A, A0) and (B, -B0), whose product is the whole update, as LoRA of twice the rank."""
+    down, up = layer.lora_A[name].weight, layer.lora_B[name].weight
+    return torch.cat((down, layer.start_A_RI.to(down))), torch.cat((up, -layer.start_B_OR.to(up)), dim=1)
+
+
+class ShiftedLora(OwnForm, LoraModel):
+    """PEFT's LoRA, shipped with its start taken off: plain LoRA of twice the rank over the original weights."""
+
+    def shipped(self, name: str, tensors: dict[str, Tensor]) -> tuple[PeftConfig, dict[str, Tensor]]:
+        """As PEFT converts PiSSA; the scale stays."""
+        config: Any = copy.copy(self.peft_config[name])
+        for path, layer in _layers(self):
+            if name in layer.lora_variant:
+                down, up = (f"base_model.{path}.lora_{part}.{name}.weight" for part in "AB")
+                tensors[down] = torch.cat((tensors[down], layer.start_A_RI.to(tensors[down])))
+                tensors[up] = torch.cat((tensors[up], -layer.start_B_OR.to(tensors[up])), dim=1)
+                config.r, config.lora_alpha = 2 * layer.r[name], 2 * layer.lora_alpha[name]
+        return config, tensors
+
+
+@torch.no_grad()
+def shift(model: PeftModel, start: Start) -> None:
+    """Let every LoRA layer start where `start` says, given its weight in float32, dequantised."""
+    for _, layer in _layers(model):
+        weight_OI = dense_weight(layer.get_base_layer()).float()
+        A_RI, B_OR = start(weight_OI, layer.r["default"], layer.scaling["default"])
+        layer.lora_A["default"].weight.copy_(A_RI)
+        layer.lora_B["default"].weight.copy_(B_OR)
+        layer.register_buffer("start_A_RI", layer.lora_A["default"].weight.clone(), persistent=False)
+        layer.register_buffer("start_B_OR", layer.lora_B["default"].weight.clone(), persistent=False)
+        layer.lora_variant["default"] = Shift()
+    model.base_model.__class__ = ShiftedLora
+
+
+def _layers(model: nn.Module) -> list[tuple[str, Any]]:
+    return [(path, module) for path, module in model.named_modules() if isinstance(module, LoraLayer)]
+
+
+def _update(layer: Any, name: str) -> Tensor:
+    """scale * (B A - B0 A0), as the base layer stores its weight."""
+    down, up = shifted_factors(layer, name)
+    update: Tensor = (up.float() @ down.float()) * layer.scaling[name]
+    return update.T if layer.fan_in_fan_out else update

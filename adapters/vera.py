@@ -1,0 +1,53 @@
+"""VeRA: one pair of random matrices for all layers, and two vectors for each, on HF PEFT's VeRA tuner."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field, PositiveInt
+
+from workbench.adapters import anatomy
+from workbench.adapters.method import About, Beside, Method, register
+from workbench.adapters.targets import Targets, resolve
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+    from transformers import PreTrainedModel
+
+
+@register
+class Vera(Method):
+    """W + diag(b) B diag(d) A, where A and B are random, frozen and shared by all layers; b is zero at the start."""
+
+    about: ClassVar[dict[str, About]] = {
+        "vera": About("two vectors a layer, around shared random matrices", "Kopiczko et al. 2023, arXiv:2310.11454"),
+    }
+    method: Literal["vera"] = "vera"
+    rank: PositiveInt = 256
+    """Rows of A, columns of B, and length of each d."""
+    initial: float = Field(default=0.1, gt=0)
+    """Every number of d at the start."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the adapter's inputs that is dropped while training."""
+    targets: Targets = "all-linear"
+    """Which linear layers get an update: a role, or a list of module names such as [q_proj, v_proj]."""
+
+    def modules(self, model: PreTrainedModel) -> list[str]:
+        """Names of the linear layers that get an update."""
+        return resolve(model, self.targets)
+
+    def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
+        """PEFT's VeraConfig for this backbone; the random matrices are saved, since generators differ by machine."""
+        import torch
+        from peft import VeraConfig
+
+        return VeraConfig(
+            task_type=anatomy.task(model),
+            r=self.rank,
+            d_initial=self.initial,
+            vera_dropout=self.dropout,
+            target_modules=self.modules(model),
+            modules_to_save=beside.heads or None,
+            projection_prng_key=int(torch.randint(2**31, ())),
+            save_projection=True,
+        )

@@ -1,0 +1,85 @@
+"""What prompts and prefixes share: virtual tokens, which stand before each row for its text to see."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import PositiveInt
+
+from workbench.adapters import anatomy, attention_cache
+from workbench.adapters.method import Method
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+NO_MERGE = "virtual tokens are no update of its weights"
+
+
+class VirtualTokens(Method):
+    """Base of the methods that put trainable tokens before each row."""
+
+    virtual_tokens: PositiveInt = 20
+    """How many virtual tokens stand before each row. They take positions of the backbone's, memory and time."""
+
+    @property
+    def extra_positions(self) -> int:
+        """The virtual tokens."""
+        return self.virtual_tokens
+
+    def refusal(self, model: PreTrainedModel) -> str | None:
+        """Virtual tokens stand before tokens, and PEFT must be able to take them away again."""
+        if anatomy.task(model) in ("CAUSAL_LM", "SEQ_2_SEQ_LM"):
+            return None
+        return (
+            f"virtual tokens work on models that write text; on {type(model).__name__} PEFT has none, or cannot "
+            "switch them off. Use adapter.method=lora."
+        )
+
+
+def settle(model: PeftModel, name: str) -> None:
+    """See that the virtual tokens loaded as `name` fit the backbone, which PEFT leaves to the first forward pass.
+
+    Raises:
+        ValueError: they do not.
+    """
+    from peft import PrefixTuningConfig
+    from peft.config import PromptLearningConfig
+
+    config = model.peft_config[name]
+    if not isinstance(config, PromptLearningConfig):
+        return
+    backbone: Any = model.get_base_model()
+    if isinstance(config, PrefixTuningConfig):
+        found = attention_cache.sizes(backbone)
+        fits = found is not None and (config.num_layers, config.num_attention_heads, config.token_dim) == (
+            found.layers,
+            found.heads,
+            found.heads * found.width,
+        )
+        made = f"{config.num_layers} layers of {config.num_attention_heads} heads, {config.token_dim} wide in all"
+        follow_precision(model)
+    else:
+        fits = config.token_dim == embedding_width(backbone)
+        made = f"embeddings {config.token_dim} wide"
+    if not fits:
+        raise ValueError(f"Its virtual tokens were made for {made}.")
+
+
+def follow_precision(model: PeftModel) -> None:
+    """Give a prefix the precision of the keys and values that it stands beside.
+
+    PEFT takes that of the first parameter, which may only be stored in it.
+    """
+    import torch
+
+    computed = model.get_input_embeddings()(torch.zeros(1, 1, dtype=torch.int64, device=model.device)).dtype
+    kind = type(model)
+    model.__class__ = type(kind.__name__, (kind,), {"base_model_torch_dtype": computed})
+
+
+def embedding_width(model: PreTrainedModel) -> int:
+    """Size of a token's embedding, which is not the hidden size everywhere."""
+    embedding: Any = model.get_input_embeddings()
+    width: int = embedding.weight.shape[1]
+    return width
