@@ -1,0 +1,225 @@
+"""Arithmetic of LoRA adapters: their weighted sum, exact, and the nearest update of a given rank.
+
+Legend: R rank, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from peft import LoraConfig
+from peft.utils.other import get_pattern_key
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from workbench.errors import ConfigError, FileError
+
+PREFIX = "base_model.model."
+HARMLESS = frozenset(
+    {
+        *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version", "revision"),
+        *("task_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out"),
+        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout"),
+        *("megatron_core", "qalora_group_size", "eva_config", "ensure_weight_tying"),
+    }
+)
+"""Settings of a LoraConfig with which an adapter is its updates and nothing else."""
+PLAIN_STARTS = (True, False, "gaussian", "orthogonal", "eva")
+"""Values of init_lora_weights that leave the backbone's weights as they are."""
+
+
+class Update(NamedTuple):
+    """What one layer's weight (O, I) gains: up @ down, the scale included."""
+
+    down_RI: Tensor
+    up_OR: Tensor
+
+
+Updates = dict[str, Update]
+"""By the layer's path in the backbone."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A LoRA adapter as it lies in a folder."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    updates: Updates
+
+
+class Error(NamedTuple):
+    """Frobenius norm of the difference, relative to that of what was wanted."""
+
+    overall: float
+    layers: dict[str, float]
+
+
+def read(folder: Path) -> Saved:
+    """The updates of the adapter in `folder`.
+
+    Raises:
+        ConfigError: it is no plain LoRA, so that a sum of updates would not be what it does.
+        FileError: a file is missing or damaged.
+    """
+    try:
+        config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        _require_plain(folder, config)
+        tensors = load_file(folder / "adapter_model.safetensors")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise FileError(f"{folder}: no whole adapter ({error}). Name the folder of a saved adapter.") from None
+    layers = sorted({name.removeprefix(PREFIX).partition(".lora_")[0] for name in tensors})
+    expected = {f"{PREFIX}{layer}.lora_{part}.weight" for layer in layers for part in "AB"}
+    if expected != tensors.keys() or any(tensor.ndim != 2 for tensor in tensors.values()):
+        odd = sorted(tensors.keys() - expected) or sorted(expected - tensors.keys()) or sorted(tensors)
+        raise ConfigError(
+            f"{folder}: {odd[0]} is no part of an update of a linear layer. Combine adapters of linear layers only."
+        )
+    updates = {}
+    for layer in layers:
+        down, up = (tensors[f"{PREFIX}{layer}.lora_{part}.weight"].double() for part in "AB")
+        updates[layer] = Update(down, up * _scale(config, layer, len(down)))
+    return Saved(folder, config, updates)
+
+
+def weighted_sum(adapters: Sequence[Saved], weights: Sequence[float]) -> Updates:
+    """The sum of weight times update, exact: ranks add up, and a layer that only some adapt gets theirs.
+
+    Raises:
+        ConfigError: they stand on different backbones.
+    """
+    assert len(adapters) == len(weights) > 0
+    _require_one_backbone(adapters)
+    total: Updates = {}
+    for adapter, weight in zip(adapters, weights, strict=True):
+        for layer, (down, up) in adapter.updates.items():
+            if layer in total:
+                down = torch.cat([total[layer].down_RI, down])
+                up = torch.cat([total[layer].up_OR, up * weight], dim=1)
+                total[layer] = Update(down, up)
+            else:
+                total[layer] = Update(down, up * weight)
+    return total
+
+
+def nearest(updates: Updates, rank: int) -> Updates:
+    """The update of at most this rank that is nearest to each, by its singular values (Eckart & Young 1936).
+
+    The singular values are shared out evenly between the two factors. The (O, I) product never exists.
+    """
+    found = {}
+    for layer, (down, up) in updates.items():
+        left, right_up = torch.linalg.qr(up)
+        right, right_down = torch.linalg.qr(down.T)
+        U, S, V = torch.linalg.svd(right_up @ right_down.T)
+        kept = min(rank, len(S))
+        root = S[:kept].sqrt()
+        found[layer] = Update(root[:, None] * (V[:kept] @ right.T), (left @ U[:, :kept]) * root)
+    return found
+
+
+def error(found: Updates, wanted: Updates) -> Error:
+    """How far `found` is from `wanted`, for each layer and over all of them."""
+    differences, norms = {}, {}
+    for layer, (down, up) in wanted.items():
+        other = found[layer]
+        differences[layer] = _norm(torch.cat([down, other.down_RI.double()]), torch.cat([up, -other.up_OR], dim=1))
+        norms[layer] = _norm(down, up)
+    layers = {layer: differences[layer] / norms[layer] if norms[layer] else 0.0 for layer in wanted}
+    total = math.hypot(*norms.values())
+    return Error(math.hypot(*differences.values()) / total if total else 0.0, layers)
+
+
+def write(updates: Updates, folder: Path, *, like: Saved) -> Updates:
+    """Write a plain PEFT LoRA, with scale 1, for the backbone of `like`; returns what was written, in float32."""
+    ranks = {layer: len(down) for layer, (down, _) in updates.items()}
+    usual = Counter(ranks.values()).most_common(1)[0][0]
+    others = {layer: rank for layer, rank in ranks.items() if rank != usual}
+    config = LoraConfig(
+        task_type=like.config.get("task_type"),
+        r=usual,
+        lora_alpha=usual,
+        target_modules=sorted(updates),
+        rank_pattern=others,
+        alpha_pattern=dict(others),
+        fan_in_fan_out=like.config.get("fan_in_fan_out", False),
+        base_model_name_or_path=like.config.get("base_model_name_or_path"),
+        revision=like.config.get("revision"),
+        inference_mode=True,
+    )
+    config.save_pretrained(str(folder))
+    written = {
+        layer: Update(down.float().contiguous(), up.float().contiguous()) for layer, (down, up) in updates.items()
+    }
+    tensors = {
+        f"{PREFIX}{layer}.lora_{part}.weight": tensor
+        for layer, update in written.items()
+        for part, tensor in zip("AB", update, strict=True)
+    }
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    return written
+
+
+def _require_plain(folder: Path, config: Mapping[str, Any]) -> None:
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise ConfigError(
+            f"{folder}: a {kind} adapter is no update of weights that could be added. Combine LoRA adapters, or serve "
+            "both beside each other with workbench.adapters.several."
+        )
+    if config.get("trainable_token_indices"):
+        raise ConfigError(
+            f"{folder}: it holds rows of new tokens, which are values and no updates, so a sum of them means nothing. "
+            "Combine adapters that were trained without model.new_tokens."
+        )
+    start = config.get("init_lora_weights", True)
+    settings = {
+        key: value for key, value in config.items() if key not in HARMLESS and value not in (None, False, "none")
+    }
+    settings = {key: value for key, value in settings.items() if value not in ({}, []) and key != "init_lora_weights"}
+    if start not in PLAIN_STARTS:
+        settings["init_lora_weights"] = start
+    for key, value in settings.items():
+        raise ConfigError(
+            f"{folder}: {key}={value!r} makes it more than a sum of updates, so adding it up would not be exact. "
+            "Combine adapters of plain lora or rslora."
+        )
+
+
+def _require_one_backbone(adapters: Sequence[Saved]) -> None:
+    first, *others = adapters
+    for other in others:
+        for key in ("base_model_name_or_path", "revision"):
+            if other.config.get(key) != first.config.get(key):
+                raise ConfigError(
+                    f"{first.folder} stands on {key}={first.config.get(key)!r}, {other.folder} on "
+                    f"{other.config.get(key)!r}. Combine adapters of one backbone."
+                )
+        for layer in sorted(first.updates.keys() & other.updates.keys()):
+            sizes = [(len(each.updates[layer].up_OR), each.updates[layer].down_RI.shape[1]) for each in (first, other)]
+            if sizes[0] != sizes[1]:
+                raise ConfigError(
+                    f"{layer} has {sizes[0][1]} inputs and {sizes[0][0]} outputs in {first.folder}, {sizes[1][1]} and "
+                    f"{sizes[1][0]} in {other.folder}. Combine adapters of one backbone."
+                )
+
+
+def _scale(config: Mapping[str, Any], layer: str, rank: int) -> float:
+    patterns: dict[str, float] = config.get("alpha_pattern") or {}
+    alpha: float = patterns.get(get_pattern_key(list(patterns), layer)) or config["lora_alpha"]
+    return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+
+
+def _norm(down_RI: Tensor, up_OR: Tensor) -> float:
+    """Frobenius norm of up @ down."""
+    _, right_up = torch.linalg.qr(up_OR)
+    _, right_down = torch.linalg.qr(down_RI.T)
+    return float(torch.linalg.norm(right_up @ right_down.T))

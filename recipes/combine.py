@@ -1,0 +1,109 @@
+"""`workbench combine`: the LoRA adapters of several runs added up, as a run that evaluate, generate and merge take."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import GenerationConfig
+
+from workbench import files, runs
+from workbench.adapters import Full, Lora, combine
+from workbench.adapters.combine import Error, Updates
+from workbench.config import RunConfig
+from workbench.errors import ConfigError
+
+WEIGHT_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+@dataclass(frozen=True)
+class Combined:
+    """What was written, and how far it is from the weighted sum."""
+
+    error: Error
+    ranks: tuple[int, int]
+    """Lowest and highest of a layer."""
+    parameters: int
+
+
+def combine_runs(sources: Sequence[Path], *, weights: Sequence[float], rank: int | None, out: Path) -> Combined:
+    """Write the weighted sum of the updates of `sources` as a run into `out`.
+
+    Data, template and tokenizer are those of the first; a run ends its answers where any of them does.
+
+    Args:
+        weights: One factor for each run.
+        rank: Keep no more ranks of the sum in a layer; None keeps all, so that the sum is exact.
+
+    Raises:
+        ConfigError: it would not be exact, or what the runs read differs.
+    """
+    if len(weights) != len(sources):
+        raise ConfigError(f"--weights has {len(weights)} numbers for {len(sources)} runs. Write one for each.")
+    if out.exists():
+        raise ConfigError(f"{out} exists already. Name another folder, or delete it first.")
+    configs = [runs.read_config(run) for run in sources]
+    _require_alike(sources, configs)
+    saved = [combine.read(run / "adapter") for run in sources]
+    total = combine.weighted_sum(saved, weights)
+    updates = total if rank is None else combine.nearest(total, rank)
+
+    ranks = [len(each.down_RI) for each in updates.values()]
+    section = Lora(rank=max(ranks), alpha=max(ranks), targets=tuple(sorted(updates)))
+    run = runs.start(out, configs[0].model_copy(update={"adapter": section}), resume=False)
+    try:
+        with files.new_folder(run.adapter) as folder:
+            written = combine.write(updates, folder, like=saved[0])
+            _copy_beside([source / "adapter" for source in sources], folder)
+        found = Combined(combine.error(written, total), (min(ranks), max(ranks)), _size(written))
+        data = files.read_json(sources[0] / "manifest.json").get("data")
+        parts = [{"run": str(run), "weight": weight} for run, weight in zip(sources, weights, strict=True)]
+        run.note(status="done", data=data, combined={"of": parts, "rank": rank, "error": found.error.overall})
+    finally:
+        run.close()
+    return found
+
+
+def _require_alike(sources: Sequence[Path], configs: Sequence[RunConfig]) -> None:
+    """Refuse runs over different backbones, or that render a prompt differently."""
+    for source, config in zip(sources, configs, strict=True):
+        if isinstance(config.adapter, Full):
+            raise ConfigError(f"{source} is fully trained: it has no adapter. Combine LoRA runs.")
+        if not (source / "adapter").is_dir():
+            raise ConfigError(f"{source}: no adapter there yet. Finish the run first.")
+        for key in ("id", "revision"):
+            if getattr(config.model, key) != getattr(configs[0].model, key):
+                raise ConfigError(
+                    f"{source} has model.{key}={getattr(config.model, key)}, and {sources[0]} "
+                    f"{getattr(configs[0].model, key)}. Combine runs over one backbone."
+                )
+        for name in ("tokenizer.json", "chat_template.jinja"):
+            if _content(source / "adapter" / name) != _content(sources[0] / "adapter" / name):
+                raise ConfigError(
+                    f"{source} and {sources[0]} differ in adapter/{name}, so that they read the same prompt "
+                    "differently. Combine runs with one tokenizer and one chat template."
+                )
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
+
+
+def _copy_beside(adapters: Sequence[Path], folder: Path) -> None:
+    """Tokenizer and template of the first, and the stop tokens of all."""
+    for file in adapters[0].iterdir():
+        if file.name not in WEIGHT_FILES:
+            shutil.copyfile(file, folder / file.name)
+    generation = GenerationConfig.from_pretrained(adapters[0])
+    stops: set[int] = set()
+    for adapter in adapters:
+        found = GenerationConfig.from_pretrained(adapter).eos_token_id or []
+        stops |= {found} if isinstance(found, int) else set(found)
+    generation.eos_token_id = sorted(stops)
+    generation.save_pretrained(folder)
+
+
+def _size(updates: Updates) -> int:
+    return sum(tensor.numel() for update in updates.values() for tensor in update)
