@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 from workbench import backbones, preflight
 from workbench.config import RunConfig
 from workbench.data import tokens
-from workbench.data.batching import steps_per_epoch
-from workbench.data.chat import Template
-from workbench.data.tokens import Row, Splits
+from workbench.data.batching import Row, steps_per_epoch
+from workbench.data.forms import form
+from workbench.data.tokens import Splits
 from workbench.recipes.sft import read_template
 
 SHOWN = 3
@@ -41,7 +41,7 @@ def check(config: RunConfig) -> Inspection:
         WorkbenchError: the run would fail, or would silently learn nothing.
     """
     tokenizer = backbones.tokenizer(config.model)
-    template = Template(tokenizer, read_template(config))
+    template = form(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
     data = tokens.load(config.data, tokenizer, template, seed=config.seed)
     targets = preflight.require_runnable(config, data)
     per_epoch = steps_per_epoch(len(data.train), config.batch.size)
@@ -49,7 +49,9 @@ def check(config: RunConfig) -> Inspection:
     return Inspection(
         config=config,
         data=data,
-        examples=[(data.train.place(int(i)), pieces(data.train[int(i)], tokenizer)) for i in chosen],
+        examples=[
+            (data.train.place(int(i)), pieces(template.seen(data.train[int(i)], epoch=0), tokenizer)) for i in chosen
+        ],
         targets=targets,
         steps=config.train.steps or max(1, round(config.train.epochs * per_epoch)),
         notes=[f"Left out: {reason}" for reason in data.train.skipped[:5]],

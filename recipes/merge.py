@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
-from workbench import adapters, backbones, files, heads, runs, shipped
+from workbench import adapters, backbones, files, heads, runs, shipped, tasks
 from workbench.adapters import Full
 from workbench.backbones import DTYPES, QUANTISED
 from workbench.config import ModelConfig, RunConfig
@@ -51,13 +51,13 @@ def merge(run: Path, *, out: Path, weights: str) -> Merged:
         model.config.dtype = DTYPES[weights]
         model.save_pretrained(folder)
         unmerged.tokenizer.save_pretrained(folder)
-        if model.generation_config is not None:
+        if model.can_generate():
             model.generation_config.eos_token_id = unmerged.stop
             model.generation_config.save_pretrained(folder)
     del model
 
     section = ModelConfig(id=str(out.resolve()), weights=_weights(weights))
-    backbone = backbones.load(section, backbones.tokenizer(section))
+    backbone = backbones.load(section, backbones.tokenizer(section), task=tasks.of(config))
     head = heads.find(backbone.model, backbone.model)
     found = hidden_states(backbone.model, head, held_out, rows=ROWS)
     return Merged(agreement(unmerged.head, wanted, head, found), _said(config, weights))

@@ -10,7 +10,7 @@ from workbench.engine import Watcher
 from workbench.errors import Stopped, WorkbenchError
 from workbench.recipes import sft
 
-RECIPES = {"sft": sft.main}
+RECIPES = {"sft": sft.main, "mlm": sft.main}
 
 
 def run(config: RunConfig, *, out: Path, resume: bool, watcher: Watcher) -> Path:

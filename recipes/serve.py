@@ -11,15 +11,17 @@ import pandas as pd
 import torch
 from transformers import TextStreamer
 
-from workbench import evaluation, files, runs, shipped
+from workbench import evaluation, files, runs, shipped, tasks
 from workbench.config import RunConfig
 from workbench.data import tokens
 from workbench.data.batching import Indices
+from workbench.data.chat import Template
 from workbench.data.formats import Example
 from workbench.data.prompts import read_prompts
 from workbench.errors import ConfigError
 from workbench.recipes.sft import score
 from workbench.schema import override, parse
+from workbench.tasks import TEXT
 
 WRITERS = {".jsonl", ".csv", ".parquet"}
 
@@ -49,11 +51,11 @@ def predict(run: Path, source: str, *, out: Path, max_new_tokens: int) -> int:
         raise ConfigError(f"--out {out}: expected a name that ends in {', '.join(sorted(WRITERS))}.")
     if out.exists():
         raise ConfigError(f"{out} exists already. Name another file, or delete it first.")
-    config = runs.read_config(run)
+    config = _writes_text(runs.read_config(run), run)
     questions = list(read_prompts(source, config.data))
     files.require_writable(out)
     model = shipped.load(run, config)
-    prompts = [_prompt_ids(model, question) for question in questions]
+    prompts = [_question(model, question) for question in questions]
     written = evaluation.complete(model.model, prompts, model.tokenizer, stop=model.stop, max_new_tokens=max_new_tokens)
     table = pd.DataFrame(
         {
@@ -68,7 +70,7 @@ def predict(run: Path, source: str, *, out: Path, max_new_tokens: int) -> int:
 
 def generate(run: Path, prompt: str, *, max_new_tokens: int) -> None:
     """Print one greedy answer as it is written; rendered as the training rows were."""
-    config = runs.read_config(run)
+    config = _writes_text(runs.read_config(run), run)
     model = shipped.load(run, config)
     raw = files.read_json(run / "manifest.json").get("data", {}).get("train", {}).get("chat") is False
     question = (
@@ -76,21 +78,27 @@ def generate(run: Path, prompt: str, *, max_new_tokens: int) -> None:
         if raw
         else Example("the prompt", messages=({"role": "user", "content": prompt},))
     )
-    ids = torch.from_numpy(_prompt_ids(model, question))[None].to(next(model.model.parameters()).device)
-    model.model.generate(  # type: ignore[operator]
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        generation_config=evaluation.generation(model.stop, max_new_tokens=max_new_tokens),
+    ids = torch.from_numpy(_question(model, question))[None].to(next(model.model.parameters()).device)
+    evaluation.generate(
+        model.model,
+        {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
+        evaluation.generation(model.stop, max_new_tokens=max_new_tokens),
         streamer=TextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True),
     )
 
 
-def _prompt_ids(model: shipped.Shipped, question: Example) -> Indices:
-    """The ids that an answer starts from, rendered as in training; raw text without the EOS that ends a row."""
-    if question.messages:
-        return np.asarray(model.template.prompt(question.messages, question.tools), dtype=np.int64)
-    ids = model.template.encode(question, loss_on="all").input_ids
-    return np.asarray(ids[:-1] if ids[-1] == model.tokenizer.eos_token_id else ids, dtype=np.int64)
+def _writes_text(config: RunConfig, run: Path) -> RunConfig:
+    if tasks.of(config) is not TEXT:
+        raise ConfigError(
+            f"{run}: recipe {config.recipe} trains no model that writes text. `workbench evaluate` scores it; "
+            "answers come from recipe sft."
+        )
+    return config
+
+
+def _question(model: shipped.Shipped, example: Example) -> Indices:
+    assert isinstance(model.template, Template)
+    return np.asarray(model.template.question(example), dtype=np.int64)
 
 
 def _serialised(table: pd.DataFrame, suffix: str) -> bytes:

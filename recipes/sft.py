@@ -1,26 +1,46 @@
-"""Supervised fine-tuning of a causal language model: rows in, a scored adapter and a report out."""
+"""Training of a language model: rows in, a scored adapter and a report out.
+
+Recipe sft teaches a causal or sequence-to-sequence model to answer, mlm an encoder to find hidden tokens; `tasks` and
+`forms` know what differs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, checkpoints, evaluation, files, heads, objectives, preflight, report, shipped
+from workbench import (
+    adapters,
+    backbones,
+    checkpoints,
+    evaluation,
+    files,
+    heads,
+    objectives,
+    preflight,
+    report,
+    shipped,
+    tasks,
+)
 from workbench.adapters import Full
 from workbench.config import RunConfig
 from workbench.data import tokens
-from workbench.data.batching import MicroBatch
+from workbench.data.batching import Examples, MicroBatch, global_batch
 from workbench.data.chat import Template
+from workbench.data.forms import form
+from workbench.data.masking import Masking
 from workbench.data.tokens import Splits, Tokens
 from workbench.engine import Fit, Watcher, peak_bytes
 from workbench.errors import ConfigError
 from workbench.evaluation import Answer
 from workbench.heads import Head
+from workbench.report import units
 from workbench.runs import Run
 from workbench.shipped import Shipped
+from workbench.tasks import TEXT
 
 Scores = dict[str, Any]
 
@@ -29,7 +49,7 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
     """Train as `config` says; returns scores before and after, as they stand in scores.json."""
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     tokenizer = backbones.tokenizer(config.model)
-    template = Template(tokenizer, read_template(config))
+    template = form(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
     data = tokens.load(config.data, tokenizer, template, seed=config.seed)
     preflight.require_runnable(config, data)
     run.note(data={name: split and split.facts() for name, split in data._asdict().items()})
@@ -56,11 +76,14 @@ def train(
     run: Run,
     data: Splits,
     tokenizer: PreTrainedTokenizerBase,
-    template: Template,
+    template: Template | Masking,
     watcher: Watcher,
 ) -> None:
     """From a backbone to a saved adapter; everything live is freed on return."""
-    backbone = backbones.load(config.model, tokenizer, trainable=isinstance(config.adapter, Full))
+    backbone = backbones.load(
+        config.model, tokenizer, task=tasks.of(config), trainable=isinstance(config.adapter, Full)
+    )
+    watcher.say(_storage(backbone))
 
     # The backbone as it came, scored before anything is attached to it.
     if not (run.path / "before.json").exists():
@@ -72,7 +95,13 @@ def train(
     # Frozen backbone, trainable adapter.
     vocabulary = tokenizer.get_vocab()
     new_tokens = [vocabulary[token] for token in config.model.new_tokens]
-    model = adapters.attach(backbone.model, config.adapter, seed=config.seed, new_token_ids=new_tokens)
+    model = adapters.attach(
+        backbone.model,
+        config.adapter,
+        seed=config.seed,
+        new_token_ids=new_tokens,
+        sample=lambda: first_rows(data.train, seed=config.seed),
+    )
     run.note(model=_facts(config, backbone, model))
     head = heads.find(model, backbone.model)
     fit = Fit(
@@ -97,11 +126,17 @@ def train(
         shipped.save(model, run.adapter, tokenizer, template, evaluation.stop_tokens(tokenizer, data.train))
 
 
+def first_rows(train: Examples, *, seed: int, count: int = 64) -> Iterator[dict[str, Tensor]]:
+    """Model inputs of the `count` rows that training begins with, one row at a time, so without padding."""
+    for row in global_batch(0, rows=len(train), size=count, seed=seed):
+        yield train.batch(row[None]).inputs
+
+
 def next_token_loss(model: nn.Module, head: Head) -> Callable[[MicroBatch, float], Tensor]:
     """The summed next-token loss of a micro-batch, as the engine wants it."""
 
     def loss(batch: MicroBatch, scale: float) -> Tensor:
-        hidden_ND = head.hidden(model, batch.input_ids_BL).flatten(0, 1)[batch.positions_N]
+        hidden_ND = head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N]
         return objectives.next_token(
             hidden_ND,
             batch.labels_N,
@@ -121,7 +156,7 @@ def score(model: Shipped, split: Tokens, config: RunConfig) -> tuple[dict[str, f
         model.model,
         split,
         model.tokenizer,
-        count=config.evaluate.answers,
+        count=config.evaluate.answers if tasks.of(config) is TEXT else 0,
         max_new_tokens=config.evaluate.max_new_tokens,
     )
     return evaluation.summary(found, answers), answers
@@ -138,6 +173,13 @@ def read_template(config: RunConfig) -> str | None:
         raise ConfigError(
             f"model.chat_template: {path} cannot be read ({error}). Write the path of a Jinja file, or leave it out."
         ) from None
+
+
+def _storage(backbone: backbones.Backbone) -> str:
+    """How the weights are stored, what they take and what they would take unquantised, and what is unusual there."""
+    size, plain = backbone.weight_bytes, 2 * adapters.count(backbone.model).total
+    beside = f" ({units.size(plain)} in bfloat16)" if backbone.weights in backbones.QUANTISED else ""
+    return "\n  ".join([f"Weights: {backbone.weights}, {units.size(size)}{beside}", *backbone.notes])
 
 
 def _facts(config: RunConfig, backbone: backbones.Backbone, model: nn.Module) -> dict[str, Any]:

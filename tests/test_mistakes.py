@@ -110,7 +110,7 @@ CONFIGURATIONS = {
     "full with nf4": config(
         "'adapter={method: full}' model.weights=nf4", "adapter.method=full does not", "adapter.method=lora"
     ),
-    "full with tokens": config("'adapter={method: full}' model.new_tokens=[<a>]", "model.new_tokens", "Able: lora,"),
+    "full with tokens": config("'adapter={method: full}' model.new_tokens=[<a>]", "model.new_tokens", "Able: adalora,"),
     "schedule": config("'schedule={name: wsd, warmup: 0.9}'", "schedule: warmup 0.9 and decay", "sum to 1 or less"),
     "patience": config("evaluate.patience=3", "evaluate.patience", "write save.ship=best as well"),
     "best of none": config("save.ship=best", "save.ship=best", "write evaluate.every=0.1"),
@@ -243,6 +243,20 @@ BACKBONES = {
         "Take one that AutoModelForCausalLM",
         backbone(file("m/config.json", '{"model_type": "vit"}')),
     ),
+    "quantised already": Case(
+        LOAD,
+        "model.id=./m: its weights are quantised already",
+        "model.weights=nf4 quantises while loading",
+        backbone(changed("m/config.json", quantization_config={"quant_method": "gptq", "bits": 4})),
+    ),
+    "nothing to quantise": Case(
+        f"{LOAD} model.weights=int8",
+        "model.weights=int8: the blocks of FalconForCausalLM hold no linear layers",
+        "Write model.weights=bfloat16",
+        backbone(
+            changed("m/config.json", model_type="falcon", architectures=["FalconForCausalLM"], num_attention_heads=8)
+        ),
+    ),
     "unknown architecture": Case(
         LOAD,
         "does not know its architecture",
@@ -326,6 +340,16 @@ RUNS = {
     "ls": Case("ls modles", "ls modles", "expected recipes, adapters or runs"),
     "cp: exists": Case("cp sft/quickstart my.yaml", "my.yaml exists already", "Name another file"),
     "cp: below a file": Case("cp sft/quickstart my.yaml/a.yaml", "my.yaml/a.yaml", "name another place"),
+    "ls: json of recipes": Case("ls recipes --json", "ls recipes: --json", "with `workbench ls adapters` only"),
+    "ls: settings of runs": Case("ls runs adapter.rank=2", "ls runs: --json and key=value", "Leave them out"),
+    "ls: nothing": Case("ls cheese", "ls cheese", "expected recipes, adapters or runs"),
+    "ls: key": Case("ls adapters adapter.rnk=2", "adapter.rnk: no method has this key", "Did you mean `rank`?"),
+    "ls: method": Case("ls adapters adapter.method=loar", "adapter.method: unknown method", "Did you mean `lora`?"),
+    "ls: section": Case("ls adapters modle.id=stories", "modle: unknown key", "Did you mean `model`?"),
+    "ls: value": Case("ls adapters adapter.rank=0", "adapter.rank", "greater than 0, found 0"),
+    "ls: not a section": Case("ls adapters adapter=lora", "adapter: expected keys", "such as adapter.method"),
+    "ls: no backbone": Case("ls adapters model.id=./none", "model.id: no folder ./none", "Write an existing folder"),
+    "ls: word": Case("ls adapters stories", "'stories': expected key=value", "such as train.epochs=3"),
     "cp: nothing": Case("cp none.yaml a.yaml", "none.yaml: no such file", "`workbench ls recipes`"),
     "verb": Case("evalute one", "'evalute'", "Try 'workbench -h'"),
     "option": Case("run my.yaml --ot x", "--ot", "--out"),

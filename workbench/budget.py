@@ -12,8 +12,8 @@ import torch
 
 from workbench import files
 from workbench.config import RunConfig
-from workbench.data.batching import MicroBatch
-from workbench.data.tokens import Tokens, cache_folder
+from workbench.data.batching import Examples, MicroBatch
+from workbench.data.tokens import cache_folder
 from workbench.errors import ConfigError
 
 CPU_ELEMENTS = 2**19
@@ -23,7 +23,7 @@ Measured with `scripts/bench/sft.py --ours batch.tokens_per_device=N`.
 """
 
 
-def tokens_per_device(config: RunConfig, train: Tokens, device: torch.device, *, width: int) -> int:
+def tokens_per_device(config: RunConfig, train: Examples, device: torch.device, *, width: int) -> int:
     """The configured budget, checked against the longest row; for `auto` the largest worth trying.
 
     `width` is the hidden size of the backbone.
@@ -37,7 +37,7 @@ def tokens_per_device(config: RunConfig, train: Tokens, device: torch.device, *,
     return min(whole_batch, max(longest, CPU_ELEMENTS // width)) if device.type == "cpu" else whole_batch
 
 
-def require_longest_fits(config: RunConfig, train: Tokens) -> None:
+def require_longest_fits(config: RunConfig, train: Examples) -> None:
     """Raise ConfigError where the configured budget is below the longest row."""
     longest, wanted = int(train.lengths.max()), config.batch.tokens_per_device
     if wanted != "auto" and wanted < longest:
@@ -48,7 +48,7 @@ def require_longest_fits(config: RunConfig, train: Tokens) -> None:
         )
 
 
-def largest_that_fits(tokens: int, train: Tokens, trial: Callable[[MicroBatch], None], *, config: RunConfig) -> int:
+def largest_that_fits(tokens: int, train: Examples, trial: Callable[[MicroBatch], None], *, config: RunConfig) -> int:
     """Halve `tokens` until a forward and backward pass over the longest rows fits the accelerator's memory.
 
     Raises:
@@ -71,7 +71,7 @@ def largest_that_fits(tokens: int, train: Tokens, trial: Callable[[MicroBatch], 
         return tokens
 
 
-def _memory_file(config: RunConfig, train: Tokens) -> Path:
+def _memory_file(config: RunConfig, train: Examples) -> Path:
     device = torch.accelerator.current_accelerator()
     found = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
     what = [

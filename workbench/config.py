@@ -17,6 +17,7 @@ from pydantic import (
 
 from workbench import plugins
 from workbench.adapters import METHODS, Lora, Method
+from workbench.adapters.method import HALF_OR_FULL
 from workbench.schema import Section, override, parse, read_yaml
 
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -39,6 +40,8 @@ class ModelConfig(Section):
     """A Jinja file that replaces the tokenizer's chat template."""
     new_tokens: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Special tokens added to the vocabulary; their rows are trained and saved with the adapter, and no others."""
+    dropout: bool = False
+    """Keep the backbone's own dropout (BERT, T5, GPT-2) in training; then losses depend on micro-batches a little."""
     trust_remote_code: bool = False
     """Run Python code that comes with the backbone. Only for authors you trust."""
 
@@ -85,6 +88,11 @@ class DataConfig(Section):
     """A malformed row ends the run, or is skipped and counted."""
     overlap: Literal["refuse", "drop"] = "refuse"
     """Held-out rows that also stand in `train` end the run, or are dropped from `train` and counted."""
+
+
+class MaskingConfig(Section):
+    share: Share = 0.15
+    """Share of a row's tokens that recipe mlm hides and predicts; of these 80 % become the mask token, 10 % another."""
 
 
 class BatchConfig(Section):
@@ -134,7 +142,10 @@ class EvaluateConfig(Section):
     every: Every | None = 0.25
     """Held-out loss while training: every so many steps, or share of the run; null: only before and after."""
     answers: Annotated[int, Field(ge=0)] = 64
-    """Held-out rows that are answered (greedy decoding) and scored with token F1 and ROUGE-L, before and after."""
+    """Held-out rows that are answered (greedy decoding) and scored with token F1 and ROUGE-L, before and after.
+
+    Recipe mlm answers none.
+    """
     max_new_tokens: PositiveInt = 64
     """Longest answer in tokens."""
     patience: PositiveInt | None = None
@@ -153,7 +164,7 @@ class SaveConfig(Section):
 class RunConfig(Section):
     """Everything that a run depends on; a run is a pure function of it."""
 
-    recipe: Literal["sft"]
+    recipe: Literal["sft", "mlm"]
     """Which file of `recipes/` runs this."""
     plugins: tuple[Path, ...] = ()
     """Python files of yours, run first, that add adapter methods. Only files you trust."""
@@ -161,6 +172,7 @@ class RunConfig(Section):
     model: ModelConfig = ModelConfig()
     adapter: SerializeAsAny[Method] = Lora()
     data: DataConfig
+    masking: MaskingConfig = MaskingConfig()
     batch: BatchConfig = BatchConfig()
     train: TrainConfig = TrainConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -181,14 +193,8 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
         facts, method = self.adapter.facts, self.adapter.method
-        if self.model.weights not in ("auto", *facts.weights):
-            raise ValueError(
-                f"adapter.method={method} does not work over {self.model.weights} weights: {facts.why_weights}. "
-                f"Write model.weights={'|'.join(facts.weights)}, or adapter.method=lora."
-            )
-        if self.model.new_tokens and not facts.token_rows:
-            able = ", ".join(name for name, each in METHODS.items() if each.about[name].token_rows)
-            raise ValueError(f"model.new_tokens trains single rows; adapter.method={method} cannot. Able: {able}.")
+        if reason := unable(self.model, self.adapter):
+            raise ValueError(reason)
         if self.train.checkpointing is True and facts.no_checkpointing:
             raise ValueError(
                 f"train.checkpointing does not go with adapter.method={method}: {facts.no_checkpointing}. "
@@ -200,9 +206,28 @@ class RunConfig(Section):
             raise ValueError(
                 "evaluate.patience stops some evaluations after the best one: write save.ship=best as well."
             )
+        if self.recipe != "mlm" and self.masking != MaskingConfig():
+            raise ValueError(f"masking is for recipe=mlm; recipe={self.recipe} hides nothing. Leave masking out.")
+        if self.recipe == "mlm" and (self.model.chat_template is not None or self.data.loss_on != "assistant"):
+            raise ValueError("recipe=mlm reads text as it is: leave model.chat_template and data.loss_on out.")
         if isinstance(self.data.held_out, str) and self.data.held_out == self.data.train:
             raise ValueError("data.held_out names the training file. Write a share such as data.held_out=0.05.")
         return self
+
+
+def unable(model: ModelConfig, adapter: Method) -> str | None:
+    """Why a method does not go with how the backbone is loaded, and what to write instead; None where it does."""
+    facts, method = adapter.facts, adapter.method
+    possible = HALF_OR_FULL if model.weights == "auto" else (model.weights,)
+    if not set(possible) <= set(facts.weights):
+        return (
+            f"adapter.method={method} does not work over {model.weights} weights: {facts.why_weights}. "
+            f"Write model.weights={'|'.join(facts.weights)}, or adapter.method=lora."
+        )
+    if model.new_tokens and not facts.token_rows:
+        able = ", ".join(name for name, each in METHODS.items() if each.about[name].token_rows)
+        return f"model.new_tokens trains single rows; adapter.method={method} cannot. Able: {able}."
+    return None
 
 
 def load_config(recipe: str | Path, overrides: tuple[str, ...] | list[str] = ()) -> RunConfig:

@@ -8,11 +8,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from workbench.storage import HALVES
+
 
 class Masters:
     """Every trainable parameter in float32, and its copy in `compute` that the model multiplies with.
 
-    Where `compute` is float32 the parameter is its own master. Otherwise the gradient of each backward pass
+    Where `compute` is no half precision the parameter is its own master. Otherwise the gradient of each backward pass
     is added to the master's as soon as it is complete, and freed.
     """
 
@@ -57,7 +59,7 @@ class Masters:
 
 
 def _master(parameter: nn.Parameter, compute: torch.dtype) -> nn.Parameter:
-    if parameter.dtype == compute == torch.float32:
+    if parameter.dtype == compute and compute not in HALVES:
         return parameter
     master = nn.Parameter(parameter.detach().float().clone())
     parameter.data = parameter.data.to(compute)

@@ -6,12 +6,13 @@ import importlib.util
 
 from transformers import PretrainedConfig
 
-from workbench import adapters, backbones, budget
+from workbench import adapters, backbones, budget, tasks
 from workbench.adapters import Full
 from workbench.config import RunConfig
 from workbench.data import checks
 from workbench.data.tokens import Splits
 from workbench.errors import ConfigError
+from workbench.tasks import TEXT
 
 
 def require_runnable(config: RunConfig, data: Splits) -> list[str]:
@@ -24,6 +25,8 @@ def require_runnable(config: RunConfig, data: Splits) -> list[str]:
         WorkbenchError: says what to change.
     """
     checks.require_teaching(data)
+    if tasks.of(config) is TEXT:
+        checks.require_ends(data)
     for name in config.trackers:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(
@@ -31,7 +34,7 @@ def require_runnable(config: RunConfig, data: Splits) -> list[str]:
                 f"Leave it out, or run: pip install 'peft-workbench[{name}]'"
             )
     budget.require_longest_fits(config, data.train)
-    model = backbones.skeleton(config.model, trainable=isinstance(config.adapter, Full))
+    model = backbones.skeleton(config.model, task=tasks.of(config), trainable=isinstance(config.adapter, Full))
     _require_positions(config, data, model.config)
     adapters.require_fit(model, config.adapter)
     return config.adapter.modules(model)
@@ -49,12 +52,17 @@ def longest_sequence(hub: PretrainedConfig) -> int | None:
 
 def _require_positions(config: RunConfig, data: Splits, hub: PretrainedConfig) -> None:
     """Beyond its positions a backbone fails, or computes what it never learnt."""
-    limit = longest_sequence(hub)
+    limit, taken = longest_sequence(hub), config.adapter.extra_positions
+    if limit is None:
+        return
+    room = limit - taken
+    beside = f", {taken} of them for virtual tokens" if taken else ""
     for split in (data.train, data.held_out, data.test):
-        if limit is None or split is None or split.lengths.max() <= limit:
+        if split is None or split.longest_read.max() <= room:
             continue
-        row = int(split.lengths.argmax())
+        row = int(split.longest_read.argmax())
         raise ConfigError(
-            f"data.max_tokens: {split.place(row)} has {split.lengths[row]} tokens, but {config.model.id} was made for "
-            f"at most {limit}. Write data.max_tokens={limit}, which cuts longer rows, or take another backbone."
+            f"data.max_tokens: {split.place(row)} has {split.longest_read[row]} tokens, but {config.model.id} was "
+            f"made for at most {limit}{beside}. Write data.max_tokens={room}, which cuts longer rows, "
+            "or take another backbone."
         )

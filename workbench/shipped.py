@@ -8,10 +8,12 @@ from pathlib import Path
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, files, heads
+from workbench import adapters, backbones, files, heads, tasks
 from workbench.adapters import Full
 from workbench.config import ModelConfig, RunConfig
 from workbench.data.chat import Template
+from workbench.data.forms import form
+from workbench.data.masking import Masking
 from workbench.errors import ConfigError, FileError
 from workbench.heads import Head
 
@@ -23,16 +25,17 @@ class Shipped:
     model: nn.Module
     head: Head
     tokenizer: PreTrainedTokenizerBase
-    template: Template
+    template: Template | Masking
     stop: list[int]
-    """Tokens at which generation ends."""
+    """Tokens at which generation ends; none where the model writes no text."""
 
 
 def save(
-    model: nn.Module, folder: Path, tokenizer: PreTrainedTokenizerBase, template: Template, stop: list[int]
+    model: nn.Module, folder: Path, tokenizer: PreTrainedTokenizerBase, template: Template | Masking, stop: list[int]
 ) -> None:
     """Write adapter, tokenizer, chat template and stop tokens into `folder`, atomically."""
-    tokenizer.chat_template = template.source
+    if isinstance(template, Template):
+        tokenizer.chat_template = template.source
     with files.new_folder(folder) as aside:
         adapters.save(model, aside)
         tokenizer.save_pretrained(aside)
@@ -57,7 +60,8 @@ def load(run: Path, config: RunConfig) -> Shipped:
     backbone = load_backbone(config, folder, tokenizer)
     model = backbone.model if full else adapters.load(backbone.model, folder)
     head = heads.find(model, backbone.model)
-    return Shipped(model, head, tokenizer, Template(tokenizer), [stop] if isinstance(stop, int) else list(stop))
+    template = form(config, backbone.model.config, tokenizer)
+    return Shipped(model, head, tokenizer, template, [stop] if isinstance(stop, int) else list(stop))
 
 
 def load_backbone(config: RunConfig, folder: Path, tokenizer: PreTrainedTokenizerBase) -> backbones.Backbone:
@@ -65,7 +69,7 @@ def load_backbone(config: RunConfig, folder: Path, tokenizer: PreTrainedTokenize
     model: ModelConfig = config.model
     if isinstance(config.adapter, Full):
         model = model.model_copy(update={"id": str(folder.resolve()), "revision": None})
-    return backbones.load(model, tokenizer)
+    return backbones.load(model, tokenizer, task=tasks.of(config))
 
 
 def _again(run: Path) -> str:

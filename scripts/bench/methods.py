@@ -21,9 +21,22 @@ from typing import Any, NamedTuple
 
 from workbench.adapters import METHODS
 
-RATES = {"full": 5e-4, "last-layers": 1e-3, "linear-probe": 1e-3, "prompt": 3e-2, "p-tuning": 3e-3}
-"""Peak learning rates where the quickstart's 2e-3 is not a good one; found by a few runs each."""
-BASE = 2e-3
+RATE = 2e-3
+RATES = {
+    "full": 5e-4,
+    "ia3": 2e-2,
+    "last-layers": 1e-3,
+    "layernorm": 1e-2,
+    "linear-probe": 1e-3,
+    "p-tuning": 1e-2,
+    "p-tuning-v2": 1e-1,
+    "prefix": 5e-3,
+    "prompt": 3e-2,
+    "vera": 2e-2,
+}
+"""Peak learning rates where RATE, which suits LoRA of this backbone, is not a good one; by a run or two, not tuned."""
+OVER = {"loftq": "nf4"}
+"""Weights of the backbone, for methods that need others than the quickstart's."""
 COLUMNS = ("method", "learning rate", "held-out loss", "trainable", "share", "tokens/s", "peak GB", "adapter KB")
 
 
@@ -52,8 +65,10 @@ def main() -> None:
     results = []
     with tempfile.TemporaryDirectory(prefix="bench-methods-") as folder:
         for number, name in enumerate(names):
-            results.append(_measure(name, Path(folder) / f"{number}", arguments))
-            print(*_cells(results[-1]), sep="  ", flush=True)
+            found = _measure(name, Path(folder) / f"{number}", arguments)
+            if found is not None:
+                results.append(found)
+                print(*_cells(found), sep="  ", flush=True)
     table = _markdown(results)
     print("", table, sep="\n")
     if arguments.markdown:
@@ -72,18 +87,23 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measure(method: str, out: Path, arguments: argparse.Namespace) -> Result:
-    rate = RATES.get(method, BASE)
+def _measure(method: str, out: Path, arguments: argparse.Namespace) -> Result | None:
+    """None where the method does not work on this backbone: it says why."""
+    rate = RATES.get(method, RATE)
     settings = {
         "adapter.method": method,
         "train.steps": arguments.steps,
         "train.learning_rate": rate,
         "evaluate.every": "null",
         "evaluate.answers": 0,
+        "model.weights": OVER.get(method, "auto"),
     }
     words = [f"{key}={value}" for key, value in settings.items()]
     command = [sys.executable, "-m", "workbench.cli", "run", "sft/quickstart", *words, *arguments.overrides]
     done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True)
+    if done.returncode == 2:
+        print(f"{method}: {done.stderr.strip()}")
+        return None
     if done.returncode:
         sys.exit(f"{method}: exit {done.returncode}\n{done.stderr[-2000:]}")
     scores, manifest = (_json(out / name) for name in ("scores.json", "manifest.json"))

@@ -135,8 +135,8 @@ def test_an_adapter_that_matches_no_module_is_refused(inspect: Inspect) -> None:
 
 def test_a_model_that_is_no_causal_language_model_is_refused(inspect: Inspect, stories: str, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(stories, tmp_path / "encoder"))
-    (folder / "config.json").write_text(json.dumps({"model_type": "t5"}))
-    _refused(inspect, BackboneError, "T5Config has no causal language model", model={"id": str(folder)})
+    (folder / "config.json").write_text(json.dumps({"model_type": "vit"}))
+    _refused(inspect, BackboneError, "ViTConfig has no causal language model", model={"id": str(folder)})
 
 
 def test_rows_that_were_left_out_are_told(inspect: Inspect, questions: Path) -> None:

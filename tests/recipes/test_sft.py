@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import workbench
+from tests.conftest import MINILM, save_tiny
 from workbench import recipes
 from workbench.recipes.load import load
 
@@ -26,15 +27,20 @@ def _scores(run: Path) -> dict[str, dict[str, float]]:
 
 @pytest.mark.parametrize("name", recipes.shipped())
 def test_every_shipped_recipe_trains(name: str, tmp_path: Path) -> None:
+    """As it stands; only an encoder for mlm is no part of this package, and a tiny one takes its place."""
     text = (recipes.CONFIGS / f"{name}.yaml").read_text()
     assert text.startswith(f"# workbench run {name}")
     held_out = tmp_path / "held_out.jsonl"
     rows = (Path(workbench.__file__).parent / "starter" / "fairytaleqa_held_out.jsonl").read_text().splitlines()
     held_out.write_text("\n".join(rows[:6]))
-    run = workbench.run(name, [*SHORT, f"data.held_out={held_out}"], out=tmp_path / "run", quiet=True)
+    masked = name.startswith("mlm/")
+    words = [f"model.id={save_tiny(tmp_path / 'bert', 'Bert', 'MaskedLM', MINILM)}"] if masked else []
+    words += ["data.max_tokens=64"] if masked else []
+    run = workbench.run(name, [*SHORT, f"data.held_out={held_out}", *words], out=tmp_path / "run", quiet=True)
     losses = _losses(run)
-    assert len(losses) == 3 and all(3 < loss < 8 for loss in losses)
-    assert {"loss", "perplexity", "token_accuracy", "f1", "rouge_l"} == set(_scores(run)["after"])
+    assert len(losses) == 3 and all(3 < loss < (11 if masked else 8) for loss in losses)
+    answered = set() if masked else {"f1", "rouge_l"}
+    assert {"loss", "perplexity", "token_accuracy"} | answered == set(_scores(run)["after"])
     assert json.loads((run / "manifest.json").read_text())["status"] == "done"
     assert (run / "report.html").exists() and (run / "predictions.parquet").exists()
 

@@ -70,5 +70,5 @@ def test_a_broken_file_is_told_by_its_line(recipe: Path, tmp_path: Path, text: s
 
 
 def test_no_such_file(recipe: Path) -> None:
-    with pytest.raises(ConfigError, match="plugins: none.py is no Python file. Write the path of one"):
+    with pytest.raises(ConfigError, match=r"plugins: none\.py is no Python file\. Write the path of one"):
         load_config(recipe, ["plugins=[none.py]"])

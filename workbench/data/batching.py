@@ -1,6 +1,9 @@
 """Global batches that depend on (rows, seed, step) alone, and the micro-batches that they are computed in.
 
 Legend: B rows of a micro-batch, L padded length, N supervised positions.
+
+What an encoder reads and what is predicted stand in one row: an encoder-decoder's row is its source, then its decoder's
+tokens from the start token on.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +20,18 @@ import torch
 from torch import Tensor
 
 Indices = npt.NDArray[np.int64]
+ScalarT = TypeVar("ScalarT", bound=np.generic)
+
+
+class Row(NamedTuple):
+    """One example: token ids (L,) and which of them carry loss (L,)."""
+
+    input_ids: Indices
+    supervised: npt.NDArray[np.bool_]
+    source: int = 0
+    """How many of the first tokens an encoder reads; 0 where there is no decoder beside it."""
+    number: int = 0
+    """Which row of its table it is."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +39,14 @@ class MicroBatch:
     """Rows of similar length, padded on the right.
 
     Attributes:
-        input_ids_BL: int64. Padding repeats token 0, which no supervised position can see.
-        positions_N: Flat indices into B * L of the positions whose next token is supervised.
-        labels_N: Those next tokens.
+        inputs: What the model is called with. Padding repeats token 0, which nothing looks at: what a causal model or a
+            decoder predicts stands before it, and an encoder's is masked.
+        positions_N: Flat indices into B * L of the last hidden states whose token is predicted.
+        labels_N: Those tokens.
         tokens: Tokens without padding.
     """
 
-    input_ids_BL: Tensor
+    inputs: dict[str, Tensor]
     positions_N: Tensor
     labels_N: Tensor
     tokens: int
@@ -38,10 +55,36 @@ class MicroBatch:
         """The same on `device`."""
         return replace(
             self,
-            input_ids_BL=self.input_ids_BL.to(device, non_blocking=True),
+            inputs={name: tensor.to(device, non_blocking=True) for name, tensor in self.inputs.items()},
             positions_N=self.positions_N.to(device, non_blocking=True),
             labels_N=self.labels_N.to(device, non_blocking=True),
         )
+
+
+class Collate(Protocol):
+    """How rows are seen in pass `epoch` over the data."""
+
+    def __call__(self, rows: Sequence[Row], *, epoch: int) -> MicroBatch: ...
+
+
+class Examples(Protocol):
+    """What the engine trains on: a finite list of examples of known length."""
+
+    @property
+    def lengths(self) -> Indices:
+        """Tokens of each example."""
+
+    @property
+    def supervised(self) -> Indices:
+        """How much each example weighs in the mean loss: its predicted tokens, or 1 where it has one label."""
+
+    def __len__(self) -> int: ...
+
+    def place(self, index: int) -> str:
+        """File and row that example `index` came from."""
+
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        """The examples `indices`, padded, as they are seen in pass `epoch` over the data."""
 
 
 def steps_per_epoch(rows: int, size: int) -> int:
@@ -68,23 +111,36 @@ def micro_batches(indices: Indices, lengths: Indices, *, tokens: int) -> Iterato
         start += count
 
 
-def collate(rows: Sequence[tuple[Indices, npt.NDArray[np.bool_]]]) -> MicroBatch:
-    """Pad rows of (token ids, supervised) into a micro-batch."""
-    longest = max(len(ids) for ids, _ in rows)
-    input_ids = np.zeros((len(rows), longest), dtype=np.int64)
-    target = np.zeros((len(rows), longest), dtype=bool)
-    for number, (ids, supervised) in enumerate(rows):
-        input_ids[number, : len(ids)] = ids
-        target[number, : len(ids)] = supervised
+def collate(rows: Sequence[Row], *, epoch: int = 0) -> MicroBatch:
+    """Pad rows into a micro-batch in which each supervised token is predicted from those before it, in any epoch."""
+    ids_BL = padded([row.input_ids[row.source :] for row in rows])
+    target_BL = padded([row.supervised[row.source :] for row in rows])
     # The hidden state at position t predicts token t + 1; the first token of a row has nothing to predict it.
-    positions = np.flatnonzero(target[:, 1:])
-    row, column = np.divmod(positions, longest - 1) if longest > 1 else (positions, positions)
+    number, column = np.nonzero(target_BL[:, 1:])
+    inputs = {"input_ids": torch.from_numpy(ids_BL)}
+    if rows[0].source:
+        inputs = encoder_inputs([row.input_ids[: row.source] for row in rows])
+        inputs["decoder_input_ids"] = torch.from_numpy(ids_BL)
     return MicroBatch(
-        input_ids_BL=torch.from_numpy(input_ids),
-        positions_N=torch.from_numpy(row * longest + column),
-        labels_N=torch.from_numpy(input_ids[row, column + 1]),
-        tokens=sum(len(ids) for ids, _ in rows),
+        inputs=inputs,
+        positions_N=torch.from_numpy(number * ids_BL.shape[1] + column),
+        labels_N=torch.from_numpy(ids_BL[number, column + 1]),
+        tokens=sum(len(row.input_ids) for row in rows),
     )
+
+
+def encoder_inputs(rows: Sequence[Indices]) -> dict[str, Tensor]:
+    """Token ids and attention mask (B, L) for an encoder, which would look at the padding."""
+    mask_BL = padded([np.ones_like(row) for row in rows])
+    return {"input_ids": torch.from_numpy(padded(rows)), "attention_mask": torch.from_numpy(mask_BL)}
+
+
+def padded(rows: Sequence[npt.NDArray[ScalarT]]) -> npt.NDArray[ScalarT]:
+    """Rows of unequal length as one array (B, L), with zeros on the right."""
+    result = np.zeros((len(rows), max(map(len, rows))), dtype=rows[0].dtype)
+    for number, row in enumerate(rows):
+        result[number, : len(row)] = row
+    return result
 
 
 @lru_cache(maxsize=2)

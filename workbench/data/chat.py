@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from workbench.data.answers import Conversation, Finder, Writer, assistants
+from workbench.data.batching import MicroBatch, Row, collate
 from workbench.data.formats import Example
 from workbench.data.messages import Message
 from workbench.errors import BackboneError, DataError
@@ -65,6 +66,10 @@ class Encoded:
     """Where the supervised end-of-turn tokens stand."""
     bos: bool = False
     """The first token is the tokenizer's beginning of a sequence, which truncation keeps."""
+    kept: int = 0
+    """How many of the last tokens truncation keeps: what closes an encoder's text, and the answer after it."""
+    source: int = 0
+    """How many of the first tokens an encoder reads; 0 where there is no decoder beside it."""
 
     @property
     def ends(self) -> int:
@@ -73,17 +78,23 @@ class Encoded:
 
 
 def truncate(encoded: Encoded, *, max_tokens: int, side: Literal["left", "right"]) -> Encoded:
-    """At most `max_tokens` tokens: `left` cuts the beginning (but a BOS token), `right` the end."""
+    """At most `max_tokens` tokens: `left` cuts the beginning (but a BOS token), `right` the end.
+
+    An example of which nothing but what is kept would be left stays as long as it is.
+    """
     cut = len(encoded.input_ids) - max_tokens
-    if cut <= 0:
+    stop = len(encoded.input_ids) - encoded.kept
+    if cut <= 0 or (encoded.kept and cut >= stop - int(encoded.bos)):
         return encoded
-    head = max_tokens if side == "right" else int(encoded.bos)
+    head = stop - cut if side == "right" else int(encoded.bos)
     tail = head + cut
     return Encoded(
         input_ids=encoded.input_ids[:head] + encoded.input_ids[tail:],
         supervised=encoded.supervised[:head] + encoded.supervised[tail:],
         end_positions=tuple(end - cut * (end >= tail) for end in encoded.end_positions if not head <= end < tail),
         bos=encoded.bos and head > 0,
+        kept=encoded.kept,
+        source=max(0, encoded.source - cut),
     )
 
 
@@ -124,6 +135,30 @@ class Template:
         """
         return self._encode_text(example, loss_on) if example.text else self._encode_chat(example, loss_on)
 
+    @property
+    def identity(self) -> list[Any]:
+        """All that the written tokens depend on, besides the tokenizer."""
+        return [self.source]
+
+    def targets(self, encoded: Encoded) -> int:
+        """How many tokens are predicted: the first one of a row has nothing to be predicted from."""
+        return sum(encoded.supervised[1:])
+
+    def seen(self, row: Row, *, epoch: int) -> Row:
+        """The row as the model sees it."""
+        return row
+
+    def collate(self, rows: Sequence[Row], *, epoch: int) -> MicroBatch:
+        """Rows as the model sees them."""
+        return collate(rows, epoch=epoch)
+
+    def question(self, example: Example) -> list[int]:
+        """Ids that an answer to `example` starts from, as in training; raw text without the EOS that ends a row."""
+        if example.messages:
+            return self.prompt(example.messages, example.tools)
+        ids = self._encode_text(example, "all").input_ids
+        return ids[:-1] if ids[-1] == self._writer.eos else ids
+
     def prompt(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
         """Ids of the conversation with the generation prompt: what generation starts from."""
         conversation = self._conversation("the conversation", messages, tools)
@@ -146,7 +181,7 @@ class Template:
 
     def _encode_chat(self, example: Example, loss_on: LossOn) -> Encoded:
         conversation = self._conversation(example.place, example.messages, example.tools)
-        tokens, answers = self._finder.find(conversation, _answers(example.messages, loss_on))
+        tokens, answers = self._finder.find(conversation, learnt(example.messages, loss_on))
         ids = list(tokens.ids)
         supervised = [False] * len(ids)
         for answer in answers:
@@ -180,7 +215,7 @@ class Template:
         return Encoded(ids, supervised, ends, ids[0] == self._writer.tokenizer.bos_token_id)
 
 
-def _answers(messages: Sequence[Message], loss_on: LossOn) -> list[int]:
+def learnt(messages: Sequence[Message], loss_on: LossOn) -> list[int]:
     """Numbers of the messages that carry loss."""
     answers = assistants(messages)
     if loss_on == "all":

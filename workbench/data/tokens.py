@@ -6,22 +6,23 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from datasets import Dataset, Features, Sequence, Value
+from datasets import Dataset, Features, Value
+from datasets import Sequence as ListOf
 from datasets.arrow_writer import ArrowWriter
 from transformers import PreTrainedTokenizerBase
 
 from workbench import files, starter
 from workbench.config import DataConfig
 from workbench.data import chat, formats
-from workbench.data.batching import Indices, MicroBatch, collate
+from workbench.data.batching import Collate, Indices, MicroBatch, Row, collate
 from workbench.errors import DataError, FileError
 
 CODE_VERSION = 1
@@ -29,11 +30,12 @@ CODE_VERSION = 1
 
 _FEATURES = Features(
     {
-        "input_ids": Sequence(Value("int32")),
-        "supervised": Sequence(Value("bool")),
+        "input_ids": ListOf(Value("int32")),
+        "supervised": ListOf(Value("bool")),
         "place": Value("string"),
         "digest": Value("string"),
         "length": Value("int32"),
+        "source": Value("int32"),
         "targets": Value("int32"),
         "ends": Value("int32"),
         "truncated": Value("bool"),
@@ -42,11 +44,24 @@ _FEATURES = Features(
 )
 
 
-class Row(NamedTuple):
-    """One example: token ids (L,) and which of them carry loss (L,)."""
+class Form(Protocol):
+    """How examples are written for a model, and what it sees of them."""
 
-    input_ids: Indices
-    supervised: npt.NDArray[np.bool_]
+    @property
+    def identity(self) -> list[Any]:
+        """All that the written tokens depend on, besides the tokenizer; JSON."""
+
+    def encode(self, example: formats.Example, *, loss_on: chat.LossOn) -> chat.Encoded:
+        """The example's ids, and which of them carry loss."""
+
+    def targets(self, encoded: chat.Encoded) -> int:
+        """How many tokens of the example are predicted."""
+
+    def seen(self, row: Row, *, epoch: int) -> Row:
+        """One row as the model sees it in pass `epoch` over the data, with what is predicted marked."""
+
+    def collate(self, rows: Sequence[Row], *, epoch: int) -> MicroBatch:
+        """Rows as the model sees them in pass `epoch` over the data."""
 
 
 @dataclass(frozen=True)
@@ -62,31 +77,41 @@ class Tokens:
     """What was left out, and why."""
     chat: bool = True
     """Whether rows are conversations, rendered by the chat template, or raw text."""
+    collate: Collate = collate
+    """How rows are seen."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Row:
-        row = self.table[int(self.rows[index])]
-        return Row(np.asarray(row["input_ids"], dtype=np.int64), np.asarray(row["supervised"], dtype=bool))
+        number = int(self.rows[index])
+        row = self.table[number]
+        ids, supervised = np.asarray(row["input_ids"], dtype=np.int64), np.asarray(row["supervised"], dtype=bool)
+        return Row(ids, supervised, row["source"], number)
 
     def place(self, index: int) -> str:
         """File and row that example `index` came from."""
         return str(self.table[int(self.rows[index])]["place"])
 
-    def batch(self, indices: Indices) -> MicroBatch:
-        """The examples `indices`, padded."""
-        return collate([self[int(index)] for index in indices])
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        """The examples `indices`, padded, as they are seen in pass `epoch` over the data."""
+        return self.collate([self[int(index)] for index in indices], epoch=epoch)
 
     def subset(self, keep: Indices | npt.NDArray[np.bool_], note: str | None = None) -> Tokens:
         """The examples that `keep` indexes or marks."""
-        skipped = [*self.skipped, note] if note else self.skipped
-        return Tokens(self.table, self.rows[keep], self.source, self.fingerprint, skipped, self.chat)
+        return replace(self, rows=self.rows[keep], skipped=[*self.skipped, note] if note else self.skipped)
 
     @cached_property
     def lengths(self) -> Indices:
         """Tokens of each example."""
         return self._column("length")
+
+    @cached_property
+    def longest_read(self) -> Indices:
+        """Tokens of the longest sequence that one stack of the model reads, of each example."""
+        source = self._column("source")
+        longer: Indices = np.maximum(source, self.lengths - source)
+        return longer
 
     @cached_property
     def supervised(self) -> Indices:
@@ -137,7 +162,7 @@ class Splits(NamedTuple):
     test: Tokens | None
 
 
-def load(config: DataConfig, tokenizer: PreTrainedTokenizerBase, template: chat.Template, *, seed: int) -> Splits:
+def load(config: DataConfig, tokenizer: PreTrainedTokenizerBase, template: Form, *, seed: int) -> Splits:
     """Read, render, tokenise and split; refuses data that would teach or measure nothing."""
     train = read(config.train, config, tokenizer, template, limit=config.limit)
     if isinstance(config.held_out, str):
@@ -155,7 +180,7 @@ def read(
     source: str,
     config: DataConfig,
     tokenizer: PreTrainedTokenizerBase,
-    template: chat.Template,
+    template: Form,
     *,
     limit: int | None = None,
 ) -> Tokens:
@@ -165,7 +190,7 @@ def read(
     used = {"format", "columns", "max_tokens", "truncate", "loss_on", "on_bad_row"}
     settings = config.model_dump(mode="json", include=used)
     # The name is part of what is cached (places), and which token is eos is not part of the backend.
-    written = [template.source, tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map]
+    written = [template.identity, tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map]
     key = [CODE_VERSION, sorted(_FEATURES), Path(path).name, fingerprint, settings, limit, *written]
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     folder = cache_folder() / "tokens"
@@ -179,7 +204,15 @@ def read(
     skipped = json.loads(notes.read_text())
     if len(table) == 0:
         raise DataError(f"{source}: no usable row" + (f"; the first was left out: {skipped[0]}" if skipped else "."))
-    return Tokens(table, np.arange(len(table)), source, fingerprint, skipped, chat=bool(table[0]["chat"]))
+    return Tokens(
+        table,
+        np.arange(len(table)),
+        source,
+        fingerprint,
+        skipped,
+        chat=bool(table[0]["chat"]),
+        collate=template.collate,
+    )
 
 
 def hold_out(tokens: Tokens, *, share: float, seed: int) -> tuple[Tokens, Tokens]:
@@ -227,12 +260,14 @@ def _without_overlap(train: Tokens, held_out: Tokens, config: DataConfig) -> Tok
 
 
 def _encoded(
-    examples: Iterator[formats.Example], config: DataConfig, template: chat.Template, skipped: list[str]
+    examples: Iterator[formats.Example], config: DataConfig, template: Form, skipped: list[str]
 ) -> Iterator[dict[str, Any]]:
     for example in examples:
         try:
             whole = template.encode(example, loss_on=config.loss_on)
             cut = chat.truncate(whole, max_tokens=config.max_tokens, side=config.truncate)
+            if len(cut.input_ids) > config.max_tokens:
+                raise DataError(_too_long(example, whole, config))
             if not any(cut.supervised[1:]):
                 raise DataError(_nothing_to_learn(example, truncated=any(whole.supervised[1:]), config=config))
         except DataError as error:
@@ -246,11 +281,19 @@ def _encoded(
             "place": example.place,
             "digest": hashlib.sha256(np.asarray(cut.input_ids, dtype=np.int64).tobytes()).hexdigest()[:32],
             "length": len(cut.input_ids),
-            "targets": sum(cut.supervised[1:]),
+            "source": cut.source,
+            "targets": template.targets(cut),
             "ends": cut.ends,
             "truncated": len(cut.input_ids) < len(whole.input_ids),
             "chat": bool(example.messages),
         }
+
+
+def _too_long(example: formats.Example, whole: chat.Encoded, config: DataConfig) -> str:
+    return (
+        f"{example.place}: {whole.kept} of its {len(whole.input_ids)} tokens are its answer, which is never cut: "
+        f"data.max_tokens={config.max_tokens} leaves nothing to read. Raise it, or write data.on_bad_row=skip."
+    )
 
 
 def _nothing_to_learn(example: formats.Example, *, truncated: bool, config: DataConfig) -> str:

@@ -1,5 +1,6 @@
 """Truth about a model: likelihood of held-out tokens, and scored answers to held-out prompts."""
 
+from workbench.evaluation.decoding import generate
 from workbench.evaluation.scores import (
     Answer,
     Likelihood,
@@ -17,6 +18,7 @@ __all__ = [
     "Likelihood",
     "answers",
     "complete",
+    "generate",
     "generation",
     "likelihood",
     "stop_tokens",

@@ -37,7 +37,7 @@ def hidden_states(model: nn.Module, head: Head, tokens: Tokens, *, rows: int, bu
     states = []
     for indices in micro_batches(torch.arange(len(first)).numpy(), first.lengths, tokens=budget):
         batch = first.batch(indices).to(next(model.parameters()).device)
-        states.append(head.hidden(model, batch.input_ids_BL).flatten(0, 1)[batch.positions_N])
+        states.append(head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N])
     return torch.cat(states)
 
 

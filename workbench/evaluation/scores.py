@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from workbench import files, objectives
-from workbench.data.batching import Indices, micro_batches
-from workbench.data.tokens import Row, Tokens
+from workbench.data.batching import Indices, Row, encoder_inputs, micro_batches
+from workbench.data.tokens import Tokens
 from workbench.evaluation import text
+from workbench.evaluation.decoding import generate
 from workbench.heads import Head
 
 TOKENS = 4096
@@ -86,12 +87,12 @@ def answers(
     """
     spaced = np.unique(np.linspace(0, len(tokens) - 1, num=min(count, len(tokens)), dtype=np.int64))
     asked = [(int(index), turn) for index in spaced if (turn := _last_turn(tokens[int(index)])).start > 1]
-    prompts = [turn.input_ids[: turn.start] for _, turn in asked]
+    prompts = [turn.input_ids[: turn.asked] for _, turn in asked]
     written = complete(model, prompts, tokenizer, stop=stop_tokens(tokenizer, tokens), max_new_tokens=max_new_tokens)
     return [
         Answer(
             place=tokens.place(index),
-            prompt=_text(tokenizer, turn.input_ids[: turn.start]),
+            prompt=_text(tokenizer, turn.input_ids[: turn.asked]),
             reference=_text(tokenizer, turn.input_ids[turn.start : turn.stop]).strip(),
             answer=answer,
         )
@@ -140,23 +141,18 @@ def complete(
     stop: Sequence[int],
     max_new_tokens: int,
 ) -> list[str]:
-    """Greedy continuations, in the order of `prompts`; prompts of similar length go together."""
+    """Greedy continuations of prompts, or a decoder's answers to them, in their order; similar lengths go together."""
     device = next(model.parameters()).device
+    encodes: bool = model.config.is_encoder_decoder  # type: ignore[union-attr, assignment]
     written: dict[int, str] = {}
     lengths = np.asarray([len(prompt) + max_new_tokens for prompt in prompts], dtype=np.int64)
     for indices in micro_batches(np.arange(len(prompts)), lengths, tokens=TOKENS):
-        longest = max(len(prompts[i]) for i in indices)
-        input_ids = torch.zeros((len(indices), longest), dtype=torch.int64)
-        mask = torch.zeros_like(input_ids)
-        for row, index in enumerate(indices):
-            input_ids[row, longest - len(prompts[index]) :] = torch.from_numpy(prompts[index])
-            mask[row, longest - len(prompts[index]) :] = 1
-        output = model.generate(  # type: ignore[operator]
-            input_ids=input_ids.to(device),
-            attention_mask=mask.to(device),
-            generation_config=generation(stop, max_new_tokens=max_new_tokens),
-        )
-        for index, ids in zip(indices, output[:, longest:], strict=True):
+        chosen = [prompts[index] for index in indices]
+        inputs = encoder_inputs(chosen) if encodes else _padded_on_the_left(chosen)
+        on_device = {name: tensor.to(device) for name, tensor in inputs.items()}
+        output = generate(model, on_device, generation(stop, max_new_tokens=max_new_tokens))
+        begin = 1 if encodes else inputs["input_ids"].shape[1]  # a decoder's own first token is its start token
+        for index, ids in zip(indices, output[:, begin:], strict=True):
             written[int(index)] = _text(tokenizer, ids).strip()
     return [written[index] for index in range(len(prompts))]
 
@@ -164,8 +160,18 @@ def complete(
 def generation(stop: Sequence[int], *, max_new_tokens: int) -> GenerationConfig:
     """Greedy decoding that ends at any of the tokens `stop`."""
     return GenerationConfig(
-        do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=list(stop), pad_token_id=stop[0] if stop else 0
+        do_sample=False,
+        num_beams=1,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=list(stop),
+        pad_token_id=stop[0] if stop else 0,
     )
+
+
+def _padded_on_the_left(prompts: Sequence[Indices]) -> dict[str, Tensor]:
+    """Inputs of which the last column is the end of every prompt, where a causal model goes on."""
+    backwards = encoder_inputs([prompt[::-1] for prompt in prompts])
+    return {name: tensor.flip(1) for name, tensor in backwards.items()}
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Tokens) -> list[int]:
@@ -187,6 +193,8 @@ def _text(tokenizer: PreTrainedTokenizerBase, ids: Indices | Tensor) -> str:
 @dataclass(frozen=True)
 class _Turn:
     input_ids: Indices
+    asked: int
+    """How many of the first tokens are the prompt."""
     start: int
     stop: int
 
@@ -196,7 +204,7 @@ def _last_turn(row: Row) -> _Turn:
     marked = np.flatnonzero(row.supervised)
     gaps = np.flatnonzero(np.diff(marked) > 1)
     start = int(marked[gaps[-1] + 1] if len(gaps) else marked[0])
-    return _Turn(row.input_ids, start, int(marked[-1]) + 1)
+    return _Turn(row.input_ids, row.source or start, start, int(marked[-1]) + 1)
 
 
 def _first(tokens: Tokens, count: int) -> Iterator[Row]:
@@ -209,5 +217,5 @@ def _token_scores(model: nn.Module, head: Head, tokens: Tokens) -> Iterator[tupl
     with torch.no_grad():
         for indices in micro_batches(everything, tokens.lengths, tokens=TOKENS):
             batch = tokens.batch(indices).to(device)
-            hidden = head.hidden(model, batch.input_ids_BL).flatten(0, 1)[batch.positions_N]
+            hidden = head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N]
             yield objectives.token_scores(hidden, batch.labels_N, head.project, vocabulary=head.vocabulary)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.data.batching import collate, global_batch, micro_batches, steps_per_epoch
+from workbench.data.batching import Row, collate, global_batch, micro_batches, steps_per_epoch
 
 rows = st.integers(1, 200)
 sizes = st.integers(1, 50)
@@ -37,10 +37,10 @@ def test_micro_batches_partition_within_the_budget(lengths: list[int], budget: i
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, max_size=6))
 def test_collate_pairs_each_supervised_token_with_the_position_before_it(masks: list[list[bool]]) -> None:
-    examples = [(np.arange(1, len(mask) + 1) + 10 * row, np.asarray(mask)) for row, mask in enumerate(masks)]
+    examples = [Row(np.arange(1, len(mask) + 1) + 10 * row, np.asarray(mask)) for row, mask in enumerate(masks)]
     batch = collate(examples)
-    wanted = [int(ids[t]) for ids, mask in examples for t in range(1, len(ids)) if mask[t]]
-    before = [int(ids[t - 1]) for ids, mask in examples for t in range(1, len(ids)) if mask[t]]
+    wanted = [int(ids[t]) for ids, mask, *_ in examples for t in range(1, len(ids)) if mask[t]]
+    before = [int(ids[t - 1]) for ids, mask, *_ in examples for t in range(1, len(ids)) if mask[t]]
     assert batch.labels_N.tolist() == wanted
-    assert batch.input_ids_BL.flatten()[batch.positions_N].tolist() == before
+    assert batch.inputs["input_ids"].flatten()[batch.positions_N].tolist() == before
     assert batch.tokens == sum(map(len, masks))

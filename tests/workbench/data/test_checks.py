@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from workbench.data.checks import require_teaching
+from workbench.data.checks import require_ends, require_teaching
 from workbench.data.tokens import Splits, Tokens
 from workbench.errors import DataError
 
@@ -21,6 +21,7 @@ GOOD = _tokens("good.jsonl", [5, 0], [1, 0])
 
 def test_one_row_that_teaches_is_enough() -> None:
     require_teaching(Splits(GOOD, GOOD, None))
+    require_ends(Splits(GOOD, GOOD, None))
 
 
 @pytest.mark.parametrize(
@@ -37,4 +38,5 @@ def test_what_teaches_nothing_is_refused_by_name(
     splits = [_tokens("bad.jsonl", *columns) if columns else GOOD for columns in (train, held_out)]
     with pytest.raises(DataError) as caught:
         require_teaching(Splits(splits[0], splits[1], None))
+        require_ends(Splits(splits[0], splits[1], None))
     assert str(caught.value).startswith(expected)

@@ -19,6 +19,7 @@ def rows() -> Tokens:
         "supervised": [[each == "1" for each in mask] for mask in masks],
         "place": [f"rows.jsonl, row {number + 1}" for number in range(len(masks))],
         "length": [len(mask) for mask in masks],
+        "source": [0] * len(masks),
         "targets": [mask[1:].count("1") for mask in masks],
     }
     return Tokens(Dataset.from_dict(columns), np.arange(len(masks)), "rows.jsonl", "0" * 64)

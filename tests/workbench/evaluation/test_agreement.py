@@ -59,7 +59,7 @@ def test_hidden_states_are_those_in_front_of_supervised_tokens(llama: PreTrained
     wanted = []
     for number in np.lexsort((np.arange(3), -rows.lengths[:3])):
         row = rows[int(number)]
-        states = head.hidden(llama, torch.from_numpy(row.input_ids)[None])[0]
+        states = head.hidden(llama, {"input_ids": torch.from_numpy(row.input_ids)[None]})[0]
         wanted.append(states[:-1][torch.from_numpy(row.supervised)[1:]])
     torch.testing.assert_close(found, torch.cat(wanted).detach(), rtol=1e-5, atol=1e-5)
     assert len(found) == rows.supervised[:3].sum()

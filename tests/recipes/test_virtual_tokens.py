@@ -1,0 +1,73 @@
+"""The methods with virtual tokens, through the whole recipe: trained, saved, scored, served."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import workbench
+from workbench import runs
+from workbench.errors import ConfigError
+from workbench.recipes import serve
+from workbench.recipes.check import check
+from workbench.recipes.load import load
+
+RATES = {"prompt": 0.03, "p-tuning": 0.01, "prefix": 0.01, "p-tuning-v2": 0.1}
+
+
+def words(method: str, stories: str, questions: Path) -> list[str]:
+    return [
+        f"model.id={stories}",
+        "model.weights=float32",
+        f"adapter.method={method}",
+        "adapter.virtual_tokens=8",
+        f"data.train={questions}",
+        "batch.size=8",
+        "train.steps=12",
+        f"train.learning_rate={RATES[method]}",
+        "evaluate.answers=3",
+        "evaluate.every=null",
+        "evaluate.max_new_tokens=4",
+    ]
+
+
+def losses(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("method", sorted(RATES))
+def test_they_learn_and_what_was_saved_is_served(
+    method: str, stories: str, questions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = words(method, stories, questions)
+    run = workbench.run("sft/quickstart", given, out=tmp_path / "run", quiet=True)
+    scores = json.loads((run / "scores.json").read_text())
+    assert scores["after"]["loss"] < scores["before"]["loss"] - 0.05
+    assert serve.evaluate(run, [])["loss"] == pytest.approx(scores["after"]["loss"], abs=1e-5)
+
+    asked = tmp_path / "asked.jsonl"
+    rows = [{"question": "What comes after 3?"}, {"question": "What comes after 4? Think about it. Think about it."}]
+    asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    serve.predict(run, str(asked), out=tmp_path / "answers.jsonl", max_new_tokens=4)
+    answers = [json.loads(line)["answer"] for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    capsys.readouterr()
+    serve.generate(run, "What comes after 3?", max_new_tokens=4)
+    assert capsys.readouterr().out.strip() == answers[0], "alone as in a padded batch"
+    assert runs.read_config(run).adapter.method == method
+
+
+@pytest.mark.parametrize("method", ["prompt", "prefix"])
+def test_the_curve_does_not_depend_on_micro_batches(method: str, stories: str, questions: Path, tmp_path: Path) -> None:
+    given = [*words(method, stories, questions), "train.steps=3", "evaluate.answers=0"]
+    whole = workbench.run("sft/quickstart", given, out=tmp_path / "whole", quiet=True)
+    parts = workbench.run("sft/quickstart", [*given, "batch.tokens_per_device=150"], out=tmp_path / "parts", quiet=True)
+    assert losses(parts) == pytest.approx(losses(whole), rel=1e-4)
+
+
+def test_virtual_tokens_take_positions(stories: str, questions: Path) -> None:
+    given = [*words("prompt", stories, questions), "adapter.virtual_tokens=500"]
+    text = r"made for at most 512, 500 of them for virtual tokens. Write data.max_tokens=12,"
+    with pytest.raises(ConfigError, match=text):
+        check(load("sft/quickstart", given))

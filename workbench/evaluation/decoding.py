@@ -1,0 +1,63 @@
+"""Generation that gives a prompt the same continuation however far it is padded, virtual tokens included.
+
+Legend: B batch, V virtual tokens, L prompt with padding on its left, S = V + L, D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from peft import PeftModel, PeftModelForCausalLM, PeftType
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import GenerationConfig, TextStreamer
+
+
+def generate(
+    model: nn.Module, inputs: Mapping[str, Tensor], config: GenerationConfig, *, streamer: TextStreamer | None = None
+) -> Tensor:
+    """What `model.generate` gives: a causal model's prompts and continuations, or what a decoder writes."""
+    settings = {"generation_config": config, "streamer": streamer}
+    if isinstance(model, PeftModelForCausalLM):
+        kind = model.active_peft_config.peft_type
+        if kind in (PeftType.PROMPT_TUNING, PeftType.P_TUNING):
+            return _after_soft_prompt(model, **inputs, settings=settings)
+        if kind == PeftType.PREFIX_TUNING and not inputs["attention_mask"].all() and _slides(model):
+            return _one_by_one(model, **inputs, settings=settings)
+    return model.generate(**inputs, **settings)  # type: ignore[operator, no-any-return]
+
+
+def _after_soft_prompt(model: PeftModel, input_ids: Tensor, attention_mask: Tensor, settings: dict[str, Any]) -> Tensor:
+    """Continuations (B, L + new) of padding, virtual tokens and text in this order, as a row has them in training.
+
+    PEFT puts the virtual tokens before the padding, and then counts the padding as positions of the text.
+    """
+    backbone: Any = model.get_base_model()
+    text_BLD = backbone.get_input_embeddings()(input_ids)
+    virtual_BVD = model.get_prompt(len(input_ids)).to(text_BLD.dtype)
+    seen_BS = torch.cat([attention_mask.new_ones(virtual_BVD.shape[:2]), attention_mask], 1)
+    order_BS = seen_BS.argsort(dim=1, stable=True)  # what is not seen comes first
+    embedded_BSD = torch.cat([virtual_BVD, text_BLD], 1)
+    new = backbone.generate(
+        inputs_embeds=embedded_BSD.gather(1, order_BS[..., None].expand_as(embedded_BSD)),
+        attention_mask=seen_BS.gather(1, order_BS),
+        **settings,
+    )
+    return torch.cat([input_ids, new], 1)
+
+
+def _one_by_one(model: Any, input_ids: Tensor, attention_mask: Tensor, settings: dict[str, Any]) -> Tensor:
+    """Continuations (B, L + new), each without padding, which would push the prefix out of a sliding window."""
+    rows = []
+    for ids_L, mask_L in zip(input_ids, attention_mask.bool(), strict=True):
+        text_1L = ids_L[mask_L][None]
+        written = model.generate(input_ids=text_1L, attention_mask=torch.ones_like(text_1L), **settings)
+        rows.append(torch.cat([ids_L[~mask_L], written[0]]))
+    return pad_sequence(rows, batch_first=True, padding_value=settings["generation_config"].pad_token_id)
+
+
+def _slides(model: PeftModel) -> bool:
+    """Whether a layer looks back over a limited number of tokens, padding among them."""
+    return getattr(model.config.get_text_config(), "sliding_window", None) is not None
