@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 # OpenMP threads that wait by spinning stall one another where other programs share the cores.
 # Read once, when torch is first imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-# At its import it asks some CPUs' owners for a package that would fetch kernels from the hub.
+# oneDNN and torch keep a compiled product for each of the last 1,024 shapes. Batches of many lengths fill that with
+# most of a gigabyte, and come back to few of them: twelve steps of the quickstart are as fast with 64.
+os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+# On some CPUs bitsandbytes asks at its import for a package that would fetch kernels from the hub.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 __version__ = "0.1.0"

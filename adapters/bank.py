@@ -1,0 +1,170 @@
+"""A bank: K LoRA adapters, with classification heads where the backbone has one, over one frozen backbone.
+
+One forward pass computes rows of all members, each row with its own adapter, as if its adapter were the only one.
+PEFT holds the K adapters by name, so each is saved, loaded and switched on like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora.layer import LoraLayer
+from peft.utils.other import ModulesToSaveWrapper
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from workbench import adapters
+from workbench.adapters import _without_hints, anatomy, require_fit
+from workbench.adapters.lora import Lora, LoraPlus
+from workbench.adapters.method import Beside, Method
+from workbench.adapters.routed import RoutedHead, RoutedLora, Routing, Rows
+from workbench.errors import ConfigError
+
+
+class Bank:
+    """K adapters over one backbone. Compute with it inside `route` or `only`."""
+
+    def __init__(self, model: PeftModel) -> None:
+        self.model = model
+        self.members: tuple[str, ...] = tuple(model.peft_config)
+        """Names that PEFT knows the adapters by."""
+        self._routing = Routing()
+        self._training = False
+        self._layers: list[Any] = [module for module in model.modules() if isinstance(module, LoraLayer)]
+        for layer in self._layers:
+            layer.__class__ = RoutedLora
+            layer.routing = self._routing
+        heads: list[Any] = [module for module in model.modules() if isinstance(module, ModulesToSaveWrapper)]
+        for head in heads:
+            head.__class__ = RoutedHead
+            head.routing = self._routing
+
+    @contextmanager
+    def route(self, rows: Sequence[Rows], *, length: int) -> Iterator[None]:
+        """Inside, a batch's rows belong to these members, in this order; the backward pass belongs inside too.
+
+        Args:
+            length: Tokens of each row, padding included.
+        """
+        self._routing.set(rows, length=length)
+        try:
+            yield
+        finally:
+            self._routing.set((), length=1)
+
+    @contextmanager
+    def only(self, member: str) -> Iterator[None]:
+        """Inside, every row goes through one member's adapter, and the model evaluates."""
+        self._routing.set_all(member)
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self._routing.set((), length=1)
+            if self._training:
+                self.train()
+
+    def all_logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Logits (K, B, ...) of every member for the same rows, in one forward pass without gradients."""
+        count, length = next(iter(inputs.values())).shape[:2]
+        repeated = {name: torch.cat([tensor] * len(self.members)) for name, tensor in inputs.items()}
+        with torch.no_grad(), self.route([Rows(member, count) for member in self.members], length=length):
+            logits: Tensor = self.model(**repeated).logits
+        return logits.reshape(len(self.members), count, *logits.shape[1:])
+
+    def parameters_of(self, member: str) -> dict[str, nn.Parameter]:
+        """The parameters of one member, by their names in the model."""
+        return {name: each for name, each in self.model.named_parameters() if member in name.split(".")}
+
+    def train(self) -> None:
+        """Compute as in training, without the backbone's own dropout: its masks would depend on the other members.
+
+        bitsandbytes computes int8 layers by other kernels in training than in evaluation.
+        """
+        self._training = True
+        self.model.eval()
+        for layer in self._layers:
+            layer.get_base_layer().train()
+
+    def save(self, member: str, folder: Path) -> None:
+        """Write one member into `folder` in PEFT's format, as `adapters.save` does with an adapter that is alone."""
+        self.model.save_pretrained(str(folder), selected_adapters=[member], save_embedding_layers=False)
+        (folder / "README.md").unlink(missing_ok=True)
+        for path in (folder / member).iterdir():  # PEFT puts every adapter but "default" into a folder of its name
+            path.rename(folder / path.name)
+        (folder / member).rmdir()
+
+
+def refusal(config: Method) -> str | None:
+    """Why adapters of this method cannot share a bank, and train one after the other instead; None where they can."""
+    if not isinstance(config, (Lora, LoraPlus)) or config.method == "dora":
+        return f"a bank holds lora, rslora and lora+; adapters of {config.method} train one after the other"
+    if config.dropout:
+        return (
+            f"adapter.dropout={config.dropout:g} would draw other numbers in a bank than alone. "
+            "Write adapter.dropout=0, or train one adapter after the other"
+        )
+    return None
+
+
+def attach(model: PreTrainedModel, configs: Sequence[Method], *, seeds: Sequence[int]) -> Bank:
+    """The backbone with K fresh, trainable adapters; the initial values of each are those that it has alone.
+
+    Args:
+        configs: One for each member. Ranks, scales and targets may differ.
+        seeds: One for each member.
+
+    Raises:
+        ConfigError: the method does not work on this backbone, or not in a bank.
+    """
+    for config in configs:
+        require_fit(model, config)
+        if reason := refusal(config):
+            raise ConfigError(f"adapter.method={config.method}: {reason}.")
+    # Before anything is attached: target names are those of the bare backbone.
+    wanted: list[Any] = [config.to_peft(model, Beside(heads=anatomy.fresh_heads(model))) for config in configs]
+    attached: PeftModel | None = None
+    for number, (peft_config, seed) in enumerate(zip(wanted, seeds, strict=True)):
+        with torch.random.fork_rng(devices=[]), _without_hints():
+            torch.manual_seed(seed)
+            if attached is None:
+                attached = get_peft_model(model, peft_config, adapter_name=_name(number))
+            else:
+                attached.add_adapter(_name(number), peft_config)
+    assert attached is not None, "a bank has members"
+    for peft_config in wanted:  # PEFT corrects it (GPT-2) where it makes a layer, which only the first member does
+        peft_config.fan_in_fan_out = wanted[0].fan_in_fan_out
+    bank = Bank(attached)
+    for member in bank.members:
+        for parameter in bank.parameters_of(member).values():
+            parameter.requires_grad_(True)
+    return bank
+
+
+def load(model: PreTrainedModel, folders: Sequence[Path]) -> Bank:
+    """The backbone with the LoRA adapters in `folders`, frozen, in evaluation mode.
+
+    Raises:
+        BackboneError: an adapter was made for another backbone.
+        ConfigError: an adapter is none that a bank holds.
+        FileError: a file of an adapter is damaged.
+    """
+    loaded: Any = model
+    for number, folder in enumerate(folders):
+        loaded = adapters.load(loaded, folder, name=_name(number))
+    assert isinstance(loaded, PeftModel), "a bank has members"
+    for name, folder in zip(loaded.peft_config, folders, strict=True):
+        config = loaded.peft_config[name]
+        if not isinstance(config, LoraConfig) or config.use_dora or config.trainable_token_indices:
+            raise ConfigError(f"{folder}: no plain LoRA adapter. Load it alone: a bank holds lora, rslora and lora+.")
+    return Bank(loaded)
+
+
+def _name(number: int) -> str:
+    """No part of another member's name, which PEFT would mix up, nor of a module's."""
+    return f"member{number:04}"

@@ -1,0 +1,155 @@
+"""Layers of a bank: the rows of a batch belong to members, and each member's rows go through its own adapter.
+
+The rows of a member stand together, so that a member's low-rank product is one matrix product over a slice, beside one
+product with the frozen weight for all rows. Members may have different numbers of rows, ranks and scales. Measured on
+one core (5 members of rank 16 with 480 tokens each, 384 wide), forward and backward: 4.0 ms by slices, 3.6 ms as one
+batched product over a stack, which needs groups of equal size, and 10.8 ms as one product over all members with a mask;
+15.4 ms for the frozen weight.
+
+Legend: K members, B rows, N tokens of all rows, I inputs, O outputs, R rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from peft.tuners.lora.layer import LoraLayer
+from peft.utils.other import ModulesToSaveWrapper
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from workbench.errors import BackboneError
+
+
+class Rows(NamedTuple):
+    """Rows of one member."""
+
+    member: str
+    many: int
+
+
+class Routing:
+    """Whose rows are computed; every layer of a bank reads it."""
+
+    def __init__(self) -> None:
+        self._rows: tuple[Rows, ...] = ()
+        self._length = 1
+
+    def set(self, rows: Sequence[Rows], *, length: int) -> None:
+        """The rows of the next batches, in their order, of `length` tokens each."""
+        self._rows, self._length = tuple(rows), length
+
+    def set_all(self, member: str) -> None:
+        """All rows of the next batches are one member's, however many there are."""
+        self._rows, self._length = (Rows(member, -1),), 1
+
+    def slices(self, x: Tensor) -> Iterator[tuple[str, slice]]:
+        """Each member, and where in the first dimension of `x` (B, ...) or (B * L, ...) its rows are.
+
+        Raises:
+            BackboneError: `x` holds neither, so that nobody can tell whose it is.
+        """
+        if not self._rows:
+            raise RuntimeError("a bank computes inside `with bank.route(...)` or `with bank.only(...)`")
+        if self._rows[0].many < 0:
+            yield self._rows[0].member, slice(0, len(x))
+            return
+        rows = sum(each.many for each in self._rows)
+        tokens, rest = divmod(len(x), rows)
+        if rest or tokens not in (1, self._length):
+            raise BackboneError(
+                f"A layer sees {len(x)} tokens of {rows} rows with {self._length} tokens each: it chooses among "
+                "tokens, as experts do, and a bank cannot tell whose they are. Leave it out of adapter.targets, or "
+                "train one adapter after the other."
+            )
+        start = 0
+        for member, many in self._rows:
+            yield member, slice(start, start + many * tokens)
+            start += many * tokens
+
+
+class RoutedLora(nn.Module, LoraLayer):
+    """PEFT's LoRA layer over any frozen linear layer, with each row through its member's A and B."""
+
+    routing: Routing
+
+    def forward(self, x: Tensor) -> Tensor:
+        per = x[:1].numel() // x.shape[-1]  # tokens in one element of the first dimension
+        parts = [
+            _Part(slice(where.start * per, where.stop * per), self.scaling[member], member)
+            for member, where in self.routing.slices(x)
+            if member in self.lora_A and where.stop > where.start
+        ]
+        weights = [each[part.member].weight.to(x.dtype) for part in parts for each in (self.lora_A, self.lora_B)]
+        output: Tensor = _RoutedProduct.apply(x, self.get_base_layer(), parts, *weights)  # type: ignore[no-untyped-call]
+        return output
+
+
+class RoutedHead(ModulesToSaveWrapper):
+    """A module that trains whole, such as a classification head: each row goes through its member's own."""
+
+    routing: Routing
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.modules_to_save[member](x[where]) for member, where in self.routing.slices(x)])
+
+
+class _Part(NamedTuple):
+    tokens: slice
+    scale: float
+    member: str
+
+
+class _RoutedProduct(torch.autograd.Function):
+    """Base product and low-rank updates as one operation: no output-sized temporaries, no weight is saved twice."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, base: nn.Module, parts: list[_Part], *weights: Tensor) -> Tensor:
+        # With a graph, though it is dropped: bitsandbytes has other kernels for training than for inference.
+        with torch.enable_grad():
+            output: Tensor = base(x.detach().requires_grad_()).detach()
+        x_NI, output_NO = x.reshape(-1, x.shape[-1]), output.view(-1, output.shape[-1])
+        inner = []
+        for (tokens, scale, _), down_RI, up_OR in zip(parts, weights[::2], weights[1::2], strict=True):
+            inner_NR = (x_NI[tokens] @ down_RI.T).mul_(scale)
+            output_NO[tokens].addmm_(inner_NR, up_OR.T)
+            inner.append(inner_NR)
+        ctx.save_for_backward(x_NI, *inner, *weights)
+        ctx.base, ctx.parts = base, parts
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x_NI, *saved = ctx.saved_tensors
+        inner, weights = saved[: len(ctx.parts)], saved[len(ctx.parts) :]
+        grad_NO = grad.reshape(-1, grad.shape[-1])
+        x_grad_NI = grad_NO @ _dense(ctx.base).to(grad.dtype) if ctx.needs_input_grad[0] else None
+        grads: list[Tensor] = []
+        for (tokens, scale, _), inner_NR, down_RI, up_OR in zip(
+            ctx.parts, inner, weights[::2], weights[1::2], strict=True
+        ):
+            inner_grad_NR = (grad_NO[tokens] @ up_OR).mul_(scale)
+            if x_grad_NI is not None:
+                x_grad_NI[tokens].addmm_(inner_grad_NR, down_RI)
+            grads += [inner_grad_NR.T @ x_NI[tokens], grad_NO[tokens].T @ inner_NR]
+        x_grad = None if x_grad_NI is None else x_grad_NI.view(*grad.shape[:-1], -1)
+        return x_grad, None, None, *grads
+
+
+def _dense(base: Any) -> Tensor:
+    """The weight (O, I) of a linear layer as numbers, whatever it is stored in."""
+    state = getattr(base.weight, "quant_state", None)
+    if state is not None:
+        from bitsandbytes.functional import dequantize_4bit  # a second to import, and most runs need none of it
+
+        four: Tensor = dequantize_4bit(base.weight.data, state)
+        return four
+    if base.weight.dtype == torch.int8:
+        from bitsandbytes.functional import int8_vectorwise_dequant
+
+        eight: Tensor = int8_vectorwise_dequant(base.state.CB, base.state.SCB)
+        return eight
+    weight: Tensor = base.weight
+    return weight.T if isinstance(base, Conv1D) else weight

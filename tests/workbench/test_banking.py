@@ -1,0 +1,342 @@
+"""The bank is exact: K adapters trained together equal K adapters trained alone with plain PEFT and plain AdamW."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from tests.conftest import tiny
+from workbench import adapters, backbones, heads, objectives, runs, schedules
+from workbench.adapters import bank as banks
+from workbench.banking import BankFit, Predict
+from workbench.config import ModelConfig, RunConfig
+from workbench.data.batching import Indices, MicroBatch, Row, collate, encoder_inputs, global_batch
+from workbench.errors import Stopped
+from workbench.member import Course, Objective
+
+# Stock PEFT uses what transformers calls deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+
+
+@dataclass
+class Texts:
+    """Random tokens of unequal length; from every row but its beginning the next token is predicted."""
+
+    rows: int
+    seed: int
+    vocabulary: int = 64
+    shortest: int = 4
+
+    def __post_init__(self) -> None:
+        draw = np.random.default_rng(self.seed)
+        self._rows = [draw.integers(3, self.vocabulary, draw.integers(self.shortest, 15)) for _ in range(self.rows)]
+        self.lengths = np.array([len(row) for row in self._rows])
+        self.supervised = self.lengths - 2
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def place(self, index: int) -> str:
+        return f"texts:{index + 1}"
+
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        return collate([Row(self._rows[i], np.arange(self.lengths[i]) > 1) for i in indices])
+
+
+class Labelled(Texts):
+    """The same with a class for each row, that its tokens decide."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.supervised = np.ones(self.rows, dtype=np.int64)
+
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        inputs = encoder_inputs([self._rows[i] for i in indices])
+        starts = torch.arange(len(indices)) * inputs["input_ids"].shape[1]
+        labels = torch.tensor([int(self._rows[i].sum()) % 3 for i in indices])
+        return MicroBatch(inputs, starts, labels, tokens=int(self.lengths[indices].sum()))
+
+
+class Silent:
+    """A watcher that keeps what it is told, and may ask to stop."""
+
+    def __init__(self, *, stop_after: int = 10**9) -> None:
+        self.said: list[str] = []
+        self.records: list[dict[str, Any]] = []
+        self.stop_after = stop_after
+
+    def step(self, record: dict[str, Any], *, total: int) -> None:
+        self.records.append(record)
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def stop_requested(self) -> bool:
+        return bool(self.records) and max(record["step"] for record in self.records) >= self.stop_after - 1
+
+
+def section(**train: Any) -> RunConfig:
+    """A run's configuration; what is not named is different from every default that hides a mistake."""
+    adapter = {"method": "lora", "rank": 3, "alpha": 6, **train.pop("adapter", {})}
+    size, seed, patience = train.pop("size", 6), train.pop("seed", 0), train.pop("patience", None)
+    schedule = {"name": train.pop("schedule", "linear"), "warmup": 0.1}
+    return RunConfig.model_validate(
+        {
+            "recipe": "sft",
+            "seed": seed,
+            "adapter": adapter,
+            "data": {"train": "texts"},
+            "batch": {"size": size},
+            "train": {"steps": 20, "learning_rate": 3e-3, **train},
+            "schedule": schedule,
+            "evaluate": {"every": 2 if patience else None, "patience": patience},
+            "save": {"every": None, "ship": "best" if patience else "last"},
+        }
+    )
+
+
+DIFFERENT = (
+    section(seed=0, size=6, learning_rate=5e-3, weight_decay=0.1),
+    section(seed=1, size=4, learning_rate=2e-3, steps=13, max_grad_norm=0.05, adapter={"rank": 5, "alpha": 3}),
+    section(seed=2, size=5, learning_rate=8e-3, schedule="cosine", patience=3, adapter={"method": "lora+"}),
+)
+"""Members with their own learning rate, length, clipping, rank; the last is stopped early, after step 8."""
+
+
+def head_outputs(model: PreTrainedModel, member: str, bank: banks.Bank) -> tuple[Predict, Objective]:
+    """Next-token loss as the recipe computes it."""
+    with bank.only(member):
+        head = heads.find(bank.model, model)
+
+    def objective(hidden_ND: Tensor, labels_N: Tensor, scale: float) -> Tensor:
+        return objectives.next_token(
+            hidden_ND, labels_N, head.project, vocabulary=head.vocabulary, weights=[], scale=scale
+        )
+
+    return lambda batch: head.hidden(bank.model, batch.inputs).flatten(0, 1)[batch.positions_N], objective
+
+
+def class_outputs(model: PreTrainedModel, member: str, bank: banks.Bank) -> tuple[Predict, Objective]:
+    def objective(logits_NC: Tensor, labels_N: Tensor, scale: float) -> Tensor:
+        return F.cross_entropy(logits_NC, labels_N, reduction="sum") * scale
+
+    return lambda batch: bank.model(**batch.inputs).logits, objective
+
+
+@dataclass
+class Trained:
+    losses: list[list[float]]
+    tensors: list[dict[str, Tensor]]
+    watcher: Silent = field(default_factory=Silent)
+
+
+def alone(
+    model: PreTrainedModel, data: Sequence[Texts], configs: Sequence[RunConfig], ends: Sequence[int], dtype: torch.dtype
+) -> Trained:
+    """Each adapter by itself: plain PEFT, plain AdamW, the batch in one piece, the loss written out."""
+    found = Trained([], [])
+    for examples, config, end in zip(data, configs, ends, strict=True):
+        peft = adapters.attach(copy.deepcopy(model), config.adapter, seed=config.seed).train()
+        named = {name: each for name, each in peft.named_parameters() if each.requires_grad}
+        assert {each.dtype for each in named.values()} == {dtype}
+        groups = [
+            {
+                "params": [each],
+                "weight_decay": config.train.weight_decay if each.ndim > 1 else 0.0,
+                "factor": 16 if config.adapter.method == "lora+" and "lora_B" in name else 1,
+            }
+            for name, each in named.items()
+        ]
+        optimizer = torch.optim.AdamW(groups, foreach=False)
+        found.losses.append([])
+        for step in range(end):
+            rows = global_batch(step, rows=len(examples), size=config.batch.size, seed=config.seed)
+            loss = _plain_loss(peft, examples.batch(rows))
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(list(named.values()), config.train.max_grad_norm)
+            peak = config.train.learning_rate * schedules.factor((step + 0.5) / config.train.steps, config.schedule)
+            for group in optimizer.param_groups:
+                group["lr"] = peak * group["factor"]
+            optimizer.step()
+            found.losses[-1].append(loss.item())
+        found.tensors.append({name: each.detach() for name, each in named.items()})
+    return found
+
+
+def _plain_loss(model: nn.Module, batch: MicroBatch) -> Tensor:
+    logits = model(**batch.inputs).logits
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits.flatten(0, 1)[batch.positions_N] if logits.ndim == 3 else logits, batch.labels_N)
+
+
+@dataclass
+class Together:
+    """Trains the members of a bank over a copy of `model`, in runs under `folder`."""
+
+    model: PreTrainedModel
+    data: Sequence[Texts]
+    configs: Sequence[RunConfig]
+    folder: Path
+    outputs: Callable[[PreTrainedModel, str, banks.Bank], tuple[Predict, Objective]]
+    compute: torch.dtype = torch.float64
+    tokens: int = 40
+    prepare: Callable[[banks.Bank], object] = lambda bank: None
+
+    def fit(self, watcher: Silent | None = None, *, resume: bool = False) -> Trained:
+        model = copy.deepcopy(self.model)
+        bank = banks.attach(model, [each.adapter for each in self.configs], seeds=[each.seed for each in self.configs])
+        self.prepare(bank)
+        predict, objective = self.outputs(model, bank.members[0], bank)
+        opened = [
+            runs.start(self.folder / str(number), config, resume=resume) for number, config in enumerate(self.configs)
+        ]
+        courses = [
+            Course(data, objective, lambda: 1.0, config, run)  # never better: patience runs out
+            for data, config, run in zip(self.data, self.configs, opened, strict=True)
+        ]
+        watcher = watcher or Silent()
+        fit = BankFit(bank, courses, predict=predict, compute=self.compute, tokens=self.tokens, watcher=watcher)
+        try:
+            fit.work()
+        finally:
+            for run in opened:
+                run.close()
+        losses = [[record["loss"] for record in run.metrics()] for run in opened]
+        named = fit.masters.named()
+        tensors = [
+            {name.replace(member, "default"): named[name].detach() for name in bank.parameters_of(member)}
+            for member in bank.members
+        ]
+        return Trained(losses, tensors, watcher)
+
+
+def assert_same(found: Trained, wanted: Trained, *, losses: float, adapters: float) -> None:
+    for curve, wanted_curve in zip(found.losses, wanted.losses, strict=True):
+        assert curve == pytest.approx(wanted_curve, rel=losses)
+    for tensors, wanted_tensors in zip(found.tensors, wanted.tensors, strict=True):
+        assert tensors.keys() == wanted_tensors.keys()
+        flat, wanted_flat = (
+            torch.cat([each[name].flatten() for name in tensors]) for each in (tensors, wanted_tensors)
+        )
+        assert (flat - wanted_flat).norm() <= adapters * wanted_flat.norm()
+
+
+def bert() -> PreTrainedModel:
+    """A classifier of three classes in float64, without the dropout that no two trainings share."""
+    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = tiny("Bert", head="SequenceClassification", num_labels=3, **none)
+    return model.double().requires_grad_(False)
+
+
+STEPS = (20, 13, 8)
+"""Steps that the members of DIFFERENT do."""
+
+
+def test_bank_of_llama_equals_three_trainings_with_plain_peft(tmp_path: Path) -> None:
+    """Different data, lengths, batch sizes, seeds, ranks, rates, decays, clipping, schedules and early stops."""
+    model = tiny("Llama").double().requires_grad_(False)
+    data = [Texts(50, 1), Texts(23, 2, shortest=9), Texts(31, 3)]
+    wanted = alone(model, data, DIFFERENT, STEPS, torch.float64)
+    for tokens in (40, 10_000):  # several micro-batches, in which not every member has rows, and one
+        found = Together(model, data, DIFFERENT, tmp_path / str(tokens), head_outputs, tokens=tokens).fit()
+        assert_same(found, wanted, losses=1e-5, adapters=1e-4)
+    assert all(curve[-1] < 0.95 * curve[0] for curve in (wanted.losses[0], wanted.losses[2]))
+
+
+def test_bank_of_bert_classifiers_equals_three_trainings_with_plain_peft(tmp_path: Path) -> None:
+    """The heads are stacked too. No float32 in the loss here, so nothing but the order of sums differs."""
+    model = bert()
+    data = [Labelled(50, 1), Labelled(23, 2, shortest=9), Labelled(31, 3)]
+    wanted = alone(model, data, DIFFERENT, STEPS, torch.float64)
+    found = Together(model, data, DIFFERENT, tmp_path, class_outputs).fit()
+    assert_same(found, wanted, losses=1e-10, adapters=1e-10)
+    assert any("classifier" in name for name in found.tensors[0])
+
+
+@pytest.mark.parametrize(
+    ("weights", "compute", "losses", "adapters"),
+    [("nf4", "float32", 1e-5, 1e-4), ("int8", "float32", 1e-5, 1e-4), ("nf4", "bfloat16", 1e-2, 2e-2)],
+)
+def test_bank_over_quantised_weights(
+    weights: str, compute: str, losses: float, adapters: float, stories: str, tmp_path: Path
+) -> None:
+    """In the precision that computes; the rates are such that a step does not amplify its rounding."""
+    config = ModelConfig.model_validate({"id": stories, "weights": weights, "compute": compute})
+    model = backbones.load(config, backbones.tokenizer(config)).model
+    gentle = [
+        each.model_copy(
+            update={"train": each.train.model_copy(update={"learning_rate": 0.1 * each.train.learning_rate})}
+        )
+        for each in DIFFERENT
+    ]
+    data = [Texts(50, 1, vocabulary=500), Texts(23, 2, vocabulary=500), Texts(31, 3, vocabulary=500)]
+    wanted = alone(model, data, gentle, STEPS, torch.float32)
+    found = Together(model, data, gentle, tmp_path, head_outputs, compute=getattr(torch, compute), tokens=200).fit()
+    assert_same(found, wanted, losses=losses, adapters=adapters)
+
+
+def test_a_member_that_ended_stays_as_it_is_and_costs_nothing(tmp_path: Path) -> None:
+    short, long = section(steps=3, learning_rate=1e-2), section(steps=6, seed=1)
+    data = [Labelled(24, 1), Labelled(24, 2)]
+    wanted = Together(bert(), data[:1], [short], tmp_path / "alone", class_outputs).fit()
+    together = Together(bert(), data, [short, long], tmp_path / "both", class_outputs)
+    seen: list[int] = []
+    together.outputs = lambda model, member, bank: _counting(seen, class_outputs(model, member, bank))
+    found = together.fit()
+    assert [len(losses) for losses in found.losses] == [3, 6]
+    assert_same(Trained(found.losses[:1], found.tensors[:1]), wanted, losses=1e-10, adapters=1e-10)
+    assert sum(seen) == 3 * (6 + 6) + 3 * 6  # rows, by steps
+
+
+def _counting(seen: list[int], outputs: tuple[Predict, Objective]) -> tuple[Predict, Objective]:
+    predict, objective = outputs
+
+    def counted(batch: MicroBatch) -> Tensor:
+        seen.append(len(batch.inputs["input_ids"]))
+        return predict(batch)
+
+    return counted, objective
+
+
+def test_stopped_in_the_middle_and_resumed_it_ends_where_it_would_have(tmp_path: Path) -> None:
+    """The members stand at different steps; one has ended before."""
+    configs = [section(steps=12, size=3), section(steps=4, seed=1), section(steps=9, seed=2, patience=2)]
+    data = [Labelled(20, 1), Labelled(20, 2), Labelled(20, 3)]
+    whole = Together(bert(), data, configs, tmp_path / "whole", class_outputs).fit()
+    broken = Together(bert(), data, configs, tmp_path / "broken", class_outputs)
+    with pytest.raises(Stopped):
+        broken.fit(Silent(stop_after=5))
+    found = broken.fit(resume=True)
+    assert found.losses == whole.losses and [len(each) for each in found.losses] == [12, 4, 6]
+    for tensors, wanted in zip(found.tensors, whole.tensors, strict=True):
+        assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
+    assert any("Resuming after step 5 of 12" in sentence for sentence in found.watcher.said)
+
+
+def test_a_member_that_diverges_ends_alone(tmp_path: Path) -> None:
+    configs = [section(steps=4), section(steps=4, seed=1), section(steps=4, seed=2)]
+    data = [Labelled(20, 1), Labelled(20, 2), Labelled(20, 3)]
+    wanted = Together(bert(), data, configs, tmp_path / "sane", class_outputs).fit()
+    mad = Together(bert(), data, configs, tmp_path / "mad", class_outputs)
+    mad.prepare = lambda bank: [each.data.fill_(torch.nan) for each in bank.parameters_of(bank.members[1]).values()]
+    found = mad.fit()
+    assert [len(losses) for losses in found.losses] == [4, 0, 4]
+    assert_same(
+        Trained(found.losses[::2], found.tensors[::2]),
+        Trained(wanted.losses[::2], wanted.tensors[::2]),
+        losses=1e-10,
+        adapters=1e-10,
+    )
+    (said,) = found.watcher.said
+    assert "member0001 ends here; the others go on. The loss is not finite at step 1" in said

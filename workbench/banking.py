@@ -1,0 +1,125 @@
+"""The loop over a bank: one forward and backward pass for the rows of all members that are still learning.
+
+Legend: N labels.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from workbench.adapters.bank import Bank
+from workbench.adapters.routed import Rows
+from workbench.data.batching import MicroBatch
+from workbench.data.mixing import Part, join, mixed_batches, padded_length
+from workbench.engine import Watcher, peak_bytes
+from workbench.errors import Stopped
+from workbench.masters import Masters
+from workbench.member import Course, Member
+
+Predict = Callable[[MicroBatch], Tensor]
+"""What the model gives for each label of a micro-batch (N, ...): hidden states in front of a head, or logits."""
+
+
+class BankFit:
+    """Trains the members of a bank, each as if it trained alone; a member that has ended costs nothing more.
+
+    Args:
+        courses: One for each member of the bank.
+        compute: What matrix products run in.
+        tokens: In one forward pass, padding included. Never changes the result.
+    """
+
+    def __init__(
+        self,
+        bank: Bank,
+        courses: Sequence[Course],
+        *,
+        predict: Predict,
+        compute: torch.dtype,
+        tokens: int,
+        watcher: Watcher,
+    ) -> None:
+        self.bank = bank
+        self.predict = predict
+        self.tokens = tokens
+        self.watcher = watcher
+        self.device = next(bank.model.parameters()).device
+        self.masters = Masters(bank.model, compute)
+        trainable = self.masters.named()
+        self.members = {
+            name: Member(course, {key: trainable[key] for key in bank.parameters_of(name)})
+            for name, course in zip(bank.members, courses, strict=True)
+        }
+
+    def work(self) -> None:
+        """Train every member to its end, or to its error; raises Stopped after checkpoints when the watcher asks.
+
+        Raises:
+            TrainingError: every member failed; this is the first one's.
+        """
+        for name, member in self.members.items():
+            for sentence in member.resume():
+                self.watcher.say(f"{name}: {sentence}")
+        self.masters.refresh()
+        self.bank.train()
+        began = time.monotonic() - max(member.progress.elapsed_s for member in self.members.values())
+        while live := {name: member for name, member in self.members.items() if member.live}:
+            self._step(live, began)
+        errors = [member.error for member in self.members.values() if member.error is not None]
+        if len(errors) == len(self.members):
+            raise errors[0]
+
+    def _step(self, live: dict[str, Member], began: float) -> None:
+        """One optimizer step of every live member."""
+        started, records = time.monotonic(), {}
+        for (name, member), loss in zip(live.items(), self._losses(live), strict=True):
+            record = member.update(loss)
+            if record is None:
+                self.watcher.say(f"{name} ends here; the others go on. {member.error}")
+            else:
+                records[name] = record
+        self.masters.refresh()
+        now = time.monotonic()
+        stopping = self.watcher.stop_requested()
+        for name, record in records.items():
+            record["tokens_per_second"] = round(record["tokens"] / (now - started), 1)
+            record["peak_bytes"] = peak_bytes(self.device)
+            record = live[name].settle(record, elapsed_s=round(time.monotonic() - began, 3), stopping=stopping)
+            self.watcher.step({**record, "member": name}, total=live[name].steps)
+        if stopping and any(member.live for member in live.values()):
+            raise Stopped(f"Stopped after step {max(member.progress.step for member in live.values())}.")
+
+    def _losses(self, live: dict[str, Member]) -> list[float]:
+        """Gradients, and the mean loss, of each live member over its next batch."""
+        members = list(live.values())
+        batches = [member.batch() for member in members]
+        supervised = [
+            int(each.course.train.supervised[rows].sum()) for each, rows in zip(members, batches, strict=True)
+        ]
+        lengths = [member.course.train.lengths for member in members]
+        losses = torch.zeros(len(members), dtype=torch.float64, device=self.device)
+        for parts in mixed_batches(batches, lengths, tokens=self.tokens):
+            scales = [1 / supervised[part.owner] for part in parts]
+            found = self._backward(live, parts, scales)
+            losses[[part.owner for part in parts]] += found
+        return [float(loss) for loss in losses]
+
+    def _backward(self, live: dict[str, Member], parts: Sequence[Part], scales: Sequence[float]) -> Tensor:
+        """Add the gradients of a micro-batch; returns the scaled loss of each part."""
+        names, members = list(live), list(live.values())
+        owned = [members[owner].course.train.batch(indices, epoch=members[owner].epoch) for owner, indices in parts]
+        batch = join(owned).to(self.device)
+        rows = [Rows(names[owner], len(indices)) for owner, indices in parts]
+        labels = [len(each.labels_N) for each in owned]
+        with self.bank.route(rows, length=padded_length(batch)):
+            outputs_N, labels_N = self.predict(batch).split(labels), batch.labels_N.split(labels)
+            losses = [
+                members[owner].course.objective(outputs, wanted, scale)
+                for (owner, _), outputs, wanted, scale in zip(parts, outputs_N, labels_N, scales, strict=True)
+            ]
+            torch.stack(losses).sum().backward()
+        return torch.stack([loss.detach() for loss in losses]).double()

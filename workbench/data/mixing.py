@@ -1,0 +1,75 @@
+"""Micro-batches that hold rows of several owners, such as the members of a bank.
+
+Legend: B rows, L padded length, N labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from workbench.data.batching import Indices, MicroBatch, micro_batches
+
+
+class Part(NamedTuple):
+    """Rows of one owner in a micro-batch."""
+
+    owner: int
+    indices: Indices
+
+
+def mixed_batches(batches: Sequence[Indices], lengths: Sequence[Indices], *, tokens: int) -> Iterator[list[Part]]:
+    """The owners' batches together, cut like one batch: rows x longest row <= `tokens`, longest first.
+
+    In a micro-batch the rows of an owner stand together, owners in order. Rows of like length meet whoever owns them,
+    so that there is less padding than in micro-batches of one owner each.
+
+    Args:
+        batches: Row indices of each owner's global batch.
+        lengths: Tokens of each owner's rows.
+    """
+    owners = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
+    rows = np.concatenate(batches)
+    pooled = np.concatenate([length[batch] for batch, length in zip(batches, lengths, strict=True)])
+    for chosen in micro_batches(np.arange(len(rows)), pooled, tokens=tokens):
+        yield [Part(int(owner), rows[chosen[owners[chosen] == owner]]) for owner in np.unique(owners[chosen])]
+
+
+def join(batches: Sequence[MicroBatch]) -> MicroBatch:
+    """One micro-batch with the rows of all, in their order, padded to the longest with zeros that nothing looks at."""
+    counts = [len(_tokens(batch)) for batch in batches]
+    length = max(_tokens(batch).shape[1] for batch in batches)
+    starts = np.cumsum([0, *counts[:-1]])
+    return MicroBatch(
+        inputs={name: _padded([batch.inputs[name] for batch in batches]) for name in batches[0].inputs},
+        positions_N=torch.cat(
+            [_moved(batch, int(start), length) for batch, start in zip(batches, starts, strict=True)]
+        ),
+        labels_N=torch.cat([batch.labels_N for batch in batches]),
+        tokens=sum(batch.tokens for batch in batches),
+    )
+
+
+def padded_length(batch: MicroBatch) -> int:
+    """L, at whose positions something is predicted."""
+    return _tokens(batch).shape[1]
+
+
+def _tokens(batch: MicroBatch) -> Tensor:
+    return batch.inputs.get("decoder_input_ids", batch.inputs["input_ids"])
+
+
+def _padded(tensors: Sequence[Tensor]) -> Tensor:
+    longest = max(tensor.shape[1] for tensor in tensors)
+    return torch.cat([F.pad(tensor, (0, longest - tensor.shape[1])) for tensor in tensors])
+
+
+def _moved(batch: MicroBatch, start: int, length: int) -> Tensor:
+    """Flat positions of a batch whose rows come `start` rows later, in rows of `length`."""
+    own = padded_length(batch)
+    return (batch.positions_N // own + start) * length + batch.positions_N % own

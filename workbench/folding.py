@@ -1,0 +1,47 @@
+"""What a recipe says about duplicates and folds; the work is in workbench/data/duplicates.py and folds.py."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from workbench.schema import Section
+
+
+class DuplicatesConfig(Section):
+    on_duplicate: Literal["together", "keep_one", "weight", "ignore"] = "together"
+    """Near-duplicates share a fold (`together`), share it and weigh 1/size each (`weight`), or all but one are left
+    out (`keep_one`). `ignore` looks for none."""
+    threshold: Annotated[float, Field(ge=0.4, le=1)] = 0.7
+    """Jaccard similarity of two texts' sets of shingles from which they are near-duplicates."""
+    shingle: Literal["characters", "words"] = "characters"
+    """What a shingle is a run of. Characters tell short sentences apart more finely; words are faster on documents."""
+    size: PositiveInt | Literal["auto"] = "auto"
+    """Characters or words in a shingle. `auto`: 4 characters, 3 words."""
+    overlap: Literal["refuse", "drop"] = "refuse"
+    """Training rows in a cluster with a test row end the run, or are dropped from training and counted."""
+
+    @property
+    def length(self) -> int:
+        """Characters or words in a shingle."""
+        return self.size if self.size != "auto" else 4 if self.shingle == "characters" else 3
+
+
+class FoldsConfig(Section):
+    k: Annotated[int, Field(ge=2)] = 5
+    """Folds; each is validated by a model that trained on the others."""
+    repeats: PositiveInt = 1
+    """How often the rows are dealt into k folds anew."""
+    group: str | None = Field(default=None, min_length=1)
+    """A column whose equal values never stand on both sides of a fold, such as a user's or a document's id."""
+    column: str | None = Field(default=None, min_length=1)
+    """A column that says which fold a row is in; nothing is dealt then."""
+    every_class: bool = True
+    """Each fold must validate every class; false accepts folds that lack one with too few rows or groups."""
+
+    @model_validator(mode="after")
+    def _one_deal(self) -> FoldsConfig:
+        if self.column is not None and self.repeats > 1:
+            raise ValueError(f"column `{self.column}` gives one set of folds. Write folds.repeats=1.")
+        return self

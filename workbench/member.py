@@ -1,0 +1,210 @@
+"""One adapter's training: its data order, optimizer, schedule, early stop, checkpoints. Who computes is not its matter.
+
+Legend: N labels.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from workbench import checkpoints, schedules
+from workbench.checkpoints import Progress
+from workbench.config import RunConfig
+from workbench.data.batching import Examples, Indices, global_batch, steps_per_epoch
+from workbench.errors import ResumeError, TrainingError
+from workbench.runs import Run
+
+Objective = Callable[[Tensor, Tensor, float], Tensor]
+"""Outputs (N, ...) and labels (N,) to their summed loss times a factor, as a scalar with a graph."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """What one adapter learns, and how: everything about its training that is its own."""
+
+    train: Examples
+    objective: Objective
+    held_out_loss: Callable[[], float]
+    config: RunConfig
+    run: Run
+    """Where its metrics and checkpoints go, as if it trained alone."""
+
+
+class Member:
+    """An adapter that trains. Its state is a function of its course and of the steps it has done, of nothing else.
+
+    Args:
+        trainable: The values that train, in float32 or wider, by name.
+    """
+
+    def __init__(self, course: Course, trainable: Mapping[str, nn.Parameter]) -> None:
+        self.course = course
+        self.trainable = trainable
+        config = course.config
+        self._per_epoch = steps_per_epoch(len(course.train), config.batch.size)
+        self.steps = config.train.steps or max(1, round(config.train.epochs * self._per_epoch))
+        self.progress = Progress()
+        self.error: TrainingError | None = None
+        """Why it ended before its time."""
+        self._optimizer = _optimizer(trainable, config)
+        self._companion = config.adapter.companion(trainable, steps=self.steps)
+        self._evaluate_at = _moments(config.evaluate.every, self.steps)
+        self._save_at = _moments(config.save.every, self.steps) | {self.steps}
+        self._recent: deque[float] = deque(maxlen=20)
+
+    @property
+    def live(self) -> bool:
+        """Whether it has steps to do."""
+        patience = self.course.config.evaluate.patience
+        tired = patience is not None and self.progress.evaluations_without_gain >= patience
+        return self.progress.step < self.steps and not tired and self.error is None
+
+    @property
+    def epoch(self) -> int:
+        """The pass over its data that its next step belongs to, from 0."""
+        return self.progress.step // self._per_epoch
+
+    def batch(self) -> Indices:
+        """Rows of its next step."""
+        config = self.course.config
+        return global_batch(self.progress.step, rows=len(self.course.train), size=config.batch.size, seed=config.seed)
+
+    def update(self, loss: float) -> dict[str, Any] | None:
+        """Clip, check, and take the optimizer step; the gradients are there, `loss` is the mean of the step's rows.
+
+        Returns:
+            The step's line of metrics.jsonl; None where the loss exploded, which `error` then says.
+        """
+        config, step, rows = self.course.config, self.progress.step, self.batch()
+        if self._companion is not None:
+            self._companion.penalty().backward()
+        norm = float(nn.utils.clip_grad_norm_(list(self.trainable.values()), config.train.max_grad_norm))
+        self.error = self._diagnosis(loss, norm, rows)
+        if self.error is not None:
+            self._optimizer.zero_grad(set_to_none=True)
+            return None
+        rate = config.train.learning_rate * schedules.factor((step + 0.5) / self.steps, config.schedule)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate * group["rate_factor"]
+        self._optimizer.step()
+        if self._companion is not None:
+            self._companion.after_step(step + 1)
+        self._optimizer.zero_grad(set_to_none=True)
+        self._recent.append(loss)
+        self.progress = replace(self.progress, step=step + 1)
+        return {
+            "step": step + 1,
+            "loss": loss,
+            "learning_rate": rate,
+            "grad_norm": norm,
+            "tokens": int(self.course.train.lengths[rows].sum()),
+            "supervised_tokens": int(self.course.train.supervised[rows].sum()),
+        }
+
+    def settle(self, record: dict[str, Any], *, elapsed_s: float, stopping: bool) -> dict[str, Any]:
+        """After a step: evaluate, log and save where it is time. Returns the record with what was found."""
+        step = self.progress.step
+        if step in self._evaluate_at:
+            record = {**record, "held_out_loss": self._evaluate()}
+        self.progress = replace(self.progress, elapsed_s=elapsed_s)
+        record = {**record, "elapsed_s": elapsed_s}
+        self.course.run.log(record)
+        if step in self._save_at or stopping or not self.live:
+            self._save()
+        return record
+
+    def load_best(self) -> None:
+        """Go back to the values with the lowest held-out loss."""
+        self._load(checkpoints.read_tensors(self.course.run.best, "trainable"))
+
+    def resume(self) -> list[str]:
+        """Continue from its run's newest intact checkpoint, if there is one; returns what a person should read."""
+        run = self.course.run
+        if not run.resumed:
+            return []
+        path, said = checkpoints.newest(run.checkpoints)
+        if path is not None:
+            self.progress = checkpoints.read_progress(path)
+            saved = checkpoints.read_tensors(path, "trainable")
+            if saved.keys() != self.trainable.keys():
+                raise ResumeError(f"{path}: its tensors are not those of this adapter. Start a new run.")
+            self._load(saved)
+            for key, value in checkpoints.read_tensors(path, "optimizer").items():
+                name, _, kind = key.rpartition("|")
+                self._optimizer.state[self.trainable[name]][kind] = value.to(self.trainable[name].device)
+            if self._companion is not None:
+                self._companion.load(checkpoints.read_tensors(path, "companion"))
+        run.rewind(self.progress.step)
+        self._recent.extend(record["loss"] for record in run.metrics())
+        return [*said, f"Resuming after step {self.progress.step} of {self.steps}."]
+
+    def _diagnosis(self, loss: float, norm: float, rows: Indices) -> TrainingError | None:
+        """What is wrong with a loss that is not finite, or is three times the recent ones and still rising."""
+        usual = statistics.median(self._recent) if len(self._recent) >= 5 else float("inf")
+        finite = bool(np.isfinite(loss) and np.isfinite(norm))
+        if finite and loss <= max(3 * usual, 2.0):
+            return None
+        kept, _ = checkpoints.newest(self.course.run.checkpoints)
+        places = ", ".join(self.course.train.place(int(row)) for row in rows[:8]) + (", ..." if len(rows) > 8 else "")
+        return TrainingError(
+            f"The loss {'exploded' if finite else 'is not finite'} at step {self.progress.step + 1}: loss {loss:.4g}, "
+            f"gradient norm {norm:.4g}, median of the last steps {usual:.4g}.\n"
+            f"  Rows of the batch: {places}\n"
+            f"  Last good checkpoint: {kept or 'none yet'}\n"
+            f"  Lower train.learning_rate (now {self.course.config.train.learning_rate:g}), raise schedule.warmup, "
+            "or look at these rows."
+        )
+
+    def _evaluate(self) -> float:
+        loss, before = self.course.held_out_loss(), self.progress
+        if before.best_loss is None or loss < before.best_loss:
+            self.progress = replace(before, best_loss=loss, best_step=before.step, evaluations_without_gain=0)
+            checkpoints.write(self.course.run.best, {"trainable": self.trainable}, self.progress)
+        else:
+            self.progress = replace(before, evaluations_without_gain=before.evaluations_without_gain + 1)
+        return loss
+
+    def _save(self) -> None:
+        states = {
+            f"{name}|{key}": value
+            for name, parameter in self.trainable.items()
+            for key, value in self._optimizer.state[parameter].items()
+        }
+        tensors: dict[str, Mapping[str, Tensor]] = {"trainable": self.trainable, "optimizer": states}
+        if self._companion is not None:
+            tensors["companion"] = self._companion.state()
+        checkpoints.save(self.course.run.checkpoints, tensors, self.progress, keep=self.course.config.save.keep)
+
+    @torch.no_grad()
+    def _load(self, saved: Mapping[str, Tensor]) -> None:
+        for name, parameter in self.trainable.items():
+            parameter.copy_(saved[name])
+
+
+def _optimizer(trainable: Mapping[str, nn.Parameter], config: RunConfig) -> torch.optim.AdamW:
+    """AdamW with a group for each learning rate and weight decay that the method asks for; vectors never decay."""
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in trainable.items():
+        decays = parameter.ndim >= 2 and config.adapter.decays(name)
+        key = (config.adapter.rate_factor(name), config.train.weight_decay if decays else 0.0)
+        groups.setdefault(key, []).append(parameter)
+    described = [
+        {"params": group, "rate_factor": factor, "weight_decay": decay} for (factor, decay), group in groups.items()
+    ]
+    return torch.optim.AdamW(described, lr=config.train.learning_rate, fused=True)
+
+
+def _moments(every: int | float | None, steps: int) -> set[int]:
+    """The steps at which something periodic happens, the last one always among them; none where `every` is None."""
+    if every is None:
+        return set()
+    interval = every if isinstance(every, int) else max(1, round(every * steps))
+    return {*range(interval, steps + 1, interval), steps}

@@ -1,0 +1,76 @@
+"""Losses of classification, summed over rows; a row's weight multiplies its term.
+
+Legend: B rows, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Outputs (B, C), targets (B, C) and weights (B,) to a scalar, summed over the rows."""
+
+
+def cross_entropy(logits_BC: Tensor, target_BC: Tensor, weight_B: Tensor, *, gamma: float = 0.0) -> Tensor:
+    """Sum of weight * -sum_c target_c (1 - p_c)^gamma log p_c, in nats: focal loss, and cross-entropy at gamma = 0.
+
+    `target` may be soft (smoothed, a teacher's, a pseudo-label's). Lin et al. 2017, arXiv:1708.02002, eq. 4.
+    """
+    log_p_BC = F.log_softmax(logits_BC.float(), dim=-1)
+    terms_BC = target_BC * log_p_BC
+    if gamma:
+        terms_BC = terms_BC * (1 - log_p_BC.exp()) ** gamma
+    return -(terms_BC.sum(-1) * weight_B).sum()
+
+
+def binary_cross_entropy(logits_BC: Tensor, target_BC: Tensor, weight_B: Tensor, *, gamma: float = 0.0) -> Tensor:
+    """Sum over rows and classes of weight * (1 - p_t)^gamma * -log p_t: every class is a question of its own.
+
+    p_t is sigmoid(logit) where the target is 1 and its complement where it is 0; a soft target mixes the two.
+    """
+    logits_BC = logits_BC.float()
+    yes_BC, no_BC = F.logsigmoid(logits_BC), F.logsigmoid(-logits_BC)
+    if gamma:
+        p_BC = logits_BC.sigmoid()
+        yes_BC, no_BC = yes_BC * (1 - p_BC) ** gamma, no_BC * p_BC**gamma
+    return -((target_BC * yes_BC + (1 - target_BC) * no_BC).sum(-1) * weight_B).sum()
+
+
+def squared_error(outputs_BC: Tensor, target_BC: Tensor, weight_B: Tensor) -> Tensor:
+    """Sum over rows and outputs of weight * (output - target)^2."""
+    return ((outputs_BC.float() - target_BC) ** 2).sum(-1).mul(weight_B).sum()
+
+
+def smooth(target_BC: Tensor, share: float) -> Tensor:
+    """`share` of every row's mass spread over the C classes (Szegedy et al. 2016, arXiv:1512.00567, section 7)."""
+    return target_BC * (1 - share) + share * target_BC.sum(-1, keepdim=True) / target_BC.shape[-1]
+
+
+def adjusted(logits_BC: Tensor, log_prior_C: Tensor, strength: float) -> Tensor:
+    """Logits plus `strength` times the classes' log frequencies, while training only.
+
+    What is left to learn is what the frequencies do not say, so that rare classes are not outvoted
+    (Menon et al. 2021, arXiv:2007.07314, eq. 10).
+    """
+    return logits_BC + strength * log_prior_C
+
+
+def class_weights(counts_C: Tensor, *, scheme: str, beta: float = 0.999) -> Tensor:
+    """Weight of each class (C,) float32, with mean 1 over the rows.
+
+    Args:
+        counts_C: Training rows of each class; none may be 0.
+        scheme: "none", "balanced" (1 / count) or "effective": (1 - beta) / (1 - beta^count), which grows less for
+            classes that have enough rows (Cui et al. 2019, arXiv:1901.05555, eq. 4).
+        beta: 0 weighs all alike, towards 1 it becomes "balanced".
+    """
+    counts_C = counts_C.double()
+    assert bool((counts_C > 0).all())
+    if scheme == "none":
+        return torch.ones_like(counts_C).float()
+    raw_C = 1 / counts_C if scheme == "balanced" else (1 - beta) / -torch.expm1(counts_C * torch.tensor(beta).log())
+    return (raw_C * counts_C.sum() / (raw_C * counts_C).sum()).float()
