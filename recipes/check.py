@@ -14,6 +14,8 @@ from workbench.data import tokens
 from workbench.data.batching import Row, steps_per_epoch
 from workbench.data.forms import form
 from workbench.data.tokens import Splits
+from workbench.recipes import classify_verbs
+from workbench.recipes.classify_verbs import ClassInspection
 from workbench.recipes.sft import read_template
 
 SHOWN = 3
@@ -34,12 +36,14 @@ class Inspection:
     notes: list[str]
 
 
-def check(config: RunConfig) -> Inspection:
+def check(config: RunConfig) -> Inspection | ClassInspection:
     """Everything that `run` does before it loads weights.
 
     Raises:
         WorkbenchError: the run would fail, or would silently learn nothing.
     """
+    if config.recipe == "classify":
+        return classify_verbs.inspect(config)
     tokenizer = backbones.tokenizer(config.model)
     template = form(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
     data = tokens.load(config.data, tokenizer, template, seed=config.seed)

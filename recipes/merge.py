@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, files, heads, runs, shipped, tasks
+from workbench import adapters, backbones, classifier, files, heads, runs, shipped, tasks
 from workbench.adapters import Full
 from workbench.backbones import DTYPES, QUANTISED
 from workbench.config import ModelConfig, RunConfig
 from workbench.data import tokens
 from workbench.errors import ConfigError
 from workbench.evaluation.agreement import Agreement, agreement, hidden_states
+from workbench.recipes import classify_verbs
+from workbench.recipes.classify_verbs import Gap
+from workbench.tasks import Task
 
 ROWS = 64
 """Held-out examples that the two are compared on."""
@@ -25,7 +28,7 @@ ROWS = 64
 class Merged:
     """What `merge` did, and its measured error."""
 
-    agreement: Agreement
+    agreement: Agreement | Gap
     said: str
 
 
@@ -41,11 +44,13 @@ def merge(run: Path, *, out: Path, weights: str) -> Merged:
     config = runs.read_config(run)
     adapters.require_mergeable(config.adapter)
     files.require_writable(out)
+    if config.recipe == "classify":
+        return _merge_classifier(run, config, out=out, weights=weights)
     unmerged = shipped.load(run, config)
     held_out = tokens.load(config.data, unmerged.tokenizer, unmerged.template, seed=config.seed).held_out
     wanted = hidden_states(unmerged.model, unmerged.head, held_out, rows=ROWS)
 
-    model = _merged(run, config, unmerged)
+    model = _merged(run, config, unmerged.tokenizer, tasks.of(config))
     model.to(DTYPES[weights])  # type: ignore[arg-type]
     with files.new_folder(out) as folder:
         model.config.dtype = DTYPES[weights]
@@ -63,12 +68,32 @@ def merge(run: Path, *, out: Path, weights: str) -> Merged:
     return Merged(agreement(unmerged.head, wanted, head, found), _said(config, weights))
 
 
-def _merged(run: Path, config: RunConfig, unmerged: shipped.Shipped) -> PreTrainedModel:
+def _merge_classifier(run: Path, config: RunConfig, *, out: Path, weights: str) -> Merged:
+    unmerged = classifier.load(run, config)
+    labels, task = unmerged.labels, classifier.task(unmerged.labels, seed=config.seed)
+    rows, wanted = classify_verbs.held_out_outputs(unmerged, config, rows=ROWS)
+    model = _merged(run, config, unmerged.tokenizer, task)
+    classifier.find(model, model, unmerged.tokenizer, labels)
+    model.to(DTYPES[weights])  # type: ignore[arg-type]
+    with files.new_folder(out) as folder:
+        model.config.dtype = DTYPES[weights]
+        classify_verbs.save_merged(model, unmerged, folder)
+    del model
+    section = ModelConfig(id=str(out.resolve()), weights=_weights(weights))
+    stock = backbones.load(section, backbones.tokenizer(section), task=task).model
+    said = _said(config, weights)
+    if labels.kind == "number":
+        said += f" Its output times {labels.scale:g} plus {labels.mean:g} is the number."
+    return Merged(classify_verbs.gap(labels, wanted, classify_verbs.stock_outputs(stock, rows)), said)
+
+
+def _merged(run: Path, config: RunConfig, tokenizer: PreTrainedTokenizerBase, task: Task) -> PreTrainedModel:
     """Backbone plus update, both in float32."""
     folder = run / "adapter"
     weights = config.model.weights if config.model.weights in QUANTISED else "float32"
     section = config.model.model_copy(update={"weights": weights, "compute": "float32"})
-    backbone = shipped.load_backbone(config.model_copy(update={"model": section}), folder, unmerged.tokenizer).model
+    plain = config.model_copy(update={"model": section})
+    backbone = shipped.load_backbone(plain, folder, tokenizer, task=task).model
     if weights in QUANTISED:
         backbone = backbone.dequantize(torch.float32)
     if isinstance(config.adapter, Full):

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from transformers import TextStreamer
 
-from workbench import evaluation, files, runs, shipped, tasks
+from workbench import evaluation, files, runs, shipped
 from workbench.config import RunConfig
 from workbench.data import tokens
 from workbench.data.batching import Indices
@@ -19,9 +19,9 @@ from workbench.data.chat import Template
 from workbench.data.formats import Example
 from workbench.data.prompts import read_prompts
 from workbench.errors import ConfigError
+from workbench.recipes import classify_verbs
 from workbench.recipes.sft import score
 from workbench.schema import override, parse
-from workbench.tasks import TEXT
 
 WRITERS = {".jsonl", ".csv", ".parquet"}
 
@@ -31,11 +31,13 @@ def evaluate(run: Path, overrides: Sequence[str]) -> dict[str, float]:
     before = runs.read_config(run)
     values = override(before.model_dump(mode="json", exclude_none=True), list(overrides))
     config = parse(RunConfig, values, source="the command line")
-    changed = [name for name in ("model", "adapter") if getattr(config, name) != getattr(before, name)]
+    changed = [name for name in ("model", "adapter", "classes") if getattr(config, name) != getattr(before, name)]
     if changed:
         raise ConfigError(
             f"evaluate cannot change {changed[0]}: the adapter was trained with it. Leave it out, or start a new run."
         )
+    if config.recipe == "classify":
+        return classify_verbs.evaluate(run, config)
     model = shipped.load(run, config)
     if config.data.test is not None:
         split = tokens.read(config.data.test, config.data, model.tokenizer, model.template)
@@ -46,12 +48,18 @@ def evaluate(run: Path, overrides: Sequence[str]) -> dict[str, float]:
 
 
 def predict(run: Path, source: str, *, out: Path, max_new_tokens: int) -> int:
-    """Answer every row of `source` greedily and write `out`; returns the number of rows."""
+    """Answer every row of `source` greedily, or name its class, and write `out`; returns the number of rows."""
     if out.suffix not in WRITERS:
         raise ConfigError(f"--out {out}: expected a name that ends in {', '.join(sorted(WRITERS))}.")
     if out.exists():
         raise ConfigError(f"{out} exists already. Name another file, or delete it first.")
-    config = _writes_text(runs.read_config(run), run)
+    config = runs.read_config(run)
+    if config.recipe == "classify":
+        files.require_writable(out)
+        classified = classify_verbs.predict(run, source, config)
+        files.write_bytes(out, _serialised(classified, out.suffix))
+        return len(classified)
+    _require_text(config, run)
     questions = list(read_prompts(source, config.data))
     files.require_writable(out)
     model = shipped.load(run, config)
@@ -70,7 +78,8 @@ def predict(run: Path, source: str, *, out: Path, max_new_tokens: int) -> int:
 
 def generate(run: Path, prompt: str, *, max_new_tokens: int) -> None:
     """Print one greedy answer as it is written; rendered as the training rows were."""
-    config = _writes_text(runs.read_config(run), run)
+    config = runs.read_config(run)
+    _require_text(config, run)
     model = shipped.load(run, config)
     raw = files.read_json(run / "manifest.json").get("data", {}).get("train", {}).get("chat") is False
     question = (
@@ -87,13 +96,13 @@ def generate(run: Path, prompt: str, *, max_new_tokens: int) -> None:
     )
 
 
-def _writes_text(config: RunConfig, run: Path) -> RunConfig:
-    if tasks.of(config) is not TEXT:
+def _require_text(config: RunConfig, run: Path) -> None:
+    if config.recipe != "sft":
         raise ConfigError(
-            f"{run}: recipe {config.recipe} trains no model that writes text. `workbench evaluate` scores it; "
-            "answers come from recipe sft."
+            f"{run}: recipe {config.recipe} trains no model that writes text. `workbench evaluate` scores it"
+            + (", `workbench predict` names classes; " if config.recipe == "classify" else "; ")
+            + "answers come from recipe sft."
         )
-    return config
 
 
 def _question(model: shipped.Shipped, example: Example) -> Indices:

@@ -83,7 +83,7 @@ def train(
     backbone = backbones.load(
         config.model, tokenizer, task=tasks.of(config), trainable=isinstance(config.adapter, Full)
     )
-    watcher.say(_storage(backbone))
+    watcher.say(storage(backbone))
 
     # The backbone as it came, scored before anything is attached to it.
     if not (run.path / "before.json").exists():
@@ -102,7 +102,7 @@ def train(
         new_token_ids=new_tokens,
         sample=lambda: first_rows(data.train, seed=config.seed),
     )
-    run.note(model=_facts(config, backbone, model))
+    run.note(model=facts(config, backbone, model))
     head = heads.find(model, backbone.model)
     fit = Fit(
         model=model,
@@ -175,14 +175,15 @@ def read_template(config: RunConfig) -> str | None:
         ) from None
 
 
-def _storage(backbone: backbones.Backbone) -> str:
+def storage(backbone: backbones.Backbone) -> str:
     """How the weights are stored, what they take and what they would take unquantised, and what is unusual there."""
     size, plain = backbone.weight_bytes, 2 * adapters.count(backbone.model).total
     beside = f" ({units.size(plain)} in bfloat16)" if backbone.weights in backbones.QUANTISED else ""
     return "\n  ".join([f"Weights: {backbone.weights}, {units.size(size)}{beside}", *backbone.notes])
 
 
-def _facts(config: RunConfig, backbone: backbones.Backbone, model: nn.Module) -> dict[str, Any]:
+def facts(config: RunConfig, backbone: backbones.Backbone, model: nn.Module) -> dict[str, Any]:
+    """What the manifest and the report say about the model."""
     total, trainable = adapters.count(model)
     return {
         "id": config.model.id,

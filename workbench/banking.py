@@ -98,7 +98,7 @@ class BankFit:
         members = list(live.values())
         batches = [member.batch() for member in members]
         supervised = [
-            int(each.course.train.supervised[rows].sum()) for each, rows in zip(members, batches, strict=True)
+            each.course.train.supervised[rows].sum().item() for each, rows in zip(members, batches, strict=True)
         ]
         lengths = [member.course.train.lengths for member in members]
         losses = torch.zeros(len(members), dtype=torch.float64, device=self.device)

@@ -18,6 +18,7 @@ from pydantic import (
 from workbench import plugins
 from workbench.adapters import METHODS, Lora, Method
 from workbench.adapters.method import HALF_OR_FULL
+from workbench.classing import ClassesConfig
 from workbench.schema import Section, override, parse, read_yaml
 
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -144,7 +145,7 @@ class EvaluateConfig(Section):
     answers: Annotated[int, Field(ge=0)] = 64
     """Held-out rows that are answered (greedy decoding) and scored with token F1 and ROUGE-L, before and after.
 
-    Recipe mlm answers none.
+    Recipes mlm and classify answer none.
     """
     max_new_tokens: PositiveInt = 64
     """Longest answer in tokens."""
@@ -164,7 +165,7 @@ class SaveConfig(Section):
 class RunConfig(Section):
     """Everything that a run depends on; a run is a pure function of it."""
 
-    recipe: Literal["sft", "mlm"]
+    recipe: Literal["sft", "mlm", "classify"]
     """Which file of `recipes/` runs this."""
     plugins: tuple[Path, ...] = ()
     """Python files of yours, run first, that add adapter methods. Only files you trust."""
@@ -173,6 +174,7 @@ class RunConfig(Section):
     adapter: SerializeAsAny[Method] = Lora()
     data: DataConfig
     masking: MaskingConfig = MaskingConfig()
+    classes: ClassesConfig = ClassesConfig()
     batch: BatchConfig = BatchConfig()
     train: TrainConfig = TrainConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -210,6 +212,10 @@ class RunConfig(Section):
             raise ValueError(f"masking is for recipe=mlm; recipe={self.recipe} hides nothing. Leave masking out.")
         if self.recipe == "mlm" and (self.model.chat_template is not None or self.data.loss_on != "assistant"):
             raise ValueError("recipe=mlm reads text as it is: leave model.chat_template and data.loss_on out.")
+        if self.recipe != "classify" and self.classes != ClassesConfig():
+            raise ValueError(f"classes is for recipe=classify; recipe={self.recipe} has none. Leave classes out.")
+        if self.recipe == "classify":
+            _require_plain_rows(self)
         if isinstance(self.data.held_out, str) and self.data.held_out == self.data.train:
             raise ValueError("data.held_out names the training file. Write a share such as data.held_out=0.05.")
         return self
@@ -228,6 +234,20 @@ def unable(model: ModelConfig, adapter: Method) -> str | None:
         able = ", ".join(name for name, each in METHODS.items() if each.about[name].token_rows)
         return f"model.new_tokens trains single rows; adapter.method={method} cannot. Able: {able}."
     return None
+
+
+def _require_plain_rows(config: RunConfig) -> None:
+    """Raise ValueError where settings of written text are given for rows that are classified."""
+    unused = ("format", "truncate", "loss_on")
+    given = [f"data.{key}" for key in unused if getattr(config.data, key) != DataConfig.model_fields[key].default]
+    given += ["model.chat_template"] if config.model.chat_template is not None else []
+    if config.model.new_tokens:
+        raise ValueError("recipe=classify trains no rows of new tokens: leave model.new_tokens out.")
+    if given:
+        raise ValueError(
+            f"recipe=classify reads columns as classes.text puts them together, and cuts them as classes.keep and "
+            f"classes.shares say: leave {', '.join(given)} out."
+        )
 
 
 def load_config(recipe: str | Path, overrides: tuple[str, ...] | list[str] = ()) -> RunConfig:

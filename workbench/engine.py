@@ -112,9 +112,10 @@ class Fit:
 
     def _step(self, step: int) -> dict[str, Any]:
         began = time.monotonic()
-        rows = global_batch(step, rows=len(self.train), size=self.config.batch.size, seed=self.config.seed)
+        draws = global_batch(step, rows=len(self.train), size=self.config.batch.size, seed=self.config.seed)
         epoch = step // steps_per_epoch(len(self.train), self.config.batch.size)
-        supervised = int(self.train.supervised[rows].sum())
+        rows = self.train.drawn(draws, epoch=epoch)
+        supervised = self.train.supervised[rows].sum().item()
         self.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=self.device)
         for indices in micro_batches(rows, self.train.lengths, tokens=self.tokens):

@@ -75,7 +75,10 @@ class Member:
     def batch(self) -> Indices:
         """Rows of its next step."""
         config = self.course.config
-        return global_batch(self.progress.step, rows=len(self.course.train), size=config.batch.size, seed=config.seed)
+        train, step = self.course.train, self.progress.step
+        return train.drawn(
+            global_batch(step, rows=len(train), size=config.batch.size, seed=config.seed), epoch=self.epoch
+        )
 
     def update(self, loss: float) -> dict[str, Any] | None:
         """Clip, check, and take the optimizer step; the gradients are there, `loss` is the mean of the step's rows.
@@ -106,7 +109,7 @@ class Member:
             "learning_rate": rate,
             "grad_norm": norm,
             "tokens": int(self.course.train.lengths[rows].sum()),
-            "supervised_tokens": int(self.course.train.supervised[rows].sum()),
+            "supervised_tokens": self.course.train.supervised[rows].sum().item(),
         }
 
     def settle(self, record: dict[str, Any], *, elapsed_s: float, stopping: bool) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
+from typing import Protocol
 
 from transformers import PretrainedConfig
 
@@ -10,9 +12,18 @@ from workbench import adapters, backbones, budget, tasks
 from workbench.adapters import Full
 from workbench.config import RunConfig
 from workbench.data import checks
+from workbench.data.batching import Examples, Indices
 from workbench.data.tokens import Splits
 from workbench.errors import ConfigError
-from workbench.tasks import TEXT
+from workbench.tasks import TEXT, Task
+
+
+class Measured(Examples, Protocol):
+    """Examples that know how much of them a stack of the model reads at once."""
+
+    @property
+    def longest_read(self) -> Indices:
+        """Tokens of the longest sequence that one stack of the model reads, of each example."""
 
 
 def require_runnable(config: RunConfig, data: Splits) -> list[str]:
@@ -27,15 +38,28 @@ def require_runnable(config: RunConfig, data: Splits) -> list[str]:
     checks.require_teaching(data)
     if tasks.of(config) is TEXT:
         checks.require_ends(data)
+    splits = [data.train, data.held_out, *([data.test] if data.test else [])]
+    return require_backbone(config, splits, tasks.of(config))
+
+
+def require_backbone(config: RunConfig, splits: Sequence[Measured], task: Task) -> list[str]:
+    """Refuse what the backbone, the adapter, the memory budget or a missing package would not allow.
+
+    Args:
+        splits: The training rows first.
+
+    Returns:
+        The names of the modules that get an adapter; none for full fine-tuning.
+    """
     for name in config.trackers:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(
                 f"trackers: {name} is not installed, so nothing would be sent there. "
                 f"Leave it out, or run: pip install 'peft-workbench[{name}]'"
             )
-    budget.require_longest_fits(config, data.train)
-    model = backbones.skeleton(config.model, task=tasks.of(config), trainable=isinstance(config.adapter, Full))
-    _require_positions(config, data, model.config)
+    budget.require_longest_fits(config, splits[0])
+    model = backbones.skeleton(config.model, task=task, trainable=isinstance(config.adapter, Full))
+    _require_positions(config, splits, model.config)
     adapters.require_fit(model, config.adapter)
     return config.adapter.modules(model)
 
@@ -50,15 +74,15 @@ def longest_sequence(hub: PretrainedConfig) -> int | None:
     return max(limit, int(rope["factor"] * rope.get("original_max_position_embeddings", limit)))
 
 
-def _require_positions(config: RunConfig, data: Splits, hub: PretrainedConfig) -> None:
+def _require_positions(config: RunConfig, splits: Sequence[Measured], hub: PretrainedConfig) -> None:
     """Beyond its positions a backbone fails, or computes what it never learnt."""
     limit, taken = longest_sequence(hub), config.adapter.extra_positions
     if limit is None:
         return
     room = limit - taken
     beside = f", {taken} of them for virtual tokens" if taken else ""
-    for split in (data.train, data.held_out, data.test):
-        if split is None or split.longest_read.max() <= room:
+    for split in splits:
+        if split.longest_read.max() <= room:
             continue
         row = int(split.longest_read.argmax())
         raise ConfigError(

@@ -16,6 +16,7 @@ from workbench.data.forms import form
 from workbench.data.masking import Masking
 from workbench.errors import ConfigError, FileError
 from workbench.heads import Head
+from workbench.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -45,31 +46,48 @@ def save(
 def load(run: Path, config: RunConfig) -> Shipped:
     """The model that the run at `run` shipped."""
     folder = run / "adapter"
-    if not folder.exists():
-        raise ConfigError(f"{run}: no adapter there yet. Finish the run first: {_again(run)}")
-    full = isinstance(config.adapter, Full)
-    needed = ("config.json",) if full else ("adapter_config.json", "adapter_model.safetensors")
-    missing = [name for name in (*needed, "tokenizer.json", "generation_config.json") if not (folder / name).is_file()]
-    if missing:
-        raise FileError(
-            f"{folder}: {', '.join(missing)} missing. Restore it, or write the adapter again: {_again(run)}"
-        )
-    saved = config.model.model_copy(update={"id": str(folder.resolve()), "new_tokens": (), "revision": None})
-    tokenizer = backbones.tokenizer(saved)
+    require_saved(run, config, "generation_config.json")
+    tokenizer = load_tokenizer(run, config)
     stop = GenerationConfig.from_pretrained(folder).eos_token_id or []
     backbone = load_backbone(config, folder, tokenizer)
-    model = backbone.model if full else adapters.load(backbone.model, folder)
+    model = backbone.model if isinstance(config.adapter, Full) else adapters.load(backbone.model, folder)
     head = heads.find(model, backbone.model)
     template = form(config, backbone.model.config, tokenizer)
     return Shipped(model, head, tokenizer, template, [stop] if isinstance(stop, int) else list(stop))
 
 
-def load_backbone(config: RunConfig, folder: Path, tokenizer: PreTrainedTokenizerBase) -> backbones.Backbone:
-    """The backbone under the adapter in `folder`; for full fine-tuning the model in `folder` itself."""
+def require_saved(run: Path, config: RunConfig, beside: str) -> None:
+    """Raise an error where the run at `run` has saved nothing yet, or a file of its adapter or `beside` is missing."""
+    folder = run / "adapter"
+    if not folder.exists():
+        raise ConfigError(f"{run}: no adapter there yet. Finish the run first: {_again(run)}")
+    full = isinstance(config.adapter, Full)
+    needed = ("config.json",) if full else ("adapter_config.json", "adapter_model.safetensors")
+    missing = [name for name in (*needed, "tokenizer.json", beside) if not (folder / name).is_file()]
+    if missing:
+        raise FileError(
+            f"{folder}: {', '.join(missing)} missing. Restore it, or write the adapter again: {_again(run)}"
+        )
+
+
+def load_tokenizer(run: Path, config: RunConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer that the run at `run` saved, with its new tokens."""
+    folder = str((run / "adapter").resolve())
+    return backbones.tokenizer(config.model.model_copy(update={"id": folder, "new_tokens": (), "revision": None}))
+
+
+def load_backbone(
+    config: RunConfig, folder: Path, tokenizer: PreTrainedTokenizerBase, *, task: Task | None = None
+) -> backbones.Backbone:
+    """The backbone under the adapter in `folder`; for full fine-tuning the model in `folder` itself.
+
+    Args:
+        task: By default what the recipe trains.
+    """
     model: ModelConfig = config.model
     if isinstance(config.adapter, Full):
         model = model.model_copy(update={"id": str(folder.resolve()), "revision": None})
-    return backbones.load(model, tokenizer, task=tasks.of(config))
+    return backbones.load(model, tokenizer, task=task or tasks.of(config))
 
 
 def _again(run: Path) -> str:

@@ -19,8 +19,13 @@ from workbench.errors import ConfigError
 from workbench.files import read_json
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from workbench.data.batching import Indices
+    from workbench.data.classes import ClassSplits
     from workbench.data.tokens import Tokens
     from workbench.recipes.check import Inspection
+    from workbench.recipes.classify_verbs import ClassInspection
     from workbench.recipes.combine import Combined
     from workbench.recipes.merge import Merged
     from workbench.report import Comparison
@@ -34,22 +39,42 @@ def outcome(run: Path) -> None:
     import pandas as pd
 
     found = read_json(run / "scores.json")
-    table = Table(title="Held-out scores")
-    for column in ("score", *found):
-        table.add_column(column, justify="left" if column == "score" else "right")
+    predictions = pd.read_parquet(run / "predictions.parquet")
+    classifies = "predicted" in predictions
+    table = Table("score", title="Held-out scores")
+    for when in found:
+        table.add_column("baseline" if classifies and when == "before" else when, justify="right")
     for name in found["after"]:
         table.add_row(name, *(f"{found[when].get(name, float('nan')):.4f}" for when in found))
     _out.print(table)
-    predictions = pd.read_parquet(run / "predictions.parquet")
+    if classifies:
+        _classified(predictions)
+    else:
+        _answered(predictions)
+    _out.print(f"\nReport: {run / 'report.html'}    Adapter: {run / 'adapter'}", markup=False)
+
+
+def _answered(predictions: pd.DataFrame) -> None:
     for _, row in predictions.iloc[:: max(1, len(predictions) // 3)].head(3).iterrows():
         _out.print(Text(f"\n... {row['prompt'][-160:].strip()}", style="dim"))
         for name in ("reference", "before", "after"):
             _out.print(Text.assemble((f"{name:>10}  ", "bold"), row[name] or "(nothing)"))
-    _out.print(f"\nReport: {run / 'report.html'}    Adapter: {run / 'adapter'}", markup=False)
 
 
-def inspection(found: Inspection) -> None:
+def _classified(predictions: pd.DataFrame) -> None:
+    for _, row in predictions.iloc[:: max(1, len(predictions) // 3)].head(3).iterrows():
+        _out.print(Text(f"\n{row['text'][:160].strip()}", style="dim"))
+        for name in ("label", "predicted"):
+            _out.print(Text.assemble((f"{name:>10}  ", "bold"), str(row[name])))
+
+
+def inspection(found: Inspection | ClassInspection) -> None:
     """Rendered examples with the supervised tokens marked, lengths, and what a run would do."""
+    from workbench.recipes.classify_verbs import ClassInspection
+
+    if isinstance(found, ClassInspection):
+        _class_inspection(found)
+        return
     for place, pieces in found.examples:
         _out.rule(Text(place))
         _out.print(Text.assemble(*((text, "bold green" if loss else "dim") for text, loss in pieces)))
@@ -63,11 +88,49 @@ def inspection(found: Inspection) -> None:
         if split is not None:
             table.add_row(name, *_counts(split))
     _out.print(table)
-    _out.print(_histogram(found.data.train))
+    _out.print(_histogram(found.data.train.lengths))
+    _plan(found)
+
+
+def _class_inspection(found: ClassInspection) -> None:
+    for place, text, label in found.examples:
+        _out.rule(Text(place))
+        _out.print(Text(text, style="dim"), Text.assemble(("label  ", "bold"), (label, "bold green")))
+    _out.rule()
+    table = Table()
+    for column in ("split", "rows", "tokens", "longest", "cut", "left out"):
+        table.add_column(column, justify="left" if column == "split" else "right")
+    splits = {"train": found.data.train, "held-out": found.data.held_out, "test": found.data.test}
+    for name, split in splits.items():
+        if split is not None:
+            cut = f"{split.truncated:,} ({split.truncated / len(split):.1%})"
+            numbers = (len(split), int(split.lengths.sum()), int(split.lengths.max()))
+            table.add_row(name, *(f"{number:,}" for number in numbers), cut, f"{len(split.skipped):,}")
+    _out.print(table)
+    _out.print(_histogram(found.data.train.lengths))
+    if found.data.labels.kind != "number":
+        _out.print(_frequencies(found.data))
+    if found.drawn != len(found.data.train):
+        _out.print(f"classes.sampling draws {found.drawn:,} rows in an epoch.")
+    _plan(found)
+
+
+def _plan(found: Inspection | ClassInspection) -> None:
     where = f"{len(found.targets)} kinds of module: {', '.join(found.targets[:12])}" if found.targets else "all weights"
     _out.print(f"\n{found.steps} steps of {found.config.batch.size} examples, training {where}.", markup=False)
     for note in found.notes:
         _out.print(note, markup=False)
+
+
+def _frequencies(data: ClassSplits) -> Table:
+    """Rows of each class, the most frequent first."""
+    counts = {name: each.facts()["classes"] for name, each in (("train", data.train), ("held-out", data.held_out))}
+    table = Table("class", "train", "held-out", "", box=None, title="Classes", title_justify="left")
+    most = max(counts["train"].values())
+    for name in sorted(data.labels.names, key=lambda name: -counts["train"].get(name, 0)):
+        rows = [counts[split].get(name, 0) for split in counts]
+        table.add_row(Text(name), *(f"{count:,}" for count in rows), "#" * round(40 * rows[0] / most))
+    return table
 
 
 def scores(found: Mapping[str, float]) -> None:
@@ -80,12 +143,8 @@ def scores(found: Mapping[str, float]) -> None:
 
 def merged(found: Merged, out: Path) -> None:
     """What a merge did and what it cost."""
-    agreement = found.agreement
     _out.print(f"{found.said}\nModel: {out}", markup=False)
-    _out.print(
-        f"Against the unmerged model on {agreement.positions:,} held-out tokens: "
-        f"KL divergence {agreement.kl:.2e} nats per token, same first choice {agreement.top1:.2%}."
-    )
+    _out.print(f"Against the unmerged model: {found.agreement.sentence}")
 
 
 def combined(found: Combined, out: Path) -> None:
@@ -176,11 +235,11 @@ def _counts(split: Tokens) -> list[str]:
     return [*(f"{number:,}" for number in numbers), cut, f"{len(split.skipped):,}"]
 
 
-def _histogram(split: Tokens) -> Table:
+def _histogram(lengths: Indices) -> Table:
     """Example lengths in eight bins."""
     import numpy as np
 
-    counts, edges = np.histogram(split.lengths, bins=min(8, max(1, len(np.unique(split.lengths)))))
+    counts, edges = np.histogram(lengths, bins=min(8, max(1, len(np.unique(lengths)))))
     table = Table("tokens", "examples", "", box=None, title="Lengths of the training rows", title_justify="left")
     for count, low, high in zip(counts, edges, edges[1:], strict=False):
         table.add_row(f"{low:,.0f}-{high:,.0f}", f"{count:,}", "#" * round(40 * count / counts.max()))

@@ -23,6 +23,8 @@ from transformers import (
 from workbench.config import RunConfig
 from workbench.errors import BackboneError
 
+Problem = Literal["single_label_classification", "multi_label_classification", "regression"]
+
 
 @dataclass(frozen=True)
 class Task:
@@ -33,12 +35,15 @@ class Task:
     """Names of the classes."""
     seed: int = 0
     """Decides the initial values of a fresh classification head."""
+    problem: Problem | None = None
+    """What transformers calls the kind of labels, such as multi_label_classification."""
 
     def configured(self, hub: PretrainedConfig) -> PretrainedConfig:
         """`hub` with the classes of this task."""
         if self.labels:
             hub.id2label = dict(enumerate(self.labels))
             hub.label2id = {label: number for number, label in enumerate(self.labels)}
+            hub.problem_type = self.problem
         return hub
 
     def auto_class(self, hub: PretrainedConfig) -> Any:
@@ -75,11 +80,11 @@ _CLASSES: dict[str, tuple[str, tuple[tuple[Any, Any], ...]]] = {
 TEXT, MASKED = Task("text"), Task("masked")
 
 
-def classes(labels: Sequence[str], *, seed: int) -> Task:
+def classes(labels: Sequence[str], *, seed: int, problem: Problem | None = None) -> Task:
     """To tell `labels` apart, with a head that starts at random."""
-    return Task("classes", tuple(labels), seed)
+    return Task("classes", tuple(labels), seed, problem)
 
 
 def of(config: RunConfig) -> Task:
-    """What the recipe of `config` trains."""
+    """What the recipe of `config` trains; recipe classify learns it from its data instead."""
     return {"sft": TEXT, "mlm": MASKED}[config.recipe]

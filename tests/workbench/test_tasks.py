@@ -112,6 +112,9 @@ class Sentences:
     def place(self, index: int) -> str:
         return f"row {index + 1}"
 
+    def drawn(self, draws: Indices, *, epoch: int) -> Indices:
+        return draws
+
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         rows = [self.rows[int(index)] for index in indices]
         everyone = torch.arange(len(rows))

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 Indices = npt.NDArray[np.int64]
+Weights = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
@@ -42,7 +43,7 @@ class MicroBatch:
         inputs: What the model is called with. Padding repeats token 0, which nothing looks at: what a causal model or a
             decoder predicts stands before it, and an encoder's is masked.
         positions_N: Flat indices into B * L of the last hidden states whose token is predicted.
-        labels_N: Those tokens.
+        labels_N: Those tokens; for classification a row's weight and targets, (N, 1 + C) float32.
         tokens: Tokens without padding.
     """
 
@@ -75,10 +76,14 @@ class Examples(Protocol):
         """Tokens of each example."""
 
     @property
-    def supervised(self) -> Indices:
-        """How much each example weighs in the mean loss: its predicted tokens, or 1 where it has one label."""
+    def supervised(self) -> Weights:
+        """How much each example weighs in the mean loss: its predicted tokens, or the weight of its label."""
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Draws in one pass over the data: the number of examples, where each is drawn once."""
+
+    def drawn(self, draws: Indices, *, epoch: int) -> Indices:
+        """The examples that some draws of pass `epoch` take; most data give each draw the example of its number."""
 
     def place(self, index: int) -> str:
         """File and row that example `index` came from."""

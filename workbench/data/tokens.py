@@ -93,6 +93,10 @@ class Tokens:
         """File and row that example `index` came from."""
         return str(self.table[int(self.rows[index])]["place"])
 
+    def drawn(self, draws: Indices, *, epoch: int) -> Indices:
+        """Each draw takes the example of its number."""
+        return draws
+
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         """The examples `indices`, padded, as they are seen in pass `epoch` over the data."""
         return self.collate([self[int(index)] for index in indices], epoch=epoch)

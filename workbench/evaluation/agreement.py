@@ -29,6 +29,14 @@ class Agreement:
     """Share of positions where both have the same most likely token."""
     positions: int
 
+    @property
+    def sentence(self) -> str:
+        """For a person."""
+        return (
+            f"On {self.positions:,} held-out tokens: KL divergence {self.kl:.2e} nats per token, "
+            f"same first choice {self.top1:.2%}."
+        )
+
 
 @torch.no_grad()
 def hidden_states(model: nn.Module, head: Head, tokens: Tokens, *, rows: int, budget: int = 4096) -> Tensor:

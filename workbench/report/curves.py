@@ -23,6 +23,7 @@ def of_run(run: Record) -> list[Plot]:
 def of_runs(runs: Sequence[Record], names: Sequence[str]) -> list[Plot]:
     """The runs' losses over each other: against tokens seen and against time."""
     training, held_out = [], []
+    unit = " or ".join(dict.fromkeys(run.unit for run in runs))
     for colour, (run, name) in enumerate(zip(runs, names, strict=True)):
         tokens = run.metrics["tokens"].fillna(0).cumsum()
         training.append(Series(name, _floats(tokens), _smooth(run.metrics["loss"]), colour=colour))
@@ -33,7 +34,7 @@ def of_runs(runs: Sequence[Record], names: Sequence[str]) -> list[Plot]:
             "Training loss against tokens",
             training,
             x=Axis("tokens seen", "count"),
-            y=Axis("nats per token"),
+            y=Axis(unit),
             caption="Each line is smoothed over 5 % of its run, 5 steps at least.",
             wide=True,
         ),
@@ -41,7 +42,7 @@ def of_runs(runs: Sequence[Record], names: Sequence[str]) -> list[Plot]:
             "Held-out loss against time",
             held_out,
             x=Axis("training time", "duration"),
-            y=Axis("nats per token"),
+            y=Axis(unit),
             caption="The point at 0 is the backbone before training.",
             wide=True,
         ),
@@ -63,7 +64,7 @@ def _loss(run: Record) -> Plot:
         Series("smoothed", step, smooth, "line", 0),
         Series("held-out loss", *_held_out(run, "step"), "marked", 1),
     ]
-    return draw("Loss", series, x=_STEP, y=Axis("nats per token"), caption=caption.strip(), ring=best or (), wide=True)
+    return draw("Loss", series, x=_STEP, y=Axis(run.unit), caption=caption.strip(), ring=best or (), wide=True)
 
 
 def _learning_rate(run: Record) -> Plot:

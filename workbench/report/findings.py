@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from workbench.report import units
+from workbench.report import classified, units
 from workbench.report.record import Record
 
 
@@ -22,6 +22,8 @@ def verdict(record: Record) -> str:
     loss = record.difference("loss")
     if loss is None:
         return _unfinished(record)
+    if record.classifies:
+        return classified.verdict(record)
     before, after = record.scores["before"]["loss"], record.scores["after"]["loss"]
     if abs(loss) < 0.005 * before:
         text = f"Held-out loss hardly moved: {before:.2f} nats per token before, {after:.2f} after"
@@ -62,7 +64,7 @@ def _unfinished(record: Record) -> str:
     }.get(str(status), f"Not finished: {where} when this page was written")
     best = record.best_step
     if best:
-        text += f"; lowest held-out loss {best[1]:.2f} nats per token at step {best[0]:,}"
+        text += f"; lowest held-out loss {best[1]:.2f} {record.unit} at step {best[0]:,}"
     before = record.scores.get("before", {}).get("loss")
     if before is not None:
         text += f" ({before:.2f} before training)" if best else f"; held-out loss {before:.2f} before training"

@@ -13,7 +13,7 @@ import jinja2
 import pandas as pd
 
 from workbench import files
-from workbench.report import curves, findings, record, units
+from workbench.report import classified, curves, findings, record, units
 from workbench.report.record import Record
 
 SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
@@ -57,7 +57,9 @@ def write(run: Path) -> Path:
         tiles=_tiles(this),
         scores=_scores(this),
         plots=curves.of_run(this),
-        samples=_samples(this.predictions),
+        samples=[] if this.classifies else _samples(this.predictions),
+        classifies=this.classifies,
+        classified=classified.classified(this),
         facts=_facts(this),
         data=_data(this),
     )
@@ -113,6 +115,7 @@ def _tiles(run: Record) -> list[tuple[str, str, str]]:
     model, hardware = manifest.get("model", {}), manifest.get("hardware", {})
     steps = f"{len(metrics):,} steps" if len(metrics) else "no step yet"
     supervised = f"{units.count(metrics['supervised_tokens'].sum())} with loss" if len(metrics) else ""
+    supervised = "" if run.classifies else supervised
     share = _trained_share(run)
     trained = f"{units.percent(share)} of the parameters" if share is not None else ""
     memory = "GPU memory" if hardware.get("device") == "cuda" else "resident memory"
@@ -127,10 +130,12 @@ def _tiles(run: Record) -> list[tuple[str, str, str]]:
 
 def _scores(run: Record) -> list[dict[str, str]]:
     """Rows of the score table, the known scores first."""
-    measured = list(dict.fromkeys(name for scores in run.scores.values() for name in scores))
+    known = {"loss": (f"Loss, {run.unit}", "low"), **classified.SCORES} if run.classifies else SCORES
+    measured = dict.fromkeys(name for scores in run.scores.values() for name in scores)
+    shown = [name for name in measured if name not in ("accuracy_low", "accuracy_high")]
     rows = []
-    for name in sorted(measured, key=lambda name: list(SCORES).index(name) if name in SCORES else len(SCORES)):
-        label, better = SCORES.get(name, (name, None))
+    for name in sorted(shown, key=lambda name: list(known).index(name) if name in known else len(known)):
+        label, better = known.get(name, (name, None))
         difference, chance = run.difference(name), run.chance(name)
         row = {when: units.number(run.scores.get(when, {}).get(name)) for when in ("before", "after", "test")}
         row |= {"label": label, "difference": "", "chance": "", "judged": ""}
@@ -138,6 +143,8 @@ def _scores(run: Record) -> list[dict[str, str]]:
             row["difference"] = units.signed(difference)
             row["chance"] = f"± {units.number(chance)}" if chance is not None else ""
             row["judged"] = _judged(difference, better)
+        if name == "accuracy":
+            row["chance"] = classified.interval(run, "after")
         rows.append(row)
     return rows
 
@@ -306,6 +313,8 @@ _MEASURES = (
     _Measure("held-out loss after", _score("after", "loss"), units.number, "low"),
     _Measure("answer F1 after", _score("after", "f1"), units.number, "high"),
     _Measure("answer ROUGE-L after", _score("after", "rouge_l"), units.number, "high"),
+    _Measure("accuracy after", _score("after", "accuracy"), units.number, "high"),
+    _Measure("macro-F1 after", _score("after", "macro_f1"), units.number, "high"),
     _Measure("trained parameters", lambda run: run.manifest.get("model", {}).get("trainable"), units.count),
     _Measure("tokens/s, median", _median_speed, units.count, "high"),
     _Measure("peak memory", lambda run: run.peak_bytes, units.size, "low"),

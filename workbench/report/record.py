@@ -45,6 +45,19 @@ class Record:
     predictions: pd.DataFrame
 
     @property
+    def classifies(self) -> bool:
+        """Whether the run gave rows labels, rather than writing text."""
+        return self.config.get("recipe") == "classify"
+
+    @property
+    def unit(self) -> str:
+        """Of the losses."""
+        if not self.classifies:
+            return "nats per token"
+        number = self.config.get("classes", {}).get("kind") == "number"
+        return "squared error in label variances" if number else "nats per row"
+
+    @property
     def held_out(self) -> pd.DataFrame:
         """The rows of `metrics` after which the held-out loss was measured."""
         return self.metrics.dropna(subset=["held_out_loss"])

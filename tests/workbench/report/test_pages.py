@@ -201,7 +201,7 @@ def test_every_drawing_has_words_and_takes_the_page_colours(full_run: Path) -> N
     drawings = "".join(re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL))
     assert "var(--series-0)" in drawings
     assert not re.search(r"#[0-9a-f]{6}\b(?=[;\"])", drawings)
-    used = set(re.findall(r"var\((--[a-z0-9-]+)\)", html)) - {"--colour"}
+    used = set(re.findall(r"var\((--[a-z0-9-]+)\)", html)) - {"--colour", "--share"}
     light, dark = (set(re.findall(r"(--[a-z0-9-]+):", part)) for part in html.split("</style>")[0].split("@media")[:2])
     assert used <= light
     assert light == dark | ({"--colour"} & light)

@@ -1,0 +1,133 @@
+"""Classification: labelled rows in, a scored classifier and a report out.
+
+Labels are one class, several, a number, or which of two responses is better; the backbone is an encoder or causal.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+from torch import Tensor, from_numpy
+from transformers import PreTrainedTokenizerBase
+
+from workbench import adapters, backbones, checkpoints, classifier, files, preflight, report
+from workbench.adapters import Full
+from workbench.classifier import Classifier
+from workbench.config import RunConfig
+from workbench.data import classes
+from workbench.data.batching import MicroBatch
+from workbench.data.classes import ClassSplits, Labelled
+from workbench.data.fields import Writer
+from workbench.data.labels import Floats
+from workbench.data.sampling import balanced
+from workbench.engine import Fit, Watcher, peak_bytes
+from workbench.evaluation import predicting, targets
+from workbench.objectives.criterion import Objective, criterion
+from workbench.recipes.sft import facts, first_rows, storage
+from workbench.runs import Run
+
+Scores = dict[str, Any]
+
+
+def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
+    """Train as `config` says; returns scores of a baseline and of what was trained, as they stand in scores.json."""
+    # Data first: it is the cheapest thing to get wrong, and needs no weights.
+    tokenizer, data, _ = prepare(config)
+    sets = {"train": data.train, "held_out": data.held_out, "test": data.test}
+    run.note(data={name: split and split.facts() for name, split in sets.items()})
+
+    # A fresh head says nothing, so the run is held against what can be said without looking at a row.
+    said = targets.baseline(data.labels, data.train.targets_NC, rows=len(data.held_out))
+    before = targets.scores(data.labels, said, data.held_out.targets_NC)
+    files.write_json(run.path / "before.json", {"scores": before})
+
+    train(config, run, data, tokenizer, watcher)
+
+    # Score what was saved: reload it, do not trust the live one.
+    watcher.say("Scoring what was saved ...")
+    model = classifier.load(run.path, config)
+    after, outputs = score(model, data.held_out)
+    scores = {"before": before, "after": after}
+    if data.test is not None:
+        scores["test"], _ = score(model, data.test)
+    files.write_json(run.path / "scores.json", scores)
+    write_predictions(run, config, model, data.held_out, outputs)
+    run.note(status="done")
+    report.write(run.path)
+    return scores
+
+
+def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ClassSplits, list[str]]:
+    """Tokenizer, data and the names of the modules that get an adapter; refuses what would fail or teach nothing."""
+    classifier.require_known_form(config)
+    tokenizer = backbones.tokenizer(config.model)
+    data = classes.load(config, tokenizer)
+    splits = [data.train, data.held_out, *([data.test] if data.test else [])]
+    modules = preflight.require_backbone(config, splits, classifier.task(data.labels, seed=config.seed))
+    return tokenizer, data, modules
+
+
+def train(config: RunConfig, run: Run, data: ClassSplits, tokenizer: PreTrainedTokenizerBase, watcher: Watcher) -> None:
+    """From a backbone to a saved adapter and head; everything live is freed on return."""
+    backbone = backbones.load(
+        config.model,
+        tokenizer,
+        task=classifier.task(data.labels, seed=config.seed),
+        trainable=isinstance(config.adapter, Full),
+    )
+    watcher.say(storage(backbone))
+    model = adapters.attach(
+        backbone.model, config.adapter, seed=config.seed, sample=lambda: first_rows(data.train, seed=config.seed)
+    )
+    run.note(model=facts(config, backbone, model))
+    found = classifier.find(model, backbone.model, tokenizer, data.labels)
+    fit = Fit(
+        model=model,
+        train=balanced(data.train, config),
+        loss=row_loss(found, criterion(config.classes, from_numpy(data.train.targets_NC))),
+        width=backbone.model.config.get_text_config().hidden_size,
+        held_out_loss=lambda: score(found, data.held_out)[0]["loss"],
+        config=config,
+        compute=backbone.compute,
+        run=run,
+        watcher=watcher,
+    )
+    progress = fit.work()
+    run.note(elapsed_s=progress.elapsed_s, peak_bytes=peak_bytes(fit.device))
+
+    # Ship the float32 masters, of the best or of the last step.
+    if config.save.ship == "best":
+        fit.masters.load(checkpoints.read_tensors(run.best, "trainable"))
+        watcher.say(f"Shipping step {progress.best_step}, which has the lowest held-out loss.")
+    with fit.masters.exposed():
+        classifier.save(found, run.adapter)
+
+
+def row_loss(model: Classifier, objective: Objective) -> Callable[[MicroBatch, float], Tensor]:
+    """The summed loss of a micro-batch, as the engine wants it."""
+    return lambda batch, scale: objective(model.outputs(batch), batch.labels_N, scale)
+
+
+def score(model: Classifier, rows: Labelled) -> tuple[dict[str, float], Floats]:
+    """Scores of a classifier on labelled rows, and its outputs (N, C)."""
+    found = predicting.outputs(model.model, model.outputs, rows)
+    return targets.scores(model.labels, found, rows.targets_NC), found
+
+
+def write_predictions(run: Run, config: RunConfig, model: Classifier, rows: Labelled, outputs_NC: Floats) -> None:
+    """predictions.parquet: every held-out row with its label and probabilities."""
+    buffer = io.BytesIO()
+    predictions(config, model, rows, outputs_NC, labelled=True).to_parquet(buffer)
+    files.write_bytes(run.path / "predictions.parquet", buffer.getvalue())
+
+
+def predictions(
+    config: RunConfig, model: Classifier, rows: Labelled, outputs_NC: Floats, *, labelled: bool
+) -> pd.DataFrame:
+    """One line a row, with what the model reads written out."""
+    writer = Writer(model.tokenizer, config.classes, max_tokens=config.data.max_tokens)
+    texts = [writer.text(record.fields) for record in rows.records]
+    return predicting.table(model.labels, rows, outputs_NC, texts=texts, labelled=labelled)

@@ -1,0 +1,162 @@
+"""`check`, `evaluate`, `predict` and `merge` of recipe classify; the verbs' own files hand over to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import special
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench import classifier, files
+from workbench.classifier import Classifier
+from workbench.config import RunConfig
+from workbench.data import classes, records
+from workbench.data.batching import MicroBatch, steps_per_epoch
+from workbench.data.classes import ClassSplits, Labelled
+from workbench.data.fields import Writer
+from workbench.data.labels import Floats, Labels
+from workbench.data.sampling import balanced
+from workbench.evaluation import predicting
+from workbench.recipes.classify import predictions, prepare, score
+
+SHOWN = 3
+"""Rows that are rendered in full."""
+
+
+@dataclass(frozen=True)
+class ClassInspection:
+    """What `check` found; it raised before this where a run would be refused."""
+
+    config: RunConfig
+    data: ClassSplits
+    examples: list[tuple[str, str, str]]
+    """Place, what the model reads, and the label of some rows."""
+    targets: list[str]
+    """Modules that get an adapter; empty for full fine-tuning."""
+    drawn: int
+    """Rows in one epoch, repeated and left out ones considered."""
+    steps: int
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How far two classifiers are apart on the same rows."""
+
+    rows: int
+    kl: float | None
+    """Mean KL divergence of the classes, nats a row; None for numbers."""
+    same: float
+    """Share of rows with the same prediction; for numbers, within a hundredth of the labels' spread."""
+
+    @property
+    def sentence(self) -> str:
+        """For a person."""
+        if self.kl is None:
+            return (
+                f"On {self.rows:,} held-out rows: same number, to a hundredth of the labels' spread, {self.same:.2%}."
+            )
+        return f"On {self.rows:,} held-out rows: KL divergence {self.kl:.2e} nats a row, same class {self.same:.2%}."
+
+
+def inspect(config: RunConfig) -> ClassInspection:
+    """Everything that `run` does before it loads weights."""
+    tokenizer, data, targets = prepare(config)
+    drawn = len(balanced(data.train, config))
+    chosen = np.unique(np.linspace(0, len(data.train) - 1, num=min(SHOWN, len(data.train)), dtype=np.int64))
+    examples = [
+        (
+            data.train.place(int(i)),
+            str(tokenizer.decode(data.train.written[int(i)].input_ids)),
+            _label(data.train, int(i)),
+        )
+        for i in chosen
+    ]
+    per_epoch = steps_per_epoch(drawn, config.batch.size)
+    return ClassInspection(
+        config=config,
+        data=data,
+        examples=examples,
+        targets=targets,
+        drawn=drawn,
+        steps=config.train.steps or max(1, round(config.train.epochs * per_epoch)),
+        notes=[f"Left out: {reason}" for reason in data.train.skipped[:5]],
+    )
+
+
+def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
+    """Scores of the saved classifier on data.test where `config` names it, else on the held-out rows."""
+    model = classifier.load(run, config)
+    if config.data.test is not None:
+        source = records.read(config.data.test, config.data, config.classes)
+        rows = classes.encode(source, _writer(model, config), model.labels)
+    else:
+        rows = classes.load(config, model.tokenizer).held_out
+    return score(model, rows)[0]
+
+
+def predict(run: Path, source: str, config: RunConfig) -> pd.DataFrame:
+    """What the saved classifier says of every row of a file; labels there are not looked at."""
+    rows = records.read(source, config.data, config.classes, labelled=False)
+    model = classifier.load(run, config)
+    encoded = classes.encode(rows, _writer(model, config), model.labels)
+    found = predicting.outputs(model.model, model.outputs, encoded)
+    return predictions(config, model, encoded, found, labelled=False)
+
+
+def held_out_outputs(model: Classifier, config: RunConfig, *, rows: int) -> tuple[Labelled, Floats]:
+    """The first held-out rows, and what a classifier says of them."""
+    held_out = classes.load(config, model.tokenizer).held_out
+    first = held_out.subset(np.arange(min(rows, len(held_out))))
+    return first, predicting.outputs(model.model, model.outputs, first)
+
+
+def stock_outputs(model: PreTrainedModel, rows: Labelled) -> Floats:
+    """What a stock model says by itself of rows that are padded with the token that its config.json names."""
+    pad = model.config.get_text_config().pad_token_id
+
+    def predict(batch: MicroBatch) -> Tensor:
+        ids_BL, mask_BL = batch.inputs["input_ids"], batch.inputs["attention_mask"]
+        logits: Tensor = model(input_ids=ids_BL.masked_fill(mask_BL == 0, pad), attention_mask=mask_BL).logits
+        return logits
+
+    return predicting.outputs(model, predict, rows)
+
+
+def gap(labels: Labels, first_NC: Floats, second_NC: Floats) -> Gap:
+    """The distance of the second outputs from the first."""
+    rows = len(first_NC)
+    if labels.kind == "number":
+        return Gap(rows, None, float((np.abs(first_NC - second_NC) < 0.01).mean()))
+    one, other = (labels.predicted(labels.values(outputs_NC)) for outputs_NC in (first_NC, second_NC))
+    same = [mine == theirs for mine, theirs in zip(one, other, strict=True)]
+    return Gap(rows, max(0.0, float(_divergence(labels, first_NC, second_NC).mean())), float(np.mean(same)))
+
+
+def _divergence(labels: Labels, first_NC: Floats, second_NC: Floats) -> Floats:
+    if labels.kind == "several":
+        pairs = [(special.log_expit(sign * first_NC), special.log_expit(sign * second_NC)) for sign in (1, -1)]
+    else:
+        pairs = [(special.log_softmax(first_NC, axis=1), special.log_softmax(second_NC, axis=1))]
+    found: Floats = sum((np.exp(one) * (one - other)).sum(1) for one, other in pairs)
+    return found
+
+
+def save_merged(model: PreTrainedModel, unmerged: Classifier, folder: Path) -> None:
+    """A stock model with its tokenizer, and what its outputs mean."""
+    model.save_pretrained(folder)
+    classifier.save_tokenizer(unmerged, folder)
+    files.write_json(folder / "classes.json", unmerged.labels.facts)
+
+
+def _writer(model: Classifier, config: RunConfig) -> Writer:
+    return Writer(model.tokenizer, config.classes, max_tokens=config.data.max_tokens)
+
+
+def _label(rows: Labelled, index: int) -> str:
+    label = rows.labels[index]
+    return ", ".join(label) if isinstance(label, tuple) else f"{label:g}" if isinstance(label, float) else str(label)

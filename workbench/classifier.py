@@ -1,0 +1,172 @@
+"""A model with a classification head, what its outputs mean, and where it is saved.
+
+Legend: B rows, L padded length, C outputs (classes, or 1 for a number).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from workbench import adapters, backbones, files, shipped, tasks
+from workbench.adapters import Full, anatomy
+from workbench.config import RunConfig
+from workbench.data.batching import MicroBatch, encoder_inputs
+from workbench.data.labels import Labels
+from workbench.errors import BackboneError, FileError
+from workbench.tasks import Task
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A model that gives each row its outputs, whatever the padding."""
+
+    model: nn.Module
+    backbone: PreTrainedModel
+    """The same, without the adapter around it."""
+    tokenizer: PreTrainedTokenizerBase
+    labels: Labels
+    token_head: str | None
+    """The module that gives outputs to each token, of which a row's last real one counts; None for an encoder's."""
+
+    def outputs(self, batch: MicroBatch) -> Tensor:
+        """Logits, or standardised numbers (B, C).
+
+        Transformers finds a row's last token by comparing with a pad token, which a row may hold and a tokenizer may
+        lack: here the row's length says it.
+        """
+        if self.token_head is None:
+            found: Tensor = self.model(**batch.inputs).logits
+            return found
+        caught: list[Tensor] = []
+        handle = self.backbone.get_submodule(self.token_head).register_forward_hook(
+            lambda _, __, output: caught.append(output)
+        )
+        try:
+            self.model(**batch.inputs, use_cache=False)
+        finally:
+            handle.remove()
+        return caught[0].flatten(0, 1)[batch.positions_N]
+
+
+def find(model: nn.Module, backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, labels: Labels) -> Classifier:
+    """How `model` comes to a row's outputs, checked: they must be the model's own, and no padding may change them.
+
+    Raises:
+        BackboneError: they are not, or a longer row in the batch changes them.
+    """
+    _settle_padding(backbone, tokenizer)
+    pad = backbone.config.get_text_config().pad_token_id
+    ids = [number for number in range(2, 12) if number != pad]
+    short, long = _batch([ids[:3]]), _batch([ids[:3], ids[:6]])
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            own, head = _own_outputs(model, backbone, short)
+            found = Classifier(model, backbone, tokenizer, labels, head)
+            alone, among = found.outputs(short.to(backbone.device)), found.outputs(long.to(backbone.device))[:1]
+    finally:
+        model.train(training)
+    for other, what in ((own, "is not that of the last token"), (among, "depends on the rows beside it")):
+        if not torch.allclose(alone, other, rtol=5e-2, atol=5e-2 * float(alone.abs().max())):
+            raise BackboneError(
+                f"{type(backbone).__name__}: what its classification head says of a row {what}, so padding would "
+                "change its classes. Take another backbone."
+            )
+    return found
+
+
+def task(labels: Labels, *, seed: int) -> Task:
+    """To give rows these labels."""
+    return tasks.classes(labels.names, seed=seed, problem=labels.problem)
+
+
+def require_known_form(config: RunConfig) -> None:
+    """Raise BackboneError where rows cannot be classified as they are read here."""
+    hub = backbones.hub_config(config.model)
+    if hub.is_encoder_decoder:
+        raise BackboneError(
+            f"model.id={config.model.id}: {type(hub).__name__} is an encoder-decoder, which recipe classify does not "
+            "read yet. Take an encoder or a causal backbone."
+        )
+
+
+def save(classifier: Classifier, folder: Path) -> None:
+    """Write adapter, tokenizer and the meaning of the outputs into `folder`, atomically."""
+    with files.new_folder(folder) as aside:
+        adapters.save(classifier.model, aside)
+        save_tokenizer(classifier, aside)
+        files.write_json(aside / "classes.json", classifier.labels.facts)
+
+
+def save_tokenizer(classifier: Classifier, folder: Path) -> None:
+    """The tokenizer with the pad token that config.json names, so that a stock model finds the last token."""
+    tokenizer = classifier.tokenizer
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(classifier.backbone.config.get_text_config().pad_token_id)
+    tokenizer.save_pretrained(folder)
+
+
+def load(run: Path, config: RunConfig) -> Classifier:
+    """The classifier that the run at `run` shipped, in evaluation mode."""
+    folder = run / "adapter"
+    shipped.require_saved(run, config, "classes.json")
+    labels = read_labels(folder)
+    tokenizer = shipped.load_tokenizer(run, config)
+    backbone = shipped.load_backbone(config, folder, tokenizer, task=task(labels, seed=config.seed)).model
+    model = backbone if isinstance(config.adapter, Full) else adapters.load(backbone, folder)
+    return find(model, backbone, tokenizer, labels)
+
+
+def read_labels(folder: Path) -> Labels:
+    """What the outputs of the classifier in `folder` mean."""
+    found = files.read_json(folder / "classes.json")
+    try:
+        return Labels(**{**found, "names": tuple(found["names"])})
+    except (KeyError, TypeError) as error:
+        raise FileError(f"{folder}/classes.json: damaged ({error}). Restore it, or train again.") from None
+
+
+def _own_outputs(model: nn.Module, backbone: PreTrainedModel, batch: MicroBatch) -> tuple[Tensor, str | None]:
+    """What the model says of one row, and the name of its head where that gives outputs to each token."""
+    caught: dict[str, tuple[int, ...]] = {}
+
+    def catch(name: str) -> Any:
+        def hook(_: nn.Module, __: object, output: object) -> None:
+            if isinstance(output, Tensor):
+                caught[name] = tuple(output.shape)
+
+        return hook
+
+    handles = [
+        backbone.get_submodule(name).register_forward_hook(catch(name)) for name in anatomy.fresh_heads(backbone)
+    ]
+    try:
+        own: Tensor = model(**batch.to(backbone.device).inputs).logits
+    finally:
+        for handle in handles:
+            handle.remove()
+    outputs = own.shape[-1]
+    heads = [name for name, shape in caught.items() if len(shape) == 3 and shape[-1] == outputs]
+    return own, heads[-1] if heads else None
+
+
+def _batch(rows: list[list[int]]) -> MicroBatch:
+    inputs = encoder_inputs([np.asarray(row, dtype=np.int64) for row in rows])
+    length = inputs["input_ids"].shape[1]
+    last = torch.tensor([number * length + len(row) - 1 for number, row in enumerate(rows)])
+    return MicroBatch(inputs, last, torch.zeros(len(rows)), sum(map(len, rows)))
+
+
+def _settle_padding(backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """The pad token that config.json names is the tokenizer's; any that ends no text, where it has none."""
+    config: Any = backbone.config.get_text_config()
+    fallback = next((n for n in (config.pad_token_id, tokenizer.eos_token_id) if n is not None), 0)
+    config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else fallback

@@ -1,0 +1,130 @@
+"""What a recipe says about labelled rows: what a label is, what the model reads, how classes are balanced."""
+
+from __future__ import annotations
+
+from string import Formatter
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
+
+from workbench.schema import Section
+
+Kind = Literal["one", "several", "number", "pair"]
+
+PAIR_FIELDS = ("prompt", "response_a", "response_b")
+_TEXTS = {"pair": "{prompt}\n\nResponse A:\n{response_a}\n\nResponse B:\n{response_b}"}
+_SHARES = {"pair": {"prompt": 1.0, "response_a": 2.0, "response_b": 2.0}}
+
+
+class Piece(NamedTuple):
+    """Literal text of a template, and the column that follows it, if one does."""
+
+    literal: str
+    field: str | None
+
+
+class ClassesConfig(Section):
+    kind: Kind = "one"
+    """What a label is: one class, several classes (or none), a number, or which of two responses won (a, b, tie)."""
+    text: str | None = None
+    """What the model reads, made of columns: "{title}\\n{body}". By default {text}; for pairs, the prompt and both."""
+    shares: dict[str, PositiveFloat] = Field(default_factory=dict)
+    """How columns divide data.max_tokens where a row is too long: {title: 1, body: 4}. Each keeps at least its share.
+
+    By default all alike; for pairs a response has twice the prompt's.
+    """
+    keep: Literal["start", "end", "ends"] = "start"
+    """What stays of a column that is cut: its start, its end, or half of each."""
+    separator: str | None = Field(default=None, min_length=1)
+    """What stands between the classes of a label, where `kind` is several and labels are no lists: such as ","."""
+    row_weight: str | None = Field(default=None, min_length=1)
+    """A column with a number above 0: how much a training row counts in the loss, beside rows of weight 1."""
+    every_class: bool = True
+    """The held-out rows must show every class; false accepts classes that are learnt but not measured."""
+    weights: Literal["none", "balanced", "effective"] = "none"
+    """Rows of rare classes count more: by 1 / count, or by the effective number of rows, which is milder."""
+    beta: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """For `weights` effective: how much further rows of a class still tell; 0 weighs all alike."""
+    gamma: NonNegativeFloat = 0.0
+    """Focal loss: rows that are already right count (1 - p)^gamma; 0 is cross-entropy."""
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of a label that is spread over all classes."""
+    logit_adjustment: NonNegativeFloat = 0.0
+    """Strength with which the classes' log frequencies are added to the logits in training; 1 is the usual."""
+    sampling: Literal["none", "over", "under"] = "none"
+    """Every class is drawn equally often in an epoch: as often as the most frequent one, or as the rarest."""
+
+    @field_validator("text")
+    @classmethod
+    def _template(cls, text: str | None) -> str | None:
+        if text is None:
+            return None
+        try:
+            found = list(Formatter().parse(text))
+        except ValueError as error:
+            raise ValueError(f'{error}. Write columns in braces, such as "{{title}} {{body}}".') from None
+        names = [name for _, name, *_ in found if name is not None]
+        if not names:
+            raise ValueError('names no column. Write columns in braces, such as "{title} {body}".')
+        for _, name, spec, conversion in found:
+            if name is not None and (not name.isidentifier() or spec or conversion):
+                raise ValueError(
+                    f"`{{{name}}}` is no plain column name in braces. Rename it with data.columns={{NAME: found}}."
+                )
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"the column {twice[0]} stands twice. Name each column once.")
+        return text
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ClassesConfig:
+        balancing = {
+            "weights": self.weights != "none",
+            "sampling": self.sampling != "none",
+            "logit_adjustment": self.logit_adjustment > 0,
+        }
+        chosen = [name for name, is_on in balancing.items() if is_on]
+        if len(chosen) > 1:
+            raise ValueError(f"{' and '.join(chosen)} both balance the classes. Keep one of them.")
+        if self.kind in ("several", "number") and chosen:
+            raise ValueError(f"{chosen[0]} is for labels that are one class; kind is {self.kind}. Leave it out.")
+        if self.kind == "number" and (self.gamma or self.smoothing):
+            raise ValueError("gamma and smoothing are for classes; kind is number. Leave them out.")
+        if self.separator is not None and self.kind != "several":
+            raise ValueError(
+                f"separator is for kind several; kind is {self.kind}. Leave it out, or write kind: several."
+            )
+        if self.kind == "pair" and not set(PAIR_FIELDS) <= set(self.fields):
+            raise ValueError(f"text must hold {{{'}, {'.join(PAIR_FIELDS)}}} where kind is pair.")
+        if self.shares and set(self.shares) != set(self.fields):
+            raise ValueError(
+                f"shares must name the columns that text names: {', '.join(self.fields)}; "
+                f"found {', '.join(sorted(self.shares))}."
+            )
+        return self
+
+    @property
+    def template(self) -> str:
+        """What the model reads."""
+        return self.text or _TEXTS.get(self.kind, "{text}")
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """The template taken apart."""
+        return [Piece(literal, name) for literal, name, *_ in Formatter().parse(self.template)]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Columns that the model reads, in their order."""
+        return tuple(piece.field for piece in self.pieces if piece.field is not None)
+
+    @property
+    def parts(self) -> tuple[float, ...]:
+        """What share of the tokens each field keeps; they sum to 1."""
+        given = self.shares or (_SHARES.get(self.kind, {}) if self.text is None else {})
+        raw = [given.get(name, 1.0) for name in self.fields]
+        return tuple(each / sum(raw) for each in raw)
+
+    @property
+    def label(self) -> str:
+        """The column of the label, before data.columns renames it."""
+        return "winner" if self.kind == "pair" else "label"

@@ -1,0 +1,199 @@
+"""Labels: from a cell of a row to a target of the loss, and from a head's outputs back to what a person reads.
+
+Legend: N rows, C outputs: one for each class, or 1 for a number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from workbench.classing import ClassesConfig, Kind
+from workbench.data.rows import shown
+from workbench.errors import DataError
+from workbench.schema import did_you_mean
+from workbench.tasks import Problem
+
+Label: TypeAlias = str | float | tuple[str, ...]
+"""A class, a number, or several classes."""
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+WINNERS = ("a", "b", "tie")
+_WINNERS = {
+    **{name: "a" for name in ("a", "model_a", "response_a")},
+    **{name: "b" for name in ("b", "model_b", "response_b")},
+    **{name: "tie" for name in ("tie", "tie (bothbad)")},
+}
+_PROBLEMS: dict[Kind, Problem] = {
+    "one": "single_label_classification",
+    "pair": "single_label_classification",
+    "several": "multi_label_classification",
+    "number": "regression",
+}
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What the outputs of a classification head mean."""
+
+    kind: Kind
+    names: tuple[str, ...]
+    """Of the classes; `value` for a number."""
+    mean: float = 0.0
+    """Of the numbers in training; the head learns (number - mean) / scale."""
+    scale: float = 1.0
+    """Their standard deviation."""
+
+    @property
+    def problem(self) -> Problem:
+        """What transformers calls it, for config.json."""
+        return _PROBLEMS[self.kind]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For a JSON file."""
+        return asdict(self)
+
+    def targets(self, labels: Sequence[Label | None]) -> npt.NDArray[np.float32]:
+        """What the loss compares outputs with (N, C); zeros where a row has no label."""
+        if self.kind == "number":
+            values = [0.0 if label is None else (float(label) - self.mean) / self.scale for label in labels]  # type: ignore[arg-type]
+            return np.asarray(values, dtype=np.float32)[:, None]
+        number = {name: index for index, name in enumerate(self.names)}
+        targets_NC = np.zeros((len(labels), len(self.names)), dtype=np.float32)
+        for row, label in enumerate(labels):
+            for name in classes_of(label):
+                targets_NC[row, number[name]] = 1
+        return targets_NC
+
+    def values(self, outputs_NC: Floats) -> Floats:
+        """Outputs as probabilities of the classes (N, C), or as numbers (N, 1)."""
+        if self.kind == "number":
+            return outputs_NC * self.scale + self.mean
+        found: Floats = special.expit(outputs_NC) if self.kind == "several" else special.softmax(outputs_NC, axis=1)
+        return found
+
+    def predicted(self, values_NC: Floats) -> list[Label]:
+        """The likeliest class; every class that is likelier than not; or the number."""
+        if self.kind == "number":
+            return [float(value) for value in values_NC[:, 0]]
+        if self.kind == "several":
+            return [tuple(n for n, p in zip(self.names, row, strict=True) if p >= 0.5) for row in values_NC]
+        return [self.names[number] for number in values_NC.argmax(1)]
+
+
+def learn(kind: Kind, labels: Sequence[Label], *, source: str) -> Labels:
+    """The classes, or the mean and spread of the numbers, that the training rows show.
+
+    Raises:
+        DataError: They are all alike, so that there is nothing to tell apart.
+    """
+    if kind == "number":
+        values = np.asarray(labels, dtype=np.float64)
+        if not values.std() > 0:
+            raise DataError(f"{source}: every label is {values[0]:g}, so there is nothing to learn. Give other rows.")
+        return Labels(kind, ("value",), mean=float(values.mean()), scale=float(values.std()))
+    found = {name for label in labels for name in classes_of(label)}
+    if len(found) < (1 if kind == "several" else 2):
+        only = f"every label is `{next(iter(found))}`" if found else "no row has a class"
+        raise DataError(
+            f"{source}: {only}, so there is nothing to tell apart. Give rows of another class, or name the column of "
+            "the label with data.columns={label: NAME}."
+        )
+    if kind == "several" and not any(set(classes_of(label)) != found for label in labels):
+        raise DataError(f"{source}: every row has all classes, so there is nothing to tell apart. Give other rows.")
+    if kind == "pair":
+        return Labels(kind, tuple(name for name in WINNERS if name in found))
+    # Numbers as a person counts: 2 before 10.
+    whole = all(name.removeprefix("-").isdecimal() for name in found)
+    return Labels(kind, tuple(sorted(found, key=int if whole else str)))
+
+
+def require_known(labels: Labels, found: Sequence[Label | None], places: Sequence[str]) -> None:
+    """Raise DataError where a row has a class that no training row has."""
+    known = set(labels.names)
+    if labels.kind == "number":
+        return
+    for label, place in zip(found, places, strict=True):
+        for name in classes_of(label):
+            if name not in known:
+                raise DataError(
+                    f"{place}: no training row has the class `{name}`.{did_you_mean(name, labels.names)} "
+                    "Correct it, give training rows of that class, or leave the row out."
+                )
+
+
+def counts(labels: Sequence[Label]) -> Counter[str]:
+    """Rows of each class."""
+    return Counter(name for label in labels for name in classes_of(label))
+
+
+def classes_of(label: Label | None) -> tuple[str, ...]:
+    """The classes of a label; none for a number."""
+    if isinstance(label, tuple):
+        return label
+    return (label,) if isinstance(label, str) else ()
+
+
+def read(value: Any, config: ClassesConfig) -> Label | None:
+    """A cell as a label; None where it is empty.
+
+    Raises:
+        DataError: It is no label of this kind; says what is.
+    """
+    if value is None or value != value or (isinstance(value, str) and not value.strip() and config.kind != "several"):
+        return None
+    if config.kind == "number":
+        return _number(value)
+    if config.kind == "several":
+        return _several(value, config.separator)
+    name = _name(value)
+    if config.kind == "pair":
+        if name.lower() not in _WINNERS:
+            raise DataError(f"`winner` must be a, b or tie, found {shown(value)}.")
+        return _WINNERS[name.lower()]
+    return name
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return str(int(value))
+    if isinstance(value, str) and value.strip():
+        return value.strip()
+    if isinstance(value, float):
+        raise DataError(f"`label` is {value!r}, which names no class. For numbers, write classes.kind=number.")
+    if isinstance(value, list):
+        raise DataError(f"`label` is a list, {shown(value)}. For several classes, write classes.kind=several.")
+    raise DataError(f"`label` must be a string or a number, found {shown(value)}. Map your classes to names.")
+
+
+def _number(value: Any) -> float:
+    try:
+        found = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not math.isfinite(found):
+        raise DataError(f"`label` must be a number, found {shown(value)}. For classes, write classes.kind=one.")
+    return found
+
+
+def _several(value: Any, separator: str | None) -> tuple[str, ...]:
+    if isinstance(value, str):
+        if separator is None:
+            raise DataError(
+                f"`label` is the text {shown(value)}, not a list. Write classes.separator=';' with what stands between "
+                "its classes."
+            )
+        value = [part for part in value.split(separator) if part.strip()]
+    if not isinstance(value, list):
+        raise DataError(f"`label` must be a list of classes, found {shown(value)}. Write [{shown(value)}].")
+    return tuple(dict.fromkeys(_name(each) for each in value))

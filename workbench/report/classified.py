@@ -1,0 +1,165 @@
+"""What a page says of a run that classified rows: table of classes, confusions, surest mistakes.
+
+Legend: N rows, C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from sklearn import metrics
+
+from workbench.report import units
+from workbench.report.record import Record
+
+WIDEST = 30
+"""Classes of a confusion matrix that a page has room for."""
+PAIRS = 10
+"""Confusions that are listed."""
+MISTAKES = 6
+
+SCORES: dict[str, tuple[str, str]] = {
+    "accuracy": ("Accuracy", "high"),
+    "exact_match": ("All classes right", "high"),
+    "micro_f1": ("Micro-F1", "high"),
+    "macro_f1": ("Macro-F1", "high"),
+    "roc_auc": ("ROC-AUC", "high"),
+    "brier": ("Brier score", "low"),
+    "calibration_error": ("Expected calibration error", "low"),
+    "rmse": ("Root mean squared error", "low"),
+    "mae": ("Mean absolute error", "low"),
+    "r2": ("Explained variance", "high"),
+    "spearman": ("Rank correlation", "high"),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Rows of one class that were taken for one class."""
+
+    count: int
+    share: float
+    """Of the rows of their class."""
+
+
+@dataclass(frozen=True)
+class Classified:
+    """The part of the page; a part that does not apply is empty."""
+
+    classes: list[tuple[str, str, str, str, str]]
+    """Name, precision, recall, F1 and rows of each class."""
+    matrix: list[tuple[str, list[Cell]]]
+    """True class to what its rows were taken for, in the order of `classes`; empty for several classes or too many."""
+    confused: list[tuple[str, str, str]]
+    """True class, class that its rows were taken for, how many of them."""
+    mistakes: list[dict[str, Any]]
+    """Rows that are wrong, the surest first, or numbers that are furthest off."""
+
+
+def classified(run: Record) -> Classified | None:
+    """What the page shows; None where the run classified nothing."""
+    found = run.predictions
+    if "predicted" not in found:
+        return None
+    names = [column.removeprefix("p_") for column in found if column.startswith("p_")]
+    if not names:
+        off_N = (found["predicted"] - found["label"]).abs()
+        return Classified([], [], [], _samples(found, off_N, off_N.map(lambda off: f"off by {units.number(off)}")))
+    several = isinstance(found["label"].iloc[0], (list, np.ndarray))
+    true_NC, said_NC = (_hot(found[column], names) for column in ("label", "predicted"))
+    p_NC = found[[f"p_{name}" for name in names]].to_numpy()
+    if several:
+        wrong_N = (true_NC != said_NC).any(1)
+        sure_N = np.abs(p_NC - true_NC).max(1)
+        return Classified(_table(true_NC, said_NC, names), [], [], _mistakes(found, wrong_N, sure_N))
+    counts_CC = true_NC.T.astype(np.int64) @ said_NC.astype(np.int64)
+    return Classified(
+        classes=_table(true_NC, said_NC, names),
+        matrix=_matrix(counts_CC, names) if len(names) <= WIDEST else [],
+        confused=_confused(counts_CC, names),
+        mistakes=_mistakes(found, (true_NC != said_NC).any(1), p_NC.max(1)),
+    )
+
+
+def interval(run: Record, when: str) -> str:
+    """The 95 % interval of an accuracy."""
+    low, high = (run.scores.get(when, {}).get(f"accuracy_{end}") for end in ("low", "high"))
+    return f"{units.number(low)} to {units.number(high)}" if low is not None and high is not None else ""
+
+
+def verdict(run: Record) -> str:
+    """What came of the run, in one sentence made of its numbers."""
+    before, after = run.scores["before"], run.scores["after"]
+    rows = f"{len(run.predictions):,} held-out rows"
+    if "accuracy" in after:
+        said = f"Accuracy {after['accuracy']:.3f} (95 %: {interval(run, 'after')}) on {rows}"
+        return f"{said}; always naming the likeliest class gives {before['accuracy']:.3f}."
+    if "micro_f1" in after:
+        return (
+            f"Micro-F1 {after['micro_f1']:.3f} on {rows}; {after['exact_match']:.3f} of them are right in every class."
+        )
+    said = f"Root mean squared error {units.number(after['rmse'])} on {rows}"
+    return f"{said}; always naming the training rows' mean gives {units.number(before['rmse'])}."
+
+
+def _hot(cells: pd.Series, names: list[str]) -> NDArray[np.bool_]:
+    """Which classes a column names (N, C)."""
+    rows = [set(cell) if isinstance(cell, (list, np.ndarray)) else {cell} for cell in cells]
+    return np.asarray([[name in row for name in names] for row in rows])
+
+
+def _table(
+    true_NC: NDArray[np.bool_], said_NC: NDArray[np.bool_], names: list[str]
+) -> list[tuple[str, str, str, str, str]]:
+    found = metrics.precision_recall_fscore_support(true_NC, said_NC, zero_division=0.0)
+    return [
+        (name, f"{precision:.2f}", f"{recall:.2f}", f"{f1:.2f}", f"{int(rows):,}")
+        for name, precision, recall, f1, rows in zip(names, *found, strict=True)
+    ]
+
+
+def _matrix(counts_CC: NDArray[np.int64], names: list[str]) -> list[tuple[str, list[Cell]]]:
+    rows_C = np.maximum(counts_CC.sum(1), 1)
+    return [
+        (name, [Cell(int(count), float(count / total)) for count in counts_C])
+        for name, counts_C, total in zip(names, counts_CC, rows_C, strict=True)
+    ]
+
+
+def _confused(counts_CC: NDArray[np.int64], names: list[str]) -> list[tuple[str, str, str]]:
+    wrong_CC = counts_CC * (1 - np.eye(len(names), dtype=np.int64))
+    order = np.argsort(-wrong_CC, axis=None, kind="stable")[:PAIRS]
+    return [
+        (names[true], names[said], f"{wrong_CC[true, said]:,} of {counts_CC[true].sum():,}")
+        for true, said in (divmod(int(flat), len(names)) for flat in order)
+        if wrong_CC[true, said]
+    ]
+
+
+def _mistakes(found: pd.DataFrame, wrong_N: NDArray[np.bool_], sure_N: NDArray[np.float64]) -> list[dict[str, Any]]:
+    sure = pd.Series(sure_N, index=found.index)[wrong_N]
+    return _samples(found[wrong_N], sure, sure.map(lambda p: f"{p:.2f}"))
+
+
+def _samples(found: pd.DataFrame, by: pd.Series, said: pd.Series) -> list[dict[str, Any]]:
+    order = by.sort_values(ascending=False, kind="stable").index[:MISTAKES]
+    return [
+        {
+            "row": found.at[at, "row"],
+            "text": found.at[at, "text"],
+            "label": _shown(found.at[at, "label"]),
+            "predicted": _shown(found.at[at, "predicted"]),
+            "sure": said[at],
+        }
+        for at in order
+    ]
+
+
+def _shown(cell: Any) -> str:
+    if isinstance(cell, (list, np.ndarray)):
+        return ", ".join(cell) or "(none)"
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
