@@ -46,6 +46,9 @@ class Texts:
     def __len__(self) -> int:
         return self.rows
 
+    def drawn(self, draws: Indices, *, epoch: int) -> Indices:
+        return draws
+
     def place(self, index: int) -> str:
         return f"texts:{index + 1}"
 
