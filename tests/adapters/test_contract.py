@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tests.conftest import FAMILIES, T5_SIZES, tiny
-from workbench import adapters, backbones, plugins
+from workbench import adapters, backbones, plugins, tasks
 from workbench.adapters import METHODS, Method
 from workbench.adapters.method import HALF_OR_FULL, WEIGHTS
 from workbench.config import ModelConfig, RunConfig
@@ -137,6 +137,42 @@ def test_every_method_over_every_weight_format(
     Contract(
         attach(base, config), config, before, fresh, tmp_path, dtype, tolerance, merges=weights in HALF_OR_FULL
     ).check()
+
+
+WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128}
+QUANTISABLE: dict[str, tuple[Callable[[], PreTrainedModel], tasks.Task]] = {
+    "Bert": (lambda: tiny("Bert", head="MaskedLM", **WIDE), tasks.MASKED),
+    "GPT2": (lambda: tiny("GPT2", n_embd=64, n_inner=128), tasks.TEXT),
+    "Qwen3": (lambda: tiny("Qwen3", **WIDE), tasks.TEXT),
+    "T5": (lambda: tiny("T5", head="Seq2SeqLM", **{**T5_SIZES, "d_model": 64, "d_ff": 128}), tasks.TEXT),
+}
+"""Kinds that differ most, wide enough for blocks of 64: an encoder, transposed layers, grouped queries, two stacks."""
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Folders of QUANTISABLE's backbones."""
+    folders = {family: str(tmp_path_factory.mktemp(family)) for family in QUANTISABLE}
+    for family, folder in folders.items():
+        QUANTISABLE[family][0]().save_pretrained(folder)
+    return folders
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+@pytest.mark.parametrize("weights", ["bfloat16", "int8", "nf4"])
+@pytest.mark.parametrize("family", sorted(QUANTISABLE))
+def test_methods_on_families_over_formats(
+    family: str, weights: str, name: str, wide: dict[str, str], tmp_path: Path
+) -> None:
+    config = section(name)
+    model = ModelConfig.model_validate({"id": wide[family], "weights": weights, "compute": "bfloat16"})
+    fresh = lambda: backbones.load(model, None, task=QUANTISABLE[family][1]).model  # noqa: E731
+    base = fresh()
+    if weights not in config.facts.weights or config.refusal(base):
+        pytest.skip("refused, as the tests above show")
+    tolerance = 2e-2 if name != "dora" else 4e-2
+    before, merges = logits(base), weights in HALF_OR_FULL
+    Contract(attach(base, config), config, before, fresh, tmp_path, torch.bfloat16, tolerance, merges=merges).check()
 
 
 RECIPE: dict[str, Any] = {"recipe": "sft", "data": {"train": "rows.jsonl"}}
