@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.adapters import anatomy, virtual
 from workbench.adapters.adalora import AdaLora
@@ -62,6 +62,7 @@ __all__ = [
     "Vera",
     "attach",
     "count",
+    "detach",
     "is_adapter",
     "load",
     "merge",
@@ -199,8 +200,26 @@ def merge(model: nn.Module, config: Method) -> PreTrainedModel:
     require_mergeable(config)
     if not isinstance(model, PeftModel):
         return model  # type: ignore[return-value]
-    _put_heads_in_place(model)
+    # PEFT itself fails where a head is more than a layer.
+    for name, head in _heads(model).items():
+        model.set_submodule(name, head.modules_to_save[head.active_adapters[0]])
     return model.merge_and_unload(safe_merge=True)  # type: ignore[no-any-return]
+
+
+def detach(model: nn.Module) -> PreTrainedModel | None:
+    """The bare backbone as `attach` was given it, its heads at their first values, frozen, in evaluation mode.
+
+    None where its own weights have trained, and it has to be loaded again.
+    """
+    from peft import PeftModel
+
+    if not isinstance(model, PeftModel):
+        return None
+    for name, head in _heads(model).items():
+        model.set_submodule(name, head.original_module)
+    backbone: Any = model.get_base_model() if model.active_peft_config.is_prompt_learning else model.unload()
+    bare: PreTrainedModel = backbone.requires_grad_(False).eval()
+    return bare
 
 
 def require_mergeable(config: Method) -> None:
@@ -229,13 +248,11 @@ def is_adapter(folder: Path) -> bool:
     return (folder / "adapter_config.json").exists()
 
 
-def _put_heads_in_place(model: PeftModel) -> None:
-    """Modules that trained whole replace the backbone's; PEFT itself fails where one is more than a layer."""
+def _heads(model: PeftModel) -> dict[str, Any]:
+    """What wraps the modules that train whole, by path."""
     from peft.utils import ModulesToSaveWrapper
 
-    wrapped = [(name, module) for name, module in model.named_modules() if isinstance(module, ModulesToSaveWrapper)]
-    for name, module in wrapped:
-        model.set_submodule(name, module.modules_to_save[module.active_adapters[0]])
+    return {name: module for name, module in model.named_modules() if isinstance(module, ModulesToSaveWrapper)}
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from workbench.adapters import anatomy
-from workbench.adapters.method import About, Beside, Companion, Method, Sample, register
-from workbench.adapters.targets import Targets, resolve
+from workbench.adapters.method import About, Beside, Companion, Sample, register
+from workbench.adapters.targets import OnLinear
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @register
-class AdaLora(Method):
+class AdaLora(OnLinear):
     """W + scale * B diag(E) A; while training, ranks are taken where they matter least. E is zero at the start."""
 
     about: ClassVar[dict[str, About]] = {
@@ -33,10 +33,6 @@ class AdaLora(Method):
     """Ranks of every layer at the start; null: one and a half times `rank`."""
     alpha: float = Field(default=32.0, gt=0)
     """Scale of the update is alpha / initial rank."""
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the adapter's inputs that is dropped while training."""
-    targets: Targets = "all-linear"
-    """Which linear layers get an update: a role, or a list of module names such as [q_proj, v_proj]."""
     before: float = Field(default=0.1, ge=0, lt=1)
     """Share of the run's steps before the first rank goes."""
     after: float = Field(default=0.3, ge=0, lt=1)
@@ -60,10 +56,6 @@ class AdaLora(Method):
     def first_rank(self) -> int:
         """Ranks of every layer at the start."""
         return math.ceil(1.5 * self.rank) if self.initial_rank is None else self.initial_rank
-
-    def modules(self, model: PreTrainedModel) -> list[str]:
-        """Names of the linear layers that get an update."""
-        return resolve(model, self.targets)
 
     def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
         """PEFT's AdaLoraConfig for this backbone; its own schedule and penalty rest, the companion has them."""

@@ -7,29 +7,21 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from workbench.adapters import anatomy
-from workbench.adapters.method import About, Beside, Method, register
-from workbench.adapters.targets import Targets, resolve
+from workbench.adapters.method import About, Beside, register
+from workbench.adapters.targets import OnLinear
 
 if TYPE_CHECKING:
     from peft import LoraConfig
     from transformers import PreTrainedModel
 
 
-class LowRank(Method):
+class LowRank(OnLinear):
     """W + scale * B A, with A (rank, in) and B (out, rank): what all LoRA methods have in common."""
 
     rank: PositiveInt = 16
     """Rank of the update B A."""
     alpha: float = Field(default=32.0, gt=0)
     """Scale of the update is alpha / rank (alpha / sqrt(rank) for rslora)."""
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the adapter's inputs that is dropped while training."""
-    targets: Targets = "all-linear"
-    """Which linear layers get an update: a role, or a list of module names such as [q_proj, v_proj]."""
-
-    def modules(self, model: PreTrainedModel) -> list[str]:
-        """Names of the linear layers that get an update."""
-        return resolve(model, self.targets)
 
     def to_peft(self, model: PreTrainedModel, beside: Beside) -> LoraConfig:
         """PEFT's LoraConfig for this backbone."""

@@ -8,27 +8,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from workbench.adapters import anatomy
-from workbench.adapters.method import About, Beside, Method, register
-from workbench.adapters.targets import Targets, linear_layers, resolve
+from workbench.adapters.method import About, Beside, register
+from workbench.adapters.targets import OnLinear, linear_layers
 
 if TYPE_CHECKING:
     from peft import PeftConfig
     from transformers import PreTrainedModel
 
 
-class Orthogonal(Method):
+class Orthogonal(OnLinear):
     """W R, where R is a rotation built from blocks of `block` neighbouring inputs; it is the identity at the start."""
 
     block: PositiveInt = 32
     """Inputs that one rotation turns; it divides the inputs of every target."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of the rotations that are left out while training."""
-    targets: Targets = "all-linear"
-    """Which linear layers get rotations: a role, or a list of module names such as [q_proj, v_proj]."""
-
-    def modules(self, model: PreTrainedModel) -> list[str]:
-        """Names of the linear layers that get rotations."""
-        return resolve(model, self.targets)
 
     def refusal(self, model: PreTrainedModel) -> str | None:
         """Blocks that do not fit into the inputs, and GPT-2's layers, which PEFT does not rotate."""

@@ -14,6 +14,8 @@ from peft import PeftModel
 from peft.tuners.lora.layer import LoraLayer
 from safetensors import safe_open
 from torch import Tensor
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, apply_renamings
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.hub import cached_file
 
@@ -65,8 +67,10 @@ class _Originals:
     def __init__(self, backbone: Any) -> None:
         self.source: str = backbone.config._name_or_path
         self.prefix: str = backbone.base_model_prefix
+        mapping = get_model_conversion_mapping(backbone)
+        self.renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
         revision = getattr(backbone.config, "_commit_hash", None)
-        self.files: dict[str, Path] = {}
+        self.places: dict[str, tuple[Path, str]] = {}
         for name in ("model.safetensors.index.json", "model.safetensors"):
             found = cached_file(self.source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
             if found is not None:
@@ -75,22 +79,25 @@ class _Originals:
         raise BackboneError(f"adapter.method=loftq: {self.source} holds no safetensors. Take adapter.method=lora.")
 
     def _list(self, path: Path) -> None:
+        """File and key of every tensor, by the name that transformers gives it when it loads (ViT's are renamed)."""
         if path.suffix == ".json":
             parts = json.loads(path.read_text())["weight_map"]
-            self.files = {key: Path(str(cached_file(self.source, part))) for key, part in parts.items()}
-            return
-        with safe_open(path, framework="pt") as tensors:
-            self.files = dict.fromkeys(tensors.keys(), path)
+            files = {key: Path(str(cached_file(self.source, part))) for key, part in parts.items()}
+        else:
+            with safe_open(path, framework="pt") as tensors:
+                files = dict.fromkeys(tensors.keys(), path)
+        self.places = {apply_renamings(key, self.renamings): (file, key) for key, file in files.items()}
 
     def read(self, path: str, *, transposed: bool) -> Tensor:
         """The weight (O, I) of the linear layer at `path`."""
-        keys = (f"{path}.weight", f"{path.removeprefix(self.prefix + '.')}.weight")
-        key = next((key for key in keys if key in self.files), None)
-        if key is None:
+        names = (f"{path}.weight", f"{path.removeprefix(self.prefix + '.')}.weight")
+        name = next((name for name in names if name in self.places), None)
+        if name is None:
             raise BackboneError(
-                f"adapter.method=loftq: {self.source} has no tensor {keys[0]}, from which {path} was quantised. "
+                f"adapter.method=loftq: {self.source} has no tensor {names[0]}, from which {path} was quantised. "
                 "Take adapter.method=lora."
             )
-        with safe_open(self.files[key], framework="pt") as tensors:
+        file, key = self.places[name]
+        with safe_open(file, framework="pt") as tensors:
             weight: Tensor = tensors.get_tensor(key)
         return weight.T if transposed else weight

@@ -1,4 +1,4 @@
-"""Layers of PEFT whose own forward pass needs float32, with one that computes in whatever precision they meet.
+"""Parts of PEFT that need unquantised weights or float32, with ones that take whatever precision they meet.
 
 Legend: R ranks, I inputs, O outputs.
 """
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from peft.tuners import adalora, ia3, vera
 from peft.tuners.lora import dora
+from peft.tuners.tuners_utils import BaseTuner
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -45,6 +46,15 @@ class QuantisedIa3(nn.Module, ia3.IA3Layer):
         return result
 
 
+class DetachableIa3(ia3.IA3Model):
+    """Comes off a quantised backbone; PEFT's refuses that as if it were to be merged."""
+
+    def unload(self) -> nn.Module:
+        plain: Any = BaseTuner  # PEFT returns the model, and says None
+        bare: nn.Module = plain._unload_and_optionally_merge(self, merge=False)
+        return bare
+
+
 class QuantisedAdaLora(nn.Module, adalora.AdaLoraLayer):
     """Over a quantised layer: adds scale * B diag(E) A x."""
 
@@ -71,12 +81,14 @@ _DORA.dequantize_module_weight = _dequantise
 
 
 def compute_in_any_precision(model: nn.Module) -> None:
-    """Give the layers of `model` that need it the forward passes above."""
+    """Give the parts of `model` that need it the methods above."""
     for module in model.modules():
         if type(module) is vera.Linear:
             module.__class__ = VeraLinear
         elif isinstance(module, ia3.IA3Layer) and not isinstance(module, ia3.Linear):
             module.__class__ = QuantisedIa3  # type: ignore[assignment]
+        elif type(module) is ia3.IA3Model:
+            module.__class__ = DetachableIa3
         elif isinstance(module, adalora.AdaLoraLayer):
             module.ranknum.requires_grad_(False)  # PEFT moves it to the device of 4-bit weights as a trainable one
             if not isinstance(module, adalora.SVDLinear):

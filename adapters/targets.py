@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from workbench.adapters.anatomy import is_attention, is_linear, linear_modules
+from workbench.adapters.method import Method
 from workbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,6 +18,19 @@ if TYPE_CHECKING:
 
 Targets = Literal["attention", "mlp", "all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)]
 """A role, or module names such as [q_proj, v_proj]."""
+
+
+class OnLinear(Method):
+    """Base of the methods that change linear layers."""
+
+    targets: Targets = "all-linear"
+    """Which linear layers are changed: a role, or a list of module names such as [q_proj, v_proj]."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the adapter's inputs that is dropped while training."""
+
+    def modules(self, model: PreTrainedModel) -> list[str]:
+        """Names of the linear layers that are changed."""
+        return resolve(model, self.targets)
 
 
 def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from workbench.adapters import anatomy
-from workbench.adapters.method import About, Beside, Method, register
-from workbench.adapters.targets import Targets, resolve
+from workbench.adapters.method import About, Beside, register
+from workbench.adapters.targets import OnLinear
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @register
-class Vera(Method):
+class Vera(OnLinear):
     """W + diag(b) B diag(d) A, where A and B are random, frozen and shared by all layers; b is zero at the start."""
 
     about: ClassVar[dict[str, About]] = {
@@ -27,14 +27,6 @@ class Vera(Method):
     """Rows of A, columns of B, and length of each d."""
     initial: float = Field(default=0.1, gt=0)
     """Every number of d at the start."""
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the adapter's inputs that is dropped while training."""
-    targets: Targets = "all-linear"
-    """Which linear layers get an update: a role, or a list of module names such as [q_proj, v_proj]."""
-
-    def modules(self, model: PreTrainedModel) -> list[str]:
-        """Names of the linear layers that get an update."""
-        return resolve(model, self.targets)
 
     def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
         """PEFT's VeraConfig for this backbone; the random matrices are saved, since generators differ by machine."""

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, preflight
+from workbench import backbones, preflight, sweeping
 from workbench.config import RunConfig
 from workbench.data import tokens
 from workbench.data.batching import Row, steps_per_epoch
 from workbench.data.forms import form
 from workbench.data.tokens import Splits
-from workbench.recipes import classify_verbs
+from workbench.recipes import classify_verbs, crossval_verbs, sweep
 from workbench.recipes.classify_verbs import ClassInspection
+from workbench.recipes.crossval_verbs import CrossvalInspection
 from workbench.recipes.sft import read_template
+from workbench.recipes.sweep_subjects import require_members
 
 SHOWN = 3
 """Examples that are rendered in full."""
@@ -36,14 +38,22 @@ class Inspection:
     notes: list[str]
 
 
-def check(config: RunConfig) -> Inspection | ClassInspection:
+def check(config: RunConfig) -> Inspection | ClassInspection | CrossvalInspection:
     """Everything that `run` does before it loads weights.
 
     Raises:
         WorkbenchError: the run would fail, or would silently learn nothing.
     """
+    if config.recipe == "sweep":
+        return _first_member(config)
     if config.recipe == "classify":
         return classify_verbs.inspect(config)
+    if config.recipe == "crossval":
+        return crossval_verbs.inspect(config)
+    return _text(config)
+
+
+def _text(config: RunConfig) -> Inspection:
     tokenizer = backbones.tokenizer(config.model)
     template = form(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
     data = tokens.load(config.data, tokenizer, template, seed=config.seed)
@@ -60,6 +70,18 @@ def check(config: RunConfig) -> Inspection | ClassInspection:
         steps=config.train.steps or max(1, round(config.train.epochs * per_epoch)),
         notes=[f"Left out: {reason}" for reason in data.train.skipped[:5]],
     )
+
+
+def _first_member(config: RunConfig) -> Inspection | ClassInspection:
+    """What the members of a sweep share, and which they are."""
+    shared, trials = sweeping.shared(config), sweeping.trials(config)
+    found = classify_verbs.inspect(shared) if shared.recipe == "classify" else _text(shared)
+    require_members(shared, trials, found.data)
+    names = [trial.name for trial in trials]
+    why = sweep.apart(config)
+    how = "together in one bank" if why is None else f"one after another: {why}"
+    told = f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+    return replace(found, notes=[f"{len(names)} members, {how}. The first is shown: {told}.", *found.notes])
 
 
 def pieces(row: Row, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool]]:

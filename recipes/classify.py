@@ -6,27 +6,25 @@ Labels are one class, several, a number, or which of two responses is better; th
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
-from torch import Tensor, from_numpy
+from torch import from_numpy
 from transformers import PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, checkpoints, classifier, files, preflight, report
+from workbench import adapters, backbones, checkpoints, classifier, describing, files, preflight, report
 from workbench.adapters import Full
 from workbench.classifier import Classifier
 from workbench.config import RunConfig
 from workbench.data import classes
-from workbench.data.batching import MicroBatch
+from workbench.data.batching import first_rows
 from workbench.data.classes import ClassSplits, Labelled
 from workbench.data.fields import Writer
 from workbench.data.labels import Floats
 from workbench.data.sampling import balanced
 from workbench.engine import Fit, Watcher, peak_bytes
 from workbench.evaluation import predicting, targets
-from workbench.objectives.criterion import Objective, criterion
-from workbench.recipes.sft import facts, first_rows, storage
+from workbench.objectives.criterion import criterion
 from workbench.runs import Run
 
 Scores = dict[str, Any]
@@ -36,21 +34,26 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
     """Train as `config` says; returns scores of a baseline and of what was trained, as they stand in scores.json."""
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     tokenizer, data, _ = prepare(config)
+    begin(run, data)
+    train(config, run, data, tokenizer, watcher)
+    return finish(config, run, data, watcher)
+
+
+def begin(run: Run, data: ClassSplits) -> None:
+    """Note the data, and what can be said without looking at a row: a fresh head says nothing to compare with."""
     sets = {"train": data.train, "held_out": data.held_out, "test": data.test}
     run.note(data={name: split and split.facts() for name, split in sets.items()})
-
-    # A fresh head says nothing, so the run is held against what can be said without looking at a row.
     said = targets.baseline(data.labels, data.train.targets_NC, rows=len(data.held_out))
     before = targets.scores(data.labels, said, data.held_out.targets_NC)
     files.write_json(run.path / "before.json", {"scores": before})
 
-    train(config, run, data, tokenizer, watcher)
 
-    # Score what was saved: reload it, do not trust the live one.
+def finish(config: RunConfig, run: Run, data: ClassSplits, watcher: Watcher) -> Scores:
+    """Score what was saved: reload it, do not trust the live one."""
     watcher.say("Scoring what was saved ...")
     model = classifier.load(run.path, config)
     after, outputs = score(model, data.held_out)
-    scores = {"before": before, "after": after}
+    scores = {"before": files.read_json(run.path / "before.json")["scores"], "after": after}
     if data.test is not None:
         scores["test"], _ = score(model, data.test)
     files.write_json(run.path / "scores.json", scores)
@@ -78,16 +81,16 @@ def train(config: RunConfig, run: Run, data: ClassSplits, tokenizer: PreTrainedT
         task=classifier.task(data.labels, seed=config.seed),
         trainable=isinstance(config.adapter, Full),
     )
-    watcher.say(storage(backbone))
+    watcher.say(describing.storage(backbone))
     model = adapters.attach(
         backbone.model, config.adapter, seed=config.seed, sample=lambda: first_rows(data.train, seed=config.seed)
     )
-    run.note(model=facts(config, backbone, model))
+    run.note(model=describing.model(config, backbone, model))
     found = classifier.find(model, backbone.model, tokenizer, data.labels)
     fit = Fit(
         model=model,
         train=balanced(data.train, config),
-        loss=row_loss(found, criterion(config.classes, from_numpy(data.train.targets_NC))),
+        loss=found.row_loss(criterion(config.classes, from_numpy(data.train.targets_NC))),
         width=backbone.model.config.get_text_config().hidden_size,
         held_out_loss=lambda: score(found, data.held_out)[0]["loss"],
         config=config,
@@ -104,11 +107,6 @@ def train(config: RunConfig, run: Run, data: ClassSplits, tokenizer: PreTrainedT
         watcher.say(f"Shipping step {progress.best_step}, which has the lowest held-out loss.")
     with fit.masters.exposed():
         classifier.save(found, run.adapter)
-
-
-def row_loss(model: Classifier, objective: Objective) -> Callable[[MicroBatch, float], Tensor]:
-    """The summed loss of a micro-batch, as the engine wants it."""
-    return lambda batch, scale: objective(model.outputs(batch), batch.labels_N, scale)
 
 
 def score(model: Classifier, rows: Labelled) -> tuple[dict[str, float], Floats]:
@@ -128,6 +126,16 @@ def predictions(
     config: RunConfig, model: Classifier, rows: Labelled, outputs_NC: Floats, *, labelled: bool
 ) -> pd.DataFrame:
     """One line a row, with what the model reads written out."""
-    writer = Writer(model.tokenizer, config.classes, max_tokens=config.data.max_tokens)
-    texts = [writer.text(record.fields) for record in rows.records]
-    return predicting.table(model.labels, rows, outputs_NC, texts=texts, labelled=labelled)
+    return predicting.table(
+        model.labels,
+        rows,
+        model.labels.values(outputs_NC),
+        texts=texts(config, model.tokenizer, rows),
+        labelled=labelled,
+    )
+
+
+def texts(config: RunConfig, tokenizer: PreTrainedTokenizerBase, rows: Labelled) -> list[str]:
+    """What the model reads of each row, uncut."""
+    writer = Writer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
+    return [writer.text(record.fields) for record in rows.records]

@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 from scipy import special
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import classifier, files
 from workbench.classifier import Classifier
 from workbench.config import RunConfig
-from workbench.data import classes, records
+from workbench.data import classes, folded, records
 from workbench.data.batching import MicroBatch, steps_per_epoch
 from workbench.data.classes import ClassSplits, Labelled
 from workbench.data.fields import Writer
@@ -67,25 +67,22 @@ def inspect(config: RunConfig) -> ClassInspection:
     """Everything that `run` does before it loads weights."""
     tokenizer, data, targets = prepare(config)
     drawn = len(balanced(data.train, config))
-    chosen = np.unique(np.linspace(0, len(data.train) - 1, num=min(SHOWN, len(data.train)), dtype=np.int64))
-    examples = [
-        (
-            data.train.place(int(i)),
-            str(tokenizer.decode(data.train.written[int(i)].input_ids)),
-            _label(data.train, int(i)),
-        )
-        for i in chosen
-    ]
     per_epoch = steps_per_epoch(drawn, config.batch.size)
     return ClassInspection(
         config=config,
         data=data,
-        examples=examples,
+        examples=chosen_examples(data.train, tokenizer),
         targets=targets,
         drawn=drawn,
         steps=config.train.steps or max(1, round(config.train.epochs * per_epoch)),
         notes=[f"Left out: {reason}" for reason in data.train.skipped[:5]],
     )
+
+
+def chosen_examples(rows: Labelled, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str, str]]:
+    """Place, what the model reads, and the label of rows from all over the file."""
+    chosen = np.unique(np.linspace(0, len(rows) - 1, num=min(SHOWN, len(rows)), dtype=np.int64)).tolist()
+    return [(rows.place(i), str(tokenizer.decode(rows.written[i].input_ids)), _label(rows, i)) for i in chosen]
 
 
 def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
@@ -108,9 +105,13 @@ def predict(run: Path, source: str, config: RunConfig) -> pd.DataFrame:
     return predictions(config, model, encoded, found, labelled=False)
 
 
-def held_out_outputs(model: Classifier, config: RunConfig, *, rows: int) -> tuple[Labelled, Floats]:
-    """The first held-out rows, and what a classifier says of them."""
-    held_out = classes.load(config, model.tokenizer).held_out
+def some_outputs(model: Classifier, config: RunConfig, *, rows: int) -> tuple[Labelled, Floats]:
+    """Held-out rows, or those of a cross-validation, and what a classifier says of them."""
+    if config.recipe == "crossval":
+        data = folded.load(config, model.tokenizer)
+        held_out = data.test or data.rows
+    else:
+        held_out = classes.load(config, model.tokenizer).held_out
     first = held_out.subset(np.arange(min(rows, len(held_out))))
     return first, predicting.outputs(model.model, model.outputs, first)
 

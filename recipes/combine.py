@@ -44,7 +44,7 @@ def combine_runs(sources: Sequence[Path], *, weights: Sequence[float], rank: int
         raise ConfigError(f"--weights has {len(weights)} numbers for {len(sources)} runs. Write one for each.")
     if out.exists():
         raise ConfigError(f"{out} exists already. Name another folder, or delete it first.")
-    configs = [runs.read_config(run) for run in sources]
+    configs = [runs.shipped_config(run) for run in sources]
     _require_alike(sources, configs)
     saved = [combine.read(run / "adapter") for run in sources]
     total = combine.weighted_sum(saved, weights)

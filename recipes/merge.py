@@ -41,10 +41,15 @@ def merge(run: Path, *, out: Path, weights: str) -> Merged:
         raise ConfigError(f"--weights {weights}: expected {', '.join(DTYPES)}.")
     if out.exists():
         raise ConfigError(f"{out} exists already. Name another folder, or delete it first.")
-    config = runs.read_config(run)
+    config = runs.shipped_config(run)
     adapters.require_mergeable(config.adapter)
     files.require_writable(out)
-    if config.recipe == "classify":
+    if config.recipe == "crossval" and not config.folds.refit:
+        raise ConfigError(
+            f"{run}: an ensemble of {config.folds.k} folds is no single model. Run again with folds.refit=true, whose "
+            "adapter trains on all rows."
+        )
+    if config.recipe in ("classify", "crossval"):
         return _merge_classifier(run, config, out=out, weights=weights)
     unmerged = shipped.load(run, config)
     held_out = tokens.load(config.data, unmerged.tokenizer, unmerged.template, seed=config.seed).held_out
@@ -71,7 +76,7 @@ def merge(run: Path, *, out: Path, weights: str) -> Merged:
 def _merge_classifier(run: Path, config: RunConfig, *, out: Path, weights: str) -> Merged:
     unmerged = classifier.load(run, config)
     labels, task = unmerged.labels, classifier.task(unmerged.labels, seed=config.seed)
-    rows, wanted = classify_verbs.held_out_outputs(unmerged, config, rows=ROWS)
+    rows, wanted = classify_verbs.some_outputs(unmerged, config, rows=ROWS)
     model = _merged(run, config, unmerged.tokenizer, task)
     classifier.find(model, model, unmerged.tokenizer, labels)
     model.to(DTYPES[weights])  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from workbench.data.chat import Template
 from workbench.data.formats import Example
 from workbench.data.prompts import read_prompts
 from workbench.errors import ConfigError
-from workbench.recipes import classify_verbs
+from workbench.recipes import classify_verbs, crossval_verbs
 from workbench.recipes.sft import score
 from workbench.schema import override, parse
 
@@ -28,7 +28,7 @@ WRITERS = {".jsonl", ".csv", ".parquet"}
 
 def evaluate(run: Path, overrides: Sequence[str]) -> dict[str, float]:
     """Score the saved adapter on `data.test` where the overrides name one, else on the held-out rows."""
-    before = runs.read_config(run)
+    before = runs.shipped_config(run)
     values = override(before.model_dump(mode="json", exclude_none=True), list(overrides))
     config = parse(RunConfig, values, source="the command line")
     changed = [name for name in ("model", "adapter", "classes") if getattr(config, name) != getattr(before, name)]
@@ -38,6 +38,8 @@ def evaluate(run: Path, overrides: Sequence[str]) -> dict[str, float]:
         )
     if config.recipe == "classify":
         return classify_verbs.evaluate(run, config)
+    if config.recipe == "crossval":
+        return crossval_verbs.evaluate(run, config)
     model = shipped.load(run, config)
     if config.data.test is not None:
         split = tokens.read(config.data.test, config.data, model.tokenizer, model.template)
@@ -53,10 +55,11 @@ def predict(run: Path, source: str, *, out: Path, max_new_tokens: int) -> int:
         raise ConfigError(f"--out {out}: expected a name that ends in {', '.join(sorted(WRITERS))}.")
     if out.exists():
         raise ConfigError(f"{out} exists already. Name another file, or delete it first.")
-    config = runs.read_config(run)
-    if config.recipe == "classify":
+    config = runs.shipped_config(run)
+    if config.recipe in ("classify", "crossval"):
         files.require_writable(out)
-        classified = classify_verbs.predict(run, source, config)
+        verbs = classify_verbs if config.recipe == "classify" else crossval_verbs
+        classified = verbs.predict(run, source, config)
         files.write_bytes(out, _serialised(classified, out.suffix))
         return len(classified)
     _require_text(config, run)
@@ -78,7 +81,7 @@ def predict(run: Path, source: str, *, out: Path, max_new_tokens: int) -> int:
 
 def generate(run: Path, prompt: str, *, max_new_tokens: int) -> None:
     """Print one greedy answer as it is written; rendered as the training rows were."""
-    config = runs.read_config(run)
+    config = runs.shipped_config(run)
     _require_text(config, run)
     model = shipped.load(run, config)
     raw = files.read_json(run / "manifest.json").get("data", {}).get("train", {}).get("chat") is False
@@ -100,7 +103,7 @@ def _require_text(config: RunConfig, run: Path) -> None:
     if config.recipe != "sft":
         raise ConfigError(
             f"{run}: recipe {config.recipe} trains no model that writes text. `workbench evaluate` scores it"
-            + (", `workbench predict` names classes; " if config.recipe == "classify" else "; ")
+            + (", `workbench predict` names classes; " if config.recipe in ("classify", "crossval") else "; ")
             + "answers come from recipe sft."
         )
 

@@ -6,7 +6,7 @@ Recipe sft teaches a causal or sequence-to-sequence model to answer, mlm an enco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from workbench import (
     adapters,
     backbones,
     checkpoints,
+    describing,
     evaluation,
     files,
     heads,
@@ -28,7 +29,7 @@ from workbench import (
 from workbench.adapters import Full
 from workbench.config import RunConfig
 from workbench.data import tokens
-from workbench.data.batching import Examples, MicroBatch, global_batch
+from workbench.data.batching import MicroBatch, first_rows
 from workbench.data.chat import Template
 from workbench.data.forms import form
 from workbench.data.masking import Masking
@@ -37,7 +38,6 @@ from workbench.engine import Fit, Watcher, peak_bytes
 from workbench.errors import ConfigError
 from workbench.evaluation import Answer
 from workbench.heads import Head
-from workbench.report import units
 from workbench.runs import Run
 from workbench.shipped import Shipped
 from workbench.tasks import TEXT
@@ -48,15 +48,23 @@ Scores = dict[str, Any]
 def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
     """Train as `config` says; returns scores before and after, as they stand in scores.json."""
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
+    tokenizer, template, data = prepare(config, run)
+    train(config, run, data, tokenizer, template, watcher)
+    return finish(config, run, data, watcher)
+
+
+def prepare(config: RunConfig, run: Run) -> tuple[PreTrainedTokenizerBase, Template | Masking, Splits]:
+    """Tokenizer, form of the rows, and data; refuses what would fail or teach nothing."""
     tokenizer = backbones.tokenizer(config.model)
     template = form(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
     data = tokens.load(config.data, tokenizer, template, seed=config.seed)
     preflight.require_runnable(config, data)
     run.note(data={name: split and split.facts() for name, split in data._asdict().items()})
+    return tokenizer, template, data
 
-    train(config, run, data, tokenizer, template, watcher)
 
-    # Score what was saved: reload it, do not trust the live one.
+def finish(config: RunConfig, run: Run, data: Splits, watcher: Watcher) -> Scores:
+    """Score what was saved: reload it, do not trust the live one."""
     watcher.say("Scoring what was saved ...")
     model = shipped.load(run.path, config)
     after, answers = score(model, data.held_out, config)
@@ -83,14 +91,9 @@ def train(
     backbone = backbones.load(
         config.model, tokenizer, task=tasks.of(config), trainable=isinstance(config.adapter, Full)
     )
-    watcher.say(storage(backbone))
+    watcher.say(describing.storage(backbone))
 
-    # The backbone as it came, scored before anything is attached to it.
-    if not (run.path / "before.json").exists():
-        watcher.say("Scoring the backbone before training ...")
-        head = heads.find(backbone.model, backbone.model)
-        scores, answers = score(Shipped(backbone.model, head, tokenizer, template, []), data.held_out, config)
-        files.write_json(run.path / "before.json", {"scores": scores, "answers": [each.answer for each in answers]})
+    score_before(config, run, backbone, data, tokenizer, template, watcher)
 
     # Frozen backbone, trainable adapter.
     vocabulary = tokenizer.get_vocab()
@@ -102,7 +105,7 @@ def train(
         new_token_ids=new_tokens,
         sample=lambda: first_rows(data.train, seed=config.seed),
     )
-    run.note(model=facts(config, backbone, model))
+    run.note(model=describing.model(config, backbone, model))
     head = heads.find(model, backbone.model)
     fit = Fit(
         model=model,
@@ -126,10 +129,22 @@ def train(
         shipped.save(model, run.adapter, tokenizer, template, evaluation.stop_tokens(tokenizer, data.train))
 
 
-def first_rows(train: Examples, *, seed: int, count: int = 64) -> Iterator[dict[str, Tensor]]:
-    """Model inputs of the `count` rows that training begins with, one row at a time, so without padding."""
-    for row in global_batch(0, rows=len(train), size=count, seed=seed):
-        yield train.batch(row[None]).inputs
+def score_before(
+    config: RunConfig,
+    run: Run,
+    backbone: backbones.Backbone,
+    data: Splits,
+    tokenizer: PreTrainedTokenizerBase,
+    template: Template | Masking,
+    watcher: Watcher,
+) -> None:
+    """The backbone as it came, before anything is attached to it, into before.json; once in a run."""
+    if (run.path / "before.json").exists():
+        return
+    watcher.say("Scoring the backbone before training ...")
+    head = heads.find(backbone.model, backbone.model)
+    scores, answers = score(Shipped(backbone.model, head, tokenizer, template, []), data.held_out, config)
+    files.write_json(run.path / "before.json", {"scores": scores, "answers": [each.answer for each in answers]})
 
 
 def next_token_loss(model: nn.Module, head: Head) -> Callable[[MicroBatch, float], Tensor]:
@@ -173,25 +188,3 @@ def read_template(config: RunConfig) -> str | None:
         raise ConfigError(
             f"model.chat_template: {path} cannot be read ({error}). Write the path of a Jinja file, or leave it out."
         ) from None
-
-
-def storage(backbone: backbones.Backbone) -> str:
-    """How the weights are stored, what they take and what they would take unquantised, and what is unusual there."""
-    size, plain = backbone.weight_bytes, 2 * adapters.count(backbone.model).total
-    beside = f" ({units.size(plain)} in bfloat16)" if backbone.weights in backbones.QUANTISED else ""
-    return "\n  ".join([f"Weights: {backbone.weights}, {units.size(size)}{beside}", *backbone.notes])
-
-
-def facts(config: RunConfig, backbone: backbones.Backbone, model: nn.Module) -> dict[str, Any]:
-    """What the manifest and the report say about the model."""
-    total, trainable = adapters.count(model)
-    return {
-        "id": config.model.id,
-        "weights": backbone.weights,
-        "compute": str(backbone.compute).removeprefix("torch."),
-        "attention": backbone.model.config._attn_implementation,
-        "parameters": total,
-        "trainable": trainable,
-        "weight_bytes": backbone.weight_bytes,
-        "notes": backbone.notes,
-    }

@@ -56,6 +56,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
 T5_SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The whole cube takes minutes: it runs only where `-m` names it."""
+    if "cube" in config.option.markexpr:
+        return
+    asked = [item for item in items if item.get_closest_marker("cube") is None]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(asked)])
+    items[:] = asked
+
+
 @pytest.fixture(scope="session", autouse=True)
 def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No shared cache, one thread."""

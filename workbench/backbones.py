@@ -92,6 +92,7 @@ def skeleton(config: ModelConfig, *, task: Task = TEXT, trainable: bool = False)
         )
     if weights in QUANTISED:
         quantisation.settings(weights, compute, model)
+        quantisation.untranspose(model)
     return model
 
 

@@ -15,7 +15,7 @@ from workbench.adapters.bank import Bank
 from workbench.adapters.routed import Rows
 from workbench.data.batching import MicroBatch
 from workbench.data.mixing import Part, join, mixed_batches, padded_length
-from workbench.engine import Watcher, peak_bytes
+from workbench.engine import Watcher, measured
 from workbench.errors import Stopped
 from workbench.masters import Masters
 from workbench.member import Course, Member
@@ -23,14 +23,21 @@ from workbench.member import Course, Member
 Predict = Callable[[MicroBatch], Tensor]
 """What the model gives for each label of a micro-batch (N, ...): hidden states in front of a head, or logits."""
 
+Objective = Callable[[Tensor, Tensor, float], Tensor]
+"""Outputs (N, ...) and labels (N,) to their summed loss times a factor, as a scalar with a graph."""
+
 
 class BankFit:
     """Trains the members of a bank, each as if it trained alone; a member that has ended costs nothing more.
 
+    Their rows are computed together, so the last bits of each depend on where the others are. Whenever one saves, all
+    do that are still learning; a bank that was killed, also between two of these checkpoints, resumes to the same bits.
+
     Args:
         courses: One for each member of the bank.
+        objectives: One for each member, for the labels that its rows have.
         compute: What matrix products run in.
-        tokens: In one forward pass, padding included. Never changes the result.
+        tokens: In one forward pass, padding included. Changes nothing but last bits; the same again in a resume.
     """
 
     def __init__(
@@ -38,12 +45,14 @@ class BankFit:
         bank: Bank,
         courses: Sequence[Course],
         *,
+        objectives: Sequence[Objective],
         predict: Predict,
         compute: torch.dtype,
         tokens: int,
         watcher: Watcher,
     ) -> None:
         self.bank = bank
+        self.objectives = dict(zip(bank.members, objectives, strict=True))
         self.predict = predict
         self.tokens = tokens
         self.watcher = watcher
@@ -61,9 +70,7 @@ class BankFit:
         Raises:
             TrainingError: every member failed; this is the first one's.
         """
-        for name, member in self.members.items():
-            for sentence in member.resume():
-                self.watcher.say(f"{name}: {sentence}")
+        self._resume()
         self.masters.refresh()
         self.bank.train()
         began = time.monotonic() - max(member.progress.elapsed_s for member in self.members.values())
@@ -72,6 +79,15 @@ class BankFit:
         errors = [member.error for member in self.members.values() if member.error is not None]
         if len(errors) == len(self.members):
             raise errors[0]
+
+    def _resume(self) -> None:
+        """Every member goes back to the last step that all can go on from, or stays where it had ended by then."""
+        step = max(member.steps for member in self.members.values())
+        while (common := min(member.reaches(step) for member in self.members.values())) < step:
+            step = common
+        for name, member in self.members.items():
+            for sentence in member.resume(at_most=step):
+                self.watcher.say(f"{name}: {sentence}")
 
     def _step(self, live: dict[str, Member], began: float) -> None:
         """One optimizer step of every live member."""
@@ -83,13 +99,15 @@ class BankFit:
             else:
                 records[name] = record
         self.masters.refresh()
-        now = time.monotonic()
-        stopping = self.watcher.stop_requested()
+        records = {name: measured(record, since=started, device=self.device) for name, record in records.items()}
         for name, record in records.items():
-            record["tokens_per_second"] = round(record["tokens"] / (now - started), 1)
-            record["peak_bytes"] = peak_bytes(self.device)
-            record = live[name].settle(record, elapsed_s=round(time.monotonic() - began, 3), stopping=stopping)
+            record = live[name].settle(record, began=began)
             self.watcher.step({**record, "member": name}, total=live[name].steps)
+        stopping = self.watcher.stop_requested()
+        if stopping or any(member.due for member in live.values()):
+            for member in live.values():
+                # Two, because a kill may fall between the writes of two members: one of them then goes a save back.
+                member.save(keep=max(2, member.course.config.save.keep))
         if stopping and any(member.live for member in live.values()):
             raise Stopped(f"Stopped after step {max(member.progress.step for member in live.values())}.")
 
@@ -106,7 +124,8 @@ class BankFit:
             scales = [1 / supervised[part.owner] for part in parts]
             found = self._backward(live, parts, scales)
             losses[[part.owner for part in parts]] += found
-        return [float(loss) for loss in losses]
+        means: list[float] = losses.tolist()
+        return means
 
     def _backward(self, live: dict[str, Member], parts: Sequence[Part], scales: Sequence[float]) -> Tensor:
         """Add the gradients of a micro-batch; returns the scaled loss of each part."""
@@ -118,7 +137,7 @@ class BankFit:
         with self.bank.route(rows, length=padded_length(batch)):
             outputs_N, labels_N = self.predict(batch).split(labels), batch.labels_N.split(labels)
             losses = [
-                members[owner].course.objective(outputs, wanted, scale)
+                self.objectives[names[owner]](outputs, wanted, scale)
                 for (owner, _), outputs, wanted, scale in zip(parts, outputs_N, labels_N, scales, strict=True)
             ]
             torch.stack(losses).sum().backward()

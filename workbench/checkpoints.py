@@ -35,7 +35,7 @@ Tensors = Mapping[str, Mapping[str, Tensor]]
 
 def save(folder: Path, tensors: Tensors, progress: Progress, *, keep: int) -> Path:
     """Write checkpoint `step-N` into `folder` and drop all but the `keep` newest."""
-    path = folder / f"step-{progress.step:08d}"
+    path = folder / _name(progress.step)
     write(path, tensors, progress)
     for old in _steps(folder)[:-keep]:
         shutil.rmtree(old)
@@ -54,17 +54,25 @@ def write(path: Path, tensors: Tensors, progress: Progress) -> None:
         (aside / "state.json").write_text(json.dumps(state, indent=2))
 
 
-def newest(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is intact, and a sentence about each newer one that is not."""
+def newest(folder: Path, *, at_most: int | None = None) -> tuple[Path | None, list[str]]:
+    """The newest intact checkpoint, of step `at_most` or before, and a sentence about each newer damaged one."""
     damaged = []
     for path in reversed(_steps(folder)):
         try:
-            read_progress(path)
+            progress = read_progress(path)
         except ResumeError as error:
             damaged.append(str(error))
             continue
-        return path, damaged
+        if at_most is None or progress.step <= at_most:
+            return path, damaged
     return None, damaged
+
+
+def drop_after(folder: Path, step: int) -> None:
+    """Remove the checkpoints of later steps, damaged ones too: those steps will be done again."""
+    for path in _steps(folder):
+        if path.name > _name(step):
+            shutil.rmtree(path)
 
 
 def read_progress(path: Path) -> Progress:
@@ -83,6 +91,10 @@ def read_progress(path: Path) -> Progress:
 def read_tensors(path: Path, stem: str) -> dict[str, Tensor]:
     """The named tensors of one file of a checkpoint."""
     return load_file(path / f"{stem}.safetensors")
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
 
 
 def _steps(folder: Path) -> list[Path]:

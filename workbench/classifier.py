@@ -5,6 +5,7 @@ Legend: B rows, L padded length, C outputs (classes, or 1 for a number).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch, encoder_inputs
 from workbench.data.labels import Labels
 from workbench.errors import BackboneError, FileError
+from workbench.objectives.criterion import Objective
 from workbench.tasks import Task
 
 
@@ -53,6 +55,10 @@ class Classifier:
         finally:
             handle.remove()
         return caught[0].flatten(0, 1)[batch.positions_N]
+
+    def row_loss(self, objective: Objective) -> Callable[[MicroBatch, float], Tensor]:
+        """The summed loss of a micro-batch, as the engine wants it."""
+        return lambda batch, scale: objective(self.outputs(batch), batch.labels_N, scale)
 
 
 def find(model: nn.Module, backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, labels: Labels) -> Classifier:
@@ -98,10 +104,17 @@ def require_known_form(config: RunConfig) -> None:
         )
 
 
-def save(classifier: Classifier, folder: Path) -> None:
-    """Write adapter, tokenizer and the meaning of the outputs into `folder`, atomically."""
+def save(classifier: Classifier, folder: Path, *, adapter: Callable[[Path], None] | None = None) -> None:
+    """Write adapter, tokenizer and the meaning of the outputs into `folder`, atomically.
+
+    Args:
+        adapter: Writes the adapter, where the model holds several and only one is meant.
+    """
     with files.new_folder(folder) as aside:
-        adapters.save(classifier.model, aside)
+        if adapter is None:
+            adapters.save(classifier.model, aside)
+        else:
+            adapter(aside)
         save_tokenizer(classifier, aside)
         files.write_json(aside / "classes.json", classifier.labels.facts)
 

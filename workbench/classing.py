@@ -33,8 +33,8 @@ class ClassesConfig(Section):
 
     By default all alike; for pairs a response has twice the prompt's.
     """
-    keep: Literal["start", "end", "ends"] = "start"
-    """What stays of a column that is cut: its start, its end, or half of each."""
+    keep: Literal["start", "end", "ends", "middle"] = "start"
+    """What stays of a column that is cut: its start, its end, half of each, or its middle."""
     separator: str | None = Field(default=None, min_length=1)
     """What stands between the classes of a label, where `kind` is several and labels are no lists: such as ","."""
     row_weight: str | None = Field(default=None, min_length=1)
@@ -57,23 +57,7 @@ class ClassesConfig(Section):
     @field_validator("text")
     @classmethod
     def _template(cls, text: str | None) -> str | None:
-        if text is None:
-            return None
-        try:
-            found = list(Formatter().parse(text))
-        except ValueError as error:
-            raise ValueError(f'{error}. Write columns in braces, such as "{{title}} {{body}}".') from None
-        names = [name for _, name, *_ in found if name is not None]
-        if not names:
-            raise ValueError('names no column. Write columns in braces, such as "{title} {body}".')
-        for _, name, spec, conversion in found:
-            if name is not None and (not name.isidentifier() or spec or conversion):
-                raise ValueError(
-                    f"`{{{name}}}` is no plain column name in braces. Rename it with data.columns={{NAME: found}}."
-                )
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"the column {twice[0]} stands twice. Name each column once.")
-        return text
+        return None if text is None else checked_template(text)
 
     @model_validator(mode="after")
     def _consistent(self) -> ClassesConfig:
@@ -128,3 +112,22 @@ class ClassesConfig(Section):
     def label(self) -> str:
         """The column of the label, before data.columns renames it."""
         return "winner" if self.kind == "pair" else "label"
+
+
+def checked_template(text: str) -> str:
+    """`text`; raises ValueError where it does not name each of one or more columns once, in braces."""
+    try:
+        found = list(Formatter().parse(text))
+    except ValueError as error:
+        raise ValueError(f'{error}. Write columns in braces, such as "{{title}} {{body}}".') from None
+    names = [name for _, name, *_ in found if name is not None]
+    if not names:
+        raise ValueError('names no column. Write columns in braces, such as "{title} {body}".')
+    for _, name, spec, conversion in found:
+        if name is not None and (not name.isidentifier() or spec or conversion):
+            raise ValueError(
+                f"`{{{name}}}` is no plain column name in braces. Rename it with data.columns={{NAME: found}}."
+            )
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"the column {twice[0]} stands twice. Name each column once.")
+    return text

@@ -19,7 +19,11 @@ from workbench import plugins
 from workbench.adapters import METHODS, Lora, Method
 from workbench.adapters.method import HALF_OR_FULL
 from workbench.classing import ClassesConfig
+from workbench.folding import DuplicatesConfig, EnsembleConfig, FoldsConfig
+from workbench.pseudo_labelling import PseudoLabelConfig
 from workbench.schema import Section, override, parse, read_yaml
+from workbench.sweeping import SweepConfig, trials
+from workbench.viewing import TtaConfig
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Every = PositiveInt | Share
@@ -145,7 +149,7 @@ class EvaluateConfig(Section):
     answers: Annotated[int, Field(ge=0)] = 64
     """Held-out rows that are answered (greedy decoding) and scored with token F1 and ROUGE-L, before and after.
 
-    Recipes mlm and classify answer none.
+    Only recipe sft answers any.
     """
     max_new_tokens: PositiveInt = 64
     """Longest answer in tokens."""
@@ -162,10 +166,23 @@ class SaveConfig(Section):
     """Which adapter the run saves: that of the last step, or the one with the lowest held-out loss."""
 
 
+_ONLY_FOR = {
+    "masking": ("mlm",),
+    "classes": ("classify", "crossval"),
+    "duplicates": ("crossval",),
+    "folds": ("crossval",),
+    "pseudo_label": ("crossval",),
+    "tta": ("crossval",),
+    "ensemble": ("crossval",),
+    "sweep": ("sweep",),
+}
+"""Sections that only some recipes read."""
+
+
 class RunConfig(Section):
     """Everything that a run depends on; a run is a pure function of it."""
 
-    recipe: Literal["sft", "mlm", "classify"]
+    recipe: Literal["sft", "mlm", "classify", "crossval", "sweep"]
     """Which file of `recipes/` runs this."""
     plugins: tuple[Path, ...] = ()
     """Python files of yours, run first, that add adapter methods. Only files you trust."""
@@ -175,6 +192,12 @@ class RunConfig(Section):
     data: DataConfig
     masking: MaskingConfig = MaskingConfig()
     classes: ClassesConfig = ClassesConfig()
+    duplicates: DuplicatesConfig = DuplicatesConfig()
+    folds: FoldsConfig = FoldsConfig()
+    pseudo_label: PseudoLabelConfig = PseudoLabelConfig()
+    tta: TtaConfig = TtaConfig()
+    ensemble: EnsembleConfig = EnsembleConfig()
+    sweep: SweepConfig = SweepConfig()
     batch: BatchConfig = BatchConfig()
     train: TrainConfig = TrainConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -194,6 +217,9 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
+        if self.recipe == "sweep":
+            trials(self)  # each member is judged as the run that it is
+            return self
         facts, method = self.adapter.facts, self.adapter.method
         if reason := unable(self.model, self.adapter):
             raise ValueError(reason)
@@ -208,14 +234,17 @@ class RunConfig(Section):
             raise ValueError(
                 "evaluate.patience stops some evaluations after the best one: write save.ship=best as well."
             )
-        if self.recipe != "mlm" and self.masking != MaskingConfig():
-            raise ValueError(f"masking is for recipe=mlm; recipe={self.recipe} hides nothing. Leave masking out.")
+        for name, recipes in _ONLY_FOR.items():
+            if self.recipe not in recipes and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name} is for recipe={'|'.join(recipes)}; recipe={self.recipe} has none. Leave {name} out."
+                )
         if self.recipe == "mlm" and (self.model.chat_template is not None or self.data.loss_on != "assistant"):
             raise ValueError("recipe=mlm reads text as it is: leave model.chat_template and data.loss_on out.")
-        if self.recipe != "classify" and self.classes != ClassesConfig():
-            raise ValueError(f"classes is for recipe=classify; recipe={self.recipe} has none. Leave classes out.")
-        if self.recipe == "classify":
+        if self.recipe in ("classify", "crossval"):
             _require_plain_rows(self)
+        if self.recipe == "crossval":
+            _require_honest_folds(self)
         if isinstance(self.data.held_out, str) and self.data.held_out == self.data.train:
             raise ValueError("data.held_out names the training file. Write a share such as data.held_out=0.05.")
         return self
@@ -242,11 +271,24 @@ def _require_plain_rows(config: RunConfig) -> None:
     given = [f"data.{key}" for key in unused if getattr(config.data, key) != DataConfig.model_fields[key].default]
     given += ["model.chat_template"] if config.model.chat_template is not None else []
     if config.model.new_tokens:
-        raise ValueError("recipe=classify trains no rows of new tokens: leave model.new_tokens out.")
+        raise ValueError(f"recipe={config.recipe} trains no rows of new tokens: leave model.new_tokens out.")
     if given:
         raise ValueError(
-            f"recipe=classify reads columns as classes.text puts them together, and cuts them as classes.keep and "
-            f"classes.shares say: leave {', '.join(given)} out."
+            f"recipe={config.recipe} reads columns as classes.text puts them together, and cuts them as classes.keep "
+            f"and classes.shares say: leave {', '.join(given)} out."
+        )
+
+
+def _require_honest_folds(config: RunConfig) -> None:
+    """Raise ValueError where the rows that a fold is scored on would also choose what is scored."""
+    if reason := config.pseudo_label.refusal(config.classes.kind) or config.tta.refusal(config.classes):
+        raise ValueError(reason)
+    if config.data.held_out != DataConfig.model_fields["held_out"].default:
+        raise ValueError("recipe=crossval validates on folds: leave data.held_out out; folds.k says how many.")
+    if config.save.ship == "best" or config.evaluate.patience is not None:
+        raise ValueError(
+            "save.ship=best and evaluate.patience would choose steps by the rows that the out-of-fold score is "
+            "measured on, and flatter it. Write save.ship=last, evaluate.patience=null and train.epochs."
         )
 
 

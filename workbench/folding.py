@@ -1,4 +1,7 @@
-"""What a recipe says about duplicates and folds; the work is in workbench/data/duplicates.py and folds.py."""
+"""What a recipe says about duplicates, folds and ensembles.
+
+The work is in workbench/data/duplicates.py, workbench/data/folds.py and workbench/evaluation/ensembles.py.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,10 @@ class FoldsConfig(Section):
     """Folds; each is validated by a model that trained on the others."""
     repeats: PositiveInt = 1
     """How often the rows are dealt into k folds anew."""
+    seeds: PositiveInt = 1
+    """Adapters of each fold; they differ in how they begin and in the order of their rows."""
+    refit: bool = False
+    """At the end, train one more adapter on all rows: the run's `adapter`, for who can serve only one."""
     group: str | None = Field(default=None, min_length=1)
     """A column whose equal values never stand on both sides of a fold, such as a user's or a document's id."""
     column: str | None = Field(default=None, min_length=1)
@@ -45,3 +52,13 @@ class FoldsConfig(Section):
         if self.column is not None and self.repeats > 1:
             raise ValueError(f"column `{self.column}` gives one set of folds. Write folds.repeats=1.")
         return self
+
+
+class EnsembleConfig(Section):
+    merge: Literal["auto", "mean", "geometric", "rank", "greedy"] = "auto"
+    """How the adapters' probabilities become one. `auto`: the mean, or the geometric mean or greedily chosen weights
+    where they are better on out-of-fold rows, which needs folds.seeds or folds.repeats above 1 to tell."""
+    calibrate: bool = True
+    """Divide outputs by a temperature that is fitted on out-of-fold rows."""
+    consensus: bool = False
+    """Give near-duplicates among the test rows the mean of their probabilities."""

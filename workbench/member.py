@@ -1,14 +1,13 @@
-"""One adapter's training: its data order, optimizer, schedule, early stop, checkpoints. Who computes is not its matter.
-
-Legend: N labels.
-"""
+"""One adapter's training: data order, optimizer, schedule, early stop, checkpoints. Who computes is not its matter."""
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,16 +21,12 @@ from workbench.data.batching import Examples, Indices, global_batch, steps_per_e
 from workbench.errors import ResumeError, TrainingError
 from workbench.runs import Run
 
-Objective = Callable[[Tensor, Tensor, float], Tensor]
-"""Outputs (N, ...) and labels (N,) to their summed loss times a factor, as a scalar with a graph."""
-
 
 @dataclass(frozen=True)
 class Course:
     """What one adapter learns, and how: everything about its training that is its own."""
 
     train: Examples
-    objective: Objective
     held_out_loss: Callable[[], float]
     config: RunConfig
     run: Run
@@ -59,13 +54,17 @@ class Member:
         self._evaluate_at = _moments(config.evaluate.every, self.steps)
         self._save_at = _moments(config.save.every, self.steps) | {self.steps}
         self._recent: deque[float] = deque(maxlen=20)
+        self._saved_step: int | None = None
 
     @property
     def live(self) -> bool:
         """Whether it has steps to do."""
-        patience = self.course.config.evaluate.patience
-        tired = patience is not None and self.progress.evaluations_without_gain >= patience
-        return self.progress.step < self.steps and not tired and self.error is None
+        return self.error is None and not self._is_end(self.progress)
+
+    @property
+    def due(self) -> bool:
+        """Whether its state is to be saved: at the steps that the configuration says, and where it ends."""
+        return self.progress.step in self._save_at or not self.live
 
     @property
     def epoch(self) -> int:
@@ -112,54 +111,86 @@ class Member:
             "supervised_tokens": self.course.train.supervised[rows].sum().item(),
         }
 
-    def settle(self, record: dict[str, Any], *, elapsed_s: float, stopping: bool) -> dict[str, Any]:
-        """After a step: evaluate, log and save where it is time. Returns the record with what was found."""
-        step = self.progress.step
-        if step in self._evaluate_at:
+    def settle(self, record: dict[str, Any], *, began: float) -> dict[str, Any]:
+        """After a step: evaluate where it is time, and log. Returns the record with what was found.
+
+        Args:
+            began: What `time.monotonic` would have said at its start, had nothing interrupted it.
+        """
+        if self.progress.step in self._evaluate_at:
             record = {**record, "held_out_loss": self._evaluate()}
-        self.progress = replace(self.progress, elapsed_s=elapsed_s)
-        record = {**record, "elapsed_s": elapsed_s}
+        self.progress = replace(self.progress, elapsed_s=round(time.monotonic() - began, 3))
+        record = {**record, "elapsed_s": self.progress.elapsed_s}
         self.course.run.log(record)
-        if step in self._save_at or stopping or not self.live:
-            self._save()
         return record
+
+    def save(self, *, keep: int) -> None:
+        """Write its state as the newest of `keep` checkpoints; where it failed, its manifest says why."""
+        run = self.course.run
+        # A failed member may stand where it saved before: replacing that is a moment in which there is none.
+        if self._saved_step != self.progress.step:
+            checkpoints.save(run.checkpoints, self._state(), self.progress, keep=keep)
+            self._saved_step = self.progress.step
+        if self.error is not None:
+            run.note(status="failed", reason=str(self.error), failed_step=self.progress.step + 1)
 
     def load_best(self) -> None:
         """Go back to the values with the lowest held-out loss."""
         self._load(checkpoints.read_tensors(self.course.run.best, "trainable"))
 
-    def resume(self) -> list[str]:
-        """Continue from its run's newest intact checkpoint, if there is one; returns what a person should read."""
+    def reaches(self, step: int) -> int:
+        """The last step up to `step` that its run can go on from; `step` itself where it had ended by then."""
+        path, _ = checkpoints.newest(self.course.run.checkpoints, at_most=step)
+        progress = Progress() if path is None else checkpoints.read_progress(path)
+        return step if self._failed_by(step) or self._is_end(progress) else progress.step
+
+    def resume(self, *, at_most: int) -> list[str]:
+        """Continue from its run's newest intact checkpoint of step `at_most` or before, and forget what came after.
+
+        A failure by step `at_most` stays one. Returns what a person should read.
+        """
         run = self.course.run
         if not run.resumed:
             return []
-        path, said = checkpoints.newest(run.checkpoints)
+        path, damaged = checkpoints.newest(run.checkpoints, at_most=at_most)
         if path is not None:
-            self.progress = checkpoints.read_progress(path)
-            saved = checkpoints.read_tensors(path, "trainable")
-            if saved.keys() != self.trainable.keys():
-                raise ResumeError(f"{path}: its tensors are not those of this adapter. Start a new run.")
-            self._load(saved)
-            for key, value in checkpoints.read_tensors(path, "optimizer").items():
-                name, _, kind = key.rpartition("|")
-                self._optimizer.state[self.trainable[name]][kind] = value.to(self.trainable[name].device)
-            if self._companion is not None:
-                self._companion.load(checkpoints.read_tensors(path, "companion"))
+            self._read(path)
+        checkpoints.drop_after(run.checkpoints, self.progress.step)
         run.rewind(self.progress.step)
         self._recent.extend(record["loss"] for record in run.metrics())
+        said = [f"{sentence} Using the one before it." for sentence in damaged]
+        if self._failed_by(at_most):
+            self.error = TrainingError(run.manifest["reason"])
+            return [*said, f"Not resumed, because it failed: {self.error}"]
+        if run.manifest.get("failed_step") is not None:
+            run.note(status="running", reason=None, failed_step=None)
         return [*said, f"Resuming after step {self.progress.step} of {self.steps}."]
+
+    def _is_end(self, progress: Progress) -> bool:
+        patience = self.course.config.evaluate.patience
+        tired = patience is not None and progress.evaluations_without_gain >= patience
+        return tired or progress.step >= self.steps
+
+    def _failed_by(self, step: int) -> bool:
+        failed = self.course.run.manifest.get("failed_step")
+        return failed is not None and failed <= step
 
     def _diagnosis(self, loss: float, norm: float, rows: Indices) -> TrainingError | None:
         """What is wrong with a loss that is not finite, or is three times the recent ones and still rising."""
         usual = statistics.median(self._recent) if len(self._recent) >= 5 else float("inf")
-        finite = bool(np.isfinite(loss) and np.isfinite(norm))
-        if finite and loss <= max(3 * usual, 2.0):
+        if not np.isfinite(loss):
+            what = "The loss is not finite"
+        elif not np.isfinite(norm):
+            what = "The norm of the gradient is not finite"
+        elif loss > max(3 * usual, 2.0):
+            what = "The loss exploded"
+        else:
             return None
         kept, _ = checkpoints.newest(self.course.run.checkpoints)
         places = ", ".join(self.course.train.place(int(row)) for row in rows[:8]) + (", ..." if len(rows) > 8 else "")
         return TrainingError(
-            f"The loss {'exploded' if finite else 'is not finite'} at step {self.progress.step + 1}: loss {loss:.4g}, "
-            f"gradient norm {norm:.4g}, median of the last steps {usual:.4g}.\n"
+            f"{what} at step {self.progress.step + 1}: loss {loss:.4g}, gradient norm {norm:.4g}, "
+            f"median of the last steps {usual:.4g}.\n"
             f"  Rows of the batch: {places}\n"
             f"  Last good checkpoint: {kept or 'none yet'}\n"
             f"  Lower train.learning_rate (now {self.course.config.train.learning_rate:g}), raise schedule.warmup, "
@@ -175,7 +206,7 @@ class Member:
             self.progress = replace(before, evaluations_without_gain=before.evaluations_without_gain + 1)
         return loss
 
-    def _save(self) -> None:
+    def _state(self) -> checkpoints.Tensors:
         states = {
             f"{name}|{key}": value
             for name, parameter in self.trainable.items()
@@ -184,7 +215,21 @@ class Member:
         tensors: dict[str, Mapping[str, Tensor]] = {"trainable": self.trainable, "optimizer": states}
         if self._companion is not None:
             tensors["companion"] = self._companion.state()
-        checkpoints.save(self.course.run.checkpoints, tensors, self.progress, keep=self.course.config.save.keep)
+        return tensors
+
+    def _read(self, path: Path) -> None:
+        """Set everything to what `_state` gave."""
+        saved = checkpoints.read_tensors(path, "trainable")
+        if saved.keys() != self.trainable.keys():
+            raise ResumeError(f"{path}: its tensors are not those of this adapter. Start a new run.")
+        self._load(saved)
+        for key, value in checkpoints.read_tensors(path, "optimizer").items():
+            name, _, kind = key.rpartition("|")
+            self._optimizer.state[self.trainable[name]][kind] = value.to(self.trainable[name].device)
+        if self._companion is not None:
+            self._companion.load(checkpoints.read_tensors(path, "companion"))
+        self.progress = checkpoints.read_progress(path)
+        self._saved_step = self.progress.step
 
     @torch.no_grad()
     def _load(self, saved: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Python files of a user's own, run before a configuration is read: they register adapter methods."""
+"""Python files of a user's own: `plugins`, run before a configuration is read, and what other keys name."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 from workbench.errors import ConfigError
 
@@ -17,23 +18,38 @@ def load(paths: Sequence[str | Path]) -> None:
     Raises:
         ConfigError: a file is not there, or fails; the message says where.
     """
-    for path in map(Path, paths):
-        source = path.expanduser().resolve()
-        name = f"workbench_plugin_{source.stem}_{abs(hash(str(source)))}"
-        if name in sys.modules:
-            continue
-        if source.suffix != ".py" or not source.is_file():
-            raise ConfigError(f"plugins: {path} is no Python file. Write the path of one, such as my_method.py.")
-        spec = importlib.util.spec_from_file_location(name, source)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:  # a user's code: whatever it raises, it cannot be used
-            del sys.modules[name]
-            line = _line(error, source)
-            raise ConfigError(f"plugins: {path}{line}: {type(error).__name__}: {error}. Mend the file.") from error
+    for path in paths:
+        module(Path(path), key="plugins")
+
+
+def module(path: Path, *, key: str) -> ModuleType:
+    """What a file defines; it is run once in this process.
+
+    Raises:
+        ConfigError: it is not there, or fails; the message names the `key` of the configuration, and the line.
+    """
+    source = path.expanduser().resolve()
+    name = f"workbench_plugin_{source.stem}_{abs(hash(str(source)))}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if source.suffix != ".py" or not source.is_file():
+        raise ConfigError(f"{key}: {path} is no Python file. Write the path of one, such as my_code.py.")
+    spec = importlib.util.spec_from_file_location(name, source)
+    assert spec is not None and spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[name] = found
+    try:
+        spec.loader.exec_module(found)
+    except Exception as error:  # a user's code: whatever it raises, it cannot be used
+        del sys.modules[name]
+        raise failed(path, error, key=key) from error
+    return found
+
+
+def failed(path: Path, error: Exception, *, key: str) -> ConfigError:
+    """What to say of an error that a user's file raised."""
+    line = _line(error, path.expanduser().resolve())
+    return ConfigError(f"{key}: {path}{line}: {type(error).__name__}: {error}. Mend the file.")
 
 
 def _line(error: Exception, source: Path) -> str:

@@ -49,6 +49,17 @@ def settings(weights: str, compute: torch.dtype, skeleton: PreTrainedModel) -> B
     )
 
 
+def untranspose(skeleton: PreTrainedModel) -> None:
+    """Make GPT-2's Conv1D layers plain linear ones where they will be quantised, as bitsandbytes' layers are."""
+    left = unquantised(skeleton)
+    for name in linear_layers(skeleton):
+        layer = skeleton.get_submodule(name)
+        if type(layer) is Conv1D and name not in left:
+            weight = layer.weight
+            plain = nn.Linear(layer.nx, layer.nf, device=weight.device, dtype=weight.dtype)
+            skeleton.set_submodule(name, plain)
+
+
 def linear_layers(model: nn.Module) -> list[str]:
     """Paths of all linear layers, wherever they are."""
     return [name for name, module in model.named_modules() if anatomy.is_linear(module)]

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -17,7 +18,7 @@ import psutil
 import torch
 import yaml
 
-from workbench import files, plugins
+from workbench import files, plugins, sweeping
 from workbench.config import RunConfig
 from workbench.errors import ConfigError, ResumeError, WorkbenchError
 from workbench.schema import parse, read_yaml
@@ -28,7 +29,7 @@ PACKAGES = ("peft-workbench", "torch", "transformers", "peft", "accelerate", "bi
 class Run:
     """The directory of one run, locked for this process. Layout: see the attributes."""
 
-    def __init__(self, path: Path, lock: IO[str], *, resumed: bool) -> None:
+    def __init__(self, path: Path, lock: IO[str] | None, *, resumed: bool) -> None:
         self.path = path
         self.resumed = resumed
         """Whether the directory held a run that this process continues."""
@@ -37,10 +38,31 @@ class Run:
         self.best = path / "checkpoints" / "best"
         self._lock = lock
         self._manifest: dict[str, Any] = files.read_json(path / "manifest.json") if resumed else {}
+        self._children: dict[str, Run] = {}
 
     def close(self) -> None:
         """Give the directory back."""
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def child(self, name: str) -> Run:
+        """A directory inside this one, under its lock: a member's own metrics, checkpoints and manifest.
+
+        It is resumed where this process resumes the run and it is there; what another run left there is removed.
+        """
+        first, _, rest = name.partition("/")
+        if rest:
+            return self.child(first).child(rest)
+        if name not in self._children:
+            path = self.path / name
+            resumed = self.resumed and path.exists()
+            if not resumed and path.exists():
+                shutil.rmtree(path)
+            path.mkdir(exist_ok=True)
+            files.remove_unfinished(path)
+            files.remove_unfinished(path / "checkpoints")
+            self._children[name] = Run(path, None, resumed=resumed)
+        return self._children[name]
 
     @property
     def manifest(self) -> Mapping[str, Any]:
@@ -114,7 +136,8 @@ def start(path: Path, config: RunConfig, *, resume: bool) -> Run:
         run.note(name=path.name, created=datetime.now(timezone.utc).isoformat(timespec="seconds"))
         files.write_bytes(path / "config.yaml", text.encode())
     run.note(status="running", reason=None, versions=versions(), git_commit=git_commit(), hardware=hardware())
-    run.note(plugins=plugins.fingerprints(config.plugins))
+    own = [*config.plugins, *([config.tta.function] if config.tta.function else [])]
+    run.note(plugins=plugins.fingerprints(own))
     return run
 
 
@@ -123,6 +146,13 @@ def read_config(path: Path) -> RunConfig:
     if not (path / "config.yaml").exists():
         raise ConfigError(f"{path}: not a run directory (no config.yaml). `workbench ls runs` lists the runs here.")
     return parse(RunConfig, read_yaml(path / "config.yaml"), source=f"{path}/config.yaml")
+
+
+def shipped_config(path: Path) -> RunConfig:
+    """The configuration of the adapter that a run directory ships: of a sweep, that of its best member."""
+    read_config(path)
+    values = sweeping.shipped_values(read_yaml(path / "config.yaml"), path)
+    return parse(RunConfig, values, source=f"{path}/config.yaml")
 
 
 def versions() -> dict[str, str]:
@@ -159,7 +189,7 @@ def hardware() -> dict[str, Any]:
 def _failed_before_a_checkpoint(path: Path) -> bool:
     """Whether a run ended in a mistake with nothing to keep, so that the mended one may take its place."""
     failed = files.read_json(path / "manifest.json").get("status") == "failed"
-    return failed and not any((path / "checkpoints").glob("step-*"))
+    return failed and not any(path.rglob("checkpoints/step-*"))  # its own, or of a member inside it
 
 
 def _require_same(wanted: RunConfig, found: RunConfig, path: Path) -> None:

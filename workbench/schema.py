@@ -24,6 +24,14 @@ class Section(BaseModel):
         return cls
 
 
+class Mistakes(ValueError):
+    """Several mistakes at places of their own, for a validator that looks at more than one place."""
+
+    def __init__(self, mistakes: Sequence[tuple[str, str]]) -> None:
+        super().__init__("; ".join(f"{place}: {text}" for place, text in mistakes))
+        self.mistakes = tuple(mistakes)
+
+
 SectionT = TypeVar("SectionT", bound=Section)
 
 
@@ -73,7 +81,7 @@ def parse(section: type[SectionT], values: Mapping[str, Any], *, source: str) ->
     try:
         return section.model_validate(values)
     except ValidationError as error:
-        mistakes = _mistakes(section, values, error)
+        mistakes = explain(section, values, error)
     count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
     raise ConfigError("\n".join([f"{source} has {count}:", *(f"  {place}: {text}" for place, text in mistakes)]))
 
@@ -84,9 +92,15 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
     return f" Did you mean `{near[0]}`?" if near else f" Known: {', '.join(sorted(known))}."
 
 
-def _mistakes(section: type[Section], values: Mapping[str, Any], error: ValidationError) -> list[tuple[str, str]]:
+def explain(section: type[Section], values: Mapping[str, Any], error: ValidationError) -> list[tuple[str, str]]:
+    """Place and cure of every mistake that pydantic found in `values`."""
     found: dict[str, list[str]] = {}
     for item in error.errors(include_url=False):
+        told = item.get("ctx", {}).get("error")
+        if isinstance(told, Mistakes):
+            for place, text in told.mistakes:
+                found.setdefault(place, []).append(text)
+            continue
         path = _locate(item["loc"], values)
         place = ".".join(map(str, path)) or "the recipe"
         if item["type"] == "extra_forbidden":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,13 +33,26 @@ class Shipped:
 
 
 def save(
-    model: nn.Module, folder: Path, tokenizer: PreTrainedTokenizerBase, template: Template | Masking, stop: list[int]
+    model: nn.Module,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    template: Template | Masking,
+    stop: list[int],
+    *,
+    adapter: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write adapter, tokenizer, chat template and stop tokens into `folder`, atomically."""
+    """Write adapter, tokenizer, chat template and stop tokens into `folder`, atomically.
+
+    Args:
+        adapter: Writes the adapter, where the model holds several and only one is meant.
+    """
     if isinstance(template, Template):
         tokenizer.chat_template = template.source
     with files.new_folder(folder) as aside:
-        adapters.save(model, aside)
+        if adapter is None:
+            adapters.save(model, aside)
+        else:
+            adapter(aside)
         tokenizer.save_pretrained(aside)
         GenerationConfig(eos_token_id=stop, pad_token_id=tokenizer.pad_token_id).save_pretrained(aside)
 

@@ -22,22 +22,30 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from workbench.data.batching import Indices
-    from workbench.data.classes import ClassSplits
+    from workbench.data.classes import ClassSplits, Labelled
+    from workbench.data.folded import Folded
     from workbench.data.tokens import Tokens
     from workbench.recipes.check import Inspection
     from workbench.recipes.classify_verbs import ClassInspection
     from workbench.recipes.combine import Combined
+    from workbench.recipes.crossval_verbs import CrossvalInspection
     from workbench.recipes.merge import Merged
     from workbench.report import Comparison
     from workbench.sizes import Survey
 
 _out = Console(highlight=False, soft_wrap=False)
 
+CLASSES = 12
+"""Classes of a table of folds; of more, the rarest are shown."""
+
 
 def outcome(run: Path) -> None:
-    """Scores before and after, three answers, and where the report is."""
+    """Scores before and after, three answers, and where the report is; of a cross-validation its stages."""
     import pandas as pd
 
+    if (run / "stages.json").exists():
+        _stages(run)
+        return
     found = read_json(run / "scores.json")
     predictions = pd.read_parquet(run / "predictions.parquet")
     classifies = "predicted" in predictions
@@ -47,11 +55,46 @@ def outcome(run: Path) -> None:
     for name in found["after"]:
         table.add_row(name, *(f"{found[when].get(name, float('nan')):.4f}" for when in found))
     _out.print(table)
+    _swept(run)
     if classifies:
         _classified(predictions)
     else:
         _answered(predictions)
     _out.print(f"\nReport: {run / 'report.html'}    Adapter: {run / 'adapter'}", markup=False)
+
+
+def _stages(run: Path) -> None:
+    from workbench.report import crossvalidated, findings, record
+
+    this = record.read(run)
+    main = crossvalidated.MAIN.get(crossvalidated.main_score(this) or "", "score")
+    tested = "test" in this.scores
+    table = Table("stage", "kept", title="Stages, scored out of fold", title_justify="left", box=None)
+    for column in ("loss", "change, 95 %", main, *((f"test {main}",) if tested else ())):
+        table.add_column(column, justify="right")
+    for stage in crossvalidated.stages(this):
+        numbers = (stage.loss, stage.chance, stage.score, *(stage.test[1:] if tested else ()))
+        table.add_row(Text(stage.title), "yes" if stage.kept else "no", *numbers)
+    _out.print(table, Text())
+    _out.print(findings.verdict(this), markup=False)
+    _out.print(f"\nReport: {run / 'report.html'}    Adapters: {run / 'members'}", markup=False)
+
+
+def _swept(run: Path) -> None:
+    """The settings of a sweep, with mean and spread over seeds."""
+    from workbench.report import sweeps
+
+    found = sweeps.read(run)
+    if found is None:
+        return
+    table = Table(title="Held-out loss by setting, over seeds")
+    for name in found.columns:
+        table.add_column(name, justify="right")
+    for setting in found.settings:
+        table.add_row(*map(Text, setting.row), style="bold green" if setting.ships else None)
+    _out.print(table)
+    for note in found.notes:
+        _out.print(note, markup=False)
 
 
 def _answered(predictions: pd.DataFrame) -> None:
@@ -68,12 +111,16 @@ def _classified(predictions: pd.DataFrame) -> None:
             _out.print(Text.assemble((f"{name:>10}  ", "bold"), str(row[name])))
 
 
-def inspection(found: Inspection | ClassInspection) -> None:
+def inspection(found: Inspection | ClassInspection | CrossvalInspection) -> None:
     """Rendered examples with the supervised tokens marked, lengths, and what a run would do."""
     from workbench.recipes.classify_verbs import ClassInspection
+    from workbench.recipes.crossval_verbs import CrossvalInspection
 
     if isinstance(found, ClassInspection):
         _class_inspection(found)
+        return
+    if isinstance(found, CrossvalInspection):
+        crossval_inspection(found)
         return
     for place, pieces in found.examples:
         _out.rule(Text(place))
@@ -93,21 +140,7 @@ def inspection(found: Inspection | ClassInspection) -> None:
 
 
 def _class_inspection(found: ClassInspection) -> None:
-    for place, text, label in found.examples:
-        _out.rule(Text(place))
-        _out.print(Text(text, style="dim"), Text.assemble(("label  ", "bold"), (label, "bold green")))
-    _out.rule()
-    table = Table()
-    for column in ("split", "rows", "tokens", "longest", "cut", "left out"):
-        table.add_column(column, justify="left" if column == "split" else "right")
-    splits = {"train": found.data.train, "held-out": found.data.held_out, "test": found.data.test}
-    for name, split in splits.items():
-        if split is not None:
-            cut = f"{split.truncated:,} ({split.truncated / len(split):.1%})"
-            numbers = (len(split), int(split.lengths.sum()), int(split.lengths.max()))
-            table.add_row(name, *(f"{number:,}" for number in numbers), cut, f"{len(split.skipped):,}")
-    _out.print(table)
-    _out.print(_histogram(found.data.train.lengths))
+    _labelled(found.examples, {"train": found.data.train, "held-out": found.data.held_out, "test": found.data.test})
     if found.data.labels.kind != "number":
         _out.print(_frequencies(found.data))
     if found.drawn != len(found.data.train):
@@ -115,7 +148,76 @@ def _class_inspection(found: ClassInspection) -> None:
     _plan(found)
 
 
-def _plan(found: Inspection | ClassInspection) -> None:
+def crossval_inspection(found: CrossvalInspection) -> None:
+    """Rendered rows, what the folds hold, what their duplicates would leak, and what a run would train."""
+    data = found.data
+    _labelled(found.examples, {"train": data.rows, "test": data.test, "unlabelled": data.unlabelled})
+    _out.print(_dealt(data))
+    _out.print(_duplicates(data), markup=False)
+    times = {"deals of the rows": len(data.folds.fold_RN), "seeds": found.config.folds.seeds}
+    said = [f"{data.folds.k} folds", *(f"{count} {name}" for name, count in times.items() if count > 1)]
+    _out.print(f"\n{found.members} adapters ({', '.join(said)}), each trained as follows.")
+    _plan(found)
+
+
+def _labelled(examples: list[tuple[str, str, str]], splits: Mapping[str, Labelled | None]) -> None:
+    """Some rows as the model reads them, sizes of the splits, and the lengths of the first."""
+    for place, text, label in examples:
+        _out.rule(Text(place))
+        _out.print(Text(text, style="dim"), Text.assemble(("label  ", "bold"), (label, "bold green")))
+    _out.rule()
+    table = Table()
+    for column in ("split", "rows", "tokens", "longest", "cut", "left out"):
+        table.add_column(column, justify="left" if column == "split" else "right")
+    there = {name: split for name, split in splits.items() if split is not None}
+    for name, split in there.items():
+        cut = f"{split.truncated:,} ({split.truncated / len(split):.1%})"
+        numbers = (len(split), int(split.lengths.sum()), int(split.lengths.max()))
+        table.add_row(name, *(f"{number:,}" for number in numbers), cut, f"{len(split.skipped):,}")
+    _out.print(table)
+    _out.print(_histogram(there["train"].lengths))
+
+
+def _dealt(data: Folded) -> Table:
+    """Rows of each fold of the first deal, and of its classes or the mean of its numbers."""
+    from workbench.data.labels import counts
+
+    dealt = [data.rows.subset(data.folds.fold_RN[0] == fold).labels for fold in range(data.folds.k)]
+    table = Table("", box=None, title="Folds", title_justify="left")
+    for name in data.folds.names:
+        table.add_column(escape(f"fold {name}"), justify="right")
+    table.add_row("rows", *(f"{len(labels):,}" for labels in dealt))
+    if data.labels.kind == "number":
+        means = (sum(float(label) for label in labels if isinstance(label, float)) / len(labels) for labels in dealt)
+        table.add_row("mean label", *(f"{mean:.4g}" for mean in means))
+        return table
+    total = counts([label for label in data.rows.labels if label is not None])
+    own = [counts([label for label in labels if label is not None]) for labels in dealt]
+    names = sorted(total, key=lambda name: -total[name])
+    if len(names) > CLASSES:
+        table.title = f"Folds, with the {CLASSES} rarest of {len(names)} classes"
+    for name in names[-CLASSES:]:
+        table.add_row(Text(name), *(f"{each[name]:,}" for each in own))
+    return table
+
+
+def _duplicates(data: Folded) -> str:
+    """What was found among the training rows."""
+    found = data.duplicates
+    if found is None:
+        return "\nduplicates.on_duplicate=ignore: near-duplicates were not looked for."
+    said = f"\nDuplicates: {found.exact:,} equal rows, {found.clusters:,} clusters of near-duplicates"
+    if found.clusters:
+        said += (
+            f" with {found.clustered:,} rows (largest {found.largest:,}, least similar rows {found.least_similar:.2f})"
+        )
+    if data.conflicts:
+        said += f"; {len(data.conflicts):,} clusters carry different labels, such as {', '.join(data.conflicts[0])}"
+    leak = f"{data.leak:,} rows ({data.leak / max(1, found.rows):.1%})"
+    return f"{said}.\nFolds that ignore them would validate {leak} beside a near-duplicate that trains."
+
+
+def _plan(found: Inspection | ClassInspection | CrossvalInspection) -> None:
     where = f"{len(found.targets)} kinds of module: {', '.join(found.targets[:12])}" if found.targets else "all weights"
     _out.print(f"\n{found.steps} steps of {found.config.batch.size} examples, training {where}.", markup=False)
     for note in found.notes:

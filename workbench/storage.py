@@ -35,12 +35,13 @@ def _product(input: Tensor, weight_OI: Tensor, bias: Tensor | None) -> Tensor:
     bias = None if bias is None else bias.to(input.dtype)
     if weight_OI.dtype == input.dtype or weight_OI.requires_grad:
         return F.linear(input, weight_OI.to(input.dtype), bias)
-    output: Tensor = _StoredProduct.apply(input, weight_OI, bias)  # type: ignore[no-untyped-call]
-    return output
+    # As one matrix: with a bias, the product of more dimensions is a view, which nobody may change in place afterwards.
+    output: Tensor = _StoredProduct.apply(input.flatten(0, -2), weight_OI, bias)  # type: ignore[no-untyped-call]
+    return output.view(*input.shape[:-1], -1)
 
 
 class _StoredProduct(torch.autograd.Function):
-    """O outputs, I inputs; the weight has no gradient."""
+    """Input (N, I), N positions, I inputs, O outputs; the weight has no gradient."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight_OI: Tensor, bias: Tensor | None) -> Tensor:
@@ -51,7 +52,7 @@ class _StoredProduct(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
         (weight_OI,) = ctx.saved_tensors
         input_grad = grad @ weight_OI.to(grad.dtype) if ctx.needs_input_grad[0] else None
-        return input_grad, None, grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
+        return input_grad, None, grad.sum(0) if ctx.needs_input_grad[2] else None
 
 
 _STORED: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: StoredLinear, Conv1D: StoredConv1D}

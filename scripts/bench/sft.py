@@ -15,12 +15,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -29,6 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import measuring
 import yaml
 
 HERE = Path(__file__).parent
@@ -81,7 +78,7 @@ class Result:
 
 def main() -> None:
     arguments = _arguments()
-    print(machine := _machine(arguments.device))
+    print(machine := measuring.machine(arguments.device, ("torch", "transformers", "peft", "trl")))
     with tempfile.TemporaryDirectory(prefix="bench-sft-") as name:
         folder = Path(name)
         _prepare(folder, arguments)
@@ -132,7 +129,7 @@ def _epoch() -> int:
 def _prepare(folder: Path, arguments: argparse.Namespace) -> None:
     """Put model, rows and our recipe into `folder`: as many rows as the steps of one pass take."""
     command = [sys.executable, str(HERE / "random_llama.py"), arguments.model, str(folder / "model"), arguments.device]
-    _run(command, folder / "model.log", arguments.device)
+    measuring.run(command, folder / "model.log", arguments.device)
     rows = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
     _write_rows(folder / "train.jsonl", rows[: arguments.steps * BATCH])
     _write_rows(folder / "held_out.jsonl", [{"question": "What is 1 + 1?", "answer": "1 + 1 = 2\n#### 2"}])
@@ -183,7 +180,7 @@ def _their_command(folder: Path, arguments: argparse.Namespace, out: Path) -> Se
     }
     if arguments.peer == "best":
         settings |= FASTER_ON_CPU if arguments.device == "cpu" else FASTER
-        settings |= IN_FLOAT32 if arguments.device == "cpu" and not _has_bfloat16_units() else {}
+        settings |= IN_FLOAT32 if arguments.device == "cpu" and not measuring.has_bfloat16_units() else {}
     for key, _, value in (word.partition("=") for word in arguments.theirs):
         settings[key] = yaml.safe_load(value)
     out.mkdir()
@@ -192,9 +189,7 @@ def _their_command(folder: Path, arguments: argparse.Namespace, out: Path) -> Se
 
 
 def _measure(name: str, command: Callable[[Path], Sequence[str]], out: Path, device: str) -> Result:
-    started = time.perf_counter()
-    resident = _run(command(out), out.with_suffix(".log"), device)
-    wall = time.perf_counter() - started
+    usage = measuring.run(command(out), out.with_suffix(".log"), device)
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     warm, last = steps[WARM_UP:], steps[-max(1, len(steps) // 4) :]
     seconds = steps[-1]["elapsed_s"] - steps[WARM_UP - 1]["elapsed_s"]
@@ -202,29 +197,12 @@ def _measure(name: str, command: Callable[[Path], Sequence[str]], out: Path, dev
     return Result(
         name=name,
         tokens_per_second=sum(step["tokens"] for step in warm) / seconds,
-        wall_s=wall,
-        peak_bytes=resident if device == "cpu" else max(step["peak_bytes"] for step in steps),
+        wall_s=usage.wall_s,
+        peak_bytes=usage.peak_bytes if device == "cpu" else max(step["peak_bytes"] for step in steps),
         loss=sum(step["loss"] * step["supervised_tokens"] for step in last) / supervised,
         tokens=sum(step["tokens"] for step in steps),
         supervised_tokens=sum(step["supervised_tokens"] for step in steps),
     )
-
-
-def _run(command: Sequence[str], log: Path, device: str) -> int:
-    """Run to the end and return the peak resident bytes; where it fails, show what it said and give up."""
-    # A cache of its own for each run: none finds rows that the one before has tokenised.
-    cache = log.with_suffix(".cache")
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(cache), "XDG_CACHE_HOME": str(cache)}
-    if device == "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-    with log.open("w", encoding="utf-8") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
-        _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)  # reaped here, where Popen does not see it
-    if process.returncode:
-        tail = log.read_text(encoding="utf-8", errors="replace")[-4000:]
-        sys.exit(f"{tail}\nfailed with status {process.returncode}: {' '.join(command)}")
-    return usage.ru_maxrss * 1024
 
 
 def _require_same_work(results: Sequence[Result]) -> None:
@@ -270,35 +248,13 @@ def _notes(arguments: argparse.Namespace) -> list[str]:
     notes = [
         f"Tokens/s: without padding, after the first {WARM_UP} steps. TRL {version('trl')} {arguments.peer}{tuned}."
     ]
-    if arguments.device == "cpu" and not _has_bfloat16_units():
+    if arguments.device == "cpu" and not measuring.has_bfloat16_units():
         notes.append(
             "This CPU has no bfloat16 units and emulates bfloat16 products, slower than float32 ones. The workbench "
             "stores the weights in bfloat16 and computes in float32 here; --ours model.compute=bfloat16 computes like "
             "TRL's bf16, and --peer best lets TRL use float32."
         )
     return notes
-
-
-def _machine(device: str) -> str:
-    cpuinfo = dict(_cpuinfo())
-    cores = len(os.sched_getaffinity(0))
-    units = "with" if _has_bfloat16_units() else "without"
-    parts = [f"{cpuinfo.get('model name', platform.processor())}, {cores} cores, {units} bfloat16 units"]
-    if device == "cuda":
-        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        parts.append(subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0])
-    parts += [f"{package} {version(package)}" for package in ("torch", "transformers", "peft", "trl")]
-    return "; ".join(parts)
-
-
-def _has_bfloat16_units() -> bool:
-    flags = dict(_cpuinfo()).get("flags", "").split()
-    return "avx512_bf16" in flags or "amx_bf16" in flags
-
-
-def _cpuinfo() -> list[tuple[str, str]]:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    return [(key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in lines)]
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tests.conftest import tiny
-from workbench import adapters
+from workbench import adapters, backbones
 from workbench.adapters import Boft, Method, Oft
 from workbench.adapters.butterflies import BlockDiagonal
+from workbench.config import ModelConfig
 from workbench.errors import ConfigError
 
 
@@ -83,6 +85,16 @@ def test_blocks_on_a_diagonal_and_their_gradient() -> None:
 def test_blocks_that_do_not_fit_are_refused(llama: PreTrainedModel, config: Method, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         adapters.attach(llama, config, seed=0)
+
+
+@pytest.mark.parametrize(("weights", "fits"), [("float32", False), ("bfloat16", False), ("int8", True), ("nf4", True)])
+def test_quantising_makes_gpt2_fit_and_its_skeleton_knows(weights: str, fits: bool, tmp_path: Path) -> None:
+    """Without the second, a run that works would be refused before it begins."""
+    tiny("GPT2", n_embd=64, n_inner=128).save_pretrained(tmp_path)
+    model = ModelConfig.model_validate({"id": str(tmp_path), "weights": weights})
+    for base in (backbones.skeleton(model), backbones.load(model, None).model):
+        assert (Oft().refusal(base) is None) == fits
+        assert (Boft().refusal(base) is None) == fits
 
 
 def test_layers_that_peft_cannot_rotate_are_refused() -> None:

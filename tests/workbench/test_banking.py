@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,96 +13,15 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from tests.conftest import tiny
-from workbench import adapters, backbones, heads, objectives, runs, schedules
+from tests.workbench.together import Labelled, Texts, Together, Trained, bert, class_outputs, section
+from workbench import adapters, backbones, heads, objectives, schedules
 from workbench.adapters import bank as banks
-from workbench.banking import BankFit, Predict
+from workbench.banking import Objective, Predict
 from workbench.config import ModelConfig, RunConfig
-from workbench.data.batching import Indices, MicroBatch, Row, collate, encoder_inputs, global_batch
-from workbench.errors import Stopped
-from workbench.member import Course, Objective
+from workbench.data.batching import MicroBatch, global_batch
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-
-
-@dataclass
-class Texts:
-    """Random tokens of unequal length; from every row but its beginning the next token is predicted."""
-
-    rows: int
-    seed: int
-    vocabulary: int = 64
-    shortest: int = 4
-
-    def __post_init__(self) -> None:
-        draw = np.random.default_rng(self.seed)
-        self._rows = [draw.integers(3, self.vocabulary, draw.integers(self.shortest, 15)) for _ in range(self.rows)]
-        self.lengths = np.array([len(row) for row in self._rows])
-        self.supervised = self.lengths - 2
-
-    def __len__(self) -> int:
-        return self.rows
-
-    def drawn(self, draws: Indices, *, epoch: int) -> Indices:
-        return draws
-
-    def place(self, index: int) -> str:
-        return f"texts:{index + 1}"
-
-    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
-        return collate([Row(self._rows[i], np.arange(self.lengths[i]) > 1) for i in indices])
-
-
-class Labelled(Texts):
-    """The same with a class for each row, that its tokens decide."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.supervised = np.ones(self.rows, dtype=np.int64)
-
-    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
-        inputs = encoder_inputs([self._rows[i] for i in indices])
-        starts = torch.arange(len(indices)) * inputs["input_ids"].shape[1]
-        labels = torch.tensor([int(self._rows[i].sum()) % 3 for i in indices])
-        return MicroBatch(inputs, starts, labels, tokens=int(self.lengths[indices].sum()))
-
-
-class Silent:
-    """A watcher that keeps what it is told, and may ask to stop."""
-
-    def __init__(self, *, stop_after: int = 10**9) -> None:
-        self.said: list[str] = []
-        self.records: list[dict[str, Any]] = []
-        self.stop_after = stop_after
-
-    def step(self, record: dict[str, Any], *, total: int) -> None:
-        self.records.append(record)
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    def stop_requested(self) -> bool:
-        return bool(self.records) and max(record["step"] for record in self.records) >= self.stop_after - 1
-
-
-def section(**train: Any) -> RunConfig:
-    """A run's configuration; what is not named is different from every default that hides a mistake."""
-    adapter = {"method": "lora", "rank": 3, "alpha": 6, **train.pop("adapter", {})}
-    size, seed, patience = train.pop("size", 6), train.pop("seed", 0), train.pop("patience", None)
-    schedule = {"name": train.pop("schedule", "linear"), "warmup": 0.1}
-    return RunConfig.model_validate(
-        {
-            "recipe": "sft",
-            "seed": seed,
-            "adapter": adapter,
-            "data": {"train": "texts"},
-            "batch": {"size": size},
-            "train": {"steps": 20, "learning_rate": 3e-3, **train},
-            "schedule": schedule,
-            "evaluate": {"every": 2 if patience else None, "patience": patience},
-            "save": {"every": None, "ship": "best" if patience else "last"},
-        }
-    )
 
 
 DIFFERENT = (
@@ -127,20 +43,6 @@ def head_outputs(model: PreTrainedModel, member: str, bank: banks.Bank) -> tuple
         )
 
     return lambda batch: head.hidden(bank.model, batch.inputs).flatten(0, 1)[batch.positions_N], objective
-
-
-def class_outputs(model: PreTrainedModel, member: str, bank: banks.Bank) -> tuple[Predict, Objective]:
-    def objective(logits_NC: Tensor, labels_N: Tensor, scale: float) -> Tensor:
-        return F.cross_entropy(logits_NC, labels_N, reduction="sum") * scale
-
-    return lambda batch: bank.model(**batch.inputs).logits, objective
-
-
-@dataclass
-class Trained:
-    losses: list[list[float]]
-    tensors: list[dict[str, Tensor]]
-    watcher: Silent = field(default_factory=Silent)
 
 
 def alone(
@@ -183,47 +85,6 @@ def _plain_loss(model: nn.Module, batch: MicroBatch) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1)[batch.positions_N] if logits.ndim == 3 else logits, batch.labels_N)
 
 
-@dataclass
-class Together:
-    """Trains the members of a bank over a copy of `model`, in runs under `folder`."""
-
-    model: PreTrainedModel
-    data: Sequence[Texts]
-    configs: Sequence[RunConfig]
-    folder: Path
-    outputs: Callable[[PreTrainedModel, str, banks.Bank], tuple[Predict, Objective]]
-    compute: torch.dtype = torch.float64
-    tokens: int = 40
-    prepare: Callable[[banks.Bank], object] = lambda bank: None
-
-    def fit(self, watcher: Silent | None = None, *, resume: bool = False) -> Trained:
-        model = copy.deepcopy(self.model)
-        bank = banks.attach(model, [each.adapter for each in self.configs], seeds=[each.seed for each in self.configs])
-        self.prepare(bank)
-        predict, objective = self.outputs(model, bank.members[0], bank)
-        opened = [
-            runs.start(self.folder / str(number), config, resume=resume) for number, config in enumerate(self.configs)
-        ]
-        courses = [
-            Course(data, objective, lambda: 1.0, config, run)  # never better: patience runs out
-            for data, config, run in zip(self.data, self.configs, opened, strict=True)
-        ]
-        watcher = watcher or Silent()
-        fit = BankFit(bank, courses, predict=predict, compute=self.compute, tokens=self.tokens, watcher=watcher)
-        try:
-            fit.work()
-        finally:
-            for run in opened:
-                run.close()
-        losses = [[record["loss"] for record in run.metrics()] for run in opened]
-        named = fit.masters.named()
-        tensors = [
-            {name.replace(member, "default"): named[name].detach() for name in bank.parameters_of(member)}
-            for member in bank.members
-        ]
-        return Trained(losses, tensors, watcher)
-
-
 def assert_same(found: Trained, wanted: Trained, *, losses: float, adapters: float) -> None:
     for curve, wanted_curve in zip(found.losses, wanted.losses, strict=True):
         assert curve == pytest.approx(wanted_curve, rel=losses)
@@ -233,13 +94,6 @@ def assert_same(found: Trained, wanted: Trained, *, losses: float, adapters: flo
             torch.cat([each[name].flatten() for name in tensors]) for each in (tensors, wanted_tensors)
         )
         assert (flat - wanted_flat).norm() <= adapters * wanted_flat.norm()
-
-
-def bert() -> PreTrainedModel:
-    """A classifier of three classes in float64, without the dropout that no two trainings share."""
-    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    model = tiny("Bert", head="SequenceClassification", num_labels=3, **none)
-    return model.double().requires_grad_(False)
 
 
 STEPS = (20, 13, 8)
@@ -312,27 +166,24 @@ def _counting(seen: list[int], outputs: tuple[Predict, Objective]) -> tuple[Pred
     return counted, objective
 
 
-def test_stopped_in_the_middle_and_resumed_it_ends_where_it_would_have(tmp_path: Path) -> None:
-    """The members stand at different steps; one has ended before."""
-    configs = [section(steps=12, size=3), section(steps=4, seed=1), section(steps=9, seed=2, patience=2)]
-    data = [Labelled(20, 1), Labelled(20, 2), Labelled(20, 3)]
-    whole = Together(bert(), data, configs, tmp_path / "whole", class_outputs).fit()
-    broken = Together(bert(), data, configs, tmp_path / "broken", class_outputs)
-    with pytest.raises(Stopped):
-        broken.fit(Silent(stop_after=5))
-    found = broken.fit(resume=True)
-    assert found.losses == whole.losses and [len(each) for each in found.losses] == [12, 4, 6]
-    for tensors, wanted in zip(found.tensors, whole.tensors, strict=True):
-        assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
-    assert any("Resuming after step 5 of 12" in sentence for sentence in found.watcher.said)
+def _values(parameters: Sequence[nn.Parameter]) -> None:
+    for each in parameters:
+        each.data.fill_(torch.nan)
 
 
-def test_a_member_that_diverges_ends_alone(tmp_path: Path) -> None:
+def _gradients(parameters: Sequence[nn.Parameter]) -> None:
+    parameters[0].register_hook(lambda gradient: gradient * torch.inf)
+
+
+@pytest.mark.parametrize(("harm", "what"), [(_values, "loss"), (_gradients, "norm of the gradient")])
+def test_a_member_that_diverges_ends_alone(
+    harm: Callable[[Sequence[nn.Parameter]], None], what: str, tmp_path: Path
+) -> None:
     configs = [section(steps=4), section(steps=4, seed=1), section(steps=4, seed=2)]
     data = [Labelled(20, 1), Labelled(20, 2), Labelled(20, 3)]
     wanted = Together(bert(), data, configs, tmp_path / "sane", class_outputs).fit()
     mad = Together(bert(), data, configs, tmp_path / "mad", class_outputs)
-    mad.prepare = lambda bank: [each.data.fill_(torch.nan) for each in bank.parameters_of(bank.members[1]).values()]
+    mad.prepare = lambda bank: harm([*bank.parameters_of(bank.members[1]).values()])
     found = mad.fit()
     assert [len(losses) for losses in found.losses] == [4, 0, 4]
     assert_same(
@@ -342,4 +193,4 @@ def test_a_member_that_diverges_ends_alone(tmp_path: Path) -> None:
         adapters=1e-10,
     )
     (said,) = found.watcher.said
-    assert "member0001 ends here; the others go on. The loss is not finite at step 1" in said
+    assert f"member0001 ends here; the others go on. The {what} is not finite at step 1" in said

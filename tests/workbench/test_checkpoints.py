@@ -27,6 +27,15 @@ def test_round_trip_and_retention(tmp_path: Path) -> None:
     assert torch.equal(checkpoints.read_tensors(newest, "trainable")["a"], TENSORS["trainable"]["a"])
 
 
+def test_going_back_to_an_earlier_step(tmp_path: Path) -> None:
+    paths = [_save(tmp_path, step) for step in (1, 2, 10)]
+    found = [checkpoints.newest(tmp_path, at_most=step)[0] for step in (0, 1, 9, 10)]
+    assert found == [None, paths[0], paths[1], paths[2]]
+    (paths[2] / "state.json").unlink()  # damaged ones go as well
+    checkpoints.drop_after(tmp_path, 1)
+    assert [path.exists() for path in paths] == [True, False, False]
+
+
 @pytest.mark.parametrize("harm", ["truncate", "flip", "missing", "state"])
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path, harm: str) -> None:
     good, bad = _save(tmp_path, 1), _save(tmp_path, 2)

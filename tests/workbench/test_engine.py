@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 import workbench
 from workbench import checkpoints, engine
 from workbench.errors import ResumeError, Stopped, TrainingError
+from workbench.member import Member
 
 RECIPE = """
 recipe: sft
@@ -115,11 +116,11 @@ def test_running_out_of_memory_repeats_the_step_in_smaller_pieces(
     calm = train("batch.tokens_per_device=100000", name="calm")
     original, tokens = engine.Fit._step, []
 
-    def scarce(self: engine.Fit, step: int) -> dict[str, Any]:
+    def scarce(self: engine.Fit) -> dict[str, Any]:
         tokens.append(self.tokens)
-        if step == 3 and self.tokens > 1000:
+        if self.member.progress.step == 3 and self.tokens > 1000:
             raise torch.OutOfMemoryError("fake")
-        return original(self, step)
+        return original(self)
 
     monkeypatch.setattr(engine.Fit, "_step", scarce)
     hurt = train("batch.tokens_per_device=100000", name="hurt")
@@ -128,16 +129,16 @@ def test_running_out_of_memory_repeats_the_step_in_smaller_pieces(
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    original = engine.Fit._require_sane
+    original = Member.update
 
-    def poisoned(self: engine.Fit, loss: float, norm: float, step: int, rows: Any) -> None:
-        original(self, float("nan") if step == 6 else loss, norm, step, rows)
+    def poisoned(self: Member, loss: float) -> dict[str, Any] | None:
+        return original(self, float("nan") if self.progress.step == 6 else loss)
 
-    monkeypatch.setattr(engine.Fit, "_require_sane", poisoned)
+    monkeypatch.setattr(Member, "update", poisoned)
     with pytest.raises(TrainingError) as caught:
         train("save.every=2")
     text = str(caught.value)
-    assert "not finite at step 7" in text and "questions.jsonl, row" in text and "step-00000006" in text
+    assert "The loss is not finite at step 7" in text and "questions.jsonl, row" in text and "step-00000006" in text
     assert "Lower train.learning_rate" in text
 
 
@@ -153,7 +154,7 @@ def test_patience_stops_early_and_the_best_adapter_is_shipped(
 
     def worse_after_six(self: engine.Fit) -> checkpoints.Progress:
         real = self.held_out_loss
-        self.held_out_loss = lambda: real() + (100.0 if self.progress.step > 6 else 0.0)
+        self.held_out_loss = lambda: real() + (100.0 if self.member.progress.step > 6 else 0.0)
         return original(self)
 
     monkeypatch.setattr(engine.Fit, "work", worse_after_six)
@@ -161,6 +162,7 @@ def test_patience_stops_early_and_the_best_adapter_is_shipped(
     held_out = {r["step"]: r["held_out_loss"] for r in _records(run) if "held_out_loss" in r}
     assert held_out[2] > held_out[4] > held_out[6] and list(held_out) == [2, 4, 6, 8, 10, 12]
     assert len(_records(run)) == 12
+    assert (run / "checkpoints" / "step-00000012").exists()  # where it ended, so that a resume does nothing again
     best = checkpoints.read_tensors(run / "checkpoints" / "best", "trainable")
     scores = json.loads((run / "scores.json").read_text())
     assert scores["after"]["loss"] == pytest.approx(held_out[6], rel=1e-4)

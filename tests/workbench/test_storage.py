@@ -41,6 +41,19 @@ def test_equals_a_converted_copy_in_values_and_gradients(stored: torch.dtype, co
     torch.testing.assert_close(kept[2].bias.grad, plain[2].bias.grad, **precision)
 
 
+@STORED
+def test_what_it_gives_may_be_changed_in_place(stored: torch.dtype) -> None:
+    """As that of an ordinary layer may; PEFT's AdaLoRA does."""
+    layer = nn.Linear(8, 5).to(stored).requires_grad_(False)
+    compute_in(layer, torch.float32)
+    x, added = torch.randn(2, 3, 8, requires_grad=True), torch.ones(2, 3, 5, requires_grad=True)
+    output = layer(x)
+    output += added
+    output.sum().backward()
+    assert x.grad is not None and torch.equal(x.grad, layer.weight.float().sum(0).expand(2, 3, 8))
+    assert added.grad is not None and torch.equal(added.grad, torch.ones(2, 3, 5))
+
+
 def test_a_weight_that_trains_has_its_gradient() -> None:
     kept = _model().to(torch.bfloat16).requires_grad_(False)
     compute_in(kept, torch.float32)

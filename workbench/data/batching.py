@@ -103,6 +103,12 @@ def global_batch(step: int, *, rows: int, size: int, seed: int) -> Indices:
     return _permutation(rows, seed, epoch)[index * size : (index + 1) * size]
 
 
+def first_rows(train: Examples, *, seed: int, count: int = 64) -> Iterator[dict[str, Tensor]]:
+    """Model inputs of the `count` rows that training begins with, one row at a time, so without padding."""
+    for row in global_batch(0, rows=len(train), size=count, seed=seed):
+        yield train.batch(row[None]).inputs
+
+
 def micro_batches(indices: Indices, lengths: Indices, *, tokens: int) -> Iterator[Indices]:
     """`indices` cut so that rows x longest row <= `tokens`, longest first, which decides memory at once.
 

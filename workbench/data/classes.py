@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
-from workbench.data import folds, labels
+from workbench.data import facts, folds, labels
 from workbench.data.batching import Indices, MicroBatch, Weights, encoder_inputs
 from workbench.data.fields import Writer, Written
 from workbench.data.holding import hold_out
@@ -80,6 +80,16 @@ class Labelled:
             skipped=(*self.skipped, note) if note else self.skipped,
         )
 
+    def joined(self, other: Labelled) -> Labelled:
+        """These rows, and then those of `other`."""
+        return replace(
+            self,
+            records=(*self.records, *other.records),
+            written=(*self.written, *other.written),
+            targets_NC=np.concatenate([self.targets_NC, other.targets_NC]),
+            supervised=np.concatenate([self.supervised, other.supervised]),
+        )
+
     def taught(self, targets_NC: Targets) -> Labelled:
         """The same rows with other targets, such as a teacher's probabilities."""
         assert targets_NC.shape == self.targets_NC.shape
@@ -111,19 +121,8 @@ class Labelled:
 
     def facts(self) -> dict[str, Any]:
         """What the manifest and the report say about this set."""
-        counts, edges = np.histogram(self.lengths, bins=min(40, max(1, len(np.unique(self.lengths)))))
-        return {
-            "source": self.source,
-            "fingerprint": self.fingerprint,
-            "rows": len(self),
-            "tokens": int(self.lengths.sum()),
-            "supervised_tokens": len(self),
-            "truncated": self.truncated,
-            "skipped": len(self.skipped),
-            "classes": dict(sorted(labels.counts([each for each in self.labels if each is not None]).items())),
-            "lengths": [round(float(edge), 1) for edge in edges],
-            "counts": counts.tolist(),
-        }
+        classes = labels.counts([each for each in self.labels if each is not None])
+        return {**facts.shared(self, supervised_tokens=len(self)), "classes": dict(sorted(classes.items()))}
 
 
 class ClassSplits(NamedTuple):

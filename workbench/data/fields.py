@@ -81,6 +81,9 @@ class Writer:
 
     def _chosen(self, tokens: Indices, count: int) -> Indices:
         """`count` of a field's tokens."""
+        if self._config.keep == "middle":
+            start = (len(tokens) - count) // 2
+            return tokens[start : start + count]
         head = {"start": count, "end": 0, "ends": -(-count // 2)}[self._config.keep]
         return np.concatenate([tokens[:head], tokens[len(tokens) - (count - head) :]])
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import files, starter
 from workbench.config import DataConfig
-from workbench.data import chat, formats
+from workbench.data import chat, facts, formats
 from workbench.data.batching import Collate, Indices, MicroBatch, Row, collate
 from workbench.errors import DataError, FileError
 
@@ -140,19 +140,7 @@ class Tokens:
 
     def facts(self) -> dict[str, Any]:
         """What the manifest and the report say about this set."""
-        counts, edges = np.histogram(self.lengths, bins=min(40, max(1, len(np.unique(self.lengths)))))
-        return {
-            "source": self.source,
-            "fingerprint": self.fingerprint,
-            "rows": len(self),
-            "tokens": int(self.lengths.sum()),
-            "supervised_tokens": int(self.supervised.sum()),
-            "truncated": self.truncated,
-            "skipped": len(self.skipped),
-            "chat": self.chat,
-            "lengths": [round(float(edge), 1) for edge in edges],
-            "counts": counts.tolist(),
-        }
+        return {**facts.shared(self, supervised_tokens=int(self.supervised.sum())), "chat": self.chat}
 
     def _column(self, name: str) -> Indices:
         return np.asarray(self.table[name], dtype=np.int64)[self.rows]

@@ -31,12 +31,14 @@ def outputs(model: nn.Module, predict: Callable[[MicroBatch], Tensor], rows: Lab
     return np.stack([found[row] for row in range(len(rows))])
 
 
-def table(labels: Labels, rows: Labelled, outputs_NC: Floats, *, texts: list[str], labelled: bool) -> pd.DataFrame:
+def table(labels: Labels, rows: Labelled, values_NC: Floats, *, texts: list[str], labelled: bool) -> pd.DataFrame:
     """One line a row: its place, text, label where it has one, what was predicted, and `p_CLASS` for each class.
 
     Several classes stand in a list.
+
+    Args:
+        values_NC: Probabilities of the classes, or numbers, as Labels.values gives.
     """
-    values_NC = labels.values(outputs_NC)
     columns: dict[str, object] = {"row": [record.place for record in rows.records], "text": texts}
     if labelled:
         columns["label"] = [_cell(label) for label in rows.labels]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy import special, stats
 from sklearn import metrics
 
+from workbench.classing import Kind
 from workbench.data.labels import Floats, Labels
 from workbench.evaluation import classes
 
@@ -24,25 +25,62 @@ def scores(labels: Labels, outputs_NC: Floats, targets_NC: Hot) -> dict[str, flo
     every class is right, the mean ROC-AUC of the classes. A number: squared error in units of the training labels'
     variance (the loss), root mean squared and mean absolute error, explained variance, rank correlation.
     """
-    found = {"loss": loss(labels, outputs_NC, targets_NC)}
+    return _scores(labels, loss(labels, outputs_NC, targets_NC), labels.values(outputs_NC), targets_NC)
+
+
+def value_scores(labels: Labels, values_NC: Floats, targets_NC: Hot) -> dict[str, float]:
+    """`scores` of probabilities or numbers, such as an ensemble's: what Labels.values gives, not outputs."""
+    return _scores(labels, loss(labels, outputs(labels, values_NC), targets_NC), values_NC, targets_NC)
+
+
+def _scores(labels: Labels, loss: float, values_NC: Floats, targets_NC: Hot) -> dict[str, float]:
+    found = {"loss": loss}
     if labels.kind == "number":
-        found |= number_scores(labels.values(outputs_NC)[:, 0], labels.values(targets_NC.astype(np.float64))[:, 0])
+        found |= number_scores(values_NC[:, 0], labels.values(targets_NC.astype(np.float64))[:, 0])
     elif labels.kind == "several":
-        found |= several_scores(labels.values(outputs_NC), targets_NC)
+        found |= several_scores(values_NC, targets_NC)
     else:
-        found |= one_scores(labels.values(outputs_NC), targets_NC.argmax(1))
+        found |= one_scores(values_NC, targets_NC.argmax(1))
     return {name: round(value, 6) for name, value in found.items()}
 
 
-def loss(labels: Labels, outputs_NC: Floats, targets_NC: Hot) -> float:
+def loss(labels: Labels, outputs_NC: Floats, targets_NC: Hot | Floats) -> float:
     """Mean over rows of the plain training loss: no smoothing, no weights."""
+    return float(losses(labels, outputs_NC, targets_NC).mean())
+
+
+def losses(labels: Labels, outputs_NC: Floats, targets_NC: Hot | Floats) -> Floats:
+    """The plain training loss of each row (N,); targets of classes may be shares of a row."""
     if labels.kind == "number":
         terms_NC = (outputs_NC - targets_NC) ** 2
     elif labels.kind == "several":
-        terms_NC = -special.log_expit(np.where(targets_NC > 0.5, outputs_NC, -outputs_NC))
+        terms_NC = -targets_NC * special.log_expit(outputs_NC) - (1 - targets_NC) * special.log_expit(-outputs_NC)
     else:
         terms_NC = -special.log_softmax(outputs_NC, axis=1) * targets_NC
-    return float(terms_NC.sum(1).mean())
+    found: Floats = terms_NC.sum(1)
+    return found
+
+
+def outputs(labels: Labels, values_NC: Floats) -> Floats:
+    """Outputs whose Labels.values these are, the other way round."""
+    return (values_NC - labels.mean) / labels.scale if labels.kind == "number" else logits(labels.kind, values_NC)
+
+
+def blind(labels: Labels) -> float:
+    """The target, in every output, of a row that was labelled at random."""
+    return {"number": 0.0, "several": 0.5}.get(labels.kind, 1 / len(labels.names))
+
+
+def logits(kind: Kind, p_NC: Floats) -> Floats:
+    """Logits of probabilities of classes, finite where one is 0 or 1; any leading axes."""
+    tiny = np.finfo(np.float64).tiny
+    found: Floats
+    if kind == "several":
+        # float64 knows numbers close to 0, but none between 1 - 2**-53 and 1.
+        found = special.logit(np.clip(p_NC, tiny, 1 - 2.0**-53))
+    else:
+        found = np.log(np.maximum(p_NC, tiny))
+    return found
 
 
 def one_scores(p_NC: Floats, label_N: NDArray[np.int64]) -> dict[str, float]:

@@ -62,15 +62,15 @@ class Classified:
 
 def classified(run: Record) -> Classified | None:
     """What the page shows; None where the run classified nothing."""
-    found = run.predictions
+    found = run.labelled
     if "predicted" not in found:
         return None
-    names = [column.removeprefix("p_") for column in found if column.startswith("p_")]
+    names = class_names(found)
     if not names:
         off_N = (found["predicted"] - found["label"]).abs()
         return Classified([], [], [], _samples(found, off_N, off_N.map(lambda off: f"off by {units.number(off)}")))
     several = isinstance(found["label"].iloc[0], (list, np.ndarray))
-    true_NC, said_NC = (_hot(found[column], names) for column in ("label", "predicted"))
+    true_NC, said_NC = (hot(found[column], names) for column in ("label", "predicted"))
     p_NC = found[[f"p_{name}" for name in names]].to_numpy()
     if several:
         wrong_N = (true_NC != said_NC).any(1)
@@ -106,7 +106,12 @@ def verdict(run: Record) -> str:
     return f"{said}; always naming the training rows' mean gives {units.number(before['rmse'])}."
 
 
-def _hot(cells: pd.Series, names: list[str]) -> NDArray[np.bool_]:
+def class_names(found: pd.DataFrame) -> list[str]:
+    """The classes of a table of predictions; none for numbers."""
+    return [column.removeprefix("p_") for column in found if column.startswith("p_")]
+
+
+def hot(cells: pd.Series, names: list[str]) -> NDArray[np.bool_]:
     """Which classes a column names (N, C)."""
     rows = [set(cell) if isinstance(cell, (list, np.ndarray)) else {cell} for cell in cells]
     return np.asarray([[name in row for name in names] for row in rows])

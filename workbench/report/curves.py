@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from workbench.report import units
-from workbench.report.plots import Axis, Floats, Plot, Series, draw
-from workbench.report.record import Record
+from workbench.report.plots import POINTS, Axis, Floats, Plot, Series, draw, thin
+from workbench.report.record import Record, averaged, rounds
 
 _STEP = Axis("step", "count")
 
 
 def of_run(run: Record) -> list[Plot]:
     """The plots of one run; a plot without data says so by its empty drawing."""
+    if run.crossvalidates:
+        return [_members(run), _learning_rate(run), _gradient_norm(run), _memory(run), _lengths(run)]
     return [_loss(run), _learning_rate(run), _gradient_norm(run), _speed(run), _memory(run), _lengths(run)]
 
 
@@ -65,6 +68,24 @@ def _loss(run: Record) -> Plot:
         Series("held-out loss", *_held_out(run, "step"), "marked", 1),
     ]
     return draw("Loss", series, x=_STEP, y=Axis(run.unit), caption=caption.strip(), ring=best or (), wide=True)
+
+
+def _members(run: Record) -> Plot:
+    """The loss of each adapter, thin, and the mean of each round."""
+    each, means = [], []
+    for colour, (name, members) in enumerate(rounds(run.members).items()):
+        for metrics in members:
+            x, y = thin(_floats(metrics["step"]), _smooth(metrics["loss"]), points=max(40, 2 * POINTS // len(members)))
+            each.append(Series("each adapter", x, y, "faint", colour))
+        mean = averaged(members)
+        means.append(Series(f"mean, {name}", _floats(mean["step"]), _smooth(mean["loss"]), "line", colour))
+        watched = mean.dropna(subset=["held_out_loss"])
+        x, y = _floats(watched["step"]), _floats(watched["held_out_loss"])
+        means.append(Series(f"own fold, mean, {name}", x, y, "marked", colour))
+    caption = f"Training loss of {len(run.members):,} adapters, smoothed; points are the loss on their own fold."
+    plot = draw("Loss of the adapters", [*each, *means], x=_STEP, y=Axis(run.unit), caption=caption, wide=True)
+    # One entry of the legend stands for all thin lines.
+    return replace(plot, legend=(*each[:1], *(one for one in plot.legend if one.style != "faint")))
 
 
 def _learning_rate(run: Record) -> Plot:

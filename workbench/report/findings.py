@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from workbench.report import classified, units
+from workbench.report import classified, crossvalidated, units
 from workbench.report.record import Record
 
 
@@ -22,6 +22,8 @@ def verdict(record: Record) -> str:
     loss = record.difference("loss")
     if loss is None:
         return _unfinished(record)
+    if record.crossvalidates:
+        return crossvalidated.verdict(record)
     if record.classifies:
         return classified.verdict(record)
     before, after = record.scores["before"]["loss"], record.scores["after"]["loss"]
@@ -36,8 +38,11 @@ def verdict(record: Record) -> str:
 
 def findings(record: Record) -> list[Finding]:
     """What deserves a look before the numbers are believed, most important first."""
-    found = [_chance(record), _best_step(record), _clipping(record), _cut(record), _left_out(record)]
-    return [finding for finding in found if finding]
+    # The steps of a cross-validation are chosen before: what a better one would have been is no advice.
+    best_step = None if record.crossvalidates else _best_step(record)
+    found = [_chance(record), best_step, _clipping(record), _cut(record), _left_out(record)]
+    stages = [Finding(tone, text) for tone, text in crossvalidated.sentences(record)]
+    return stages + [finding for finding in found if finding]
 
 
 def _answers(record: Record) -> str:
@@ -55,13 +60,17 @@ def _unfinished(record: Record) -> str:
     if steps.empty:
         where = "before its first step"
     else:
-        where = f"at step {int(steps.iloc[-1]):,}" + (f" of {total:,}" if total else "")
+        # The steps of a cross-validation go on from round to round.
+        of = f" of {total:,}" if total and not record.crossvalidates else ""
+        where = f"at step {int(steps.iloc[-1]):,}{of}"
     status = record.manifest.get("status")
     text = {
         "failed": f"The run failed {where}",
         "stopped": f"The run was stopped {where}",
         "done": f"The run ended {where} and was not scored",
     }.get(str(status), f"Not finished: {where} when this page was written")
+    if record.crossvalidates:
+        return f"{text}{crossvalidated.progress(record)}."
     best = record.best_step
     if best:
         text += f"; lowest held-out loss {best[1]:.2f} {record.unit} at step {best[0]:,}"

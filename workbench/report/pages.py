@@ -13,7 +13,7 @@ import jinja2
 import pandas as pd
 
 from workbench import files
-from workbench.report import classified, curves, findings, record, units
+from workbench.report import classified, crossvalidated, curves, findings, record, sweeps, units
 from workbench.report.record import Record
 
 SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
@@ -56,10 +56,12 @@ def write(run: Path) -> Path:
         findings=findings.findings(this),
         tiles=_tiles(this),
         scores=_scores(this),
-        plots=curves.of_run(this),
+        plots=[*sweeps.plots(this), *curves.of_run(this)],
         samples=[] if this.classifies else _samples(this.predictions),
         classifies=this.classifies,
         classified=classified.classified(this),
+        cross=crossvalidated.crossvalidated(this),
+        sweep=sweeps.read(run),
         facts=_facts(this),
         data=_data(this),
     )
@@ -75,16 +77,17 @@ def compare(runs: Sequence[Path], out: Path) -> Comparison:
     """
     records = [record.read(run) for run in runs]
     names = _names(records)
+    measures = [measure for measure in _MEASURES if any(measure.value(one) is not None for one in records)]
     comparison = Comparison(
         columns=("", *names),
-        rows=tuple((measure.label, *map(measure.shown, records)) for measure in _MEASURES),
+        rows=tuple((measure.label, *map(measure.shown, records)) for measure in measures),
         settings=tuple(_settings(records)),
         notes=tuple(_notes(records)),
     )
     page = _render(
         "comparison.html",
         table=comparison,
-        best=[measure.best(records) for measure in _MEASURES],
+        best=[measure.best(records) for measure in measures],
         plots=curves.of_runs(records, names),
         verdicts=[(name, findings.verdict(one)) for name, one in zip(names, records, strict=True)],
     )
@@ -113,7 +116,7 @@ def _tiles(run: Record) -> list[tuple[str, str, str]]:
     """The five numbers a person asks for first: label, value, small print."""
     manifest, metrics = run.manifest, run.metrics
     model, hardware = manifest.get("model", {}), manifest.get("hardware", {})
-    steps = f"{len(metrics):,} steps" if len(metrics) else "no step yet"
+    steps = _steps(run) if len(metrics) else "no step yet"
     supervised = f"{units.count(metrics['supervised_tokens'].sum())} with loss" if len(metrics) else ""
     supervised = "" if run.classifies else supervised
     share = _trained_share(run)
@@ -122,7 +125,7 @@ def _tiles(run: Record) -> list[tuple[str, str, str]]:
     return [
         ("Time", units.duration(run.elapsed_s), steps),
         ("Tokens seen", units.count(metrics["tokens"].sum()) if len(metrics) else units.NOTHING, supervised),
-        ("Speed", units.count(_median_speed(run)), "tokens/s, median"),
+        ("Speed", units.count(_speed(run)), "tokens/s" if run.crossvalidates else "tokens/s, median"),
         ("Peak memory", units.size(run.peak_bytes), memory),
         ("Trained", units.count(model.get("trainable")), trained),
     ]
@@ -137,7 +140,7 @@ def _scores(run: Record) -> list[dict[str, str]]:
     for name in sorted(shown, key=lambda name: list(known).index(name) if name in known else len(known)):
         label, better = known.get(name, (name, None))
         difference, chance = run.difference(name), run.chance(name)
-        row = {when: units.number(run.scores.get(when, {}).get(name)) for when in ("before", "after", "test")}
+        row = {when: units.number(run.scores.get(when, {}).get(name)) for when in ("before", "after", "test", "refit")}
         row |= {"label": label, "difference": "", "chance": "", "judged": ""}
         if difference is not None:
             row["difference"] = units.signed(difference)
@@ -193,8 +196,11 @@ def _run_facts(run: Record) -> list[tuple[str, str]]:
     manifest, batch = run.manifest, run.manifest.get("batch")
     size = run.config.get("batch", {}).get("size", units.NOTHING)
     facts = [("Started", manifest["created"].replace("T", " ")[:19])] if "created" in manifest else []
-    if batch:
+    if run.crossvalidates:
+        facts.append(("Steps", f"{_steps(run)}, {size} examples each"))
+    elif batch:
         facts.append(("Steps", f"{len(run.metrics):,} of {batch['steps']:,}, {size} examples each"))
+    if batch:
         facts.append(("Micro-batch", f"{batch['tokens_per_device']:,} tokens per device"))
     if manifest.get("hardware"):
         facts.append(("Hardware", _hardware(manifest["hardware"])))
@@ -213,7 +219,7 @@ def _hardware(hardware: Mapping[str, Any]) -> str:
 def _data(run: Record) -> list[tuple[str, str, list[str]]]:
     """One row per split: its name, where it came from, its counts."""
     splits = run.manifest.get("data", {})
-    titles = {"train": "Train", "held_out": "Held-out", "test": "Test"}
+    titles = {"train": "Train", "held_out": "Held-out", "test": "Test", "unlabelled": "Unlabelled"}
     keys = ("rows", "tokens", "supervised_tokens", "truncated", "skipped", "fingerprint")
     return [
         (title, splits[name]["source"], [_counted(splits[name].get(key)) for key in keys])
@@ -233,7 +239,17 @@ def _trained_share(run: Record) -> float | None:
     return model["trainable"] / model["parameters"] if model.get("parameters") else None
 
 
-def _median_speed(run: Record) -> float | None:
+def _steps(run: Record) -> str:
+    """Steps that were done, as the report counts them."""
+    if not run.crossvalidates:
+        return f"{len(run.metrics):,} steps"
+    return f"{sum(map(len, run.members.values())):,} steps of {len(run.members):,} adapters"
+
+
+def _speed(run: Record) -> float | None:
+    """Tokens a second: the median step's, or all of a cross-validation's over its time."""
+    if run.crossvalidates:
+        return float(run.metrics["tokens"].sum()) / run.elapsed_s if run.elapsed_s else None
     speed = run.metrics["tokens_per_second"].dropna()
     return None if speed.empty else float(speed.median())
 
@@ -264,7 +280,7 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 def _notes(records: Sequence[Record]) -> list[str]:
     notes = []
-    held_out = [one.manifest.get("data", {}).get("held_out") or {} for one in records]
+    held_out = [_scored_rows(one) for one in records]
     same_rows: tuple[str, ...] = ("source", "rows", "fingerprint", "tokens")
     if len({one.manifest.get("model", {}).get("id") for one in records}) > 1:
         notes.append("The backbones differ, and may cut text into different tokens: losses per token do not compare.")
@@ -274,6 +290,11 @@ def _notes(records: Sequence[Record]) -> list[str]:
     if len({one.manifest.get("hardware", {}).get("name") for one in records}) > 1:
         notes.append("The runs ran on different hardware: time, speed and memory do not compare.")
     return notes
+
+
+def _scored_rows(run: Record) -> Mapping[str, Any]:
+    """Facts of the rows that the held-out scores are of; a cross-validation holds out each training row in turn."""
+    return run.manifest.get("data", {}).get("train" if run.crossvalidates else "held_out") or {}
 
 
 @dataclass(frozen=True)
@@ -315,8 +336,15 @@ _MEASURES = (
     _Measure("answer ROUGE-L after", _score("after", "rouge_l"), units.number, "high"),
     _Measure("accuracy after", _score("after", "accuracy"), units.number, "high"),
     _Measure("macro-F1 after", _score("after", "macro_f1"), units.number, "high"),
+    _Measure("micro-F1 after", _score("after", "micro_f1"), units.number, "high"),
+    _Measure("root mean squared error after", _score("after", "rmse"), units.number, "low"),
+    _Measure("test loss", _score("test", "loss"), units.number, "low"),
+    _Measure("test accuracy", _score("test", "accuracy"), units.number, "high"),
+    _Measure("test macro-F1", _score("test", "macro_f1"), units.number, "high"),
+    _Measure("test micro-F1", _score("test", "micro_f1"), units.number, "high"),
+    _Measure("test root mean squared error", _score("test", "rmse"), units.number, "low"),
     _Measure("trained parameters", lambda run: run.manifest.get("model", {}).get("trainable"), units.count),
-    _Measure("tokens/s, median", _median_speed, units.count, "high"),
+    _Measure("tokens/s, median", _speed, units.count, "high"),
     _Measure("peak memory", lambda run: run.peak_bytes, units.size, "low"),
     _Measure("time", lambda run: run.elapsed_s, units.duration),
 )

@@ -12,7 +12,7 @@ import matplotlib
 import numpy as np
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, MultipleLocator, NullFormatter
 from numpy.typing import NDArray
 
 from workbench.report import units
@@ -23,7 +23,7 @@ COLOURS = 8
 """How many `--series-N` colours the page's CSS defines."""
 
 Floats = NDArray[np.float64]
-Style = Literal["line", "faint", "marked", "bars"]
+Style = Literal["line", "faint", "marked", "points", "bars"]
 
 # Drawn in these exact colours, which the page's CSS variables then replace: one SVG serves light and dark.
 _SENTINELS = {"#010203": "--ink", "#010204": "--grid", "#010205": "--surface"}
@@ -96,6 +96,8 @@ class Axis:
     from_zero: bool = False
     marks: tuple[float, ...] = ()
     """Values that get a dashed line across the plot."""
+    logarithmic: tuple[float, ...] = ()
+    """Values that get a tick, on an axis that is then logarithmic."""
 
 
 def draw(
@@ -145,12 +147,12 @@ def _draw_series(axes: Any, series: Series) -> None:
         axes.stairs(series.y, series.x, color=colour, linewidth=1.2)
         return
     x, y = thin(series.x, series.y)
-    if series.style == "marked" or len(y) == 1:
+    if series.style in ("marked", "points") or len(y) == 1:
         axes.plot(
             x,
             y,
             marker="o",
-            linestyle=series.stroke,
+            linestyle="none" if series.style == "points" else series.stroke,
             color=colour,
             markersize=4.5,
             linewidth=1.2,
@@ -174,6 +176,10 @@ def _dress(axes: Any, x: Axis, y: Axis, series: Sequence[Series]) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
     elif y.from_zero:
         axes.set_ylim(0, 1.06 * max(values.max(), 1e-12))
+    if x.logarithmic:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(FixedLocator(x.logarithmic))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     for axis, wanted in ((axes.xaxis, x), (axes.yaxis, y)):
         if wanted.ticks == "duration":
             axis.set_major_locator(MultipleLocator(_time_step(axis.get_data_interval()[1])))

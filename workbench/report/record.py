@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from workbench import files
+from workbench import files, sweeping
 from workbench.errors import ConfigError, FileError
 from workbench.schema import read_yaml
 
@@ -28,6 +28,8 @@ COLUMNS = (
     "elapsed_s",
 )
 """What a line of metrics.jsonl may hold; `tokens` and `supervised_tokens` are those of that step alone."""
+_ADDED = ["tokens", "supervised_tokens"]
+_HIGHEST = ["peak_bytes", "elapsed_s"]
 
 
 @dataclass(frozen=True)
@@ -40,14 +42,34 @@ class Record:
     config: Mapping[str, Any]
     manifest: Mapping[str, Any]
     metrics: pd.DataFrame
-    """One row per step with COLUMNS, all float64; NaN where a line lacks the value."""
+    """One row per step with COLUMNS, all float64; NaN where a line lacks the value. Of a cross-validation:
+    `together` of `members`."""
     scores: Mapping[str, Mapping[str, float]]
     predictions: pd.DataFrame
+    members: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    """Metrics of each adapter of a cross-validation or sweep, by its folder: round-0/repeat-0-fold-1-seed-0."""
+    stages: Mapping[str, Any] = field(default_factory=dict)
+    """The stages of a cross-validation, its folds and duplicates, as in stages.json."""
+    out_of_fold: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """What was said of each training row by an adapter that did not train on it, one row for each repeat."""
+
+    @property
+    def crossvalidates(self) -> bool:
+        """Whether the run scored every training row by a model that did not train on it."""
+        return self.config.get("recipe") == "crossval"
 
     @property
     def classifies(self) -> bool:
         """Whether the run gave rows labels, rather than writing text."""
-        return self.config.get("recipe") == "classify"
+        return self.crossvalidates or self.config.get("recipe") == "classify"
+
+    @property
+    def labelled(self) -> pd.DataFrame:
+        """The rows that show what the run can do: each once, with its label and what was predicted."""
+        if not self.crossvalidates:
+            return self.predictions
+        found = self.out_of_fold
+        return found if found.empty else found[found["repeat"] == found["repeat"].min()].reset_index(drop=True)
 
     @property
     def unit(self) -> str:
@@ -83,7 +105,8 @@ class Record:
     @property
     def clipped(self) -> float | None:
         """Share of the steps whose gradient was longer than train.max_grad_norm."""
-        norms = self.metrics["grad_norm"].dropna()
+        courses = (self.crossvalidates and list(self.members.values())) or [self.metrics]
+        norms = pd.concat([each["grad_norm"] for each in courses]).dropna()
         limit = self.config.get("train", {}).get("max_grad_norm")
         return None if norms.empty or limit is None else float((norms > limit).mean())
 
@@ -118,17 +141,62 @@ def read(folder: Path) -> Record:
     manifest = files.read_json(folder / "manifest.json")
     # scores.json comes last; what the backbone scored is on disk from the start.
     before = {"before": files.read_json(folder / "before.json").get("scores", {})}
-    metrics, predictions = folder / "metrics.jsonl", folder / "predictions.parquet"
+    found = {
+        path.parent.relative_to(folder / "members"): path for path in (folder / "members").glob("**/metrics.jsonl")
+    }
+    # The rounds in their order, and after them the adapter of all rows.
+    order = sorted(found, key=lambda member: ("refit" in member.parts, member))
+    members = {member.as_posix(): _read(found[member], _metrics) for member in order}
+    config = sweeping.shipped_values(read_yaml(folder / "config.yaml"), folder)
     return Record(
         folder=folder,
         name=manifest.get("name") or folder.resolve().name,
         config_text=(folder / "config.yaml").read_text(encoding="utf-8"),
-        config=read_yaml(folder / "config.yaml"),
+        config=config,
         manifest=manifest,
-        metrics=_read(metrics, _metrics),
+        metrics=together(members)
+        if members and config.get("recipe") == "crossval"
+        else _read(folder / "metrics.jsonl", _metrics),
         scores=files.read_json(folder / "scores.json") or before,
-        predictions=_read(predictions, pd.read_parquet) if predictions.exists() else pd.DataFrame(),
+        predictions=_table(folder / "predictions.parquet"),
+        members=members,
+        stages=files.read_json(folder / "stages.json"),
+        out_of_fold=_table(folder / "out_of_fold.parquet"),
     )
+
+
+def rounds(members: Mapping[str, pd.DataFrame]) -> dict[str, list[pd.DataFrame]]:
+    """The members' metrics by the round that they trained in."""
+    found: dict[str, list[pd.DataFrame]] = {}
+    for name, metrics in members.items():
+        found.setdefault(name.partition("/")[0], []).append(metrics)
+    return found
+
+
+def averaged(metrics: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Metrics of adapters that trained at once, as those of one: the mean of each step, but tokens are added up."""
+    grouped = pd.concat(metrics).groupby("step", as_index=False)
+    mean = grouped.mean()
+    mean[_ADDED] = grouped[_ADDED].sum(min_count=1)[_ADDED]
+    mean[_HIGHEST] = grouped[_HIGHEST].max()[_HIGHEST]
+    return mean[list(COLUMNS)]
+
+
+def together(members: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """The rounds of a cross-validation one after another, each `averaged`."""
+    parts: list[pd.DataFrame] = []
+    done = {"step": 0.0, "elapsed_s": 0.0}
+    for metrics in rounds(members).values():
+        part = averaged(metrics)
+        for name in done:
+            part[name] += done[name]
+            done[name] = float(np.nanmax([done[name], *part[name]]))
+        parts.append(part)
+    return pd.concat(parts, ignore_index=True)
+
+
+def _table(path: Path) -> pd.DataFrame:
+    return _read(path, pd.read_parquet) if path.exists() else pd.DataFrame()
 
 
 def _read(path: Path, reader: Callable[[Path], pd.DataFrame]) -> pd.DataFrame:

@@ -55,3 +55,26 @@ def test_no_constant_has_a_lower_loss_than_the_baseline(labels: Labels) -> None:
     lowest = targets.loss(labels, best, rows)
     for _ in range(30):
         assert targets.loss(labels, best + CHANCE.normal(scale=0.3, size=shape[1]), rows) >= lowest - 1e-9
+
+
+@pytest.mark.parametrize("labels", [ONE, SEVERAL, NUMBER])
+def test_scores_of_values_are_those_of_outputs(labels: Labels) -> None:
+    outputs = 3 * CHANCE.normal(size=(60, len(labels.names)))
+    rows = np.eye(3)[CHANCE.integers(0, 3, 60)] if labels is ONE else CHANCE.random(outputs.shape).round()
+    hot = (CHANCE.normal(size=outputs.shape) if labels is NUMBER else rows).astype(np.float32)
+    found = targets.value_scores(labels, labels.values(outputs), hot)
+    assert found == pytest.approx(targets.scores(labels, outputs, hot), abs=1e-9)
+    assert next(iter(found)) == "loss"
+
+
+@pytest.mark.parametrize("labels", [ONE, SEVERAL, NUMBER])
+def test_outputs_turn_values_back(labels: Labels) -> None:
+    values = labels.values(3 * CHANCE.normal(size=(60, len(labels.names))))
+    np.testing.assert_allclose(labels.values(targets.outputs(labels, values)), values, rtol=1e-12)
+
+
+def test_a_certain_mistake_costs_what_the_outputs_say() -> None:
+    """`scores` takes outputs because probabilities lose what lies beyond the smallest float."""
+    outputs, hot = np.array([[0.0, 900.0, 0.0]]), np.eye(3, dtype=np.float32)[:1]
+    assert targets.loss(ONE, outputs, hot) == 900
+    assert targets.value_scores(ONE, ONE.values(outputs), hot)["loss"] == pytest.approx(708.4, abs=0.1)

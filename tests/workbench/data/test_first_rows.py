@@ -9,10 +9,9 @@ import pytest
 from workbench import backbones
 from workbench.config import DataConfig, ModelConfig
 from workbench.data import tokens
-from workbench.data.batching import global_batch
+from workbench.data.batching import first_rows, global_batch
 from workbench.data.chat import Template
 from workbench.data.tokens import Tokens
-from workbench.recipes.sft import first_rows
 
 
 @pytest.fixture

@@ -1,78 +1,30 @@
-"""Every mistake a person can make ends in status 2 and a message with its place and its cure, and leaves nothing."""
+"""Mistakes in a recipe, its data or its backbone end in status 2 and a message with place and cure."""
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
-import re
 import shlex
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-import torch
 
-from workbench.cli import main
-
-RECIPE = """
-recipe: sft
-model: {id: stories, weights: float32}
-adapter: {method: lora, rank: 2}
-data: {train: rows.jsonl, held_out: 0.2}
-batch: {size: 4}
-train: {steps: 2}
-evaluate: {every: null, answers: 0}
-"""
-ROWS = [{"question": f"What comes after {n}?", "answer": f"It is {n + 1}."} for n in range(12)]
-
-Prepare = Callable[[Path], object]
-"""Makes a mistake in a folder that holds my.yaml, rows.jsonl, the backbone `stories` and the run `one`."""
-
-
-class Case(NamedTuple):
-    command: str
-    place: str
-    """What the message must name as the place: file, key, argument."""
-    cure: str
-    """What it must say to do."""
-    prepare: Prepare = lambda folder: None
-
-
-def file(name: str, content: str | bytes) -> Prepare:
-    return lambda folder: (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-
-
-def lines(rows: list[Any], name: str = "bad.jsonl") -> Prepare:
-    return file(name, "".join(json.dumps(row) + "\n" for row in rows))
-
-
-def removed(name: str) -> Prepare:
-    return lambda folder: (folder / name).unlink()
-
-
-def cut(name: str) -> Prepare:
-    return lambda folder: os.truncate(folder / name, (folder / name).stat().st_size - 100)
-
-
-def changed(name: str, **values: Any) -> Prepare:
-    """A JSON file with some of its values replaced."""
-    return lambda folder: (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | values))
-
-
-def backbone(*then: Prepare) -> Prepare:
-    """A copy of the backbone, in the folder `m`, with something done to it."""
-
-    def prepare(folder: Path) -> None:
-        shutil.copytree(folder / "stories", folder / "m")
-        for step in then:
-            step(folder)
-
-    return prepare
+from tests.mistakes.cases import (
+    Case,
+    assert_nothing_left,
+    assert_refused,
+    assert_told,
+    backbone,
+    changed,
+    content,
+    cut,
+    file,
+    lines,
+    removed,
+)
+from tests.mistakes.conftest import ROWS
 
 
 def config(value: str, place: str, cure: str) -> Case:
@@ -265,130 +217,18 @@ BACKBONES = {
     ),
 }
 
-
-def in_use(folder: Path) -> None:
-    """A run directory that somebody works in: the lock is given back when the tests end."""
-    (folder / "live").mkdir()
-    fcntl.flock(os.open(folder / "live/run.lock", os.O_CREAT | os.O_RDWR), fcntl.LOCK_EX)
-
-
-def exchanged(folder: Path) -> None:
-    """A run whose backbone was exchanged for another one."""
-    path = folder / "one/config.yaml"
-    path.write_text(re.sub(r"id: .*", "id: starter", path.read_text(), count=1))
-
-
-AGAIN = "run one/config.yaml --out one --resume"
-MERGE = "merge one --out m"
-GENERATE = "generate one Hi"
-PREDICT = "predict one bad.jsonl --out a.csv"
-WEIGHTS = "one/adapter/adapter_model.safetensors"
-RUNS = {
-    "below a file": Case("run my.yaml --out rows.jsonl/x", "rows.jsonl/x: cannot be written", "Write another folder"),
-    "below /proc": Case("run my.yaml --out /proc/x", "/proc/x: cannot be written", "Write another folder"),
-    "in use": Case("run my.yaml --out live", "live: another process works on this run", "another --out", in_use),
-    "holds a run": Case("run my.yaml --out one", "one already holds a run", "Write --resume to continue it"),
-    "nothing to resume": Case("run my.yaml --out two --resume", "two holds no run", "Leave --resume out"),
-    "nothing to resume at all": Case("run my.yaml --resume", "runs/my holds no run", "Leave --resume out"),
-    "another run": Case("run my.yaml --out one --resume", "train.steps: 30 there, 2 asked for", "another --out"),
-    "broken config.yaml": Case(AGAIN, "one/config.yaml: not valid YAML", "line 1", file("one/config.yaml", "a: [")),
-    "wrong config.yaml": Case(
-        "run my.yaml --out one --resume",
-        "one/config.yaml has 2 mistakes: data: is required",
-        "sedd: unknown key",
-        file("one/config.yaml", "recipe: sft\nsedd: 1"),
-    ),
-    "broken manifest": Case(AGAIN, "one/manifest.json: damaged", "Restore it", file("one/manifest.json", "{")),
-    "broken scores": Case(AGAIN, "one/before.json: damaged", "Restore it", file("one/before.json", "{")),
-    "no adapter": Case(MERGE, "one: no adapter", "Finish the run first", lambda path: shutil.rmtree("one/adapter")),
-    "adapter without weights": Case(GENERATE, "one/adapter: adapter_model.safetensors", "Restore it", removed(WEIGHTS)),
-    "adapter without config": Case(
-        GENERATE, "one/adapter: adapter_config.json missing", "Restore it", removed("one/adapter/adapter_config.json")
-    ),
-    "adapter without tokenizer": Case(
-        GENERATE, "one/adapter: tokenizer.json missing", "Restore it", removed("one/adapter/tokenizer.json")
-    ),
-    "cut adapter": Case(GENERATE, f"{WEIGHTS}: damaged", "Restore it, or train again", cut(WEIGHTS)),
-    "broken adapter config": Case(
-        GENERATE, "adapter_config.json: damaged", "or train again", file("one/adapter/adapter_config.json", "{")
-    ),
-    "another backbone": Case(GENERATE, "one/adapter: this adapter does not fit", "that it was trained on", exchanged),
-    "no run": Case("generate stories Hi", "stories: not a run directory", "`workbench ls runs`"),
-    "no answer length": Case(f"{GENERATE} --max-new-tokens 0", "--max-new-tokens", "greater than or equal to 1"),
-    "merge: exists": Case("merge one --out stories", "stories exists already", "Name another folder"),
-    "merge: below a file": Case("merge one --out my.yaml/x", "my.yaml/x: cannot be written", "name another place"),
-    "merge: weights": Case(f"{MERGE} --weights float64", "--weights float64", "expected float32, bfloat16, float16"),
-    "predict: suffix": Case("predict one rows.jsonl --out a.txt", "--out a.txt", ".csv, .jsonl, .parquet"),
-    "predict: exists": Case("predict one rows.jsonl --out a.csv", "a.csv exists", "Name another", file("a.csv", "")),
-    "predict: below a file": Case("predict one rows.jsonl --out my.yaml/a.csv", "my.yaml/a.csv", "name another place"),
-    "predict: no file": Case("predict one row.jsonl --out a.csv", "row.jsonl: no such file", "`rows.jsonl`?"),
-    "predict: no --out": Case("predict one rows.jsonl", "'--out'", "Missing option"),
-    "predict: no rows": Case(PREDICT, "bad.jsonl: holds no rows", "name another one", file("bad.jsonl", "\n")),
-    "predict: no question": Case(PREDICT, "bad.jsonl, row 1: `question`", "is empty", lines([{"question": ""}])),
-    "predict: answer first": Case(
-        PREDICT,
-        "bad.jsonl, row 1: the answer comes first",
-        "Write the question before it",
-        lines([{"messages": [{"role": "assistant", "content": "a"}]}]),
-    ),
-    "evaluate: model": Case("evaluate one model.id=starter", "evaluate cannot change model", "Leave it out"),
-    "evaluate: key": Case("evaluate one data.tst=a", "the command line has 1 mistake: data.tst", "Did you mean `test`"),
-    "evaluate: no file": Case("evaluate one data.test=row.jsonl", "row.jsonl: no such file", "`rows.jsonl`?"),
-    "compare: no run": Case("compare one stories", "stories: not a run directory", "`workbench ls runs`"),
-    "compare: metrics": Case("compare one", "metrics.jsonl: damaged", "or delete it", file("one/metrics.jsonl", "{\n")),
-    "compare: below a file": Case("compare one --out my.yaml/a.html", "my.yaml/a.html", "name another place"),
-    "ls": Case("ls modles", "ls modles", "expected recipes, adapters or runs"),
-    "cp: exists": Case("cp sft/quickstart my.yaml", "my.yaml exists already", "Name another file"),
-    "cp: below a file": Case("cp sft/quickstart my.yaml/a.yaml", "my.yaml/a.yaml", "name another place"),
-    "ls: json of recipes": Case("ls recipes --json", "ls recipes: --json", "with `workbench ls adapters` only"),
-    "ls: settings of runs": Case("ls runs adapter.rank=2", "ls runs: --json and key=value", "Leave them out"),
-    "ls: nothing": Case("ls cheese", "ls cheese", "expected recipes, adapters or runs"),
-    "ls: key": Case("ls adapters adapter.rnk=2", "adapter.rnk: no method has this key", "Did you mean `rank`?"),
-    "ls: method": Case("ls adapters adapter.method=loar", "adapter.method: unknown method", "Did you mean `lora`?"),
-    "ls: section": Case("ls adapters modle.id=stories", "modle: unknown key", "Did you mean `model`?"),
-    "ls: value": Case("ls adapters adapter.rank=0", "adapter.rank", "greater than 0, found 0"),
-    "ls: not a section": Case("ls adapters adapter=lora", "adapter: expected keys", "such as adapter.method"),
-    "ls: no backbone": Case("ls adapters model.id=./none", "model.id: no folder ./none", "Write an existing folder"),
-    "ls: word": Case("ls adapters stories", "'stories': expected key=value", "such as train.epochs=3"),
-    "cp: nothing": Case("cp none.yaml a.yaml", "none.yaml: no such file", "`workbench ls recipes`"),
-    "verb": Case("evalute one", "'evalute'", "Try 'workbench -h'"),
-    "option": Case("run my.yaml --ot x", "--ot", "--out"),
-}
 CASES = {
     f"{table}: {name}": case
-    for table, cases in (("config", CONFIGURATIONS), ("data", DATA), ("backbone", BACKBONES), ("run", RUNS))
+    for table, cases in (("config", CONFIGURATIONS), ("data", DATA), ("backbone", BACKBONES))
     for name, case in cases.items()
 }
-
-
-@pytest.fixture
-def folder(tmp_path: Path, stories: str, trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory of a command."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WORKBENCH_CACHE", os.environ["WORKBENCH_CACHE"])  # put back after a case that moves it
-    file("my.yaml", RECIPE)(tmp_path)
-    lines(ROWS, "rows.jsonl")(tmp_path)
-    # The same on every machine: no accelerator, no wandb.
-    monkeypatch.setattr("workbench.backbones.device", lambda: torch.device("cpu"))
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    (tmp_path / "stories").symlink_to(stories)
-    shutil.copytree(trained, tmp_path / "one")
-    return tmp_path
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_mistake_is_told(
     case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    case.prepare(folder)
-    before = content(folder)
-    monkeypatch.setattr(sys, "argv", ["workbench", *shlex.split(case.command)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    told = capsys.readouterr()
-    assert ended.value.code == 2
-    assert_told(case, told.out, told.err)
-    assert_nothing_left(folder, before)
+    assert_refused(case, folder, monkeypatch, capsys)
 
 
 @pytest.mark.slow
@@ -402,23 +242,3 @@ def test_the_same_from_a_shell(name: str, folder: Path) -> None:
     assert ended.returncode == 2
     assert_told(case, ended.stdout, ended.stderr)
     assert_nothing_left(folder, before)
-
-
-def assert_told(case: Case, out: str, err: str) -> None:
-    told = " ".join(err.replace("│", " ").split())
-    assert "Traceback" not in err and out == "", err
-    assert case.place in told and case.cure in told, told
-
-
-def assert_nothing_left(folder: Path, before: dict[Path, bytes]) -> None:
-    """What was there is as it was, and nothing is new but run directories that say that they failed."""
-    after = content(folder)
-    failed = [path for path in folder.rglob("manifest.json") if b'"status": "failed"' in path.read_bytes()]
-    for path in before.keys() | after.keys():
-        assert before.get(path) == after.get(path) or any(run.parent in path.parents for run in failed), path
-
-
-def content(folder: Path) -> dict[Path, bytes]:
-    """Every file that is not behind a link; locks, which are empty, say nothing."""
-    paths = (Path(place) / name for place, _, names in os.walk(folder) for name in names)
-    return {path: path.read_bytes() for path in paths if path.name != "run.lock"}

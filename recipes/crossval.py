@@ -1,0 +1,198 @@
+"""Cross-validation: folds, one bank of adapters, out-of-fold truth, pseudo-labels, an ensemble, views, a report.
+
+Every choice is made on out-of-fold rows; the test rows are looked at once, when nothing can change any more.
+
+Legend: M adapters, N labelled rows, T test rows, V views, C outputs (classes, or 1 for a number).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from workbench import backbones, classifier, looking, preflight, report, rounds
+from workbench.config import RunConfig
+from workbench.data import folded, views
+from workbench.data.folded import Folded
+from workbench.data.user_views import user_merge
+from workbench.data.views import View
+from workbench.engine import Watcher, peak_bytes
+from workbench.evaluation import combining, pseudo, targets, tta
+from workbench.evaluation.combining import Combiner, OutOfFold
+from workbench.evaluation.tta import Decision
+from workbench.fold_adapters import Classroom, FoldAdapter, fold_adapters, outputs
+from workbench.recipes import crossval_files
+from workbench.rounds import Said
+from workbench.runs import Run
+from workbench.stages import Belief, Ledger
+
+Scores = dict[str, Any]
+
+
+def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
+    """Train, choose and score as `config` says; returns what stands in scores.json."""
+    # Data first: it is the cheapest thing to get wrong, and needs no weights.
+    tokenizer, data, seen, _ = prepare(config)
+    sets = {"train": data.rows, "test": data.test, "unlabelled": data.unlabelled}
+    run.note(data={name: rows and rows.facts() for name, rows in sets.items()})
+    who = fold_adapters(data.folds, seeds=config.folds.seeds)
+    known = combining.out_of_fold(
+        data.labels, data.rows.targets_NC, [each.split for each in who], cluster_N=data.cluster_N, seed=config.seed
+    )
+    room = Classroom(config, data.labels, tokenizer)
+    work = Work(room, run, data, who, known, Ledger(run, data, watcher), watcher)
+
+    # Each fold is judged by adapters that trained on the others; so is every stage that follows.
+    said = rounds.taught(room, run, data, who, [None] * len(who), watcher, number=0)
+    combiner = work.calibrate(said)
+    said = work.label(said, combiner)
+    combiner = work.merge(said, combiner)
+    decision = work.view(said, combiner, seen)
+    work.agree()
+
+    # Nothing changes from here on.
+    refit = work.refit(said, combiner) if config.folds.refit else None
+    scores = crossval_files.write(work, said, combiner, decision, refit)
+    run.note(elapsed_s=sum(run.manifest["seconds"].values()), peak_bytes=peak_bytes(backbones.device()))
+    run.note(status="done")
+    report.write(run.path)
+    return scores
+
+
+def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, Folded, list[View], list[str]]:
+    """Tokenizer, data, views and the names of the modules that get an adapter; refuses what would fail or mislead."""
+    classifier.require_known_form(config)
+    tokenizer = backbones.tokenizer(config.model)
+    data = folded.load(config, tokenizer)
+    sets = [rows for rows in (data.rows, data.test, data.unlabelled) if rows is not None]
+    modules = preflight.require_backbone(config, sets, classifier.task(data.labels, seed=config.seed))
+    seen = views.make(config.tta, config.classes, data.labels, seed=config.seed, example=data.rows.records[0])
+    views.changed(seen, data.rows, tokenizer, config)
+    if (merge := user_merge(config.tta)) is not None:
+        tta.rehearse(data.labels, 1 + len(seen), merge)
+    return tokenizer, data, seen, modules
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all stages need, and the short ones."""
+
+    room: Classroom
+    run: Run
+    data: Folded
+    who: list[FoldAdapter]
+    known: OutOfFold
+    ledger: Ledger
+    watcher: Watcher
+
+    def belief(self, combiner: Combiner, said: Said) -> Belief:
+        """What the adapters of a round together say, of the labelled rows by fits that did not see them."""
+        fitted = combiner.fit(self.known, said.oof_MNC)
+        test_TC = None if said.test_MTC is None else fitted.values(self.data.labels, said.test_MTC)
+        return Belief(combiner.out_of_fold(self.known, said.oof_MNC), test_TC)
+
+    def calibrate(self, said: Said) -> Combiner:
+        """The first belief, and a temperature, without which later stages could not be compared."""
+        plain, heated = Combiner(calibrate=False, how="mean"), Combiner(calibrate=True, how="mean")
+        self.ledger.begin("supervised", "Adapters of the folds", self.belief(plain, said))
+        if not self.room.config.ensemble.calibrate or self.data.labels.kind == "number":
+            return plain
+        facts = {"temperature": heated.fit(self.known, said.oof_MNC).temperature}
+        self.ledger.offer("calibration", "Calibration", self.belief(heated, said), facts, forced=True)
+        return heated
+
+    def label(self, said: Said, combiner: Combiner) -> Said:
+        """Rounds of pseudo-labels, for as long as each makes the labels of its folds' rows likelier."""
+        config = self.room.config.pseudo_label
+        for number in range(1, config.rounds + 1) if self.data.unlabelled is not None else ():
+            name, title = f"pseudo_label {number}", f"Pseudo-labels, round {number}"
+            chosen = rounds.choices(self.room, self.data, self.who, self.known, said, calibrate=combiner.calibrate)
+            facts = pseudo.summary(chosen)
+            if not any(len(each.rows) for each in chosen):
+                self.ledger.abstain(name, title, facts, why=chosen[0].reason)
+                break
+            more = [rounds.added(self.data, each) for each in chosen]
+            taught = rounds.taught(self.room, self.run, self.data, self.who, more, self.watcher, number=number)
+            if not self.ledger.offer(name, title, self.belief(combiner, taught), facts, least=config.least_gain):
+                break
+            said = taught
+        return said
+
+    def merge(self, said: Said, combiner: Combiner) -> Combiner:
+        """Another way to make one prediction of many, where it is better than the mean or asked for by name."""
+        wanted = self.room.config.ensemble.merge
+        for how in combining.candidates(wanted, self.known):
+            tried = Combiner(combiner.calibrate, how)
+            weights_M = tried.fit(self.known, said.oof_MNC).weights_M
+            facts = {} if weights_M is None else {"weights": dict(zip(self.names, weights_M.tolist(), strict=True))}
+            belief = self.belief(tried, said)
+            if self.ledger.offer(f"ensemble {how}", f"Ensemble, {how}", belief, facts, forced=how == wanted):
+                combiner = tried
+        return combiner
+
+    def view(self, said: Said, combiner: Combiner, seen: list[View]) -> Decision | None:
+        """Views of each row, where reading them pays."""
+        if not seen:
+            return None
+        config, labels, before = self.room.config.tta, self.data.labels, self.ledger.belief
+        values_VNC = looking.out_of_fold(
+            self.room, self.run, self.who, self.known, said, combiner, seen, self.data.rows
+        )
+        decision, oof_NC = tta.fit(
+            config,
+            labels,
+            values_VNC,
+            self.data.rows.targets_NC,
+            self.known.part_N,
+            names=[view.name for view in seen],
+            calibrate=combiner.calibrate,
+            groups_N=self.data.cluster_N,
+            user_merge=user_merge(config),
+        )
+        test_TC = before.test_TC
+        if test_TC is not None and self.data.test is not None and decision.accepted:
+            fitted = combiner.fit(self.known, said.oof_MNC)
+            folders = rounds.adapters(self.run, said.number, self.who)
+            test_TC = looking.merged(self.room, folders, fitted, decision, seen, self.data.test, test_TC)
+        belief = Belief(oof_NC, test_TC)
+        self.ledger.judged(
+            "tta", "Test-time augmentation", belief, decision.facts, gain=decision.gain, why=decision.reason
+        )
+        return decision
+
+    def agree(self) -> None:
+        """Near-duplicates are given the mean of what is said of them."""
+        if not self.room.config.ensemble.consensus:
+            return
+        before, cluster_T = self.ledger.belief, self.data.cluster_T
+        oof_NC = pseudo.consensus(before.oof_NC, self.data.cluster_N)
+        test_TC = None
+        if before.test_TC is not None and cluster_T is not None:
+            test_TC = pseudo.consensus(before.test_TC, cluster_T)
+        self.ledger.offer("consensus", "Consensus of near-duplicates", Belief(oof_NC, test_TC), {})
+
+    def refit(self, said: Said, combiner: Combiner) -> Scores | None:
+        """One adapter trained on all rows, with the pseudo-labels of all adapters where rounds of them stayed.
+
+        Returns:
+            Its scores on the test rows, where there are any. Out of fold nobody can judge it.
+        """
+        self.watcher.say("One adapter on all rows ...")
+        more = None
+        if said.number:
+            teachers = rounds.read(self.run, said.number - 1)
+            chosen = rounds.all_choices(self.room, self.data, self.known, teachers, calibrate=combiner.calibrate)
+            more = rounds.added(self.data, chosen)
+        folder = rounds.refitted(self.room, self.run, self.data, more, self.watcher)
+        if self.data.test is None:
+            return None
+        heat = combiner.fit(self.known, said.oof_MNC).temperature
+        ((outputs_TC,),) = outputs(self.room, [folder], [[self.data.test]])
+        return targets.scores(self.data.labels, outputs_TC / heat, self.data.test.targets_NC)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the adapters."""
+        return [each.name for each in self.who]

@@ -1,0 +1,128 @@
+"""What a cross-validation leaves in its run directory.
+
+Legend: M adapters, N labelled rows, C outputs (classes, or 1 for a number).
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from workbench import files
+from workbench.data.classes import Labelled
+from workbench.data.labels import Floats
+from workbench.evaluation import gains, predicting, targets
+from workbench.evaluation.combining import Combiner
+from workbench.evaluation.tta import Decision
+from workbench.recipes.classify import texts
+from workbench.rounds import Said
+
+if TYPE_CHECKING:
+    from workbench.recipes.crossval import Work
+
+Scores = dict[str, Any]
+_BOUNDS = ("accuracy_low", "accuracy_high")
+
+
+def write(work: Work, said: Said, combiner: Combiner, decision: Decision | None, refit: Scores | None) -> Scores:
+    """All files but the report; returns what stands in scores.json."""
+    data, labels, belief = work.data, work.data.labels, work.ledger.belief
+    _parquet(work.run.path / "out_of_fold.parquet", _out_of_fold(work, said, combiner))
+    shown, values_NC = (data.rows, belief.oof_NC)
+    if data.test is not None and belief.test_TC is not None:
+        shown, values_NC = data.test, belief.test_TC
+    _parquet(work.run.path / "predictions.parquet", _table(work, shown, values_NC))
+    files.write_json(work.run.path / "classes.json", labels.facts)
+    files.write_json(work.run.path / "decision.json", decided(work, said, combiner, decision))
+    folds, summary = _folds(work, said, combiner)
+    work.ledger.write(folds=folds, summary=summary, duplicates=_duplicates(work))
+    said_NC = targets.baseline(labels, data.rows.targets_NC, rows=len(data.rows))
+    scores: Scores = {
+        "before": targets.scores(labels, said_NC, data.rows.targets_NC),
+        "after": targets.value_scores(labels, belief.oof_NC, data.rows.targets_NC),
+    }
+    if data.test is not None and belief.test_TC is not None:
+        scores["test"] = targets.value_scores(labels, belief.test_TC, data.test.targets_NC)
+    if refit is not None:
+        scores["refit"] = refit
+    files.write_json(work.run.path / "scores.json", scores)
+    return scores
+
+
+def decided(work: Work, said: Said, combiner: Combiner, decision: Decision | None) -> dict[str, Any]:
+    """What predicting other rows needs to know."""
+    fitted = combiner.fit(work.known, said.oof_MNC)
+    return {
+        "round": said.number,
+        "members": work.names,
+        "temperature": fitted.temperature,
+        "how": fitted.how,
+        "weights": None if fitted.weights_M is None else fitted.weights_M.tolist(),
+        "tta": decision.facts if decision is not None and decision.accepted else None,
+    }
+
+
+def _out_of_fold(work: Work, said: Said, combiner: Combiner) -> pd.DataFrame:
+    """One line for each row and repeat; with a single repeat, by all stages that stayed."""
+    repeats = work.data.folds.fold_RN
+    tables = []
+    for repeat, fold_N in enumerate(repeats):
+        own_M = np.asarray([each.split.repeat == repeat for each in work.who])
+        values_NC = (
+            work.ledger.belief.oof_NC
+            if len(repeats) == 1
+            else combiner.out_of_fold(work.known.only(own_M), said.oof_MNC)
+        )
+        found = _table(work, work.data.rows, values_NC)
+        found.insert(2, "repeat", repeat)
+        found.insert(3, "fold", [work.data.folds.names[fold] for fold in fold_N])
+        tables.append(found)
+    return pd.concat(tables, ignore_index=True)
+
+
+def _table(work: Work, rows: Labelled, values_NC: Floats) -> pd.DataFrame:
+    written = texts(work.room.config, work.room.tokenizer, rows)
+    return predicting.table(work.data.labels, rows, values_NC, texts=written, labelled=True)
+
+
+def _folds(work: Work, said: Said, combiner: Combiner) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
+    """Scores of each adapter on the rows of its fold, and how they vary."""
+    labels, rows = work.data.labels, work.data.rows
+    found: list[dict[str, Any]] = []
+    for number, each in enumerate(work.who):
+        mask_N = each.split.validation_N
+        heat = combiner.fit(work.known, said.oof_MNC, ~mask_N).temperature
+        scores = targets.scores(labels, said.oof_MNC[number, mask_N] / heat, rows.targets_NC[mask_N])
+        found.append(
+            {
+                "member": each.name,
+                "repeat": each.split.repeat,
+                "fold": work.data.folds.names[each.split.fold],
+                "seed": each.seed,
+                "train_rows": int(each.split.train_N.sum()),
+                "rows": int(mask_N.sum()),
+                "scores": scores,
+            }
+        )
+    sizes = {key: float(np.mean([each[key] for each in found])) for key in ("train_rows", "rows")}
+    scores_of = [{name: value for name, value in each["scores"].items() if name not in _BOUNDS} for each in found]
+    summary = gains.fold_summary(scores_of, train_rows=sizes["train_rows"], test_rows=sizes["rows"])
+    return found, summary
+
+
+def _duplicates(work: Work) -> dict[str, Any] | None:
+    report = work.data.duplicates
+    if report is None:
+        return None
+    more = {"conflicts": work.data.conflicts, "leak": work.data.leak, "left_out": work.data.rows.skipped}
+    return {**report._asdict(), **more}
+
+
+def _parquet(path: Path, table: pd.DataFrame) -> None:
+    buffer = io.BytesIO()
+    table.to_parquet(buffer)
+    files.write_bytes(path, buffer.getvalue())

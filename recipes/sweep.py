@@ -1,0 +1,214 @@
+"""A sweep: K settings and seeds of one recipe, trained in one bank over one backbone; the best is shipped."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from workbench import budget, describing, files, sweeping
+from workbench.adapters import bank
+from workbench.banking import BankFit
+from workbench.chorus import Chorus
+from workbench.config import RunConfig
+from workbench.engine import Watcher, peak_bytes
+from workbench.errors import TrainingError
+from workbench.member import Course
+from workbench.recipes.sweep_subjects import Bench, Classes, Subject, Text
+from workbench.report import units
+from workbench.runs import Run
+from workbench.sweeping import Trial
+
+Scores = dict[str, Any]
+BYTES = 16
+"""Of memory for each trained parameter: value, gradient and the optimizer's two moments, in float32."""
+
+
+class Entry(NamedTuple):
+    """A member, and the run directory of its own."""
+
+    trial: Trial
+    run: Run
+
+
+def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
+    """Train every member; returns scores before and after of the best, as they stand in scores.json.
+
+    `seed` varies initial values and the order of rows. What is held out is the same for all members, and depends on
+    the sweep's own seed.
+    """
+    trials, shared = sweeping.trials(config), sweeping.shared(config)
+    subject: Subject = (Classes if shared.recipe == "classify" else Text).prepare(shared, run, trials)
+    if not run.resumed:
+        shutil.rmtree(run.path / "members", ignore_errors=True)
+    entries = [Entry(trial, run.child(f"members/{trial.name}")) for trial in trials]
+    failures: dict[str, str] = {}
+    if not (run.resumed and (run.path / "sweep.json").exists()):
+        write_table(config, run, entries, failures)
+
+    reason = apart(config)
+    try:
+        if reason is None:
+            together(subject, run, entries, failures, watcher)
+        else:
+            watcher.say(f"{len(entries)} members, one after another: {reason}.")
+            one_after_another(subject, run, entries, failures, watcher)
+    finally:
+        table = write_table(config, run, entries, failures)
+
+    # Ship the best as its recipe would ship its only one: copied, reloaded, scored.
+    if table["best"] is None:
+        raise TrainingError(
+            "No member has a finite held-out loss. Lower train.learning_rate, or look at the held-out rows."
+        )
+    (best,) = (entry for entry in entries if entry.trial.name == table["best"])
+    seconds = [row["seconds"] or 0.0 for row in table["members"]]
+    run.note(elapsed_s=max(seconds) if reason is None else sum(seconds))
+    ship(run, best.run)
+    watcher.say(f"Shipping {best.trial.name}, which has the lowest held-out loss of {len(entries)} members.")
+    return subject.finish(run, best.trial.config.model_copy(update={"seed": config.seed}), watcher)
+
+
+def apart(config: RunConfig) -> str | None:
+    """Why the members train one after another; None where one bank holds them."""
+    if not config.sweep.together:
+        return "sweep.together=false asks for it"
+    if config.model.new_tokens:
+        return "a bank trains no rows of new tokens (model.new_tokens)"
+    if config.model.dropout:
+        return "the backbone's own dropout (model.dropout) would draw other numbers in a bank than alone"
+    return bank.refusal(config.adapter)
+
+
+def together(subject: Subject, run: Run, entries: Sequence[Entry], failures: dict[str, str], watcher: Watcher) -> None:
+    """All members in one bank; each that came to its end is saved in its own directory."""
+    bench = subject.bench(run, [entry.trial for entry in entries], watcher)
+    members = bench.bank.members
+    for member, entry in zip(members, entries, strict=True):
+        entry.run.note(model=_model_facts(bench, member, entry.trial.config))
+    watcher.say(_memory([entry.run.manifest["model"]["trainable"] for entry in entries]))
+    device, width = bench.backbone.model.device, bench.backbone.model.config.get_text_config().hidden_size
+    tokens = max(
+        budget.tokens_per_device(entry.trial.config, train, device, width=width)
+        for entry, train in zip(entries, bench.train, strict=True)
+    )
+    names = {member: entry.trial.name for member, entry in zip(members, entries, strict=True)}
+    chorus = Chorus(watcher, names)
+    fit = BankFit(
+        bench.bank,
+        [
+            Course(train, partial(_held_out_loss, bench, member), entry.trial.config, entry.run)
+            for member, entry, train in zip(members, entries, bench.train, strict=True)
+        ],
+        objectives=bench.objectives,
+        predict=bench.predict,
+        compute=bench.backbone.compute,
+        tokens=tokens,
+        watcher=chorus,
+    )
+    try:
+        fit.work()
+    finally:
+        chorus.tell()
+        failures |= {names[key]: str(member.error) for key, member in fit.members.items() if member.error is not None}
+    run.note(peak_bytes=peak_bytes(fit.device))
+    for member, entry in zip(members, entries, strict=True):
+        if entry.trial.name in failures:
+            continue
+        entry.run.note(batch={"tokens_per_device": tokens, "steps": fit.members[member].steps})
+        if entry.trial.config.save.ship == "best":
+            fit.members[member].load_best()
+        with fit.masters.exposed():
+            bench.save(entry.run.adapter, partial(bench.bank.save, member))
+
+
+def one_after_another(
+    subject: Subject, run: Run, entries: Sequence[Entry], failures: dict[str, str], watcher: Watcher
+) -> None:
+    """Each member as a run of its own; one that has its adapter already is done.
+
+    Raises:
+        TrainingError: every member failed; this is the first one's.
+    """
+    errors = []
+    for trial, own in entries:
+        if own.adapter.exists():
+            continue
+        watcher.say(f"Member {trial.name}:")
+        _copy_missing(run, own, "before.json")  # the backbone before training is the same for all
+        try:
+            subject.alone(own, trial.config, watcher)
+        except TrainingError as error:
+            errors.append(error)
+            failures[trial.name] = str(error)
+            watcher.say(f"{trial.name} ends here; the others go on. {error}")
+        _copy_missing(own, run, "before.json")
+    if len(errors) == len(entries):
+        raise errors[0]
+    run.note(peak_bytes=max(own.manifest.get("peak_bytes", 0) for _, own in entries))
+
+
+def write_table(config: RunConfig, run: Run, entries: Sequence[Entry], failures: Mapping[str, str]) -> dict[str, Any]:
+    """sweep.json: what came of each member so far, and which is the best of those that are done."""
+    rows = [_row(entry, failures.get(entry.trial.name)) for entry in entries]
+    loss = "best_held_out_loss" if config.save.ship == "best" else "held_out_loss"
+    done = [row for row in rows if row["status"] == "done" and row[loss] is not None]
+    best = min(done, key=lambda row: float(row[loss]))["member"] if done else None
+    table = {"best": best, "ship": config.save.ship, "members": rows}
+    files.write_json(run.path / "sweep.json", table)
+    return table
+
+
+def ship(run: Run, best: Run) -> None:
+    """Give the sweep's run the adapter of its best member, and what is known about its training."""
+    with files.new_folder(run.adapter) as aside:
+        shutil.copytree(best.adapter, aside, dirs_exist_ok=True)
+    files.write_bytes(run.path / "metrics.jsonl", (best.path / "metrics.jsonl").read_bytes())
+    run.note(model=best.manifest["model"], batch=best.manifest["batch"])
+
+
+def _held_out_loss(bench: Bench, member: str) -> float:
+    with bench.bank.only(member):
+        return bench.held_out_loss()
+
+
+def _model_facts(bench: Bench, member: str, config: RunConfig) -> dict[str, Any]:
+    """The facts of a run with this member alone."""
+    own = sum(each.numel() for each in bench.bank.parameters_of(member).values())
+    return describing.model(config, bench.backbone, bench.bank.model, own=own)
+
+
+def _memory(trained: Sequence[int]) -> str:
+    low, high = (units.size(BYTES * count) for count in (min(trained), max(trained)))
+    each = low if low == high else f"{low} to {high}"
+    return (
+        f"{len(trained)} members in one bank: {units.count(max(trained))} trained parameters each at most; with "
+        f"gradients and optimizer {each} of memory a member, {units.size(BYTES * sum(trained))} for all."
+    )
+
+
+def _row(entry: Entry, failure: str | None) -> dict[str, Any]:
+    trial, own = entry
+    lines = own.metrics()
+    held_out = [(line["held_out_loss"], line["step"]) for line in lines if "held_out_loss" in line]
+    lowest = min((pair for pair in held_out if math.isfinite(pair[0])), default=(None, None))
+    running = "training" if lines else "waiting"
+    return {
+        "member": trial.name,
+        "settings": trial.settings,
+        "status": "failed" if failure else "done" if own.adapter.exists() else running,
+        "steps": len(lines),
+        "held_out_loss": held_out[-1][0] if held_out and math.isfinite(held_out[-1][0]) else None,
+        "best_held_out_loss": lowest[0],
+        "best_step": lowest[1],
+        "seconds": lines[-1]["elapsed_s"] if lines else None,
+        "trainable": own.manifest.get("model", {}).get("trainable"),
+        "reason": failure,
+    }
+
+
+def _copy_missing(source: Run, target: Run, name: str) -> None:
+    if (source.path / name).exists() and not (target.path / name).exists():
+        files.write_bytes(target.path / name, (source.path / name).read_bytes())

@@ -1,0 +1,259 @@
+"""Train the folds of a cross-validation with this workbench, from Python, and print one line of JSON.
+
+    python scripts/bench/our_folds.py bank|sequential|one MODEL ROWS.csv OUT --folds 5
+
+`bank`: all folds at once. `sequential`: one after another over one loaded backbone. `one`: fold 0 alone. The column
+`fold` says which rows validate. scripts/bench/crossval.py starts this in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+from torch import from_numpy
+
+from workbench import adapters, backbones, budget, classifier, runs
+from workbench.adapters import anatomy
+from workbench.adapters import bank as banks
+from workbench.backbones import Backbone
+from workbench.banking import BankFit
+from workbench.classifier import Classifier
+from workbench.config import RunConfig
+from workbench.data import classes, folds, labels, records
+from workbench.data.classes import Labelled
+from workbench.data.fields import Writer
+from workbench.data.labels import Labels
+from workbench.engine import Fit, peak_bytes
+from workbench.evaluation import predicting
+from workbench.folding import FoldsConfig
+from workbench.member import Course
+from workbench.objectives.criterion import Objective, criterion
+from workbench.runs import Run
+
+
+class Fold(NamedTuple):
+    """What one adapter trains on and is scored on."""
+
+    train: Labelled
+    validation: Labelled
+    config: RunConfig
+    run: Run
+
+    @property
+    def objective(self) -> Objective:
+        """The training loss."""
+        return criterion(self.config.classes, from_numpy(self.train.targets_NC))
+
+
+class Job(NamedTuple):
+    """All folds, and the backbone under them."""
+
+    backbone: Backbone
+    tokenizer: Any
+    labels: Labels
+    folds: list[Fold]
+
+    @property
+    def width(self) -> int:
+        """Hidden size of the backbone."""
+        return int(self.backbone.model.config.get_text_config().hidden_size)
+
+    def classifier(self, model: Any) -> Classifier:
+        """The model around the backbone, and how it comes to a row's classes."""
+        return classifier.find(model, self.backbone.model, self.tokenizer, self.labels)
+
+
+class Silent:
+    """Watches without a word."""
+
+    def step(self, record: dict[str, Any], *, total: int) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def stop_requested(self) -> bool:
+        return False
+
+
+class Watch:
+    """Seconds inside of it."""
+
+    def __init__(self) -> None:
+        self.wall_s = self.cpu_s = 0.0
+
+    def __enter__(self) -> None:
+        self.wall_s -= time.perf_counter()
+        self.cpu_s -= time.process_time()
+
+    def __exit__(self, *_: object) -> None:
+        self.wall_s += time.perf_counter()
+        self.cpu_s += time.process_time()
+
+
+class Done(NamedTuple):
+    """What training gave."""
+
+    watch: Watch
+    right: float
+    """Validated rows whose class was found."""
+    trainable: int
+
+
+def main(arguments: argparse.Namespace) -> dict[str, Any]:
+    job, watcher = _prepare(arguments), Silent()
+    loaded_bytes = peak_bytes(job.backbone.model.device)
+    done = _bank(job, watcher) if arguments.arm == "bank" else _one_after_another(job, watcher)
+    steps = [record for fold in job.folds for record in fold.run.metrics()]
+    held = sum(len(fold.validation) for fold in job.folds)
+    return {
+        "train_s": done.watch.wall_s,
+        "train_cpu_s": done.watch.cpu_s,
+        "accuracy": done.right / held,
+        "held_out_rows": held,
+        "wall_s": time.time() - psutil.Process().create_time(),
+        "peak_bytes": peak_bytes(job.backbone.model.device),
+        "loaded_bytes": loaded_bytes,
+        "tokens": sum(step["tokens"] for step in steps),
+        "trainable": done.trainable,
+        "steps": len(steps),
+        "losses": [record["loss"] for record in job.folds[0].run.metrics()],
+    }
+
+
+def _prepare(arguments: argparse.Namespace) -> Job:
+    config = _config(arguments)
+    tokenizer = backbones.tokenizer(config.model)
+    source = records.read(config.data.train, config.data, config.classes)
+    found = labels.learn("one", source.labels, source=source.name)
+    dealt = folds.read([record.row for record in source.records], FoldsConfig(column="fold", k=arguments.folds))
+    rows = classes.encode(source, Writer(tokenizer, config.classes, max_tokens=config.data.max_tokens), found)
+    run, wanted = runs.start(arguments.out, config, resume=False), []
+    for split in dealt.splits():
+        if arguments.arm == "one" and split.fold:
+            break
+        own = config.model_copy(update={"seed": split.fold})
+        child = run.child(f"fold-{split.fold}")
+        wanted.append(Fold(rows.subset(split.train_N), rows.subset(split.validation_N), own, child))
+    backbone = backbones.load(config.model, tokenizer, task=classifier.task(found, seed=0))
+    return Job(backbone, tokenizer, found, wanted)
+
+
+def _config(arguments: argparse.Namespace) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "recipe": "classify",
+            "model": {"id": arguments.model, "weights": arguments.weights, "compute": arguments.compute},
+            "adapter": {"method": "lora", "rank": arguments.rank, "alpha": arguments.alpha, "targets": "all-linear"},
+            "data": {
+                "train": str(arguments.rows),
+                "max_tokens": arguments.max_tokens,
+                "columns": {"label": arguments.label},
+            },
+            "batch": {"size": arguments.batch, "tokens_per_device": arguments.tokens or "auto"},
+            "train": {"epochs": arguments.epochs, "learning_rate": arguments.lr},
+            "evaluate": {"every": None},
+            "save": {"every": None},
+        }
+    )
+
+
+def _bank(job: Job, watcher: Silent) -> Done:
+    """All folds in one bank."""
+    bank = banks.attach(
+        job.backbone.model,
+        [fold.config.adapter for fold in job.folds],
+        seeds=[fold.config.seed for fold in job.folds],
+    )
+    with bank.only(bank.members[0]):
+        model = job.classifier(bank.model)
+    device = job.backbone.model.device
+    fit = BankFit(
+        bank,
+        [Course(fold.train, lambda: 0.0, fold.config, fold.run) for fold in job.folds],
+        objectives=[fold.objective for fold in job.folds],
+        predict=model.outputs,
+        compute=job.backbone.compute,
+        tokens=max(budget.tokens_per_device(fold.config, fold.train, device, width=job.width) for fold in job.folds),
+        watcher=watcher,
+    )
+    watch, right = Watch(), 0.0
+    with watch:
+        fit.work()
+    for fold, member in zip(job.folds, bank.members, strict=True):
+        with bank.only(member):
+            right += _right(model, fold.validation)
+    with fit.masters.exposed():
+        for fold, member in zip(job.folds, bank.members, strict=True):
+            classifier.save(model, fold.run.adapter, adapter=partial(bank.save, member))
+    return Done(watch, right, sum(each.numel() for each in bank.parameters_of(bank.members[0]).values()))
+
+
+def _one_after_another(job: Job, watcher: Silent) -> Done:
+    """Each fold by itself, over the same loaded backbone."""
+    backbone = job.backbone.model
+    heads = {name: copy.deepcopy(backbone.get_submodule(name)) for name in anatomy.fresh_heads(backbone)}
+    watch, right, trainable = Watch(), 0.0, 0
+    for fold in job.folds:
+        attached: Any = adapters.attach(backbone, fold.config.adapter, seed=fold.config.seed)
+        model = job.classifier(attached)
+        fit = Fit(
+            model=attached,
+            train=fold.train,
+            loss=lambda batch, scale, model=model, fold=fold: fold.objective(
+                model.outputs(batch), batch.labels_N, scale
+            ),
+            width=job.width,
+            held_out_loss=lambda: 0.0,
+            config=fold.config,
+            compute=job.backbone.compute,
+            run=fold.run,
+            watcher=watcher,
+        )
+        with watch:
+            fit.work()
+        attached.eval()
+        right += _right(model, fold.validation)
+        with fit.masters.exposed():
+            classifier.save(model, fold.run.adapter)
+        trainable = adapters.count(attached).trainable
+        attached.unload()
+        for name, head in heads.items():  # PEFT leaves the trained one in its place
+            backbone.set_submodule(name, copy.deepcopy(head))
+    return Done(watch, right, trainable)
+
+
+def _right(model: Classifier, rows: Labelled) -> float:
+    outputs_NC = predicting.outputs(model.model, model.outputs, rows)
+    return float((outputs_NC.argmax(1) == rows.targets_NC.argmax(1)).sum())
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("arm", choices=("bank", "sequential", "one"))
+    parser.add_argument("model", help="folder or hub id of the backbone")
+    parser.add_argument("rows", type=Path, help="csv with the columns text, fold and the label's")
+    parser.add_argument("out", type=Path, help="folder for what is trained")
+    parser.add_argument("--label", default="category", help="column with the class")
+    parser.add_argument("--folds", type=int, default=5)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--alpha", type=int, default=32)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--epochs", type=float, default=1)
+    parser.add_argument("--batch", type=int, default=32, help="rows of a step of a fold")
+    parser.add_argument("--tokens", type=int, help="of a micro-batch, padding included; by default as the workbench")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--weights", choices=("float32", "bfloat16", "nf4"), default="float32")
+    parser.add_argument("--compute", choices=("auto", "float32", "bfloat16"), default="auto")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(_arguments())))

@@ -1,0 +1,95 @@
+"""A mistake that a person can make, what the message must say, and what it must leave alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from workbench.cli import main
+
+Prepare = Callable[[Path], object]
+"""Makes a mistake in a folder that holds my.yaml, rows.jsonl, the backbone `stories` and the run `one`."""
+
+
+class Case(NamedTuple):
+    command: str
+    place: str
+    """What the message must name as the place: file, key, argument."""
+    cure: str
+    """What it must say to do."""
+    prepare: Prepare = lambda folder: None
+
+
+def file(name: str, content: str | bytes) -> Prepare:
+    return lambda folder: (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def lines(rows: list[Any], name: str = "bad.jsonl") -> Prepare:
+    return file(name, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def removed(name: str) -> Prepare:
+    return lambda folder: (folder / name).unlink()
+
+
+def cut(name: str) -> Prepare:
+    return lambda folder: os.truncate(folder / name, (folder / name).stat().st_size - 100)
+
+
+def changed(name: str, **values: Any) -> Prepare:
+    """A JSON file with some of its values replaced."""
+    return lambda folder: (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | values))
+
+
+def backbone(*then: Prepare) -> Prepare:
+    """A copy of the backbone, in the folder `m`, with something done to it."""
+
+    def prepare(folder: Path) -> None:
+        shutil.copytree(folder / "stories", folder / "m")
+        for step in then:
+            step(folder)
+
+    return prepare
+
+
+def assert_refused(
+    case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Make the mistake, and see that it is told and leaves nothing."""
+    case.prepare(folder)
+    before = content(folder)
+    monkeypatch.setattr(sys, "argv", ["workbench", *shlex.split(case.command)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr()
+    assert ended.value.code == 2
+    assert_told(case, told.out, told.err)
+    assert_nothing_left(folder, before)
+
+
+def assert_told(case: Case, out: str, err: str) -> None:
+    told = " ".join(err.replace("│", " ").split())
+    assert "Traceback" not in err and out == "", err
+    assert case.place in told and case.cure in told, told
+
+
+def assert_nothing_left(folder: Path, before: dict[Path, bytes]) -> None:
+    """What was there is as it was, and nothing is new but run directories that say that they failed."""
+    after = content(folder)
+    failed = [path for path in folder.rglob("manifest.json") if b'"status": "failed"' in path.read_bytes()]
+    for path in before.keys() | after.keys():
+        assert before.get(path) == after.get(path) or any(run.parent in path.parents for run in failed), path
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    """Every file that is not behind a link; locks, which are empty, say nothing."""
+    paths = (Path(place) / name for place, _, names in os.walk(folder) for name in names)
+    return {path: path.read_bytes() for path in paths if path.name != "run.lock"}

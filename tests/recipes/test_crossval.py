@@ -1,0 +1,286 @@
+"""Cross-validation from the command's side: nobody judges a row that taught it, nothing stays that does not help."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import workbench
+from tests.conftest import MINILM, save_tiny
+from workbench import classifier, runs
+from workbench.adapters import bank
+from workbench.data import folded
+from workbench.errors import ConfigError
+from workbench.evaluation import predicting
+from workbench.recipes.check import check
+from workbench.recipes.classify_verbs import Gap
+from workbench.recipes.crossval_verbs import CrossvalInspection
+from workbench.recipes.load import load
+from workbench.recipes.merge import merge
+from workbench.recipes.serve import evaluate, predict
+
+# Stock PEFT uses what transformers calls deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+
+Run = Callable[..., Path]
+WORDS = {"sun": "bright warm sun", "rain": "cold wet rain", "snow": "white deep snow"}
+OTHERS = [
+    "garden",
+    "river",
+    "window",
+    "castle",
+    "market",
+    "bottle",
+    "candle",
+    "forest",
+    "ladder",
+    "pocket",
+    "saddle",
+    "tunnel",
+    "violin",
+    "wagon",
+    "yellow",
+    "zebra",
+    "anchor",
+    "basket",
+    "copper",
+    "dragon",
+    "engine",
+    "feather",
+    "guitar",
+    "hammer",
+    "island",
+    "jungle",
+    "kitten",
+    "lemon",
+    "mirror",
+    "needle",
+]
+
+
+def weather(rows: int, *, seed: int, wrong: float = 0.0) -> list[dict[str, Any]]:
+    """Sentences of other words with two that say the class, and a share of wrong labels."""
+    chance, names = np.random.default_rng(seed), list(WORDS)
+    found = []
+    for number in range(rows):
+        label = names[number % 3]
+        others = chance.choice(OTHERS, size=int(chance.integers(3, 7)), replace=False)
+        words = [*others, *chance.choice(WORDS[label].split(), size=2, replace=False)]
+        said = names[int(chance.integers(3))] if chance.random() < wrong else label
+        found.append({"text": " ".join(map(str, chance.permutation(words))), "label": said})
+    return found
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny BERT with the vocabulary of a real one, and rows with, for a test, and without labels."""
+    folder = tmp_path_factory.mktemp("crossval")
+    save_tiny(folder, "Bert", "SequenceClassification", MINILM)
+    write(folder / "train.jsonl", weather(60, seed=0, wrong=0.1))
+    write(folder / "test.jsonl", weather(30, seed=1, wrong=0.1))
+    write(folder / "more.jsonl", [{"text": row["text"]} for row in weather(45, seed=2)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def words(home: Path) -> list[str]:
+    """A short cross-validation of three folds."""
+    known = [f"data.train={home / 'train.jsonl'}", f"data.test={home / 'test.jsonl'}", f"model.id={home}"]
+    known += ["model.weights=float32", "data.limit=null", "folds.k=3", "train.learning_rate=1e-2", "train.steps=30"]
+    known += ["batch.size=8", "adapter.rank=8", "save.every=10"]
+    return known
+
+
+@pytest.fixture(scope="module")
+def train(home: Path, words: list[str]) -> Run:
+    def run(name: str, *more: str, recipe: str = "crossval/quickstart", resume: bool = False) -> Path:
+        return workbench.run(recipe, [*words, *more], out=home / name, resume=resume, quiet=True)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def plain(train: Run) -> Path:
+    """A finished run. Read only."""
+    return train("plain", "folds.seeds=2", "folds.refit=true")
+
+
+@pytest.fixture(scope="module")
+def everything(home: Path) -> list[str]:
+    """Every stage: calibration, pseudo-labels, an ensemble, views, consensus, and one adapter on all rows."""
+    return [
+        f"pseudo_label={{unlabelled: {home / 'more.jsonl'}, threshold: 0.3, rounds: 2}}",
+        "tta={views: [typos, drop_words], merge: learned}",
+        "ensemble={merge: auto, consensus: true}",
+        "folds.refit=true",
+    ]
+
+
+def stages(run: Path) -> list[dict[str, Any]]:
+    return list(json.loads((run / "stages.json").read_text())["stages"])
+
+
+def result(run: Path) -> dict[str, Any]:
+    """All that a run found out, without the time that it took."""
+    told = json.loads((run / "stages.json").read_text())
+    for stage in told["stages"]:
+        del stage["seconds"]
+    return {
+        **told,
+        "scores": json.loads((run / "scores.json").read_text()),
+        "rows": pd.read_parquet(run / "out_of_fold.parquet").to_dict(),
+    }
+
+
+def test_every_row_is_judged_once_by_adapters_that_did_not_train_on_it(plain: Path, words: list[str]) -> None:
+    config = runs.read_config(plain)
+    table = pd.read_parquet(plain / "out_of_fold.parquet")
+    decided = json.loads((plain / "decision.json").read_text())
+    assert len(table) == 60 and table["row"].is_unique and set(table["fold"]) == {"0", "1", "2"}
+    np.testing.assert_allclose(table.filter(like="p_").sum(axis=1), 1)
+    member = plain / "members" / "round-0"
+    first = classifier.load(member / "repeat-0-fold-1-seed-0", config)
+    second = classifier.load(member / "repeat-0-fold-1-seed-1", config)
+    data = folded.load(config, first.tokenizer)
+    validated_N = (table["fold"] == "1").to_numpy()
+    assert validated_N.tolist() == (data.folds.fold_RN[0] == 1).tolist()
+    rows = data.rows.subset(validated_N)
+    said = [predicting.outputs(model.model, model.outputs, rows) for model in (first, second)]
+    # Temperatures of out-of-fold rows differ a little from the final one, which all rows fitted.
+    values = np.mean([data.labels.values(each / decided["temperature"]) for each in said], axis=0)
+    np.testing.assert_allclose(values, table.filter(like="p_")[validated_N], atol=0.1)
+    assert values.argmax(1).tolist() == table.filter(like="p_")[validated_N].to_numpy().argmax(1).tolist()
+
+
+def test_the_ensemble_learns_and_scores_stand_beside_a_baseline(plain: Path) -> None:
+    scores = json.loads((plain / "scores.json").read_text())
+    assert scores["after"]["loss"] < scores["before"]["loss"]
+    assert {"accuracy", "accuracy_low", "accuracy_high"} <= set(scores["test"]) and "loss" in scores["refit"]
+    table = pd.read_parquet(plain / "predictions.parquet")
+    right = float((table["label"] == table["predicted"]).mean())
+    assert right == pytest.approx(scores["test"]["accuracy"], abs=1e-6)
+    told = json.loads((plain / "stages.json").read_text())
+    assert [stage["name"] for stage in told["stages"]][:2] == ["supervised", "calibration"]
+    assert len(told["folds"]) == 6 and told["summary"]["accuracy"]["low"] <= told["summary"]["accuracy"]["mean"]
+    assert "out of fold" in (plain / "report.html").read_text().lower()
+
+
+def test_predict_and_evaluate_say_what_the_run_said(plain: Path, home: Path, tmp_path: Path) -> None:
+    assert predict(plain, str(home / "test.jsonl"), out=tmp_path / "said.parquet", max_new_tokens=1) == 30
+    said, known = pd.read_parquet(tmp_path / "said.parquet"), pd.read_parquet(plain / "predictions.parquet")
+    np.testing.assert_allclose(said.filter(like="p_"), known.filter(like="p_"), atol=1e-5)
+    scores = json.loads((plain / "scores.json").read_text())["test"]
+    assert evaluate(plain, [])["loss"] == pytest.approx(scores["loss"], abs=1e-4)
+
+
+def test_the_adapter_on_all_rows_is_one_that_can_be_merged(plain: Path, tmp_path: Path) -> None:
+    gap = merge(plain, out=tmp_path / "merged", weights="float32").agreement
+    assert isinstance(gap, Gap) and gap.same == 1.0 and gap.kl is not None and gap.kl < 1e-6
+
+
+def test_adapters_trained_one_after_another_are_those_of_the_bank(
+    train: Run, plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bank, "refusal", lambda config: "a test keeps them apart")
+    apart = train("apart", "folds.seeds=2")
+    found, known = (pd.read_parquet(run / "out_of_fold.parquet").filter(like="p_") for run in (apart, plain))
+    np.testing.assert_allclose(found, known, atol=2e-3)
+
+
+def test_methods_that_cannot_be_stacked_train_one_after_another(train: Run) -> None:
+    run = train("ia3", "adapter={method: ia3}", "train.steps=2")
+    assert sorted(each.name for each in (run / "members" / "round-0").iterdir() if each.is_dir()) == [
+        f"repeat-0-fold-{fold}-seed-0" for fold in range(3)
+    ]
+    assert len(pd.read_parquet(run / "out_of_fold.parquet")) == 60
+
+
+class Killed(BaseException):
+    """What no code catches."""
+
+
+@pytest.fixture(scope="module")
+def whole(train: Run, everything: list[str]) -> Path:
+    """Every stage, never interrupted. Read only."""
+    return train("whole", *everything)
+
+
+STAGES = (
+    r"round-0/.*/checkpoints/step-",
+    r"round-0/.*/adapter$",
+    r"round-0/outputs",
+    r"round-1/.*/checkpoints/step-",
+    r"round-1/outputs",
+    r"views",
+    r"refit/checkpoints/step-",
+    r"refit/adapter$",
+    r"decision\.json",
+    r"scores\.json",
+)
+"""What appears in a run directory, stage after stage."""
+
+
+def test_a_combination_killed_in_every_stage_ends_with_the_same_result(
+    train: Run, everything: list[str], whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in each stage before one of its files appears, a random one of several; resumed after each death."""
+    chance, deaths = np.random.default_rng(5), 0
+    left = [int(chance.integers(1, 4)) if "step-" in stage else 1 for stage in STAGES]
+    replace = os.replace
+
+    def replaced(source: Any, target: Any) -> None:
+        if deaths < len(STAGES) and re.search(STAGES[deaths], str(target)):
+            left[deaths] -= 1
+            if not left[deaths]:
+                raise Killed
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replaced)
+    for deaths in range(len(STAGES)):
+        with pytest.raises(Killed):
+            train("killed", *everything, resume=deaths > 0)
+    deaths = len(STAGES)
+    assert result(train("killed", *everything, resume=True)) == result(whole)
+
+
+def test_a_naive_pseudo_label_setting_is_caught_by_out_of_fold_rows(train: Run, home: Path) -> None:
+    """Rows of no class at all, labelled however unsure anybody is, and weighed more than true labels."""
+    chance = np.random.default_rng(9)
+    noise = [{"text": " ".join(map(str, chance.choice(OTHERS, size=6)))} for _ in range(120)]
+    path = write(home / "noise.jsonl", noise)
+    naive = f"{{unlabelled: {path}, threshold: 0.0, cap: null, weight: 20, labels: hard}}"
+    run = train("naive", f"pseudo_label={naive}", "duplicates.on_duplicate=ignore")
+    known = {stage["name"]: stage for stage in stages(run)}
+    trap = known["pseudo_label 1"]
+    assert not trap["accepted"] and trap["gain"]["loss_after"] > trap["gain"]["loss_before"], trap["why"]
+    scores = json.loads((run / "scores.json").read_text())
+    assert scores["after"] == known["calibration"]["oof"], "what was there before stays"
+
+
+def test_check_tells_of_folds_and_duplicates(home: Path, words: list[str]) -> None:
+    rows = weather(60, seed=0)
+    write(home / "twice.jsonl", [*rows, *({**row, "text": row["text"].upper() + "!"} for row in rows[:12])])
+    found = check(load("crossval/quickstart", [*words, f"data.train={home / 'twice.jsonl'}", "data.test=null"]))
+    assert isinstance(found, CrossvalInspection) and found.members == 3 and found.data.duplicates is not None
+    assert found.data.duplicates.exact == 12 and found.data.leak > 0
+    fold_N = found.data.folds.fold_RN[0]
+    assert (fold_N[:12] == fold_N[60:]).all(), "a row and its copy share a fold"
+
+
+def test_an_ensemble_is_not_one_model(train: Run, tmp_path: Path) -> None:
+    run = train("unmerged", "train.steps=1")
+    with pytest.raises(ConfigError, match=r"folds\.refit=true"):
+        merge(run, out=tmp_path / "merged", weights="float32")

@@ -1,0 +1,173 @@
+"""Merging and greedy weights: what each way is by definition, and what it must not depend on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import special
+
+from workbench.data.labels import Floats, Labels
+from workbench.errors import ConfigError
+from workbench.evaluation import ensembles, gains
+from workbench.evaluation.ensembles import How
+
+ONE = Labels("one", ("a", "b", "c"))
+PAIR = Labels("pair", ("a", "b", "tie"))
+SEVERAL = Labels("several", ("a", "b", "c"))
+NUMBER = Labels("number", ("value",), mean=10.0, scale=4.0)
+KINDS = [ONE, PAIR, SEVERAL, NUMBER]
+HOWS: list[How] = ["mean", "geometric", "rank", "max"]
+EVERY = [(labels, how) for labels in KINDS for how in HOWS if labels is not NUMBER or how == "mean"]
+
+
+def _members(labels: Labels, *, members: int = 4, rows: int = 30, seed: int = 0) -> Floats:
+    chance = np.random.default_rng(seed)
+    return np.stack([labels.values(chance.normal(size=(rows, len(labels.names)))) for _ in range(members)])
+
+
+def _hot(labels: Labels, rows: int, seed: int = 1) -> np.ndarray:
+    chance = np.random.default_rng(seed)
+    if labels.kind == "number":
+        return chance.normal(size=(rows, 1)).astype(np.float32)
+    if labels.kind == "several":
+        return (chance.random((rows, 3)) < 0.4).astype(np.float32)
+    return np.eye(3, dtype=np.float32)[chance.integers(0, 3, rows)]
+
+
+@pytest.mark.parametrize(("labels", "how"), EVERY)
+def test_rows_stay_probabilities_and_members_have_no_order(labels: Labels, how: How) -> None:
+    values = _members(labels)
+    found = ensembles.merge(labels.kind, values, how)
+    np.testing.assert_allclose(ensembles.merge(labels.kind, values[::-1], how), found, rtol=1e-12)
+    if labels is not NUMBER:
+        assert (found > 0).all() and (found <= 1).all()
+    if labels in (ONE, PAIR):
+        np.testing.assert_allclose(found.sum(1), 1, rtol=1e-12)
+    if how != "rank":  # one member is itself; its ranks are not
+        np.testing.assert_allclose(ensembles.merge(labels.kind, values[:1], how), values[0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("labels", [ONE, SEVERAL])
+def test_the_geometric_mean_of_probabilities_is_the_mean_of_logits(labels: Labels) -> None:
+    logits, weights = np.random.default_rng(0).normal(size=(4, 30, 3)), np.array([1.0, 0.0, 2.0, 5.0])
+    values = np.stack([labels.values(each) for each in logits])
+    found = ensembles.merge(labels.kind, values, "geometric", weights_M=weights)
+    wanted = labels.values(np.average(logits, axis=0, weights=weights))
+    np.testing.assert_allclose(found, wanted, rtol=1e-9)
+
+
+def test_a_weighted_mean_and_a_maximum_written_out() -> None:
+    values, weights = _members(ONE), np.array([1.0, 0.0, 2.0, 5.0])
+    np.testing.assert_allclose(
+        ensembles.merge("one", values, "mean", weights_M=weights), np.average(values, axis=0, weights=weights)
+    )
+    largest = values.max(0)
+    np.testing.assert_allclose(ensembles.merge("one", values, "max"), largest / largest.sum(1, keepdims=True))
+    np.testing.assert_allclose(ensembles.merge("several", values, "max"), largest)
+
+
+def test_ranks_see_only_the_order_of_rows() -> None:
+    values = _members(SEVERAL)
+    sharper = values**7  # another confidence, the same order
+    found = ensembles.merge("several", values, "rank")
+    np.testing.assert_allclose(ensembles.merge("several", sharper, "rank"), found)
+    better = (values[:, :, None] >= values[:, None]).mean(2)  # share of rows that are no higher
+    np.testing.assert_allclose(found, better.mean(0))
+
+
+@pytest.mark.parametrize(("labels", "how"), EVERY)
+def test_an_absent_member_has_no_say(labels: Labels, how: How) -> None:
+    values = _members(labels)
+    present = np.ones(values.shape[:2], dtype=bool)
+    present[0] = present[1, 10:] = False
+    found = ensembles.merge(labels.kind, values, how, present_MN=present)
+    silent = np.where(present[:, :, None], values, np.nan)
+    np.testing.assert_array_equal(ensembles.merge(labels.kind, silent, how, present_MN=present), found)
+    if how != "rank":
+        np.testing.assert_allclose(found[10:], ensembles.merge(labels.kind, values[2:, 10:], how), rtol=1e-12)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("kind", ["one", "several"])
+def test_members_that_are_certain_leave_numbers(kind: str, how: How) -> None:
+    """Each excludes what the other is sure of: no 0 / 0, and no side is taken."""
+    values = np.array([[[1.0, 0.0]], [[0.0, 1.0]]])
+    found = ensembles.merge("one" if kind == "one" else "several", values, how)
+    assert np.isfinite(found).all()
+    if kind == "one":
+        np.testing.assert_allclose(found, 0.5)
+
+
+def test_mistakes() -> None:
+    values = _members(NUMBER)
+    for how in ("geometric", "rank", "max"):
+        with pytest.raises(ConfigError, match="Write `mean`"):
+            ensembles.merge("number", values, how)
+    present = np.ones((4, 30), dtype=bool)
+    present[:, 7] = False
+    with pytest.raises(ValueError, match="row 7"):
+        ensembles.merge("number", values, "mean", present_MN=present)
+    with pytest.raises(ValueError, match="takes no weights"):
+        ensembles.merge("one", _members(ONE), "rank", weights_M=np.ones(4))
+    for weights in (np.ones(3), np.array([1.0, -1.0, 1.0, 1.0])):
+        with pytest.raises(ValueError, match="one number of at least 0"):
+            ensembles.merge("one", _members(ONE), "mean", weights_M=weights)
+
+
+@pytest.mark.parametrize("labels", KINDS)
+@pytest.mark.parametrize("holes", [False, True])
+def test_greedy_is_never_worse_than_the_plain_mean(labels: Labels, holes: bool) -> None:
+    for seed in range(8):
+        values, hot = _members(labels, seed=seed), _hot(labels, 30, seed)
+        present = np.random.default_rng(seed).random((4, 30)) < 0.6 if holes else np.ones((4, 30), dtype=bool)
+        present[0] |= ~present.any(0)
+        weights = ensembles.greedy(labels, values, hot, present_MN=present)
+        assert weights.sum() == pytest.approx(1) and (weights > 0).all()
+        even, chosen = (
+            gains.row_losses(
+                labels, ensembles.merge(labels.kind, values, "mean", weights_M=each, present_MN=present), hot
+            ).mean()
+            for each in (np.ones(4), weights)
+        )
+        assert chosen <= even + 1e-12
+
+
+@pytest.mark.parametrize("labels", KINDS)
+def test_greedy_finds_the_member_that_knows(labels: Labels) -> None:
+    values, hot = _members(labels, rows=200), _hot(labels, 200)
+    values[2] = labels.values(hot + 0.2 if labels is NUMBER else 4.0 * hot - 2.0)
+    weights = ensembles.greedy(labels, values, hot)
+    assert weights.argmax() == 2 and weights[2] > 0.7
+
+
+@pytest.mark.parametrize("labels", KINDS)
+def test_greedy_is_close_to_the_best_weights_there_are(labels: Labels) -> None:
+    """Mean losses are convex in the weights, so a fine grid of two members' weights finds the lowest."""
+    hot = _hot(labels, 200)
+    near = hot * 1.5 if labels is NUMBER else 3.0 * hot - 1.5
+    values = np.stack(
+        [labels.values(near + np.random.default_rng(seed).normal(size=near.shape) * (seed + 1)) for seed in (0, 1)]
+    )
+
+    def loss(weights: Floats) -> float:
+        merged = ensembles.merge(labels.kind, values, "mean", weights_M=weights)
+        return float(gains.row_losses(labels, merged, hot).mean())
+
+    lowest = min(loss(np.array([w, 1 - w])) for w in np.linspace(0, 1, 201))
+    assert loss(ensembles.greedy(labels, values, hot)) <= lowest + 2e-3
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 7])
+def test_greedy_keeps_the_plain_mean_where_nothing_is_better(rounds: int) -> None:
+    """Two members that err by as much to either side: whoever joins once more makes it worse."""
+    hot = _hot(NUMBER, 30)
+    values = np.stack([NUMBER.values(hot + error) for error in (-1.0, 1.0)])
+    np.testing.assert_array_equal(ensembles.greedy(NUMBER, values, hot, rounds=rounds), [0.5, 0.5])
+
+
+def test_one_voice_a_row_tells_no_member_apart() -> None:
+    """Plain folds: each adapter speaks of its own rows, and a mean over one voice is that voice."""
+    values, hot = _members(ONE), _hot(ONE, 30)
+    values[0] = special.softmax(9.0 * hot, axis=1)
+    present = np.arange(30)[None] % 4 == np.arange(4)[:, None]
+    np.testing.assert_array_equal(ensembles.greedy(ONE, values, hot, present_MN=present), np.full(4, 0.25))

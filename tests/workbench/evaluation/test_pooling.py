@@ -1,0 +1,54 @@
+"""Learned weights are on the simplex, and no other weights have a lower loss."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from workbench.data.labels import Labels
+from workbench.evaluation import gains
+from workbench.evaluation.pooling import learned
+
+KINDS = {
+    "one": Labels("one", ("a", "b", "c")),
+    "several": Labels("several", ("a", "b", "c")),
+    "number": Labels("number", ("value",), mean=10.0, scale=4.0),
+}
+
+
+def said(labels: Labels, noises: list[float], *, rows: int = 400, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Values (V, N, C) of predictions with so much noise each, and targets (N, C)."""
+    chance = np.random.default_rng(seed)
+    if labels.kind == "number":
+        true = chance.normal(size=(rows, 1))
+        targets, signal = true.astype(np.float32), true
+    elif labels.kind == "several":
+        targets = (chance.random((rows, 3)) < 0.4).astype(np.float32)
+        signal = 3.0 * targets - 1.5
+    else:
+        targets = np.eye(3, dtype=np.float32)[chance.integers(0, 3, rows)]
+        signal = 2.0 * targets
+    return np.stack([labels.values(signal + noise * chance.normal(size=signal.shape)) for noise in noises]), targets
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_no_other_weights_are_better(kind: str) -> None:
+    labels = KINDS[kind]
+    values, targets = said(labels, [1.0, 1.5, 2.5])
+    found = learned(labels, values, targets)
+    assert found.min() >= 0 and found.sum() == pytest.approx(1)
+
+    def loss(weights: np.ndarray) -> float:
+        return float(gains.row_losses(labels, np.einsum("v,vnc->nc", weights, values), targets).mean())
+
+    steps = np.arange(0, 1.01, 0.05)
+    grid = [loss(np.array([a, b, 1 - a - b])) for a in steps for b in steps if a + b <= 1]
+    assert loss(found) <= min(grid) + 1e-6
+    assert found[0] > found[1] > found[2]
+
+
+def test_certainty_that_is_wrong_has_a_finite_loss() -> None:
+    targets = np.eye(2, dtype=np.float32)[[0, 1, 0, 1]]
+    wrong = np.eye(2)[[1, 0, 1, 0]]
+    assert learned(Labels("one", ("a", "b")), np.stack([wrong, wrong]), targets) == pytest.approx([0.5, 0.5])
+    assert learned(Labels("one", ("a", "b")), np.stack([wrong, np.full((4, 2), 0.5)]), targets)[1] == 1

@@ -1,0 +1,135 @@
+"""The members of a sweep are the product of its values, each a whole run; every mistake is told at its place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench import sweeping
+from workbench.config import RunConfig
+from workbench.errors import ConfigError
+from workbench.schema import override, parse
+
+BASE: dict[str, Any] = {
+    "recipe": "sweep",
+    "seed": 7,
+    "data": {"train": "rows.jsonl"},
+    "sweep": {"over": {"train.learning_rate": ["1e-3", 0.01], "adapter.rank": [2, 4, 8], "seed": [0, 1]}},
+}
+
+
+def sweep(*words: str, **sections: Any) -> RunConfig:
+    return parse(RunConfig, override({**BASE, **sections}, words), source="my.yaml")
+
+
+def mistakes(*words: str, **sections: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        sweep(*words, **sections)
+    first, *lines = str(caught.value).splitlines()
+    assert first == f"my.yaml has {len(lines)} mistake{'s' if len(lines) > 1 else ''}:"
+    return [line.strip() for line in lines]
+
+
+def test_members_are_the_product_in_order() -> None:
+    found = sweeping.trials(sweep())
+    assert [(each.config.train.learning_rate, each.config.adapter.rank, each.config.seed) for each in found] == [  # type: ignore[attr-defined]
+        (rate, rank, seed) for rate in (0.001, 0.01) for rank in (2, 4, 8) for seed in (0, 1)
+    ]
+    assert found[0].name == "learning_rate=0.001,rank=2,seed=0" and len({each.name for each in found}) == 12
+    assert found[-1].settings == {"train.learning_rate": 0.01, "adapter.rank": 8, "seed": 1}
+    assert {each.config.recipe for each in found} == {"sft"}
+    shared = sweeping.shared(sweep())
+    assert shared.seed == 7 and shared.model_copy(update={"seed": 0}) == found[0].config
+
+
+def test_a_members_run_is_what_its_own_file_would_say() -> None:
+    words = ("train.learning_rate=0.01", "adapter.rank=4", "seed=1", "recipe=sft", "sweep={}")
+    assert sweeping.trials(sweep())[9].config == sweep(*words)
+
+
+def test_a_command_line_adds_keys_and_replaces_values() -> None:
+    over = sweep("sweep.over.train.learning_rate=[1, 2]", "sweep.over.schedule.warmup=[0, 0.1]").sweep.over
+    assert over["train.learning_rate"] == (1, 2) and over["schedule.warmup"] == (0, 0.1) and over["seed"] == (0, 1)
+
+
+def test_names_are_folders_of_their_own() -> None:
+    targets = [[f"layer_{number}/{part}_proj" for number in range(9)] for part in "qk"]
+    found = sweeping.trials(sweep(sweep={"over": {"adapter.targets": targets}}))
+    names = [each.name for each in found]
+    assert len(set(names)) == 2 and all("/" not in name and len(name) < 110 for name in names)
+
+
+def test_what_is_shipped_is_the_best_member_with_the_rows_of_the_sweep(tmp_path: Path) -> None:
+    config = sweep()
+    values = config.model_dump(mode="json")
+    before = parse(RunConfig, sweeping.shipped_values(values, tmp_path), source="x")
+    assert before.recipe == "sft" and before.seed == 7
+    best = sweeping.trials(config)[9]
+    rows = [{"member": each.name, "settings": each.settings} for each in sweeping.trials(config)]
+    (tmp_path / "sweep.json").write_text(json.dumps({"best": best.name, "members": rows}))
+    found = parse(RunConfig, sweeping.shipped_values(values, tmp_path), source="x")
+    assert found == best.config.model_copy(update={"seed": 7})
+    plain = found.model_dump(mode="json")
+    assert sweeping.shipped_values(plain, tmp_path) == plain
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    over = {
+        "train": {"lerning_rate": [1, 2]},
+        "model.id": ["a", "b"],
+        "data.limit": [3, 4],
+        "adapter.method": ["lora", "rslora"],
+        "adapter.dropout": [0, 0.1],
+        "classes.text": ["{a}", "{b}"],
+        "adapter": [1, 2],
+        "save.ship": ["last", "best"],
+    }
+    found = mistakes("evaluate.every=null", "trackers=[wandb]", sweep={"over": over})
+    for number, told in enumerate(
+        (
+            "sweep.over.train.lerning_rate: unknown key. Did you mean `train.learning_rate`?",
+            "sweep.over.model.id: members cannot differ in model.id: the members share one loaded backbone. Run a",
+            "sweep.over.data.limit: members cannot differ in data.limit: the members learn from the same rows",
+            "sweep.over.adapter.method: members cannot differ in adapter.method: the members share one method.",
+            "sweep.over.adapter.dropout: members cannot differ in adapter.dropout: dropout would draw other numbers",
+            "sweep.over.classes.text: members cannot differ in classes.text: the members read the same rows",
+            "sweep.over.adapter: is a section. Name one of its keys, such as adapter.",
+            "sweep.over.save.ship: members cannot differ in save.ship: it is the same for all members. Write it beside",
+            "evaluate.every: a sweep compares held-out losses. Write evaluate.every=0.25.",
+            "trackers: a sweep sends nothing anywhere. Leave it out.",
+        )
+    ):
+        assert found[number].startswith(told)
+    assert len(found) == 10
+
+
+@pytest.mark.parametrize(
+    ("over", "told"),
+    [
+        ({}, "sweep.over: needs two members or more, such as {train.learning_rate: [1.0e-4, 1.0e-3]}."),
+        ({"seed": [1]}, "sweep.over: needs two members or more"),
+        ({"seed": 3}, "sweep.over.seed: expected a list such as [a, b], found 3."),
+        ({"seed": []}, "sweep.over.seed: expected at least 1 item, found []."),
+        ({"train.learning_rate": [1e-3, "1e-3"]}, "sweep.over.train.learning_rate: a value stands twice."),
+        ({"seed": list(range(1001))}, "sweep.over: 1,001 members; 1,000 at most. Write fewer values."),
+        ({"train.learning_rate": [-1, 0.1]}, "sweep.over.train.learning_rate: expected greater than 0, found -1."),
+        ({"adapter.rnk": [1, 2]}, "sweep.over.adapter.rnk: unknown key. Did you mean `adapter.rank`?"),
+        (
+            {"schedule.warmup": [0.1, 0.9], "schedule.name": ["wsd", "linear"]},
+            "schedule: warmup 0.9 and decay 0.2 together exceed the run; make them sum to 1 or less. "
+            "(member warmup=0.9,name=wsd)",
+        ),
+        ({"evaluate.patience": [1, 2]}, "the recipe: evaluate.patience stops some evaluations after the best one"),
+    ],
+)
+def test_mistakes_say_what_to_write(over: dict[str, Any], told: str) -> None:
+    (found,) = mistakes(sweep={"over": over})
+    assert found.startswith(told)
+
+
+def test_a_sweep_beside_another_recipe_is_refused() -> None:
+    (found,) = mistakes("recipe=sft")
+    assert found.startswith("the recipe: sweep is for recipe=sweep; recipe=sft has none.")

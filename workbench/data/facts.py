@@ -1,0 +1,43 @@
+"""What the manifest and the report say about every tokenised set, whatever it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from workbench.data.batching import Indices
+
+MOST_BARS = 40
+
+
+class Set(Protocol):
+    """Tokenised rows of one source."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def lengths(self) -> Indices: ...
+    @property
+    def truncated(self) -> int: ...
+    @property
+    def skipped(self) -> Sequence[str]: ...
+
+
+def shared(rows: Set, *, supervised_tokens: int) -> dict[str, Any]:
+    """Where the rows come from, how many they are, and a histogram of their tokens: edges `lengths`, bars `counts`."""
+    counts, edges = np.histogram(rows.lengths, bins=min(MOST_BARS, max(1, len(np.unique(rows.lengths)))))
+    return {
+        "source": rows.source,
+        "fingerprint": rows.fingerprint,
+        "rows": len(rows.lengths),
+        "tokens": int(rows.lengths.sum()),
+        "supervised_tokens": supervised_tokens,
+        "truncated": rows.truncated,
+        "skipped": len(rows.skipped),
+        "lengths": [round(float(edge), 1) for edge in edges],
+        "counts": counts.tolist(),
+    }

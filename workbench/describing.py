@@ -1,0 +1,40 @@
+"""What a person and the manifest are told about a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from workbench import adapters
+from workbench.backbones import QUANTISED, Backbone
+from workbench.config import RunConfig
+from workbench.report import units
+
+
+def storage(backbone: Backbone) -> str:
+    """How the weights are stored, what they take and what they would take unquantised, and what is unusual there."""
+    size, plain = backbone.weight_bytes, 2 * adapters.count(backbone.model).total
+    beside = f" ({units.size(plain)} in bfloat16)" if backbone.weights in QUANTISED else ""
+    return "\n  ".join([f"Weights: {backbone.weights}, {units.size(size)}{beside}", *backbone.notes])
+
+
+def model(config: RunConfig, backbone: Backbone, attached: nn.Module, *, own: int | None = None) -> dict[str, Any]:
+    """What the manifest and the report say about the model.
+
+    Args:
+        attached: With its adapters.
+        own: Values that train in the one adapter of a bank that is meant.
+    """
+    total, trainable = adapters.count(attached)
+    own = trainable if own is None else own
+    return {
+        "id": config.model.id,
+        "weights": backbone.weights,
+        "compute": str(backbone.compute).removeprefix("torch."),
+        "attention": backbone.model.config._attn_implementation,
+        "parameters": total - trainable + own,
+        "trainable": own,
+        "weight_bytes": backbone.weight_bytes,
+        "notes": backbone.notes,
+    }

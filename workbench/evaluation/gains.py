@@ -1,0 +1,206 @@
+"""Whether one prediction is better than another one of the same rows, and how scores vary over folds.
+
+Legend: N rows, G groups of rows that are not independent, K folds, C outputs (classes, or 1 for a number).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from workbench.data.labels import Floats, Labels
+from workbench.evaluation import targets
+from workbench.evaluation.targets import Hot
+
+SURE = 0.95
+"""Of an interval; each of its bounds is wrong in 2.5 of 100 samples."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a change did to the loss of the same rows."""
+
+    loss_before: float
+    loss_after: float
+    difference: float
+    """Mean of after - before, so that below 0 is better."""
+    low: float
+    high: float
+    """95 % interval of the difference."""
+    accuracy_before: float | None
+    """Share of rows that are right; None for numbers."""
+    accuracy_after: float | None
+    accepted: bool
+    reason: str = ""
+    """What speaks against it; empty where it is accepted."""
+
+    @property
+    def sentence(self) -> str:
+        """For a person."""
+        moved = "falls" if self.difference < 0 else "rises" if self.difference > 0 else "stays"
+        right = (
+            f", accuracy {self.accuracy_before:.2%} -> {self.accuracy_after:.2%}"
+            if self.accuracy_before is not None and self.accuracy_after is not None
+            else ""
+        )
+        verdict = "Accepted." if self.accepted else f"Refused: {self.reason}."
+        return (
+            f"The loss {moved}, {self.loss_before:.4f} -> {self.loss_after:.4f} (difference {self.difference:+.4f}, "
+            f"95 % interval {self.low:+.4f} to {self.high:+.4f}){right}. {verdict}"
+        )
+
+
+def gain(
+    labels: Labels,
+    before_NC: Floats,
+    after_NC: Floats,
+    targets_NC: Hot,
+    *,
+    least: float = 0.0,
+    groups_N: NDArray[Any] | None = None,
+) -> Gain:
+    """Compare two predictions of the same rows, row by row, and decide whether the second one may stay.
+
+    It stays if the mean loss falls by more than `least`, the whole 95 % interval of the difference is below 0, and
+    the rows that became wrong do not outnumber those that became right by more than a fair coin explains (McNemar's
+    exact test at 2.5 %, over groups). This judges two predictions, so of anything that was fitted they must come from
+    `calibration.cross_fitted`: then a stage that only overfits has a loss that does not fall.
+
+    Args:
+        labels: Their kind.
+        before_NC: Values of the rows without the change, as Labels.values gives.
+        after_NC: Values with it.
+        targets_NC: What Labels.targets gives.
+        least: How far the loss has to fall to be worth the change, nats a row (for numbers, of their variance).
+        groups_N: Rows of the same group, such as a cluster of duplicates, count as one witness.
+
+    Raises:
+        ValueError: All rows are of one group.
+    """
+    group_N = np.arange(len(targets_NC)) if groups_N is None else np.unique(groups_N, return_inverse=True)[1]
+    if group_N.max() == 0:
+        raise ValueError("a gain takes rows of two groups or more")
+    loss_before = float(row_losses(labels, before_NC, targets_NC).mean())
+    loss_after = float(row_losses(labels, after_NC, targets_NC).mean())
+    difference = loss_after - loss_before
+    change_G, blind = _changes(labels, before_NC, after_NC, targets_NC, group_N)
+    # Rows that are all right would let any confidence pass: the mistake that none of them shows has to fit in.
+    low, high = _interval(np.append(change_G, max(blind, 0.0)))
+    right_before_N, right_after_N = _right(labels, before_NC, targets_NC), _right(labels, after_NC, targets_NC)
+    reason = _against(difference, high, least, fewer_right=_fewer(right_before_N, right_after_N, group_N))
+    counted = labels.kind != "number"
+    return Gain(
+        loss_before=loss_before,
+        loss_after=loss_after,
+        difference=difference,
+        low=min(low, difference),
+        high=max(high, difference),
+        accuracy_before=float(right_before_N.mean()) if counted else None,
+        accuracy_after=float(right_after_N.mean()) if counted else None,
+        accepted=not reason,
+        reason=reason,
+    )
+
+
+def _changes(
+    labels: Labels, before_NC: Floats, after_NC: Floats, targets_NC: Hot, group_N: NDArray[np.intp]
+) -> tuple[Floats, float]:
+    """How the loss of each group changed (G,), their mean that of the rows; and of a row labelled at random."""
+    # The difference of two losses is linear in the target for every kind, so a mean target does for all labels.
+    blind_NC = np.full(targets_NC.shape, targets.blind(labels))
+    change_N, blind_N = (
+        row_losses(labels, after_NC, wanted_NC) - row_losses(labels, before_NC, wanted_NC)
+        for wanted_NC in (targets_NC, blind_NC)
+    )
+    # Large groups count more; the spread of these numbers is that of the mean (Liang and Zeger 1986).
+    mean, rows_G = float(change_N.mean()), np.bincount(group_N)
+    change_G = mean + np.bincount(group_N, change_N - mean) / rows_G.mean()
+    return change_G, float(blind_N.mean())
+
+
+def _interval(change_G: Floats) -> tuple[float, float]:
+    """95 % interval of the mean, corrected for skewness: Hall 1992, "On the removal of skewness by transformation".
+
+    Losses are skewed: many rows a little better, few much worse. Student's interval would accept five times too often.
+    """
+    mean, spread, groups = float(change_G.mean()), float(change_G.std()), len(change_G)
+    if spread == 0:
+        return mean, mean
+    skew = float((((change_G - mean) / spread) ** 3).mean()) / math.sqrt(groups)
+    error = spread / math.sqrt(groups - 1)
+    bound = float(stats.t.ppf((1 + SURE) / 2, groups - 1))
+    low, high = (mean - error * _unskewed(x, skew) for x in (bound, -bound))
+    return low, high
+
+
+def _unskewed(x: float, skew: float) -> float:
+    """Where `x` among normal Student statistics stands among those of skewed sums: Hall's inverse.
+
+    `skew` is that of one group over the root of their number.
+    """
+    return x if abs(skew) < 1e-6 else 3 / skew * (float(np.cbrt(1 + skew * x - skew**2 / 6)) - 1)
+
+
+def _right(labels: Labels, values_NC: Floats, targets_NC: Hot) -> NDArray[np.bool_]:
+    """Rows whose class, or whose every class, is right (N,); all of them for numbers, which are never quite right."""
+    if labels.kind == "several":
+        found: NDArray[np.bool_] = ((values_NC >= 0.5) == (targets_NC > 0.5)).all(1)
+        return found
+    best: NDArray[np.bool_] = values_NC.argmax(1) == targets_NC.argmax(1)
+    return best
+
+
+def _fewer(before_N: NDArray[np.bool_], after_N: NDArray[np.bool_], group_N: NDArray[np.intp]) -> bool:
+    """Groups with fewer right rows outnumber those with more by what a fair coin shows in less than 2.5 %."""
+    net_G = np.bincount(group_N, after_N.astype(np.float64) - before_N)
+    lost, changed = int((net_G < 0).sum()), int((net_G != 0).sum())
+    return changed > 0 and float(stats.binomtest(lost, changed, alternative="greater").pvalue) < (1 - SURE) / 2
+
+
+def _against(difference: float, high: float, least: float, *, fewer_right: bool) -> str:
+    if difference >= 0:
+        return "the loss does not fall"
+    if difference >= -least:
+        return f"the loss falls by no more than the {least:g} asked for"
+    if high >= 0:
+        return "chance may explain so small a fall"
+    return "fewer rows are right, and chance does not explain that" if fewer_right else ""
+
+
+def fold_summary(
+    per_fold: Sequence[Mapping[str, float]], *, train_rows: float, test_rows: float
+) -> dict[str, dict[str, float]]:
+    """Mean, spread (standard deviation) and 95 % interval (low, high) of each score that all folds have.
+
+    Folds share most of their training rows, so that their scores vary less than those of new data would: Nadeau and
+    Bengio 2003, "Inference for the generalization error", take the variance times 1 / folds + test rows / train rows.
+
+    Args:
+        per_fold: Scores of each fold, and of each repeat where there are several.
+        train_rows: That a fold trains on, on average.
+        test_rows: That a fold is measured on, on average.
+
+    Raises:
+        ValueError: Of one fold no spread is known.
+    """
+    folds = len(per_fold)
+    if folds < 2:
+        raise ValueError("a summary takes two folds or more")
+    reach = float(stats.t.ppf((1 + SURE) / 2, folds - 1)) * math.sqrt(1 / folds + test_rows / train_rows)
+    found = {}
+    for name in (name for name in per_fold[0] if all(name in scores for scores in per_fold)):
+        score_K = np.array([scores[name] for scores in per_fold])
+        mean, spread = float(score_K.mean()), float(score_K.std(ddof=1))
+        found[name] = {"mean": mean, "spread": spread, "low": mean - reach * spread, "high": mean + reach * spread}
+    return found
+
+
+def row_losses(labels: Labels, values_NC: Floats, targets_NC: Hot | Floats) -> Floats:
+    """The loss of each row (N,), in nats; squared error in units of Labels.scale ** 2 for numbers."""
+    return targets.losses(labels, targets.outputs(labels, values_NC), targets_NC)

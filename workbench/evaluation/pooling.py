@@ -1,0 +1,73 @@
+"""Weights of a mean of several predictions that make its loss lowest.
+
+Legend: V predictions of the same rows, N rows, C outputs (classes, or 1 for a number), K cells that tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+from scipy import optimize
+
+from workbench.data.labels import Floats, Labels
+from workbench.evaluation.targets import Hot
+
+Loss: TypeAlias = Callable[[Floats], tuple[float, Floats]]
+"""Weights (V,) to the mean loss and its gradient (V,)."""
+
+LEAST_WEIGHT = 1e-3
+"""A prediction that would weigh less is left out."""
+_TINY = 1e-12
+
+
+def learned(labels: Labels, values_VNC: Floats, targets_NC: Hot) -> Floats:
+    """Weights (V,), none below 0, sum 1, whose mean has the lowest loss on these rows; the loss is convex in them.
+
+    Args:
+        labels: Their kind.
+        values_VNC: Probabilities, or numbers in their unit.
+        targets_NC: What Labels.targets gives.
+    """
+    loss = (_squared if labels.kind == "number" else _logarithmic)(labels, values_VNC, targets_NC)
+    count = len(values_VNC)
+    found = optimize.minimize(
+        loss,
+        np.full(count, 1 / count),
+        jac=True,
+        method="SLSQP",
+        bounds=[(0.0, 1.0)] * count,
+        constraints={"type": "eq", "fun": lambda weights_V: weights_V.sum() - 1, "jac": np.ones_like},
+        options={"ftol": 1e-10, "maxiter": 500},
+    )
+    weights_V: Floats = np.where(found.x < LEAST_WEIGHT, 0.0, found.x)
+    weights_V /= weights_V.sum()
+    return weights_V
+
+
+def _squared(labels: Labels, values_VNC: Floats, targets_NC: Hot) -> Loss:
+    said_VN = (values_VNC[:, :, 0] - labels.mean) / labels.scale
+
+    def loss(weights_V: Floats) -> tuple[float, Floats]:
+        error_N = weights_V @ said_VN - targets_NC[:, 0]
+        return float((error_N**2).mean()), 2 * said_VN @ error_N / len(error_N)
+
+    return loss
+
+
+def _logarithmic(labels: Labels, values_VNC: Floats, targets_NC: Hot) -> Loss:
+    """Of the probabilities of what is true; of several classes, also that those which are not true are absent."""
+    true_NC = targets_NC > 0
+    p_VK, share_K = values_VNC[:, true_NC], targets_NC[true_NC].astype(np.float64)
+    if labels.kind == "several":
+        absent_NC = targets_NC < 1
+        p_VK = np.concatenate([p_VK, 1 - values_VNC[:, absent_NC]], axis=1)
+        share_K = np.concatenate([share_K, 1 - targets_NC[absent_NC]])
+    p_VK = np.maximum(p_VK, _TINY)
+
+    def loss(weights_V: Floats) -> tuple[float, Floats]:
+        mean_K = weights_V @ p_VK
+        return float(-(share_K * np.log(mean_K)).sum() / len(targets_NC)), -p_VK @ (share_K / mean_K) / len(targets_NC)
+
+    return loss

@@ -1,0 +1,201 @@
+"""Pseudo-labels: which unlabelled rows a fold's own models are sure of, and what each is worth in training.
+
+Whether they help is no question for this file: out-of-fold rows decide (evaluation/gains.py).
+
+Legend: T teachers, U unlabelled rows, n chosen ones, N rows of any kind, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.data.labels import Floats, Labels
+from workbench.evaluation import ensembles
+from workbench.evaluation.targets import Hot
+from workbench.pseudo_labelling import PseudoLabelConfig
+
+Ints: TypeAlias = NDArray[np.int64]
+Mask: TypeAlias = NDArray[np.bool_]
+ROUNDING = 1e-9
+"""Shares and multiples are products of rounded numbers: 0.29 * 100 is less than 29."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Rows to train on beside a fold's labelled ones."""
+
+    rows: Ints
+    """Numbers (n,) of unlabelled rows, ascending."""
+    targets_nC: Hot
+    """Each sums to 1."""
+    weights_n: Floats
+    facts: dict[str, Any]
+    """Counts, shares and thresholds, for a JSON file; `summary` takes their means over folds."""
+    reason: str
+    """Why no row was chosen and what to write instead; empty where one was."""
+
+
+def choose(
+    config: PseudoLabelConfig, labels: Labels, values_TUC: Floats, *, labelled_C: Floats, round_number: int
+) -> Chosen:
+    """Label the rows whose likeliest class is probable enough and agreed upon; of each class the surest stay.
+
+    The order of the unlabelled rows changes nothing but their numbers, save for which of two rows with the same
+    probabilities a cap keeps.
+
+    Args:
+        values_TUC: Calibrated probabilities. For out-of-fold scores to stay true, only of models that never saw the
+            fold's validation rows: those of the same repeat and fold.
+        labelled_C: Labelled rows of each class among the fold's training rows.
+        round_number: From 1.
+    """
+    assert labels.kind in ("one", "pair")
+    if config.align:
+        values_TUC = align(values_TUC, labelled_C / labelled_C.sum())
+    merged_UC = ensembles.merge(labels.kind, values_TUC, "mean")
+    class_U = merged_UC.argmax(1)
+    threshold_C = thresholds(config, merged_UC)
+    agreement_U = (values_TUC.argmax(2) == class_U).mean(0)
+    sure_U = merged_UC.max(1) >= threshold_C[class_U]
+    passed_U = sure_U & (agreement_U >= config.agreement - ROUNDING)
+    kept_U = passed_U if config.cap is None else passed_U & capped(merged_UC, passed_U, config.cap * labelled_C)
+    rows = np.flatnonzero(kept_U)
+    return Chosen(
+        rows=rows,
+        targets_nC=(merged_UC[rows] if config.labels == "soft" else np.eye(len(labelled_C))[class_U[rows]]).astype(
+            np.float32
+        ),
+        weights_n=np.full(len(rows), config.weight_in(round_number)),
+        facts=_facts(labels, merged_UC, threshold_C, kept_U)
+        | {
+            "teachers": len(values_TUC),
+            "sure": float(sure_U.mean()),
+            "agreed": float((agreement_U >= config.agreement - ROUNDING).mean()),
+            "capped": int(passed_U.sum() - len(rows)),
+            "weight": config.weight_in(round_number),
+        },
+        reason="" if len(rows) else _why_none(config, merged_UC, threshold_C, sure_U, passed_U),
+    )
+
+
+def align(values_NC: Floats, prior_C: Floats) -> Floats:
+    """Probabilities times prior / mean prediction, made to sum to 1 again: nearer to the prior, rarely on it.
+
+    Berthelot et al. 2020 (ReMixMatch), arXiv:1911.09785, section 3.1. The mean prediction's L1 distance to the prior
+    never grows. A row whose every class has prior 0 stays as it is.
+
+    Args:
+        values_NC: (N, C), or (T, N, C), where each teacher's rows are aligned on their own.
+        prior_C: Shares that the classes are taken to have among these very rows.
+    """
+    mean_C = values_NC.mean(-2, keepdims=True)
+    # Divided first: a value is at most N times its mean, where prior / mean may overflow.
+    scaled_NC = np.divide(values_NC, mean_C, out=np.zeros_like(values_NC), where=mean_C > 0) * prior_C
+    total_N = scaled_NC.sum(-1, keepdims=True)
+    aligned_NC: Floats = np.divide(scaled_NC, total_N, out=values_NC.copy(), where=total_N > 0)
+    return aligned_NC
+
+
+def thresholds(config: PseudoLabelConfig, merged_UC: Floats) -> Floats:
+    """Probability (C,) from which a row is taken for a class.
+
+    Adaptive: threshold * b / (2 - b), where b is how many rows reach `threshold` in the class, beside the class that
+    most do; never below `floor`. Zhang et al. 2021 (FlexMatch), arXiv:2110.08263, section 3. They go down to 0 and
+    may take a wrong label back at the next step; a round here keeps it to the end, which is what the floor is for.
+    """
+    fixed_C = np.full(merged_UC.shape[1], config.threshold)
+    confident_UC = merged_UC[merged_UC.max(1) >= config.threshold]
+    if not config.adaptive or not len(confident_UC):
+        return fixed_C
+    learnt_C = np.bincount(confident_UC.argmax(1), minlength=len(fixed_C))
+    share_C = learnt_C / learnt_C.max()
+    lowered_C: Floats = np.maximum(fixed_C * share_C / (2 - share_C), config.floor)
+    return lowered_C
+
+
+def capped(merged_UC: Floats, passed_U: Mask, most_C: Floats) -> Mask:
+    """Of the rows that passed, the surest of each class: at most `most` of them, rounded down."""
+    class_U = merged_UC.argmax(1)
+    # Rows of one probability stand by their other ones, so that the order of rows decides only between equal rows.
+    surest = np.lexsort((*-merged_UC.T, -merged_UC.max(1)))
+    kept_U = np.zeros_like(passed_U)
+    for number, most in enumerate(most_C):
+        of_class = surest[(passed_U & (class_U == number))[surest]]
+        kept_U[of_class[: int(most + ROUNDING)]] = True
+    return kept_U
+
+
+def summary(chosen: Sequence[Chosen]) -> dict[str, Any]:
+    """The facts of several folds as one: the mean of every number; None where no fold has one."""
+    found: dict[str, Any] = _means([each.facts for each in chosen])
+    return found
+
+
+def precision(chosen: Chosen, targets_UC: Hot) -> float | None:
+    """Share of the chosen rows whose likeliest class is their true one; None where no true class is known.
+
+    Args:
+        targets_UC: True classes, for an audit only; zeros where a row's is unknown.
+    """
+    true_nC = targets_UC[chosen.rows]
+    known_n = true_nC.any(1)
+    if not known_n.any():
+        return None
+    return float((true_nC.argmax(1) == chosen.targets_nC.argmax(1))[known_n].mean())
+
+
+def consensus(values_NC: Floats, cluster_N: Ints) -> Floats:
+    """Each row's values replaced by the mean of its cluster, such as near-duplicates of the test set.
+
+    Args:
+        cluster_N: Cluster of each row; a row of its own stays as it is.
+    """
+    _, cluster_N, size = np.unique(cluster_N, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(size), values_NC.shape[1]))
+    np.add.at(sums, cluster_N, values_NC)
+    means_NC: Floats = (sums / size[:, None])[cluster_N]
+    return means_NC
+
+
+def _facts(labels: Labels, merged_UC: Floats, threshold_C: Floats, kept_U: Mask) -> dict[str, Any]:
+    kept_nC = merged_UC[kept_U]
+    counts_C = np.bincount(kept_nC.argmax(1), minlength=len(threshold_C))
+    return {
+        "unlabelled": len(merged_UC),
+        "rows": len(kept_nC),
+        "share": float(kept_U.mean()),
+        "confidence": float(kept_nC.max(1).mean()) if len(kept_nC) else None,
+        "classes": dict(zip(labels.names, counts_C.tolist(), strict=True)),
+        "thresholds": dict(zip(labels.names, threshold_C.tolist(), strict=True)),
+    }
+
+
+def _why_none(config: PseudoLabelConfig, merged_UC: Floats, threshold_C: Floats, sure_U: Mask, passed_U: Mask) -> str:
+    if passed_U.any():
+        return (
+            f"{passed_U.sum()} unlabelled rows would do, but pseudo_label.cap={config.cap:g} times a class's labelled "
+            "rows is less than one row. Raise pseudo_label.cap."
+        )
+    if sure_U.any():
+        return (
+            f"{sure_U.sum()} of {len(sure_U)} unlabelled rows are sure enough, but about none do "
+            f"{config.agreement:.0%} of the models agree. Lower pseudo_label.agreement, or give more labelled rows."
+        )
+    nearest = (merged_UC.max(1) - threshold_C[merged_UC.argmax(1)]).argmax()
+    return (
+        f"No unlabelled row is sure enough: the nearest has {merged_UC[nearest].max():.3f} where "
+        f"{threshold_C[merged_UC[nearest].argmax()]:.3f} is asked for. Lower pseudo_label.threshold, or give more "
+        "labelled rows."
+    )
+
+
+def _means(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], dict):
+        return {key: _means([each[key] for each in values]) for key in values[0]}
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None

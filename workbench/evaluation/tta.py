@@ -1,0 +1,298 @@
+"""Test-time augmentation: what is said of several views of a row becomes one, if out-of-fold rows show that it helps.
+
+Legend: V views, the plain row first; N rows, n of them, C outputs (classes, or 1 for a number).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from workbench.classing import Kind
+from workbench.data.labels import Floats, Labels
+from workbench.data.rows import shown
+from workbench.data.user_views import UserMerge
+from workbench.errors import ConfigError
+from workbench.evaluation import calibration, ensembles, gains, targets
+from workbench.evaluation.ensembles import Mask
+from workbench.evaluation.gains import Gain
+from workbench.evaluation.pooling import learned
+from workbench.evaluation.targets import Hot
+from workbench.viewing import TtaConfig
+
+Merge: TypeAlias = Literal["mean", "geometric", "max", "learned", "user"]
+
+SUM_TOLERANCE = 1e-4
+"""How far from 1 the probabilities that a user's function returns may sum: rounding of float32 is less."""
+
+
+class _Fitted(NamedTuple):
+    """What out-of-fold rows decide."""
+
+    weights_V: Floats | None
+    threshold: float | None
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether views are merged, and how; numbers are those of out-of-fold rows."""
+
+    kind: Kind
+    names: tuple[str, ...]
+    """Of all views; `plain` first."""
+    merge: Merge
+    weights: tuple[float, ...] | None
+    """Of the views in the mean, sum 1, where they are learned."""
+    threshold: float | None
+    """Rows whose normalised entropy is above it are read in all views; None: all rows."""
+    temperature: float
+    """By which the merged outputs are divided: a mean of views claims less confidence than it deserves."""
+    spent: float
+    """Share of rows that are read in all views."""
+    losses: tuple[float, ...]
+    """Of each view by itself, nats a row (for numbers, of their variance)."""
+    gain: Gain
+    """Of the plain rows, with a temperature where merged ones have one, against the merged views; what is fitted is
+    fitted on other folds."""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the views are used."""
+        return self.gain.accepted
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The views that are read of an uncertain row; the plain one always is."""
+        if self.weights is None:
+            return self.names
+        weighted = zip(self.names, self.weights, strict=True)
+        return tuple(name for number, (name, weight) in enumerate(weighted) if not number or weight)
+
+    @property
+    def passes(self) -> float:
+        """Forward passes of a row, on average; 1 without views."""
+        return 1 + self.spent * (len(self.used) - 1)
+
+    @property
+    def reason(self) -> str:
+        """For a person."""
+        rows = "all rows" if self.threshold is None else f"the {self.spent:.0%} most uncertain rows"
+        alone = ", ".join(f"{name} {loss:.4f}" for name, loss in zip(self.names, self.losses, strict=True))
+        learned = "" if self.weights is None else f" Weights: {self._weighed(self.weights)}."
+        return (
+            f"{len(self.names) - 1} views of {rows}, merge {self.merge}, {self.passes:.2f} forward passes a row. "
+            f"{self.gain.sentence} Loss of each view alone: {alone}.{learned}"
+        )
+
+    def _weighed(self, weights: tuple[float, ...]) -> str:
+        return ", ".join(f"{name} {weight:.2f}" for name, weight in zip(self.names, weights, strict=True))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For a JSON file."""
+        return asdict(self)
+
+    @classmethod
+    def from_facts(cls, facts: dict[str, Any]) -> Decision:
+        """The decision of such facts."""
+        weights = facts["weights"]
+        return cls(
+            **{
+                **facts,
+                "names": tuple(facts["names"]),
+                "weights": None if weights is None else tuple(weights),
+                "losses": tuple(facts["losses"]),
+                "gain": Gain(**facts["gain"]),
+            }
+        )
+
+
+def fit(
+    config: TtaConfig,
+    labels: Labels,
+    values_VNC: Floats,
+    targets_NC: Hot,
+    fold_N: NDArray[Any],
+    *,
+    names: Sequence[str],
+    calibrate: bool = False,
+    groups_N: NDArray[Any] | None = None,
+    user_merge: UserMerge | None = None,
+) -> tuple[Decision, Floats]:
+    """Decide on out-of-fold rows whether and how views are merged.
+
+    Learned weights, the entropy that parts rows, and the temperature are judged as fitted on other folds; what stays is
+    fitted on all.
+
+    Returns:
+        The decision, and the merged values (N, C) that it was judged by, whether they were accepted or not.
+
+    Args:
+        values_VNC: As Labels.values gives, of models that did not train on the row; the plain row first.
+        targets_NC: What Labels.targets gives.
+        fold_N: The fold of each row.
+        names: Of the views without the plain row.
+        calibrate: Fit a temperature of merged rows; it is judged beside plain rows that get one of their own too.
+        groups_N: Rows of one group, such as a cluster of duplicates, are one witness.
+        user_merge: For merge `user`.
+
+    Raises:
+        ConfigError: The user's function returns no values.
+    """
+    assert len(names) + 1 == len(values_VNC)
+
+    def fitted(how: Merge, seen_VNC: Floats, rows_N: Mask) -> _Fitted:
+        share = config.uncertain
+        found = _Fitted(
+            weights_V=learned(labels, seen_VNC[:, rows_N], targets_NC[rows_N]) if how == "learned" else None,
+            threshold=None if share is None else _threshold(entropy(labels.kind, seen_VNC[0, rows_N]), share),
+        )
+        spent_N = rows_N & _uncertain(found, labels.kind, seen_VNC[0])
+        if not (calibrate and spent_N.any()):
+            return found
+        outputs_nC = targets.outputs(labels, _merged(how, found, labels, seen_VNC[:, spent_N], user_merge))
+        return found._replace(temperature=calibration.temperature(labels, outputs_nC, targets_NC[spent_N]))
+
+    def judged(how: Merge, seen_VNC: Floats) -> Floats:
+        return calibration.cross_fitted(
+            fold_N,
+            partial(fitted, how, seen_VNC),
+            lambda found, rows_N: _merged(how, found, labels, seen_VNC[:, rows_N], user_merge),
+        )
+
+    # The plain rows get all that merged rows get but the views, which would else be credited with a better calibration.
+    before_NC = judged("mean", values_VNC[:1]) if calibrate else values_VNC[0]
+    after_NC = judged(config.merge, values_VNC)
+    final = fitted(config.merge, values_VNC, np.ones(len(fold_N), dtype=bool))
+    decision = Decision(
+        kind=labels.kind,
+        names=("plain", *names),
+        merge=config.merge,
+        weights=None if final.weights_V is None else tuple(final.weights_V.tolist()),
+        threshold=final.threshold,
+        temperature=final.temperature,
+        spent=float(_uncertain(final, labels.kind, values_VNC[0]).mean()),
+        losses=tuple(float(gains.row_losses(labels, each, targets_NC).mean()) for each in values_VNC),
+        gain=gains.gain(labels, before_NC, after_NC, targets_NC, least=config.least_gain, groups_N=groups_N),
+    )
+    return decision, after_NC
+
+
+def rehearse(labels: Labels, views: int, user_merge: UserMerge) -> None:
+    """Try a user's function on made-up values of so many views, before anything is trained.
+
+    Raises:
+        ConfigError: It returns no values, or other ones of a row when other rows stand beside it.
+    """
+    outputs_VNC = np.random.default_rng(0).normal(size=(views, 8, len(labels.names)))
+    values_VNC = np.stack([labels.values(outputs_NC) for outputs_NC in outputs_VNC])
+    merged_NC = _checked(labels.kind, user_merge(values_VNC), values_VNC.shape)
+    if not np.allclose(user_merge(values_VNC[:, :3]), merged_NC[:3]):
+        raise ConfigError(
+            "tta.function: merge() gives a row other values when it is called with fewer rows, so that predictions "
+            "would depend on what else is predicted. Merge each row by itself, over axis 0, the views."
+        )
+
+
+def needs_views(decision: Decision, values_NC: Floats) -> Mask:
+    """Which rows (N,) are to be read in all views, by what is said of the plain ones."""
+    if not decision.accepted:
+        return np.zeros(len(values_NC), dtype=bool)
+    return _uncertain(_Fitted(None, decision.threshold), decision.kind, values_NC)
+
+
+def apply(decision: Decision, labels: Labels, values_VNC: Floats, user_merge: UserMerge | None = None) -> Floats:
+    """Values (N, C) of rows: merged where `needs_views` says so, of the plain row elsewhere.
+
+    Args:
+        values_VNC: The plain row first, calibrated as it was in `fit`. What stands in other views does not matter where
+            a row needs none, nor in views that `Decision.used` does not name.
+
+    Raises:
+        ConfigError: The user's function returns no values.
+    """
+    assert len(values_VNC) == len(decision.names)
+    if not decision.accepted:
+        plain_NC: Floats = values_VNC[0]
+        return plain_NC
+    weights_V = None if decision.weights is None else np.asarray(decision.weights)
+    found = _Fitted(weights_V, decision.threshold, decision.temperature)
+    return _merged(decision.merge, found, labels, values_VNC, user_merge)
+
+
+def entropy(kind: Kind, p_NC: Floats) -> Floats:
+    """How uncertain each row is (N,): 0 is sure, 1 has all classes alike; the mean over classes where several hold."""
+    if kind == "several":
+        found_N: Floats = (special.entr(p_NC) + special.entr(1 - p_NC)).mean(1) / np.log(2)
+    else:
+        found_N = special.entr(p_NC).sum(1) / np.log(p_NC.shape[1])
+    return found_N
+
+
+def _threshold(entropy_N: Floats, share: float) -> float:
+    """The entropy above which lies that share of the rows, or less where rows are alike."""
+    falling_N = np.sort(entropy_N)[::-1]
+    return float(falling_N[min(round(share * len(falling_N)), len(falling_N) - 1)])
+
+
+def _uncertain(found: _Fitted, kind: Kind, plain_NC: Floats) -> Mask:
+    if found.threshold is None:
+        return np.ones(len(plain_NC), dtype=bool)
+    uncertain_N: Mask = entropy(kind, plain_NC) > found.threshold
+    return uncertain_N
+
+
+def _merged(how: Merge, found: _Fitted, labels: Labels, values_VNC: Floats, user_merge: UserMerge | None) -> Floats:
+    """Values (N, C): the plain row's, but where views are spent."""
+    merged_NC: Floats = values_VNC[0].copy()
+    rows_N = _uncertain(found, labels.kind, merged_NC)
+    if rows_N.any():
+        one_nC = _one(how, found.weights_V, labels, values_VNC[:, rows_N], user_merge)
+        merged_NC[rows_N] = labels.values(targets.outputs(labels, one_nC) / found.temperature)
+    return merged_NC
+
+
+def _one(
+    how: Merge, weights_V: Floats | None, labels: Labels, values_VNC: Floats, user_merge: UserMerge | None
+) -> Floats:
+    """Values (N, C) of all views together."""
+    if how == "user":
+        assert user_merge is not None
+        return _checked(labels.kind, user_merge(values_VNC), values_VNC.shape)
+    if how == "learned":
+        assert weights_V is not None
+        used_V = weights_V > 0
+        return ensembles.merge(labels.kind, values_VNC[used_V], "mean", weights_M=weights_V[used_V])
+    return ensembles.merge(labels.kind, values_VNC, how)
+
+
+def _checked(kind: Kind, merged_nC: Floats, given: tuple[int, ...]) -> Floats:
+    """What a user's function returned; raises ConfigError where it is no values of the rows that it was given."""
+    if merged_nC.shape != given[1:]:
+        raise ConfigError(
+            f"tta.function: merge() returned shape {merged_nC.shape} for p of shape (V, N, C) = {given}. "
+            f"Return (N, C) = {given[1:]}."
+        )
+    sum_n = merged_nC.sum(1)
+    mistakes = [(~np.isfinite(merged_nC).all(1), "Return finite numbers")]
+    if kind != "number":
+        mistakes.append(((merged_nC < 0).any(1), "Return probabilities, which are never negative"))
+    if kind == "several":
+        mistakes.append(((merged_nC > 1).any(1), "Return probabilities between 0 and 1"))
+    if kind in ("one", "pair"):
+        mistakes.append((np.abs(sum_n - 1) > SUM_TOLERANCE, "Divide by p.sum(axis=1, keepdims=True)"))
+    for wrong_n, cure in mistakes:
+        if wrong_n.any():
+            row = int(wrong_n.argmax())
+            raise ConfigError(
+                f"tta.function: merge() returned {shown(merged_nC[row].tolist())} for row {row} (they count from 0), "
+                f"with sum {sum_n[row]:.6g}. {cure}."
+            )
+    return merged_nC

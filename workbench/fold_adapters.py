@@ -1,0 +1,242 @@
+"""The adapters of a cross-validation: what each learns, how they are trained, and what they say of rows.
+
+Legend: N rows, C outputs (classes, or 1 for a number).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from torch import from_numpy
+from transformers import PreTrainedTokenizerBase
+
+from workbench import adapters, backbones, budget, classifier, describing
+from workbench.adapters import Full, bank
+from workbench.backbones import Backbone
+from workbench.banking import BankFit
+from workbench.chorus import Chorus
+from workbench.classifier import Classifier
+from workbench.config import RunConfig
+from workbench.data.batching import first_rows
+from workbench.data.classes import Labelled
+from workbench.data.dealing import Folds, Split
+from workbench.data.labels import Floats, Labels
+from workbench.data.sampling import balanced
+from workbench.engine import Fit, Watcher
+from workbench.errors import TrainingError
+from workbench.evaluation import predicting, targets
+from workbench.member import Course
+from workbench.objectives.criterion import Objective, criterion
+from workbench.runs import Run
+
+
+class FoldAdapter(NamedTuple):
+    """One adapter of a cross-validation: it trains on all folds of a repeat but one."""
+
+    split: Split
+    seed: int
+    """Counts the adapters of a fold."""
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"repeat-{self.split.repeat}-fold-{self.split.fold}-seed-{self.seed}"
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one adapter learns."""
+
+    name: str
+    seed: int
+    """Of its first values and of the order of its rows."""
+    train: Labelled
+    validation: Labelled | None
+    """Rows whose loss is watched; they choose nothing."""
+
+    def config(self, config: RunConfig) -> RunConfig:
+        """The run's configuration with what is its own."""
+        every = None if self.validation is None else config.evaluate.every
+        own = {"seed": self.seed, "evaluate": config.evaluate.model_copy(update={"every": every})}
+        return config.model_copy(update=own)
+
+
+@dataclass(frozen=True)
+class Classroom:
+    """What all lessons of a run share."""
+
+    config: RunConfig
+    labels: Labels
+    tokenizer: PreTrainedTokenizerBase
+
+    def backbone(self) -> Backbone:
+        """Loaded, with a fresh head."""
+        return backbones.load(
+            self.config.model,
+            self.tokenizer,
+            task=classifier.task(self.labels, seed=self.config.seed),
+            trainable=isinstance(self.config.adapter, Full),
+        )
+
+
+def fold_adapters(folds: Folds, *, seeds: int) -> list[FoldAdapter]:
+    """Every adapter of a cross-validation: fold by fold, the seeds of a fold together."""
+    return [FoldAdapter(split, seed) for split in folds.splits() for seed in range(seeds)]
+
+
+def lesson(who: FoldAdapter, rows: Labelled, more: Labelled | None, *, seed: int) -> Lesson:
+    """What an adapter learns: the rows of its folds, and those that are added to them.
+
+    Args:
+        seed: Of the run.
+    """
+    own = rows.subset(who.split.train_N)
+    drawn = np.random.SeedSequence([seed, who.split.repeat, who.split.fold, who.seed]).generate_state(1)[0]
+    train = own if more is None else own.joined(more)
+    return Lesson(who.name, int(drawn) % 2**31, train, rows.subset(who.split.validation_N))
+
+
+def train(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Watcher) -> None:
+    """Train what each lesson says and save it in `run`/NAME/adapter; finished adapters are not trained again.
+
+    Raises:
+        TrainingError: the loss of one exploded: the cross-validation would lack a fold.
+        Stopped: the watcher asked for it; every adapter has a checkpoint.
+    """
+    if all((run.path / each.name / "adapter").exists() for each in lessons):
+        return
+    reason = bank.refusal(room.config.adapter)
+    if reason is None:
+        _together(room, run, lessons, watcher)
+    else:
+        watcher.say(f"One after another over the same backbone: {reason}.")
+        _apart(room, run, lessons, watcher)
+
+
+def outputs(room: Classroom, folders: Sequence[Path], wanted: Sequence[Sequence[Labelled]]) -> list[list[Floats]]:
+    """What each saved adapter says (N, C) of each set of rows that is wanted of it.
+
+    Args:
+        folders: Of adapters, each with its tokenizer and classes.json.
+        wanted: Sets of rows for each adapter.
+    """
+    if bank.refusal(room.config.adapter) is not None:
+        return [
+            _said(classifier.load(folder.parent, room.config), sets)
+            for folder, sets in zip(folders, wanted, strict=True)
+        ]
+    backbone = room.backbone()
+    together = bank.load(backbone.model, folders)
+    found = []
+    for member, sets in zip(together.members, wanted, strict=True):
+        with together.only(member):
+            model = classifier.find(together.model, backbone.model, room.tokenizer, room.labels)
+            found.append(_said(model, sets))
+    return found
+
+
+def _said(model: Classifier, sets: Sequence[Labelled]) -> list[Floats]:
+    return [predicting.outputs(model.model, model.outputs, rows) for rows in sets]
+
+
+def _together(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Watcher) -> None:
+    """All lessons in one bank."""
+    backbone = room.backbone()
+    together = bank.attach(backbone.model, [room.config.adapter] * len(lessons), seeds=[each.seed for each in lessons])
+    watcher.say(describing.storage(backbone))
+    own = sum(each.numel() for each in together.parameters_of(together.members[0]).values())
+    run.note(model=describing.model(room.config, backbone, together.model, own=own))
+    with together.only(together.members[0]):
+        model = classifier.find(together.model, backbone.model, room.tokenizer, room.labels)
+    courses = [
+        _course(run.child(each.name), room.config, each, model, partial(together.only, member))
+        for each, member in zip(lessons, together.members, strict=True)
+    ]
+    chorus = Chorus(watcher, {member: each.name for each, member in zip(lessons, together.members, strict=True)})
+    fit = BankFit(
+        together,
+        courses,
+        objectives=[_objective(room.config, each) for each in lessons],
+        predict=model.outputs,
+        compute=backbone.compute,
+        tokens=_tokens(run, courses, model),
+        watcher=chorus,
+    )
+    try:
+        fit.work()
+    finally:
+        chorus.tell()
+    for course, error in zip(courses, (each.error for each in fit.members.values()), strict=True):
+        if error is not None:
+            raise TrainingError(f"{course.run.path.name}: {error}")
+    with fit.masters.exposed():
+        for course, member in zip(courses, together.members, strict=True):
+            classifier.save(model, course.run.adapter, adapter=partial(together.save, member))
+
+
+def _apart(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Watcher) -> None:
+    """One lesson after another; the backbone is loaded again only where a method has changed it."""
+    backbone: Backbone | None = None
+    for each in lessons:
+        own = run.child(each.name)
+        if own.adapter.exists():
+            continue
+        backbone = backbone or room.backbone()
+        attached = adapters.attach(
+            backbone.model, room.config.adapter, seed=each.seed, sample=partial(first_rows, each.train, seed=each.seed)
+        )
+        run.note(model=describing.model(room.config, backbone, attached))
+        model = classifier.find(attached, backbone.model, room.tokenizer, room.labels)
+        course = _course(own, room.config, each, model, nullcontext)
+        fit = Fit(
+            model=attached,
+            train=course.train,
+            loss=model.row_loss(_objective(room.config, each)),
+            width=backbone.model.config.get_text_config().hidden_size,
+            held_out_loss=course.held_out_loss,
+            config=course.config,
+            compute=backbone.compute,
+            run=own,
+            watcher=watcher,
+        )
+        fit.work()
+        with fit.masters.exposed():
+            classifier.save(model, own.adapter)
+        bare = adapters.detach(attached)
+        backbone = None if bare is None else replace(backbone, model=bare)
+
+
+def _course(
+    own: Run,
+    config: RunConfig,
+    each: Lesson,
+    model: Classifier,
+    alone: Callable[[], AbstractContextManager[None]],
+) -> Course:
+    def held_out_loss() -> float:
+        assert each.validation is not None, "nothing is watched without rows to watch"
+        with alone():
+            found = predicting.outputs(model.model, model.outputs, each.validation)
+        return targets.loss(model.labels, found, each.validation.targets_NC)
+
+    wanted = each.config(config)
+    return Course(balanced(each.train, wanted), held_out_loss, wanted, own)
+
+
+def _objective(config: RunConfig, each: Lesson) -> Objective:
+    return criterion(config.classes, from_numpy(each.train.targets_NC))
+
+
+def _tokens(run: Run, courses: Sequence[Course], model: Classifier) -> int:
+    """Of a forward pass; a resumed run takes those that it began with, as they decide the last bits of a sum."""
+    device, width = model.backbone.device, model.backbone.config.get_text_config().hidden_size
+    known = run.manifest.get("batch", {}).get("tokens_per_device")
+    found = known or max(budget.tokens_per_device(each.config, each.train, device, width=width) for each in courses)
+    run.note(batch={"tokens_per_device": found})
+    return int(found)

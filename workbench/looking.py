@@ -1,0 +1,79 @@
+"""Views of rows, read by the adapters of a round.
+
+Legend: M adapters, V views with the plain row first, N labelled rows, T test rows, C outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from safetensors import numpy as safetensors
+
+from workbench import files, rounds
+from workbench.data import views
+from workbench.data.classes import Labelled
+from workbench.data.labels import Floats
+from workbench.data.user_views import user_merge
+from workbench.data.views import View
+from workbench.evaluation import tta
+from workbench.evaluation.combining import Combiner, Fitted, OutOfFold
+from workbench.evaluation.tta import Decision
+from workbench.fold_adapters import Classroom, FoldAdapter
+from workbench.rounds import Said
+from workbench.runs import Run
+
+
+def out_of_fold(
+    room: Classroom,
+    run: Run,
+    who: Sequence[FoldAdapter],
+    known: OutOfFold,
+    said: Said,
+    combiner: Combiner,
+    seen: Sequence[View],
+    rows: Labelled,
+) -> Floats:
+    """Values (V, N, C) of the labelled rows in all views, of adapters that did not train on them."""
+    path = run.path / rounds.folder(said.number) / "views.safetensors"
+    if not path.exists():
+        shown = [views.apply(view, rows, room.tokenizer, room.config) for view in seen]
+        found = [combiner.out_of_fold(known, said.oof_MNC)]
+        folders = rounds.adapters(run, said.number, who)
+        for view, outputs_MNC in zip(seen, rounds.viewed(room, folders, who, shown), strict=True):
+            found.append(combiner.out_of_fold(known, said.oof_MNC, _own(view, outputs_MNC)))
+        files.write_bytes(path, safetensors.save({"oof": np.stack(found)}))
+    values_VNC: Floats = safetensors.load_file(path)["oof"]
+    return values_VNC
+
+
+def merged(
+    room: Classroom,
+    folders: Sequence[Path],
+    fitted: Fitted,
+    decision: Decision,
+    seen: Sequence[View],
+    rows: Labelled,
+    plain_TC: Floats,
+) -> Floats:
+    """Values (T, C) of other rows: merged over views where these are needed, of the plain row elsewhere.
+
+    Args:
+        folders: Of the adapters.
+        plain_TC: Values of the plain rows.
+    """
+    needed_T = tta.needs_views(decision, plain_TC)
+    if not needed_T.any():
+        return plain_TC
+    some, values_VTC = rows.subset(needed_T), np.stack([plain_TC] * len(decision.names))
+    used = [(place, view) for place, view in enumerate(seen, start=1) if view.name in decision.used]
+    shown = [views.apply(view, some, room.tokenizer, room.config) for _, view in used]
+    for (place, view), outputs_MTC in zip(used, rounds.asked(room, folders, shown), strict=True):
+        values_VTC[place, needed_T] = fitted.values(room.labels, _own(view, outputs_MTC))
+    return tta.apply(decision, room.labels, values_VTC, user_merge(room.config.tta))
+
+
+def _own(view: View, outputs_MXC: Floats) -> Floats:
+    """Outputs of a view as those of the plain rows."""
+    return np.stack([view.outputs(outputs_XC) for outputs_XC in outputs_MXC])

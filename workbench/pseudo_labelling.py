@@ -1,0 +1,72 @@
+"""What a recipe says about pseudo-labels; the work is in workbench/evaluation/pseudo.py."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from workbench.classing import Kind
+from workbench.schema import Section
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+_UNABLE: dict[Kind, str] = {
+    "number": "a number comes without a probability to be sure by",
+    "several": "a row of several classes is several questions, and seldom are all of them sure",
+}
+
+
+class PseudoLabelConfig(Section):
+    unlabelled: str | None = Field(default=None, min_length=1)
+    """A file, folder or hub data set whose rows are labelled by the folds' own models; null: none.
+
+    Its rows are taken to be of the known classes. A row of no class is left out only as far as the models are unsure.
+    """
+    rounds: PositiveInt = 1
+    """How often rows are labelled and all folds trained anew. The first round without a gain is undone and ends it."""
+    threshold: Probability = 0.95
+    """Calibrated probability from which the likeliest class becomes a row's label."""
+    adaptive: bool = False
+    """Ask for less than `threshold` of classes that few rows reach it in (FlexMatch, Zhang et al. 2021). Rare classes
+    are such classes too."""
+    floor: Probability = 0.5
+    """For `adaptive`: the least that any class is asked for. At 0.5 a class is likelier than all others together."""
+    agreement: Probability = 1.0
+    """Share of a fold's models that must name the class which their mean names. One seed is one model, which always
+    agrees with itself: give several for this to tell anything."""
+    align: bool = False
+    """Shift probabilities towards the labelled rows' class shares first (ReMixMatch, Berthelot et al. 2020). Only where
+    the unlabelled rows have those shares too: elsewhere it makes right labels wrong."""
+    labels: Literal["hard", "soft"] = "hard"
+    """The likeliest class, or the probabilities as they are."""
+    cap: PositiveFloat | None = 5.0
+    """Most pseudo-labelled rows of a class, in units of its labelled training rows: the surest stay. null: all."""
+    weight: PositiveFloat = 1.0
+    """What a pseudo-labelled row counts in the loss beside a labelled one."""
+    ramp_up: PositiveInt = 1
+    """Rounds over which `weight` rises: in round r of them a row counts weight * r / ramp_up."""
+    least_gain: NonNegativeFloat = 0.0
+    """Nats a row by which a round must lower the out-of-fold loss to be kept."""
+
+    @model_validator(mode="after")
+    def _floor_is_below(self) -> PseudoLabelConfig:
+        if self.adaptive and self.floor > self.threshold:
+            raise ValueError(
+                f"floor {self.floor} is above threshold {self.threshold}, which adaptive only lowers. "
+                f"Write floor: {self.threshold} or less."
+            )
+        return self
+
+    def weight_in(self, round_number: int) -> float:
+        """What a pseudo-labelled row counts in a round; they count from 1."""
+        return self.weight * min(1.0, round_number / self.ramp_up)
+
+    def refusal(self, kind: Kind) -> str | None:
+        """Why labels of this kind get no pseudo-labels, and what to write; None where they can, or none are wanted."""
+        if self.unlabelled is None or kind not in _UNABLE:
+            return None
+        return (
+            f"pseudo_label is for classes.kind one and pair, not {kind}: {_UNABLE[kind]}. "
+            "Leave pseudo_label.unlabelled out."
+        )

@@ -1,0 +1,308 @@
+"""What a page says of a cross-validation: its verdict, stages, folds and duplicates.
+
+Expects `why` of a stage to be a sentence, and the places of a conflict to name file and row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from workbench.report import facts, reliability, units
+from workbench.report.classified import SCORES
+from workbench.report.plots import COLOURS, Axis, Plot, Series, draw
+from workbench.report.record import Record
+
+MAIN = {"accuracy": "accuracy", "micro_f1": "micro-F1", "rmse": "root mean squared error"}
+"""The score that a kind of label is judged by, and what a sentence calls it."""
+Tone = Literal["good", "warning", "plain"]
+"""Of a `findings.Finding`."""
+CONFLICTS = 10
+"""Contradictory clusters that are listed."""
+_BOUNDS = ("accuracy_low", "accuracy_high")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One line of the table of stages; a number that was not measured is a dash."""
+
+    title: str
+    kept: bool
+    why: str
+    loss: str
+    change: str
+    chance: str
+    """95 % interval of the change, paired over rows."""
+    score: str
+    score_change: str
+    """Against the last stage that was kept."""
+    test: tuple[str, str]
+    """Loss and main score."""
+    seconds: str
+    facts: facts.Told
+
+
+@dataclass(frozen=True)
+class Folds:
+    """The table of folds, and its plot."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    summary: list[tuple[str, ...]]
+    """Mean, spread and 95 % interval of each score, with a name in front."""
+    plot: Plot
+
+
+@dataclass(frozen=True)
+class Crossvalidated:
+    """The part of the page; a part that is not there yet is empty."""
+
+    score: str
+    """What the main score is called."""
+    stages: list[Stage]
+    tested: bool
+    folds: Folds | None
+    duplicates: list[tuple[str, str]]
+    conflicts: list[str]
+    """The places of each cluster whose rows carry different labels, some of them."""
+    more_conflicts: int
+    calibration: Plot | None
+    """None for numbers, which are not probabilities."""
+
+
+def crossvalidated(run: Record) -> Crossvalidated | None:
+    """What the page shows; None where the run did not cross-validate."""
+    if not run.crossvalidates:
+        return None
+    found, main = run.stages.get("duplicates") or {}, main_score(run)
+    conflicts = found.get("conflicts", [])
+    return Crossvalidated(
+        score=SCORES[main][0] if main else "Score",
+        stages=stages(run),
+        tested=any(stage.get("test") for stage in _done(run)),
+        folds=_folds(run),
+        duplicates=_duplicates(found),
+        conflicts=[", ".join(places) for places in conflicts[:CONFLICTS]],
+        more_conflicts=max(0, len(conflicts) - CONFLICTS),
+        calibration=reliability.diagram(run),
+    )
+
+
+def main_score(run: Record) -> str | None:
+    """The name of the score that the run is judged by; None before anything was scored."""
+    measured = [run.scores.get("after") or {}, *(stage.get("oof") or {} for stage in _done(run))]
+    return next((name for scores in measured for name in MAIN if name in scores), None)
+
+
+def stages(run: Record) -> list[Stage]:
+    """The stages that are done, in their order."""
+    main = main_score(run) or ""
+    return [
+        Stage(
+            title=_title(stage),
+            kept=bool(stage.get("accepted")),
+            why=stage.get("why") or "",
+            loss=_loss((stage.get("oof") or {}).get("loss")),
+            change=_moved((stage.get("gain") or {}).get("difference")),
+            chance=_chance(stage.get("gain")),
+            score=units.number((stage.get("oof") or {}).get(main)),
+            score_change=_signed(_change(stage, before, main)),
+            test=_test(stage, main),
+            seconds=units.duration(stage.get("seconds")),
+            facts=facts.told({name: fact for name, fact in (stage.get("facts") or {}).items() if name != "gain"}),
+        )
+        for stage, before in _compared(run)
+    ]
+
+
+def verdict(run: Record) -> str:
+    """What came of the run, in one sentence made of its numbers."""
+    main = main_score(run)
+    if main is None:
+        return f"Out-of-fold loss {units.number(run.scores['after']['loss'])} {run.unit}."
+    before, after = run.scores["before"], run.scores["after"]
+    found = (run.stages.get("summary") or {}).get(main)
+    sure = _interval(after) or (f" (95 %: {_bounds(found)})" if found else "")
+    said = f"Out-of-fold {MAIN[main]} {units.number(after[main])}{sure} on {len(run.labelled):,} rows"
+    if found:
+        said += f", spread {units.number(found['spread'])} over {_count(run)}"
+    test = run.scores.get("test") or {}
+    if main in test:
+        rows = (run.manifest.get("data", {}).get("test") or {}).get("rows")
+        where = f"{rows:,} test rows" if rows else "the test rows"
+        said += f"; {units.number(test[main])}{_interval(test)} on {where} by all adapters together"
+    if main in (refit := run.scores.get("refit") or {}):
+        said += f" and {units.number(refit[main])} by one adapter that trained on all rows"
+    if main not in before:
+        return f"{said}."
+    guess = {"accuracy": "naming the likeliest class", "rmse": "naming the mean"}.get(main, "saying the same")
+    return f"{said}. Always {guess} gives {units.number(before[main])}."
+
+
+def sentences(run: Record) -> list[tuple[Tone, str]]:
+    """What each stage did, and what the data were like."""
+    main = main_score(run) or ""
+    said = [_sentence(stage, before, main) for stage, before in _compared(run)]
+    found = run.stages.get("duplicates") or {}
+    if found.get("conflicts"):
+        count = len(found["conflicts"])
+        clusters = "cluster of near-duplicates carries" if count == 1 else "clusters of near-duplicates carry"
+        said.append(("warning", f"{count:,} {clusters} different labels; see Duplicates."))
+    if found.get("leak"):
+        text = f"Grouped folds kept {found['leak']:,} rows from being validated beside a near-duplicate that trains."
+        said.append(("good", text))
+    return said
+
+
+def progress(run: Record) -> str:
+    """How far a run came that has no scores, to stand behind a sentence."""
+    # stages.json comes at the end; the manifest notes each stage's time when it is done.
+    done = [_title(stage) for stage in _done(run)] or [
+        name.replace("_", " ") for name in run.manifest.get("seconds", {})
+    ]
+    return f"; stages done: {', '.join(done)}" if done else "; no stage is done"
+
+
+def _sentence(stage: Mapping[str, Any], before: Mapping[str, Any], main: str) -> tuple[Tone, str]:
+    gain, oof, test = stage.get("gain"), stage.get("oof") or {}, stage.get("test") or {}
+    kept = bool(stage.get("accepted"))
+    said = []
+    if gain:
+        said.append(f"loss {_loss(gain['loss_before'])} to {_loss(gain['loss_after'])}")
+        said[0] += f" ({_moved(gain['difference'])}; 95 %: {_chance(gain)})"
+    if main in oof and main in (before.get("oof") or {}):
+        said.append(f"{MAIN[main]} {units.number(before['oof'][main])} to {units.number(oof[main])}")
+    elif main in oof:
+        said.append(f"{MAIN[main]} {units.number(oof[main])}")
+    numbers = f": {', '.join(said)} out of fold" if said else ""
+    numbers += f"; {units.number(test[main])} on test" if main in test else ""
+    return "good" if kept and gain else "plain", f"{_title(stage)}, {'kept' if kept else 'not kept'}{numbers}."
+
+
+def _done(run: Record) -> list[Mapping[str, Any]]:
+    return run.stages.get("stages") or []
+
+
+def _compared(run: Record) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Each stage with the last one that was kept before it; an empty one stands before the first."""
+    before: Mapping[str, Any] = {}
+    for stage in _done(run):
+        yield stage, before
+        if stage.get("accepted") and stage.get("oof"):
+            before = stage
+
+
+def _title(stage: Mapping[str, Any]) -> str:
+    return str(stage.get("title") or stage.get("name") or "stage")
+
+
+def _change(stage: Mapping[str, Any], before: Mapping[str, Any], score: str) -> float | None:
+    now, then = ((each.get("oof") or {}).get(score) for each in (stage, before))
+    return None if now is None or then is None else now - then
+
+
+def _signed(value: float | None) -> str:
+    return units.NOTHING if value is None else units.signed(value)
+
+
+def _loss(value: float | None) -> str:
+    """With the digits that a stage moves."""
+    return units.NOTHING if value is None else f"{value:.4f}"
+
+
+def _moved(value: float | None) -> str:
+    return units.NOTHING if value is None else f"{value:+.4f}"
+
+
+def _chance(gain: Mapping[str, Any] | None) -> str:
+    return f"{_moved(gain['low'])} to {_moved(gain['high'])}" if gain else ""
+
+
+def _test(stage: Mapping[str, Any], main: str) -> tuple[str, str]:
+    found = stage.get("test") or {}
+    return _loss(found.get("loss")), units.number(found.get(main))
+
+
+def _interval(scores: Mapping[str, float]) -> str:
+    low, high = (scores.get(name) for name in _BOUNDS)
+    return "" if low is None or high is None else f" (95 %: {units.number(low)} to {units.number(high)})"
+
+
+def _count(run: Record) -> str:
+    folds = run.stages.get("folds") or []
+    repeats, seeds = (len({fold[name] for fold in folds}) for name in ("repeat", "seed"))
+    said = f"{len({fold['fold'] for fold in folds})} folds"
+    said += f", {repeats} repeats" if repeats > 1 else ""
+    return said + (f", {seeds} seeds" if seeds > 1 else "")
+
+
+def _folds(run: Record) -> Folds | None:
+    folds = run.stages.get("folds") or []
+    if not folds:
+        return None
+    measured = dict.fromkeys(name for fold in folds for name in fold["scores"] if name not in _BOUNDS)
+    names = [name for name in ("loss", *SCORES) if name in measured]
+    summary = run.stages.get("summary") or {}
+    return Folds(
+        columns=tuple("Loss" if name == "loss" else SCORES[name][0] for name in names),
+        rows=[_fold_row(fold, names) for fold in folds],
+        summary=_summary(summary, names) if summary else [],
+        plot=_fold_plot(run, next((name for name in MAIN if name in measured), "loss")),
+    )
+
+
+def _summary(summary: Mapping[str, Mapping[str, float]], names: list[str]) -> list[tuple[str, ...]]:
+    found = [summary.get(name, {}) for name in names]
+    return [
+        ("Mean", *(units.number(each.get("mean")) for each in found)),
+        ("Spread", *(units.number(each.get("spread")) for each in found)),
+        ("95 %", *map(_bounds, found)),
+    ]
+
+
+def _fold_row(fold: Mapping[str, Any], names: list[str]) -> tuple[str, ...]:
+    rows = (f"{fold['train_rows']:,}", f"{fold['rows']:,}")
+    return (fold["member"], *rows, *(units.number(fold["scores"].get(name)) for name in names))
+
+
+def _bounds(found: Mapping[str, float]) -> str:
+    return f"{units.number(found['low'])} to {units.number(found['high'])}" if "low" in found else units.NOTHING
+
+
+def _fold_plot(run: Record, score: str) -> Plot:
+    """One point for each member: folds side by side, seeds a little apart, repeats in colours."""
+    folds = run.stages["folds"]
+    places = {name: place for place, name in enumerate(dict.fromkeys(fold["fold"] for fold in folds))}
+    seeds = 1 + max(fold["seed"] for fold in folds)
+    series = []
+    for repeat in sorted({fold["repeat"] for fold in folds}):
+        own = [fold for fold in folds if fold["repeat"] == repeat]
+        x = [places[fold["fold"]] + 0.3 * (fold["seed"] / seeds - (seeds - 1) / seeds / 2) for fold in own]
+        y = [fold["scores"].get(score, np.nan) for fold in own]
+        series.append(Series(f"repeat {repeat}", np.array(x), np.array(y, dtype=float), "points", repeat % COLOURS))
+    found = (run.stages.get("summary") or {}).get(score, {})
+    caption = ", ".join(f"{place} is {name}" for name, place in places.items() if name != str(place))
+    caption = f"Folds by number: {caption}. " if caption else ""
+    if found:
+        caption += f"Dashed: the mean, {units.number(found['mean'])}, and its 95 % interval, {_bounds(found)}."
+    title = f"{SCORES[score][0]} of each fold" if score in SCORES else "Loss of each fold"
+    marks = tuple(found[name] for name in ("low", "mean", "high") if np.isfinite(found.get(name, np.nan)))
+    return draw(title, series, x=Axis("fold", "count"), y=Axis(marks=marks), caption=caption, wide=True)
+
+
+def _duplicates(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if not found:
+        return []
+    rows = max(1, found["rows"])
+    return [
+        ("Rows", f"{found['rows']:,}, of which {found['exact']:,} equal another one"),
+        ("Clusters of near-duplicates", f"{found['clusters']:,} with {found['clustered']:,} rows"),
+        ("Largest cluster", f"{found['largest']:,} rows"),
+        ("Least similar rows of a cluster", f"Jaccard similarity {units.number(found['least_similar'])}"),
+        ("Clusters with different labels", f"{len(found['conflicts']):,}"),
+        ("Rows that ungrouped folds would leak", f"{found['leak']:,} ({units.percent(found['leak'] / rows)})"),
+        ("Left out", facts.text(found["left_out"])),
+    ]

@@ -1,0 +1,178 @@
+"""Rounds of a cross-validation: adapters trained and asked, and the rows that they label for the next round.
+
+Legend: M adapters, N labelled rows, T test rows, U unlabelled rows, V views, C outputs (classes, or 1 for a number).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from safetensors import numpy as safetensors
+
+from workbench import files
+from workbench.data.classes import Labelled
+from workbench.data.folded import Folded
+from workbench.data.labels import Floats
+from workbench.engine import Watcher
+from workbench.evaluation import pseudo
+from workbench.evaluation.combining import Combiner, OutOfFold
+from workbench.evaluation.ensembles import Mask
+from workbench.evaluation.pseudo import Chosen
+from workbench.fold_adapters import Classroom, FoldAdapter, Lesson, lesson, outputs, train
+from workbench.runs import Run
+
+
+class Said(NamedTuple):
+    """Outputs of the adapters of a round."""
+
+    number: int
+    """0 learns from labelled rows alone."""
+    oof_MNC: Floats
+    """Zeros where an adapter has trained on a row."""
+    test_MTC: Floats | None
+    unlabelled_MUC: Floats | None
+
+
+def folder(number: int, who: FoldAdapter | None = None) -> str:
+    """Where a round stands in a run directory, or one adapter of it."""
+    return f"members/round-{number}" + (f"/{who.name}" if who else "")
+
+
+def taught(
+    room: Classroom,
+    run: Run,
+    data: Folded,
+    who: Sequence[FoldAdapter],
+    more: Sequence[Labelled | None],
+    watcher: Watcher,
+    *,
+    number: int,
+) -> Said:
+    """Train the adapters of a round, each with its own further rows; what is saved is loaded again and asked."""
+    own = run.child("members").child(f"round-{number}")
+    path = own.path / "outputs.safetensors"
+    if not path.exists():
+        lessons = [lesson(each, data.rows, added, seed=room.config.seed) for each, added in zip(who, more, strict=True)]
+        train(room, own, lessons, watcher)
+        run.note(model=own.manifest["model"])
+        watcher.say("Asking what was saved ...")
+        beside = [rows for rows in (data.test, data.unlabelled) if rows is not None]
+        found = outputs(
+            room,
+            adapters(run, number, who),
+            [[data.rows.subset(each.split.validation_N), *beside] for each in who],
+        )
+        _write(path, _arrays(data, who, found))
+    return read(run, number)
+
+
+def read(run: Run, number: int) -> Said:
+    """What the adapters of a finished round said."""
+    found = safetensors.load_file(run.path / folder(number) / "outputs.safetensors")
+    return Said(number, found["oof"], found.get("test"), found.get("unlabelled"))
+
+
+def adapters(run: Run, number: int, who: Sequence[FoldAdapter]) -> list[Path]:
+    """Folders of the adapters of a round."""
+    return [run.path / folder(number, each) / "adapter" for each in who]
+
+
+def viewed(
+    room: Classroom, folders: Sequence[Path], who: Sequence[FoldAdapter], views: Sequence[Labelled]
+) -> Iterator[Floats]:
+    """Outputs (M, N, C) of each view of the labelled rows, by the adapters that did not train on them."""
+    masks = [each.split.validation_N for each in who]
+    found = outputs(room, folders, [[rows.subset(mask_N) for rows in views] for mask_N in masks])
+    for number in range(len(views)):
+        yield _placed([each[number] for each in found], masks)
+
+
+def asked(room: Classroom, folders: Sequence[Path], rows: Sequence[Labelled]) -> list[Floats]:
+    """Outputs (M, X, C) of all adapters, of each of several sets of rows that none of them trained on."""
+    found = outputs(room, folders, [rows] * len(folders))
+    return [np.stack(each) for each in zip(*found, strict=True)]
+
+
+def refitted(room: Classroom, run: Run, data: Folded, more: Labelled | None, watcher: Watcher) -> Path:
+    """One adapter that trained on all rows, saved as the adapter of the run; returns its folder."""
+    own = run.child("members")
+    rows = data.rows if more is None else data.rows.joined(more)
+    train(room, own, [Lesson("refit", room.config.seed, rows, None)], watcher)
+    if not run.adapter.exists():
+        with files.new_folder(run.adapter) as aside:
+            shutil.copytree(own.path / "refit" / "adapter", aside, dirs_exist_ok=True)
+    return run.adapter
+
+
+def choices(
+    room: Classroom, data: Folded, who: Sequence[FoldAdapter], known: OutOfFold, said: Said, *, calibrate: bool
+) -> list[Chosen]:
+    """The pseudo-labels of each adapter, of its fold's own adapters: all others have trained on the fold's rows.
+
+    Args:
+        said: By the adapters of the round before.
+        calibrate: Divide outputs by a temperature, which is fitted without the fold's rows as well.
+    """
+    assert said.unlabelled_MUC is not None
+    found: dict[tuple[int, int], Chosen] = {}
+    for each in who:
+        key = each.split.repeat, each.split.fold
+        if key not in found:
+            mine_M = np.asarray([other.split.repeat == key[0] and other.split.fold == key[1] for other in who])
+            same_M = np.asarray([other.split.repeat == key[0] for other in who])
+            heat = temperature(known.only(same_M), said, each.split.train_N) if calibrate else 1.0
+            found[key] = _choose(room, data, said.unlabelled_MUC[mine_M] / heat, each.split.train_N, said.number + 1)
+    return [found[each.split.repeat, each.split.fold] for each in who]
+
+
+def all_choices(room: Classroom, data: Folded, known: OutOfFold, said: Said, *, calibrate: bool) -> Chosen:
+    """The pseudo-labels of all adapters together, for one that trains on all rows and is validated on none."""
+    assert said.unlabelled_MUC is not None
+    every_N = np.ones(len(data.rows), dtype=bool)
+    heat = temperature(known, said, every_N) if calibrate else 1.0
+    return _choose(room, data, said.unlabelled_MUC / heat, every_N, said.number + 1)
+
+
+def added(data: Folded, chosen: Chosen) -> Labelled | None:
+    """Chosen rows as training rows."""
+    assert data.unlabelled is not None
+    if not len(chosen.rows):
+        return None
+    return data.unlabelled.subset(chosen.rows).taught(chosen.targets_nC).weighted(chosen.weights_n)
+
+
+def temperature(known: OutOfFold, said: Said, mask_N: Mask) -> float:
+    """Fitted on what was said out of fold of the rows of the mask."""
+    return Combiner(calibrate=True, how="mean").fit(known, said.oof_MNC, mask_N).temperature
+
+
+def _choose(room: Classroom, data: Folded, outputs_MUC: Floats, train_N: Mask, number: int) -> Chosen:
+    return pseudo.choose(
+        room.config.pseudo_label,
+        data.labels,
+        np.stack([data.labels.values(outputs_UC) for outputs_UC in outputs_MUC]),
+        labelled_C=data.rows.targets_NC[train_N].astype(np.float64).sum(0),
+        round_number=number,
+    )
+
+
+def _arrays(data: Folded, who: Sequence[FoldAdapter], found: Sequence[Sequence[Floats]]) -> dict[str, Floats]:
+    names = [name for name, rows in (("test", data.test), ("unlabelled", data.unlabelled)) if rows is not None]
+    beside = {name: np.stack([each[1 + number] for each in found]) for number, name in enumerate(names)}
+    return {"oof": _placed([each[0] for each in found], [each.split.validation_N for each in who]), **beside}
+
+
+def _placed(said: Sequence[Floats], masks: Sequence[Mask]) -> Floats:
+    """Outputs of some rows each, among zeros (M, N, C)."""
+    found_MNC = np.zeros((len(said), len(masks[0]), said[0].shape[1]))
+    for outputs_NC, values_nC, mask_N in zip(found_MNC, said, masks, strict=True):
+        outputs_NC[mask_N] = values_nC
+    return found_MNC
+
+
+def _write(path: Path, arrays: Mapping[str, Floats]) -> None:
+    files.write_bytes(path, safetensors.save(dict(arrays)))

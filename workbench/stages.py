@@ -1,0 +1,120 @@
+"""The stages of a cross-validation: what each changed on out-of-fold rows, whether it stayed, and, at the end, on test.
+
+Legend: N labelled rows, T test rows, C outputs (classes, or 1 for a number).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeAlias
+
+from workbench import files
+from workbench.data.folded import Folded
+from workbench.data.labels import Floats
+from workbench.engine import Watcher
+from workbench.evaluation import gains, targets
+from workbench.evaluation.gains import Gain
+from workbench.runs import Run
+
+Facts: TypeAlias = Mapping[str, Any]
+"""What a stage was made of, for the report."""
+
+
+@dataclass(frozen=True)
+class Belief:
+    """What is predicted, at some stage."""
+
+    oof_NC: Floats
+    """Of the labelled rows, by adapters that did not train on them and fits that did not see them."""
+    test_TC: Floats | None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage; a refused one shows what it would have done."""
+
+    name: str
+    title: str
+    belief: Belief
+    accepted: bool
+    why: str
+    gain: Gain | None
+    seconds: float
+    facts: Facts
+
+
+@dataclass
+class Ledger:
+    """Keeps the books of a run's stages."""
+
+    run: Run
+    data: Folded
+    watcher: Watcher
+    stages: list[Stage] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._began = time.monotonic()
+
+    @property
+    def belief(self) -> Belief:
+        """Of the last stage that stayed."""
+        return [stage for stage in self.stages if stage.accepted][-1].belief
+
+    def begin(self, name: str, title: str, belief: Belief) -> None:
+        """The stage that the others are held against."""
+        score = targets.value_scores(self.data.labels, belief.oof_NC, self.data.rows.targets_NC)
+        self._enter(Stage(name, title, belief, True, f"Out of fold: loss {score['loss']:.4f}.", None, 0.0, {}))
+
+    def offer(
+        self, name: str, title: str, belief: Belief, facts: Facts, *, least: float = 0.0, forced: bool = False
+    ) -> bool:
+        """Whether a stage stays: it does where out-of-fold rows say that it helps, or where it is `forced`."""
+        found = gains.gain(
+            self.data.labels,
+            self.belief.oof_NC,
+            belief.oof_NC,
+            self.data.rows.targets_NC,
+            least=least,
+            groups_N=self.data.cluster_N,
+        )
+        stays = found.accepted or forced
+        why = found.sentence + (" Kept, as the configuration names it." if forced and not found.accepted else "")
+        self._enter(Stage(name, title, belief, stays, why, found, 0.0, facts))
+        return stays
+
+    def judged(self, name: str, title: str, belief: Belief, facts: Facts, *, gain: Gain, why: str) -> None:
+        """A stage that was held against the last belief already."""
+        self._enter(Stage(name, title, belief, gain.accepted, why, gain, 0.0, facts))
+
+    def abstain(self, name: str, title: str, facts: Facts, *, why: str) -> None:
+        """A stage that had nothing to offer."""
+        self._enter(Stage(name, title, self.belief, False, why, None, 0.0, facts))
+
+    def write(self, **more: Any) -> None:
+        """stages.json. The test rows are looked at here, when no stage can change any more."""
+        told = [self._told(stage) for stage in self.stages]
+        files.write_json(self.run.path / "stages.json", {"stages": told, **more})
+
+    def _enter(self, stage: Stage) -> None:
+        """Seconds of a stage that was done before a restart are those that it took then."""
+        seconds = {stage.name: round(time.monotonic() - self._began, 1), **self.run.manifest.get("seconds", {})}
+        self.run.note(seconds=seconds)
+        self._began = time.monotonic()
+        self.stages.append(Stage(**{**vars(stage), "seconds": seconds[stage.name]}))
+        self.watcher.say(f"{stage.title}: {stage.why}")
+
+    def _told(self, stage: Stage) -> dict[str, Any]:
+        labels, test, test_TC = self.data.labels, self.data.test, stage.belief.test_TC
+        return {
+            "name": stage.name,
+            "title": stage.title,
+            "accepted": stage.accepted,
+            "why": stage.why,
+            "seconds": stage.seconds,
+            "oof": targets.value_scores(labels, stage.belief.oof_NC, self.data.rows.targets_NC),
+            "test": None if test is None or test_TC is None else targets.value_scores(labels, test_TC, test.targets_NC),
+            "gain": None if stage.gain is None else asdict(stage.gain),
+            "facts": dict(stage.facts),
+        }
