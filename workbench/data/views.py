@@ -108,25 +108,27 @@ def changed(
     for view in views:
         pairs = zip(rows.written, apply(view, rows, tokenizer, config).written, strict=True)
         found[view.name] = sum(not np.array_equal(plain.input_ids, seen.input_ids) for plain, seen in pairs)
-    useless = [view for view in views if found[view.name] < LEAST_SHARE * len(rows) or not found[view.name]]
+    useless = {name: count for name, count in found.items() if count < max(1, LEAST_SHARE * len(rows))}
     if useless:
         reasons = [
-            f"view {view.name} changes {found[view.name] or 'none'} of the {len(rows)} rows: {_why(view, rows)}"
-            for view in useless
+            f"view {view.name} changes {count or 'none'} of the {len(rows)} rows: {_why(view, rows, count)}"
+            for view in views
+            if (count := useless.get(view.name)) is not None
         ]
         raise DataError(
             f"{rows.source}: {'; '.join(reasons)}. A view pays where it changes {LEAST_SHARE:.0%} "
-            f"of the rows or more: leave {', '.join(view.name for view in useless)} out of tta.views."
+            f"of the rows or more: leave {', '.join(useless)} out of tta.views."
         )
     return found
 
 
-def _why(view: View, rows: Labelled) -> str:
+def _why(view: View, rows: Labelled, changed: int) -> str:
+    which = "no other row" if changed else "no row"
     if view.name in WINDOWS:
-        return "no others are longer than data.max_tokens"
+        return f"{which} is longer than data.max_tokens"
     if sum(view.texts(record) != record.fields for record in rows.records) >= LEAST_SHARE * len(rows):
         return "the tokenizer writes what it changes with the same tokens, as an uncased one does with letters"
-    return "no others have anything that it would change"
+    return f"{which} has anything that it would change"
 
 
 def _named(

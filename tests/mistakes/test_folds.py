@@ -1,0 +1,162 @@
+"""Mistakes with folds, pseudo-labels and views end in status 2 and a message with place and cure, before training."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from workbench.cli import main
+
+RECIPE = """
+recipe: crossval
+model: {id: stories, weights: float32}
+adapter: {method: lora, rank: 2}
+data: {train: rows.jsonl, max_tokens: 64}
+duplicates: {on_duplicate: ignore}
+folds: {k: 5}
+batch: {size: 4}
+train: {steps: 2}
+evaluate: {every: null}
+"""
+ANIMALS = ("cat", "dog")
+ROWS = [
+    {"text": f"The {name} said {n}.", "label": name, "who": "ab"[n % 2], "part": str(n % 5)}
+    for n in range(10)
+    for name in ANIMALS
+]
+OTHERS = [{"text": f"Number {n} is here, {n + 1} is not."} for n in range(6)]
+
+
+class Case(NamedTuple):
+    place: str
+    """What the message must name as the place."""
+    cure: str
+    words: str = ""
+    """Overrides."""
+    rows: Iterable[Any] = ROWS
+    other: Iterable[Any] = OTHERS
+    """Rows of other.jsonl."""
+    code: str = ""
+    """Of code.py."""
+
+
+def parts(**of: int) -> list[dict[str, Any]]:
+    """ROWS in folds by class: those of a class that is named are all in that one."""
+    return [{**row, "part": str(of.get(row["label"], row["part"]))} for row in ROWS]
+
+
+VIEW = "def views(row):\n    return [row]\n"
+USER = "'tta={views: [typos, user], function: code.py}'"
+MERGE = "'tta={views: [typos], merge: user, function: code.py}'"
+CASES = {
+    "more folds than rows of a class": Case(
+        "folds.k=11: the class `cat` has only 10 row(s)", "folds.k=10", "folds.k=11"
+    ),
+    "more folds than groups": Case("the 20 rows form only 2 groups", "Write folds.k=2", "folds.group=who"),
+    "near-duplicates": Case("form only", "near-duplicates, or folds.group", "duplicates.on_duplicate=together"),
+    "no such group": Case("folds.group=whom: no row has such a column", "Did you mean `who`?", "folds.group=whom"),
+    "class in one fold": Case(
+        "would teach it", "several folds", "folds.column=part folds.every_class=false", rows=parts(cat=1)
+    ),
+    "class absent from a fold": Case(
+        "the class `cat` is absent from fold",
+        "folds.every_class=false",
+        "folds.column=part",
+        rows=[row for row in ROWS if row["label"] == "dog" or row["part"] != "3"],
+    ),
+    "other number of folds": Case("has 5 values, but folds.k=3", "Write folds.k=5", "folds.column=part folds.k=3"),
+    "a fold of one": Case("folds.k", "greater than or equal to 2", "folds.k=1"),
+    "no label": Case(
+        "rows.jsonl, row 1: `label` is empty", "Move unlabelled rows to a file", rows=[{**ROWS[0], "label": ""}, *ROWS]
+    ),
+    "held-out rows": Case("recipe=crossval validates on folds", "leave data.held_out out", "data.held_out=0.2"),
+    "best step": Case("save.ship=best", "Write save.ship=last", "save.ship=best evaluate.every=1"),
+    "folds elsewhere": Case("duplicates is for recipe=crossval", "Leave duplicates out", "recipe=classify"),
+    "test rows that train": Case(
+        "rows.jsonl: 1 rows share a cluster of near-duplicates with rows of other.jsonl",
+        "duplicates.overlap=drop",
+        "duplicates.on_duplicate=together data.test=other.jsonl folds.k=2",
+        other=ROWS[:1],
+        rows=[*ROWS[:1], *({"text": f"{a} {n} {a} {n * n} {a}", "label": a} for n in range(9) for a in ANIMALS)],
+    ),
+    "class only in test": Case(
+        "other.jsonl, row 1: no training row has the class `cow`",
+        "leave the row out",
+        "data.test=other.jsonl",
+        other=[{"text": "moo", "label": "cow"}],
+    ),
+    # Pseudo-labels.
+    "no such unlabelled file": Case("more.jsonl", "no such file", "pseudo_label.unlabelled=more.jsonl"),
+    "pseudo-labels of numbers": Case(
+        "pseudo_label is for classes.kind one and pair, not number",
+        "Leave pseudo_label.unlabelled out",
+        "classes.kind=number pseudo_label.unlabelled=other.jsonl",
+    ),
+    "known unlabelled rows": Case(
+        "other.jsonl: every row is a near-duplicate of one with a label",
+        "Give other rows",
+        "duplicates.on_duplicate=keep_one folds.k=2 pseudo_label.unlabelled=other.jsonl",
+        rows=[{"text": f"{a} {n * 7919} {a} {n * 104729} {a}", "label": a} for n in range(1, 9) for a in ANIMALS],
+        other=[{"text": "CAT 7919 cat 104729, cat!"}],
+    ),
+    "floor above threshold": Case(
+        "floor", "Write floor", "'pseudo_label={adaptive: true, threshold: 0.4, floor: 0.5}'"
+    ),
+    # Views.
+    "swap without pairs": Case("tta.views: swap exchanges two responses", "Leave swap out", "tta.views=[swap]"),
+    "no such view": Case("tta.views", "typos", "tta.views=[typo]"),
+    "useless view": Case("view tail changes none of the 20 rows", "leave tail out of tta.views", "tta.views=[tail]"),
+    "a user's view without text": Case(
+        "tta.function: views() of code.py, called with rows.jsonl, row 1",
+        "Return every column",
+        USER,
+        code="def views(row):\n    return [{}]\n",
+    ),
+    "a user's merge of another shape": Case(
+        "merge() returned shape", "Return (N, C)", MERGE, code="def merge(p):\n    return p\n"
+    ),
+    "probabilities that do not sum to one": Case(
+        "tta.function: merge() returned",
+        "Divide by p.sum(axis=1, keepdims=True)",
+        MERGE,
+        code="def merge(p):\n    return p.sum(axis=0)\n",
+    ),
+    "a user's file without views": Case("code.py defines no function views", "def views(row", USER, code="x = 1\n"),
+    "a view nobody asked for": Case(
+        "defines views(), which nothing asks for",
+        "add user to tta.views",
+        MERGE,
+        code=VIEW + "def merge(p):\n    return p.mean(axis=0)\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("verb", ["check", "run"])
+def test_a_mistake_is_told(
+    case: Case,
+    verb: str,
+    tmp_path: Path,
+    stories: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.yaml").write_text(RECIPE)
+    (tmp_path / "code.py").write_text(case.code)
+    for name, rows in (("rows", case.rows), ("other", case.other)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "stories").symlink_to(stories)
+    monkeypatch.setattr(sys, "argv", ["workbench", *shlex.split(f"{verb} my.yaml {case.words}")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = " ".join(capsys.readouterr().err.split())
+    assert ended.value.code == 2, told
+    assert case.place in told and case.cure in told, told
+    assert not list(tmp_path.glob("runs/*/members"))
