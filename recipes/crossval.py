@@ -12,8 +12,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, classifier, looking, preflight, report, rounds
+from workbench import backbones, classifier, preflight, report
 from workbench.config import RunConfig
+from workbench.crossval import looking, rounds
+from workbench.crossval.fold_adapters import Classroom, FoldAdapter, fold_adapters, outputs
+from workbench.crossval.rounds import Said
+from workbench.crossval.stages import Belief, Ledger
 from workbench.data import folded, views
 from workbench.data.folded import Folded
 from workbench.data.user_views import user_merge
@@ -22,11 +26,8 @@ from workbench.engine import Watcher, peak_bytes
 from workbench.evaluation import combining, pseudo, targets, tta
 from workbench.evaluation.combining import Combiner, OutOfFold
 from workbench.evaluation.tta import Decision
-from workbench.fold_adapters import Classroom, FoldAdapter, fold_adapters, outputs
 from workbench.recipes import crossval_files
-from workbench.rounds import Said
 from workbench.runs import Run
-from workbench.stages import Belief, Ledger
 
 Scores = dict[str, Any]
 

@@ -13,13 +13,13 @@ import numpy as np
 import pandas as pd
 
 from workbench import files
+from workbench.crossval.rounds import Said
 from workbench.data.classes import Labelled
 from workbench.data.labels import Floats
 from workbench.evaluation import gains, predicting, targets
 from workbench.evaluation.combining import Combiner
 from workbench.evaluation.tta import Decision
 from workbench.recipes.classify import texts
-from workbench.rounds import Said
 
 if TYPE_CHECKING:
     from workbench.recipes.crossval import Work

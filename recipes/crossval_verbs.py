@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from workbench import classifier, files, looking, rounds, shipped
+from workbench import classifier, files, shipped
 from workbench.config import RunConfig
+from workbench.crossval import looking, rounds
+from workbench.crossval.fold_adapters import Classroom, fold_adapters, outputs
 from workbench.data import classes, records, views
 from workbench.data.batching import steps_per_epoch
 from workbench.data.classes import Labelled
@@ -20,7 +22,6 @@ from workbench.errors import ConfigError
 from workbench.evaluation import predicting, targets
 from workbench.evaluation.combining import Fitted
 from workbench.evaluation.tta import Decision
-from workbench.fold_adapters import Classroom, fold_adapters, outputs
 from workbench.recipes.classify import texts
 from workbench.recipes.classify_verbs import chosen_examples
 from workbench.recipes.crossval import prepare

@@ -20,7 +20,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 from transformers.utils.import_utils import is_flash_attn_2_available
 
-from workbench import quantisation, starter, storage
+from workbench import attention, quantisation, starter, storage
 from workbench.adapters import anatomy
 from workbench.config import ModelConfig
 from workbench.errors import BackboneError, WorkbenchError
@@ -112,6 +112,7 @@ def load(
         BackboneError: not found, no network, gated, damaged, no such precision, no such head.
     """
     target = device()
+    attention.register()
     hub = task.configured(hub_config(config))
     auto = _auto_class(config, task, hub)
     weights, compute, notes = _precision(config, hub, target, trainable=trainable)

@@ -11,7 +11,10 @@ from pathlib import Path
 import numpy as np
 from safetensors import numpy as safetensors
 
-from workbench import files, rounds
+from workbench import files
+from workbench.crossval import rounds
+from workbench.crossval.fold_adapters import Classroom, FoldAdapter
+from workbench.crossval.rounds import Said
 from workbench.data import views
 from workbench.data.classes import Labelled
 from workbench.data.labels import Floats
@@ -20,8 +23,6 @@ from workbench.data.views import View
 from workbench.evaluation import tta
 from workbench.evaluation.combining import Combiner, Fitted, OutOfFold
 from workbench.evaluation.tta import Decision
-from workbench.fold_adapters import Classroom, FoldAdapter
-from workbench.rounds import Said
 from workbench.runs import Run
 
 

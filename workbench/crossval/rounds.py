@@ -14,6 +14,7 @@ import numpy as np
 from safetensors import numpy as safetensors
 
 from workbench import files
+from workbench.crossval.fold_adapters import Classroom, FoldAdapter, Lesson, lesson, outputs, train
 from workbench.data.classes import Labelled
 from workbench.data.folded import Folded
 from workbench.data.labels import Floats
@@ -22,7 +23,6 @@ from workbench.evaluation import pseudo
 from workbench.evaluation.combining import Combiner, OutOfFold
 from workbench.evaluation.ensembles import Mask
 from workbench.evaluation.pseudo import Chosen
-from workbench.fold_adapters import Classroom, FoldAdapter, Lesson, lesson, outputs, train
 from workbench.runs import Run
 
 

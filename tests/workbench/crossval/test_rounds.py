@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workbench import rounds
 from workbench.config import RunConfig
+from workbench.crossval import rounds
+from workbench.crossval.fold_adapters import fold_adapters
+from workbench.crossval.rounds import Said
 from workbench.data.dealing import alone, assign
 from workbench.data.labels import Labels
 from workbench.evaluation import combining
 from workbench.evaluation.pseudo import Chosen
-from workbench.fold_adapters import fold_adapters
-from workbench.rounds import Said
 
 NAMES = ("left", "middle", "right")
 ROWS, UNLABELLED = 60, 40
