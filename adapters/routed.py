@@ -62,7 +62,7 @@ class Routing:
             raise BackboneError(
                 f"A layer sees {len(x)} tokens of {rows} rows with {self._length} tokens each: it chooses among "
                 "tokens, as experts do, and a bank cannot tell whose they are. Leave it out of adapter.targets, or "
-                "train one adapter after the other."
+                "write folds.together=false or sweep.together=false."
             )
         start = 0
         for member, many in self._rows:

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from workbench import budget, describing, files, sweeping
-from workbench.adapters import bank
+from workbench import banking, budget, describing, files, sweeping
 from workbench.banking import BankFit
 from workbench.chorus import Chorus
 from workbench.config import RunConfig
@@ -75,11 +74,7 @@ def apart(config: RunConfig) -> str | None:
     """Why the members train one after another; None where one bank holds them."""
     if not config.sweep.together:
         return "sweep.together=false asks for it"
-    if config.model.new_tokens:
-        return "a bank trains no rows of new tokens (model.new_tokens)"
-    if config.model.dropout:
-        return "the backbone's own dropout (model.dropout) would draw other numbers in a bank than alone"
-    return bank.refusal(config.adapter)
+    return banking.refusal(config)
 
 
 def together(subject: Subject, run: Run, entries: Sequence[Entry], failures: dict[str, str], watcher: Watcher) -> None:

@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from workbench.adapters import bank as banks
 from workbench.adapters.bank import Bank
 from workbench.adapters.routed import Rows
+from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch
 from workbench.data.mixing import Part, join, mixed_batches, padded_length
 from workbench.engine import Watcher, measured
@@ -25,6 +27,20 @@ Predict = Callable[[MicroBatch], Tensor]
 
 Objective = Callable[[Tensor, Tensor, float], Tensor]
 """Outputs (N, ...) and labels (N,) to their summed loss times a factor, as a scalar with a graph."""
+
+
+def refusal(config: RunConfig) -> str | None:
+    """Why adapters train one after another; None where a bank can hold them."""
+    alone = {
+        "model.new_tokens": (bool(config.model.new_tokens), "a bank trains no rows of new tokens"),
+        "model.dropout": (config.model.dropout, "the backbone's own dropout would draw other numbers in a bank"),
+        "train.checkpointing": (config.train.checkpointing is True, "a bank recomputes no activations"),
+        "train.compile": (config.train.compile, "a bank's layers are not compiled"),
+    }
+    for key, (is_on, why) in alone.items():
+        if is_on:
+            return f"{key}: {why}"
+    return banks.refusal(config.adapter)
 
 
 class BankFit:

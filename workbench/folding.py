@@ -38,6 +38,8 @@ class FoldsConfig(Section):
     """How often the rows are dealt into k folds anew."""
     seeds: PositiveInt = 1
     """Adapters of each fold; they differ in how they begin and in the order of their rows."""
+    together: bool = True
+    """Train all adapters in one bank; false: one after another, for less memory, or where a bank refuses."""
     refit: bool = False
     """At the end, train one more adapter on all rows: the run's `adapter`, for who can serve only one."""
     group: str | None = Field(default=None, min_length=1)

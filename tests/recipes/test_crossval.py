@@ -16,7 +16,6 @@ import pytest
 import workbench
 from tests.conftest import MINILM, save_tiny
 from workbench import classifier, runs
-from workbench.adapters import bank
 from workbench.data import folded
 from workbench.errors import ConfigError
 from workbench.evaluation import predicting
@@ -191,11 +190,8 @@ def test_the_adapter_on_all_rows_is_one_that_can_be_merged(plain: Path, tmp_path
     assert isinstance(gap, Gap) and gap.same == 1.0 and gap.kl is not None and gap.kl < 1e-6
 
 
-def test_adapters_trained_one_after_another_are_those_of_the_bank(
-    train: Run, plain: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bank, "refusal", lambda config: "a test keeps them apart")
-    apart = train("apart", "folds.seeds=2")
+def test_adapters_trained_one_after_another_are_those_of_the_bank(train: Run, plain: Path) -> None:
+    apart = train("apart", "folds.seeds=2", "folds.together=false")
     found, known = (pd.read_parquet(run / "out_of_fold.parquet").filter(like="p_") for run in (apart, plain))
     np.testing.assert_allclose(found, known, atol=2e-3)
 
@@ -206,6 +202,44 @@ def test_methods_that_cannot_be_stacked_train_one_after_another(train: Run) -> N
         f"repeat-0-fold-{fold}-seed-0" for fold in range(3)
     ]
     assert len(pd.read_parquet(run / "out_of_fold.parquet")) == 60
+
+
+def _several(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "label": [row["label"], "wet"] if row["label"] != "sun" else ["sun"]}
+
+
+def _number(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "label": {"sun": 2.5, "rain": 0.5, "snow": -1.5}[row["label"]] + len(row["text"]) / 100}
+
+
+def _pair(row: dict[str, Any]) -> dict[str, Any]:
+    texts = {"prompt": "weather", "response_a": row["text"], "response_b": row["text"][::-1]}
+    return {**texts, "winner": {"sun": "a", "rain": "b", "snow": "tie"}[row["label"]]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "made", "more"),
+    [
+        ("several", _several, "tta={views: [drop_words], merge: max}"),
+        ("number", _number, "tta={views: [drop_words]}"),
+        ("pair", _pair, "tta={views: [swap]}"),
+    ],
+)
+def test_every_kind_of_label(
+    kind: str, made: Callable[[dict[str, Any]], dict[str, Any]], more: str, train: Run, home: Path
+) -> None:
+    for name, seed, rows in (("train", 0, 45), ("test", 1, 15)):
+        write(home / f"{kind}-{name}.jsonl", [made(row) for row in weather(rows, seed=seed)])
+    files = [f"data.{name}={home / f'{kind}-{name}.jsonl'}" for name in ("train", "test")]
+    words = [*files, f"classes.kind={kind}", "duplicates.on_duplicate=ignore", "train.steps=4", "folds.repeats=2", more]
+    run = train(kind, *words)
+    names = [stage["name"] for stage in stages(run)]
+    assert names[0] == "supervised" and names[-1] == "tta" and ("calibration" in names) == (kind != "number")
+    table = pd.read_parquet(run / "out_of_fold.parquet")
+    assert (
+        len(table) == 90 and set(table["repeat"]) == {0, 1} and len(pd.read_parquet(run / "predictions.parquet")) == 15
+    )
+    assert all(np.isfinite(value) for value in json.loads((run / "scores.json").read_text())["test"].values())
 
 
 class Killed(BaseException):

@@ -16,7 +16,7 @@ import numpy as np
 from torch import from_numpy
 from transformers import PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, budget, classifier, describing
+from workbench import adapters, backbones, banking, budget, classifier, describing
 from workbench.adapters import Full, bank
 from workbench.backbones import Backbone
 from workbench.banking import BankFit
@@ -111,7 +111,7 @@ def train(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Watcher
     """
     if all((run.path / each.name / "adapter").exists() for each in lessons):
         return
-    reason = bank.refusal(room.config.adapter)
+    reason = "folds.together=false asks for it" if not room.config.folds.together else banking.refusal(room.config)
     if reason is None:
         _together(room, run, lessons, watcher)
     else:
