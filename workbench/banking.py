@@ -17,7 +17,7 @@ from workbench.adapters.routed import Rows
 from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch
 from workbench.data.mixing import Part, join, mixed_batches, padded_length
-from workbench.engine import Watcher, measured
+from workbench.engine import Watcher, measured, out_of_memory
 from workbench.errors import Stopped
 from workbench.masters import Masters
 from workbench.member import Course, Member
@@ -108,7 +108,7 @@ class BankFit:
     def _step(self, live: dict[str, Member], began: float) -> None:
         """One optimizer step of every live member."""
         started, records = time.monotonic(), {}
-        for (name, member), loss in zip(live.items(), self._losses(live), strict=True):
+        for (name, member), loss in zip(live.items(), self._losses_that_fit(live), strict=True):
             record = member.update(loss)
             if record is None:
                 self.watcher.say(f"{name} ends here; the others go on. {member.error}")
@@ -126,6 +126,21 @@ class BankFit:
                 member.save(keep=max(2, member.course.config.save.keep))
         if stopping and any(member.live for member in live.values()):
             raise Stopped(f"Stopped after step {max(member.progress.step for member in live.values())}.")
+
+    def _losses_that_fit(self, live: dict[str, Member]) -> list[float]:
+        """`_losses`; where memory runs out, the same in smaller micro-batches."""
+        while True:
+            try:
+                return self._losses(live)
+            except torch.OutOfMemoryError:
+                longest = max((each.course.train for each in live.values()), key=lambda rows: int(rows.lengths.max()))
+                most = int(longest.lengths.max())
+                if self.tokens <= most:
+                    raise out_of_memory(most, longest) from None
+                self.tokens = max(most, self.tokens // 2)
+                self.watcher.say(f"Out of memory: going on with {self.tokens} tokens in a forward pass.")
+                for parameter in [*self.bank.model.parameters(), *self.masters]:
+                    parameter.grad = None
 
     def _losses(self, live: dict[str, Member]) -> list[float]:
         """Gradients, and the mean loss, of each live member over its next batch."""

@@ -91,7 +91,7 @@ class Fit:
             except torch.OutOfMemoryError:
                 longest = int(self.train.lengths.max())
                 if self.tokens <= longest:
-                    raise _out_of_memory(longest, self.train) from None
+                    raise out_of_memory(longest, self.train) from None
                 self.tokens = max(longest, self.tokens // 2)
                 self.watcher.say(f"Out of memory: going on with {self.tokens} tokens in a forward pass.")
                 self.run.note(batch={"tokens_per_device": self.tokens, "steps": self.member.steps})
@@ -146,13 +146,13 @@ class Fit:
         except torch.OutOfMemoryError:
             longest = int(self.train.lengths.max())
             if self.config.train.checkpointing != "auto" or self.config.adapter.facts.no_checkpointing:
-                raise _out_of_memory(longest, self.train) from None
+                raise out_of_memory(longest, self.train) from None
         self.watcher.say("One example does not fit: recomputing activations in the backward pass.")
         _recompute_activations(self.model)
         try:
             return budget.largest_that_fits(tokens, self.train, self._trial, config=self.config)
         except torch.OutOfMemoryError:
-            raise _out_of_memory(longest, self.train) from None
+            raise out_of_memory(longest, self.train) from None
 
     def _trial(self, batch: MicroBatch) -> None:
         try:
@@ -193,7 +193,8 @@ def _recompute_activations(model: Any) -> None:
     model.activation_checkpointing_enable()
 
 
-def _out_of_memory(longest: int, train: Examples) -> TrainingError:
+def out_of_memory(longest: int, train: Examples) -> TrainingError:
+    """What to say where no micro-batch is small enough."""
     return TrainingError(
         f"Not even one example fits into memory: the longest has {longest} tokens "
         f"({train.place(int(train.lengths.argmax()))}).\n"

@@ -156,6 +156,31 @@ def test_a_member_that_ended_stays_as_it_is_and_costs_nothing(tmp_path: Path) ->
     assert sum(seen) == 3 * (6 + 6) + 3 * 6  # rows, by steps
 
 
+def test_running_out_of_memory_repeats_the_step_in_smaller_pieces(tmp_path: Path) -> None:
+    configs, data = [section(steps=4), section(steps=4, seed=1)], [Labelled(24, 1), Labelled(24, 2)]
+    wanted = Together(bert(), data, configs, tmp_path / "calm", class_outputs, tokens=60).fit()
+    hurt = Together(bert(), data, configs, tmp_path / "hurt", class_outputs, tokens=60)
+    calls: list[int] = []
+    hurt.outputs = lambda model, member, bank: _scarce(calls, class_outputs(model, member, bank))
+    found = hurt.fit()
+    assert max(calls) > 30 and max(calls[-4:]) <= 30, "it went on in smaller pieces"
+    assert found.watcher.said and "Out of memory" in found.watcher.said[0]
+    assert_same(found, wanted, losses=1e-10, adapters=1e-10)
+
+
+def _scarce(calls: list[int], outputs: tuple[Predict, Objective]) -> tuple[Predict, Objective]:
+    """From the second step on, no room for the second of its larger pieces: after gradients of the first."""
+    predict, objective = outputs
+
+    def cramped(batch: MicroBatch) -> Tensor:
+        calls.append(batch.inputs["input_ids"].numel())
+        if len(calls) > 4 and calls[-1] > 30 and calls[-2] > 30:
+            raise torch.OutOfMemoryError("fake")
+        return predict(batch)
+
+    return cramped, objective
+
+
 def _counting(seen: list[int], outputs: tuple[Predict, Objective]) -> tuple[Predict, Objective]:
     predict, objective = outputs
 
