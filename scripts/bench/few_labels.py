@@ -29,7 +29,7 @@ SETTINGS = (
     "data.limit=null",
     "data.max_tokens=64",
     "batch.size=16",
-    "train.steps=160",
+    "train.epochs=10",
     "tta={views: [typos, drop_words], merge: learned}",
     "folds.refit=false",
 )
