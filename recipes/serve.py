@@ -31,7 +31,8 @@ def evaluate(run: Path, overrides: Sequence[str]) -> dict[str, float]:
     before = runs.shipped_config(run)
     values = override(before.model_dump(mode="json", exclude_none=True), list(overrides))
     config = parse(RunConfig, values, source="the command line")
-    changed = [name for name in ("model", "adapter", "classes") if getattr(config, name) != getattr(before, name)]
+    trained = ("model", "adapter", "classes", "folds", "pseudo_label", "tta", "ensemble")
+    changed = [name for name in trained if getattr(config, name) != getattr(before, name)]
     if changed:
         raise ConfigError(
             f"evaluate cannot change {changed[0]}: the adapter was trained with it. Leave it out, or start a new run."

