@@ -249,7 +249,7 @@ class Killed(BaseException):
 @pytest.fixture(scope="module")
 def whole(train: Run, everything: list[str]) -> Path:
     """Every stage, never interrupted. Read only."""
-    return train("whole", *everything)
+    return train("whole", *everything, recipe="crossval/combo")
 
 
 STAGES = (
@@ -285,9 +285,9 @@ def test_a_combination_killed_in_every_stage_ends_with_the_same_result(
     monkeypatch.setattr(os, "replace", replaced)
     for deaths in range(len(STAGES)):
         with pytest.raises(Killed):
-            train("killed", *everything, resume=deaths > 0)
+            train("killed", *everything, recipe="crossval/combo", resume=deaths > 0)
     deaths = len(STAGES)
-    assert result(train("killed", *everything, resume=True)) == result(whole)
+    assert result(train("killed", *everything, recipe="crossval/combo", resume=True)) == result(whole)
 
 
 def test_a_naive_pseudo_label_setting_is_caught_by_out_of_fold_rows(train: Run, home: Path) -> None:
