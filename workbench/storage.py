@@ -37,7 +37,7 @@ def _product(input: Tensor, weight_OI: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(input, weight_OI.to(input.dtype), bias)
     # As one matrix: with a bias, the product of more dimensions is a view, which nobody may change in place afterwards.
     output: Tensor = _StoredProduct.apply(input.flatten(0, -2), weight_OI, bias)  # type: ignore[no-untyped-call]
-    return output.view(*input.shape[:-1], -1)
+    return output.view(*input.shape[:-1], len(weight_OI))
 
 
 class _StoredProduct(torch.autograd.Function):

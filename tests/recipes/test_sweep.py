@@ -147,7 +147,7 @@ def test_check_says_which_members_there_are_and_how_they_train(sections: dict[st
     (found,) = check(RunConfig.model_validate({**sections, "adapter": {"method": "ia3"}})).notes
     assert found.startswith("4 members, one after another: a bank holds lora, rslora and lora+")
     (found,) = check(RunConfig.model_validate({**sections, "model": {**sections["model"], "dropout": True}})).notes
-    assert "(model.dropout) would draw other numbers in a bank" in found
+    assert "model.dropout: the backbone's own dropout would draw other numbers in a bank" in found
     wrong = {"over": {"adapter.targets": [["q_proj"], ["q_prj"]]}}
     with pytest.raises(ConfigError, match="q_prj"):
         check(RunConfig.model_validate({**sections, "sweep": wrong}))
