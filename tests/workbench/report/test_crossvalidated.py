@@ -33,15 +33,10 @@ SCORES: dict[str, dict[str, float]] = {
     "several": {"loss": 0.9, "exact_match": 0.6, "micro_f1": 0.77, "macro_f1": 0.7},
     "number": {"loss": 0.4, "rmse": 12.5, "mae": 9.0},
 }
-DUPLICATES = {
-    "rows": ROWS,
-    "exact": 4,
-    "clusters": 13,
-    "clustered": 28,
-    "largest": 3,
+DUPLICATES: dict[str, Any] = {"rows": ROWS, "exact": 4, "clusters": 13, "clustered": 28, "largest": 3, "leak": 9}
+DUPLICATES |= {
     "least_similar": 0.5,
     "conflicts": [[f"rows.csv, row {n}", f"rows.csv, row {n + 1}"] for n in range(1, 24, 2)],
-    "leak": 9,
     "left_out": ["2 rows in a cluster of near-duplicates with rows of test.csv"],
 }
 
