@@ -116,7 +116,8 @@ class Work:
                 break
             more = [rounds.added(self.data, each) for each in chosen]
             taught = rounds.taught(self.room, self.run, self.data, self.who, more, self.watcher, number=number)
-            if not self.ledger.offer(name, title, self.belief(combiner, taught), facts, least=config.least_gain):
+            belief = self.belief(combiner, taught)
+            if not self.ledger.offer(name, title, belief, facts, least=config.least_gain, sure=config.sure):
                 break
             said = taught
         return said

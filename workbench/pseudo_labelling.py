@@ -49,6 +49,10 @@ class PseudoLabelConfig(Section):
     least_gain: NonNegativeFloat = 0.0
     """Nats a row by which a round must lower the out-of-fold loss to be kept."""
 
+    sure: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """How sure out-of-fold rows must be that a round helps: the whole interval of that width has to be below 0. A few
+    hundred labels are rarely so sure; 0 keeps every round that looks better."""
+
     @model_validator(mode="after")
     def _floor_is_below(self) -> PseudoLabelConfig:
         if self.adaptive and self.floor > self.threshold:

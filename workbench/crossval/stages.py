@@ -68,7 +68,15 @@ class Ledger:
         self._enter(Stage(name, title, belief, True, f"Out of fold: loss {score['loss']:.4f}.", None, 0.0, {}))
 
     def offer(
-        self, name: str, title: str, belief: Belief, facts: Facts, *, least: float = 0.0, forced: bool = False
+        self,
+        name: str,
+        title: str,
+        belief: Belief,
+        facts: Facts,
+        *,
+        least: float = 0.0,
+        sure: float = gains.SURE,
+        forced: bool = False,
     ) -> bool:
         """Whether a stage stays: it does where out-of-fold rows say that it helps, or where it is `forced`."""
         found = gains.gain(
@@ -77,6 +85,7 @@ class Ledger:
             belief.oof_NC,
             self.data.rows.targets_NC,
             least=least,
+            sure=sure,
             groups_N=self.data.cluster_N,
         )
         stays = found.accepted or forced

@@ -63,11 +63,12 @@ def gain(
     targets_NC: Hot,
     *,
     least: float = 0.0,
+    sure: float = SURE,
     groups_N: NDArray[Any] | None = None,
 ) -> Gain:
     """Compare two predictions of the same rows, row by row, and decide whether the second one may stay.
 
-    It stays if the mean loss falls by more than `least`, the whole 95 % interval of the difference is below 0, and
+    It stays if the mean loss falls by more than `least`, the whole interval of the difference is below 0, and
     the rows that became wrong do not outnumber those that became right by more than a fair coin explains (McNemar's
     exact test at 2.5 %, over groups). This judges two predictions, so of anything that was fitted they must come from
     `calibration.cross_fitted`: then a stage that only overfits has a loss that does not fall.
@@ -78,6 +79,7 @@ def gain(
         after_NC: Values with it.
         targets_NC: What Labels.targets gives.
         least: How far the loss has to fall to be worth the change, nats a row (for numbers, of their variance).
+        sure: Of the interval that has to be below 0; what is told is the 95 % one.
         groups_N: Rows of the same group, such as a cluster of duplicates, count as one witness.
 
     Raises:
@@ -91,9 +93,11 @@ def gain(
     difference = loss_after - loss_before
     change_G, blind = _changes(labels, before_NC, after_NC, targets_NC, group_N)
     # Rows that are all right would let any confidence pass: the mistake that none of them shows has to fit in.
-    low, high = _interval(np.append(change_G, max(blind, 0.0)))
+    changes = np.append(change_G, max(blind, 0.0))
+    low, high = _interval(changes)
     right_before_N, right_after_N = _right(labels, before_NC, targets_NC), _right(labels, after_NC, targets_NC)
-    reason = _against(difference, high, least, fewer_right=_fewer(right_before_N, right_after_N, group_N))
+    _, most = _interval(changes, sure=sure)
+    reason = _against(difference, most, least, fewer_right=_fewer(right_before_N, right_after_N, group_N))
     counted = labels.kind != "number"
     return Gain(
         loss_before=loss_before,
@@ -124,8 +128,8 @@ def _changes(
     return change_G, float(blind_N.mean())
 
 
-def _interval(change_G: Floats) -> tuple[float, float]:
-    """95 % interval of the mean, corrected for skewness: Hall 1992, "On the removal of skewness by transformation".
+def _interval(change_G: Floats, *, sure: float = SURE) -> tuple[float, float]:
+    """Interval of the mean, corrected for skewness: Hall 1992, "On the removal of skewness by transformation".
 
     Losses are skewed: many rows a little better, few much worse. Student's interval would accept five times too often.
     """
@@ -134,7 +138,7 @@ def _interval(change_G: Floats) -> tuple[float, float]:
         return mean, mean
     skew = float((((change_G - mean) / spread) ** 3).mean()) / math.sqrt(groups)
     error = spread / math.sqrt(groups - 1)
-    bound = float(stats.t.ppf((1 + SURE) / 2, groups - 1))
+    bound = float(stats.t.ppf((1 + sure) / 2, groups - 1))
     low, high = (mean - error * _unskewed(x, skew) for x in (bound, -bound))
     return low, high
 

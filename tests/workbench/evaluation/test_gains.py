@@ -172,6 +172,25 @@ def test_nothing_changed_is_no_gain() -> None:
     assert (found.difference, found.low, found.high, found.accepted) == (0, 0, 0, False)
 
 
+def test_who_need_not_be_sure_takes_what_looks_better() -> None:
+    """Noise looks better half of the time; what is told of it does not depend on how sure one wants to be."""
+    taken = {0.0: 0, 0.5: 0, 0.95: 0}
+    for seed in range(100):
+        chance = np.random.default_rng(seed)
+        true = chance.normal(size=(200, 3))
+        a, b = (ONE.values(true + 0.5 * chance.normal(size=true.shape)) for _ in range(2))
+        wanted = _hot(ONE, ONE.values(2 * true), chance)
+        found = {sure: gains.gain(ONE, a, b, wanted, sure=sure) for sure in taken}
+        accepted = [each.accepted for each in found.values()]
+        assert (
+            accepted == sorted(accepted, reverse=True) and len({(each.low, each.high) for each in found.values()}) == 1
+        )
+        assert found[0.0].difference < 0 or not found[0.0].accepted
+        for sure, each in found.items():
+            taken[sure] += each.accepted
+    assert 35 <= taken[0.0] <= 60 and 15 <= taken[0.5] < taken[0.0] and taken[0.95] <= 8
+
+
 def test_least_is_asked_of_the_loss() -> None:
     chance = np.random.default_rng(0)
     true = 2 * chance.normal(size=(400, 3))
