@@ -8,7 +8,7 @@ tokens 91 / 112.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -33,9 +33,12 @@ def _attention(
     if query.device.type != "cpu" or dtype not in HALVES or key.shape[2] >= LONGEST:
         output, nothing = sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
         return output, nothing
-    if attention_mask is not None and attention_mask.is_floating_point():
-        attention_mask = attention_mask.float()
-    output, nothing = sdpa_attention_forward(
-        module, query.float(), key.float(), value.float(), attention_mask, **settings
-    )
+    # T5 adds its bias of positions as an argument of its own.
+    wide = {name: each.float() if _is_half(each) else each for name, each in settings.items()}
+    mask = attention_mask.float() if _is_half(attention_mask) else attention_mask
+    output, nothing = sdpa_attention_forward(module, query.float(), key.float(), value.float(), mask, **wide)
     return output.to(dtype), nothing
+
+
+def _is_half(value: Any) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.dtype in HALVES
