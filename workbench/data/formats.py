@@ -288,7 +288,7 @@ def _conversation_tree(place: str, columns: Columns) -> Example:
     node: Any = columns["prompt"]
     path: list[Message] = []
     while node is not None:
-        if not isinstance(node, dict) or node.get("role") not in roles:
+        if not isinstance(node, dict) or node.get("role") not in tuple(roles):
             raise DataError(f"message {len(path) + 1} must have role prompter or assistant, found {shown(node)}.")
         path.append({"role": roles[node["role"]], "content": _string(node, "text")})
         replies = node.get("replies") or []
