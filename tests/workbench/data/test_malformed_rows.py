@@ -135,6 +135,11 @@ MALFORMED: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
         ["no answer of the assistant"],
     ),
     "tree of text": ({"message_tree_id": "x", "prompt": "Q"}, {}, ["message 1 must have role prompter or assistant"]),
+    "tree with odd role": (
+        {"message_tree_id": "x", "prompt": {"role": [], "text": "Q"}},
+        {},
+        ["message 1 must have role prompter or assistant"],
+    ),
     "tree with odd reply": (
         {"message_tree_id": "x", "prompt": {"role": "prompter", "text": "Q", "replies": ["A"]}},
         {},
