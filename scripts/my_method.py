@@ -52,11 +52,11 @@ class ScalesLayer(nn.Module, BaseTunerLayer):
     def __init__(self, base_layer: nn.Module, adapter: str, size: int, inference_mode: bool) -> None:
         super().__init__()
         self.base_layer, self.merged_adapters = base_layer, []
-        self.scales_s = nn.ParameterDict({adapter: torch.zeros(size, device=base_layer.weight.device)})
+        self.scales_s = nn.ParameterDict({adapter: torch.zeros(size, device=next(base_layer.parameters()).device)})
         self.set_adapter([adapter], inference_mode=inference_mode)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        outputs = self.base_layer(x, *args, **kwargs)
+        outputs: Tensor = self.base_layer(x, *args, **kwargs)
         return outputs if self.disable_adapters else outputs * (1 + self.scales_s[self.active_adapters[0]]).to(outputs)
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
@@ -68,7 +68,9 @@ class ScalesLayer(nn.Module, BaseTunerLayer):
 class ScalesModel(BaseTuner):
     prefix, tuner_layer_cls, target_module_mapping = "scales_", ScalesLayer, {}
 
-    def _create_and_replace(self, peft_config, adapter_name, target, target_name, parent, current_key, **_):
+    def _create_and_replace(  # type: ignore[no-untyped-def, override]
+        self, peft_config, adapter_name, target, target_name, parent, current_key, **_
+    ):
         size = target.nf if isinstance(target, Conv1D) else target.out_features
         setattr(parent, target_name, ScalesLayer(target, adapter_name, size, peft_config.inference_mode))
 

@@ -34,7 +34,7 @@ def _attention(
         output, nothing = sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
         return output, nothing
     # T5 adds its bias of positions as an argument of its own.
-    wide = {name: each.float() if _is_half(each) else each for name, each in settings.items()}
+    wide: dict[str, Any] = {name: each.float() if _is_half(each) else each for name, each in settings.items()}
     mask = attention_mask.float() if _is_half(attention_mask) else attention_mask
     output, nothing = sdpa_attention_forward(module, query.float(), key.float(), value.float(), mask, **wide)
     return output.to(dtype), nothing

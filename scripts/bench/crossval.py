@@ -23,13 +23,12 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import measuring
-from measuring import Usage
+from measuring import Ratio, Usage
 
 HERE = Path(__file__).parent
 ARMS = ("bank", "sequential", "one", "Trainer")
@@ -80,20 +79,15 @@ def main() -> None:
             _require_same_work(results)
     ratios = {field: _ratios(results, field) for field in ("wall_s", "cpu_s", "train_s", "peak_bytes")}
     print(*_summary(ratios, arguments), sep="\n")
-    if arguments.json:
-        report = {"machine": machine, "arguments": vars(arguments), "runs": results, "ratios": ratios}
-        arguments.json.write_text(json.dumps(report, default=_plain, indent=2) + "\n", encoding="utf-8")
+    measuring.write_report(arguments, machine=machine, runs=results, ratios=ratios)
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = measuring.parser(__doc__)
     parser.add_argument("--model", required=True, help="folder or hub id; random:100m, random:1b or random:8b")
     parser.add_argument("--rows", type=Path, required=True, help="csv with a column `text` and the label's")
     parser.add_argument("--label", default="category", help="column with the class")
     parser.add_argument("--limit", type=int, default=1000, help="rows taken, evenly from the whole file")
-    parser.add_argument("--pairs", type=int, default=2, help="runs of each arm")
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=1, help="whole ones, so that all arms see the same rows")
     parser.add_argument("--batch", type=int, default=32, help="rows of a step of a fold")
@@ -104,9 +98,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--compute", choices=("float32", "bfloat16"), help="of all arms; by default what the device has units for"
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--tokens", type=int, help="of a micro-batch of ours; by default as the workbench decides")
-    parser.add_argument("--json", type=Path, help="write everything that was measured to this file")
     arguments = parser.parse_args()
     if arguments.compute is None:
         units = arguments.device == "cuda" or measuring.has_bfloat16_units()
@@ -200,14 +192,10 @@ def _require_same_work(results: Sequence[Result]) -> None:
         sys.exit(f"not the same work, so no ratio (tokens, trainable parameters of a fold): {counts}")
 
 
-def _ratios(results: Sequence[Result], field: str) -> dict[str, tuple[float, float, float]]:
-    """The bank through each other arm: of the medians, then the lowest and the highest of the rounds."""
+def _ratios(results: Sequence[Result], field: str) -> dict[str, Ratio]:
+    """The bank through each other arm."""
     values = {arm: [float(getattr(each, field)) for each in results if each.arm == arm] for arm in ARMS}
-    ratios = {}
-    for arm in ARMS[1:]:
-        single = [bank / other for bank, other in zip(values["bank"], values[arm], strict=True)]
-        ratios[arm] = (median(values["bank"]) / median(values[arm]), min(single), max(single))
-    return ratios
+    return {arm: measuring.ratio(values["bank"], values[arm]) for arm in ARMS[1:]}
 
 
 _HEADER = (
@@ -224,7 +212,7 @@ def _line(result: Result) -> str:
     )
 
 
-def _summary(ratios: dict[str, dict[str, tuple[float, float, float]]], arguments: argparse.Namespace) -> list[str]:
+def _summary(ratios: dict[str, dict[str, Ratio]], arguments: argparse.Namespace) -> list[str]:
     wanted = {("wall_s", "Trainer"): TARGETS["nf4" if arguments.weights == "nf4" else "Trainer"]}
     wanted["peak_bytes", "one"] = TARGETS["memory"]
     lines = ["", f"The bank through:{'':13} {'ratio':>6} {'rounds':>13} {'target':>7}"]
@@ -236,10 +224,6 @@ def _summary(ratios: dict[str, dict[str, tuple[float, float, float]]], arguments
             said = "" if target is None else f"{target:.2f}"
             lines.append(f"{arm + ', ' + name:30} {ratio:6.2f} {low:6.2f}-{high:.2f} {said:>8}")
     return [*lines, "", f"Medians of {arguments.pairs}. Weights {arguments.weights}, computed in {arguments.compute}."]
-
-
-def _plain(value: Any) -> Any:
-    return asdict(value) if isinstance(value, Result) else str(value)
 
 
 if __name__ == "__main__":

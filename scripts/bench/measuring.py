@@ -1,16 +1,23 @@
-"""What the benchmarks share: a process that is measured from outside, and the machine in words."""
+"""What the benchmarks share: options, processes that are measured from outside, their ratios, the machine in words."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from statistics import median
+from typing import Any, NamedTuple
+
+WARM_UP = 2
+"""Steps at the start that do not count: they allocate, tune and compile."""
 
 
 class Usage(NamedTuple):
@@ -20,6 +27,59 @@ class Usage(NamedTuple):
     cpu_s: float
     peak_bytes: int
     """Most memory that was resident, of this process alone."""
+
+
+class Ratio(NamedTuple):
+    """One side through the other."""
+
+    of_medians: float
+    low: float
+    """Of the single pairs of runs."""
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.of_medians:.2f} (pairs {self.low:.2f} to {self.high:.2f})"
+
+
+@dataclass(frozen=True)
+class Training:
+    """One run of training, measured from outside and by its own metrics.jsonl."""
+
+    name: str
+    tokens_per_second: float
+    """Tokens without padding, over the warm steps."""
+    wall_s: float
+    """The whole process: imports, loading, tokenising, training, and for ours also scoring and the report."""
+    train_s: float
+    """All steps, the first ones too."""
+    peak_bytes: int
+    """Most memory: resident, of the whole process; on a GPU what torch had allocated there."""
+    loss: float
+    """Mean over the last quarter of the steps, in nats per supervised token."""
+    tokens: int
+    supervised_tokens: int
+
+    HEADER = (
+        f"{'':10} {'tokens/s':>10} {'wall s':>9} {'train s':>9} {'peak GB':>9} {'last loss':>10} {'tokens':>9} "
+        f"{'with loss':>10}"
+    )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name:10} {self.tokens_per_second:10,.0f} {self.wall_s:9.1f} {self.train_s:9.1f} "
+            f"{self.peak_bytes / 1e9:9.2f} {self.loss:10.3f} {self.tokens:9,} {self.supervised_tokens:10,}"
+        )
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """With the options that every benchmark of two or more sides has."""
+    found = argparse.ArgumentParser(
+        description=description.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    found.add_argument("--pairs", type=int, default=2, help="runs of each side")
+    found.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    found.add_argument("--json", type=Path, help="write everything that was measured to this file")
+    return found
 
 
 def run(command: Sequence[str], log: Path, device: str) -> Usage:
@@ -39,6 +99,87 @@ def run(command: Sequence[str], log: Path, device: str) -> Usage:
         tail = log.read_text(encoding="utf-8", errors="replace")[-4000:]
         sys.exit(f"{tail}\nfailed with status {process.returncode}: {' '.join(command)}")
     return Usage(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+
+
+def train(name: str, command: Sequence[str], out: Path, device: str) -> Training:
+    """Run a command that leaves a metrics.jsonl in `out`; its log stands beside that folder."""
+    usage = run(command, out.with_suffix(".log"), device)
+    steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    warm, last = steps[WARM_UP:], steps[-max(1, len(steps) // 4) :]
+    seconds = steps[-1]["elapsed_s"] - steps[WARM_UP - 1]["elapsed_s"]
+    supervised = sum(step["supervised_tokens"] for step in last)
+    return Training(
+        name=name,
+        tokens_per_second=sum(step["tokens"] for step in warm) / seconds,
+        wall_s=usage.wall_s,
+        train_s=steps[-1]["elapsed_s"],
+        peak_bytes=usage.peak_bytes if device == "cpu" else max(step["peak_bytes"] for step in steps),
+        loss=sum(step["loss"] * step["supervised_tokens"] for step in last) / supervised,
+        tokens=sum(step["tokens"] for step in steps),
+        supervised_tokens=sum(step["supervised_tokens"] for step in steps),
+    )
+
+
+def in_turn(
+    sides: Mapping[str, Callable[[Path], Sequence[str]]], folder: Path, arguments: argparse.Namespace
+) -> list[Training]:
+    """Run the commands of two sides in turn, as often as --pairs says, and show each; all see the same tokens.
+
+    Args:
+        sides: From the folder that a run writes to its command, by name.
+    """
+    results: list[Training] = []
+    print(Training.HEADER)
+    for pair in range(arguments.pairs):
+        for name, command in sides.items():
+            out = folder / f"{name}-{pair}"
+            results.append(train(name, command(out), out, arguments.device))
+            print(results[-1], flush=True)
+            counts = {result.name: (result.tokens, result.supervised_tokens) for result in results}
+            if len(set(counts.values())) > 1:
+                sys.exit(f"not the same work, so no ratio (tokens, tokens with loss): {counts}")
+    return results
+
+
+def ratios(results: Sequence[Training]) -> dict[str, Ratio]:
+    """The first side through the second, of runs in turn."""
+    pairs = list(zip(results[::2], results[1::2], strict=True))
+    return {
+        field: ratio(*([getattr(pair[side], field) for pair in pairs] for side in (0, 1)))
+        for field in ("tokens_per_second", "wall_s", "train_s", "peak_bytes", "loss")
+    }
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+    """Ours through theirs; runs at the same place are a pair."""
+    single = [our / their for our, their in zip(ours, theirs, strict=True)]
+    return Ratio(median(ours) / median(theirs), min(single), max(single))
+
+
+def summary(ratios: Mapping[str, Ratio], results: Sequence[Training]) -> str:
+    """The line of ratios under the runs, and two of them in words."""
+    ours, theirs = (result.name for result in results[:2])
+    return "\n".join(
+        [
+            f"{'ratio':10} {ratios['tokens_per_second'].of_medians:10.2f} {ratios['wall_s'].of_medians:9.2f} "
+            f"{ratios['train_s'].of_medians:9.2f} {ratios['peak_bytes'].of_medians:9.2f} "
+            f"{ratios['loss'].of_medians:10.2f}",
+            "",
+            f"{ours}: {ratios['tokens_per_second']} times the tokens/s of {theirs}, {ratios['peak_bytes']} times its "
+            f"peak memory; medians of {len(results) // 2}.",
+        ]
+    )
+
+
+def write_report(arguments: argparse.Namespace, **facts: Any) -> None:
+    """What was measured, and how it was asked for, where --json names a file."""
+    if arguments.json:
+        text = json.dumps({**facts, "arguments": vars(arguments)}, default=_plain, indent=2)
+        arguments.json.write_text(text + "\n", encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else asdict(value)
 
 
 def machine(device: str, packages: Sequence[str]) -> str:

@@ -166,7 +166,7 @@ class _Counting(DataCollatorWithPadding):
 def _accuracy(trainer: Trainer, rows: list[Any]) -> float:
     # The longest together, as in training; the order is taken back by reading labels from the same place.
     found = trainer.predict(sorted(rows, key=lambda row: -len(row["input_ids"])))  # type: ignore[arg-type]
-    return float(np.mean(found.predictions.argmax(-1) == found.label_ids))
+    return float(np.mean(np.asarray(found.predictions).argmax(-1) == found.label_ids))
 
 
 def _peak_bytes() -> int:

@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from datasets import load_dataset
@@ -29,7 +29,7 @@ def main(model: str, rows: str, out: Path, settings: dict[str, Any]) -> None:
         train_dataset=load_dataset("json", data_files=rows, split="train"),
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
     )
-    trainer.add_callback(_Metrics(trainer, out / "metrics.jsonl"))
+    trainer.add_callback(Metrics(trainer, out / "metrics.jsonl"))
     trainer.train()
 
 
@@ -48,11 +48,31 @@ class _CountingTrainer(SFTTrainer):
         self.supervised_tokens = num_items_in_batch
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)  # type: ignore[no-untyped-call]
 
+    def counts(self, logs: dict[str, Any]) -> Counts:
+        assert self.supervised_tokens is not None  # the fused head takes it, so the Trainer counts it
+        return Counts(int(logs["num_tokens"]), int(self.supervised_tokens))
 
-class _Metrics(TrainerCallback):
+
+class Counts(NamedTuple):
+    """How much a trainer has seen."""
+
+    tokens: int
+    """Without padding, since the start."""
+    supervised: int
+    """Of the last step."""
+
+
+class Counting(Protocol):
+    """A trainer that counts."""
+
+    def counts(self, logs: dict[str, Any]) -> Counts:
+        """At the end of a step, of which it logs this."""
+
+
+class Metrics(TrainerCallback):
     """Appends a line per step to `path`, with the keys of a run directory's metrics.jsonl."""
 
-    def __init__(self, trainer: _CountingTrainer, path: Path) -> None:
+    def __init__(self, trainer: Counting, path: Path) -> None:
         self.trainer, self.path = trainer, path
         self.started = 0.0
         self.tokens_before = 0
@@ -64,17 +84,16 @@ class _Metrics(TrainerCallback):
         logs = event["logs"]
         if "loss" not in logs:  # the summary at the end
             return
-        supervised = self.trainer.supervised_tokens
-        assert supervised is not None  # the fused head takes it, so the Trainer counts it
+        seen = self.trainer.counts(logs)
         line = {
             "step": state.global_step,
             "loss": float(logs["loss"]),
-            "tokens": int(logs["num_tokens"]) - self.tokens_before,
-            "supervised_tokens": int(supervised),
+            "tokens": seen.tokens - self.tokens_before,
+            "supervised_tokens": seen.supervised,
             "elapsed_s": time.perf_counter() - self.started,
             "peak_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         }
-        self.tokens_before = int(logs["num_tokens"])
+        self.tokens_before = seen.tokens
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 

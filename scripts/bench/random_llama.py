@@ -1,6 +1,6 @@
 """Write a Llama with seeded random weights in bfloat16, beside the starter's tokenizer.
 
-    python scripts/bench/random_llama.py 100m FOLDER [cpu|cuda]
+    python scripts/bench/random_llama.py 42m|100m|1b|8b FOLDER [cpu|cuda]
 
 Random weights cost the same time and memory as trained ones; only the losses mean nothing.
 """
@@ -42,6 +42,7 @@ def _shape(layers: int, width: int, mlp: int, heads: int, kv_heads: int, vocabul
 
 
 SHAPES = {
+    "42m": _shape(8, 512, 1408, 8, 8, 32_000, tied=True),
     "100m": _shape(12, 768, 2048, 12, 12, 32_000, tied=True),
     "1b": _shape(16, 2048, 8192, 32, 8, 128_256, tied=True),  # Llama 3.2 1B
     "8b": _shape(32, 4096, 14_336, 32, 8, 128_256, tied=False),  # Llama 3.1 8B

@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ def file(name: str, content: str | bytes) -> Prepare:
     return lambda folder: (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def lines(rows: list[Any], name: str = "bad.jsonl") -> Prepare:
+def lines(rows: Iterable[Any], name: str = "bad.jsonl") -> Prepare:
     return file(name, "".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -73,6 +73,17 @@ def assert_refused(
     assert ended.value.code == 2
     assert_told(case, told.out, told.err)
     assert_nothing_left(folder, before)
+
+
+def assert_refused_with(
+    words: Iterable[str], command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """See that the command ends in status 2 and says all `words`."""
+    monkeypatch.setattr(sys, "argv", ["workbench", *shlex.split(command)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = " ".join(capsys.readouterr().err.split())
+    assert ended.value.code == 2 and all(word in told for word in words), told
 
 
 def assert_told(case: Case, out: str, err: str) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from workbench.cli import main
+from tests.mistakes.cases import assert_refused_with, lines
 
 RECIPE = """
 recipe: classify
@@ -203,7 +200,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
 
     folder = tmp_path_factory.mktemp("finished")
     (folder / "my.yaml").write_text(RECIPE)
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    lines(ROWS, "rows.jsonl")(folder)
     words = [f"model.id={stories}", f"data.train={folder}/rows.jsonl"]
     return workbench.run(folder / "my.yaml", words, out=folder / "one", quiet=True)
 
@@ -220,18 +217,14 @@ def test_a_mistake_is_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.yaml").write_text(RECIPE)
-    for name, rows in (("rows", case.rows), ("other", case.other)):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines(case.rows, "rows.jsonl")(tmp_path)
+    lines(case.other, "other.jsonl")(tmp_path)
     for link, target in (("stories", stories), ("t5", encoder_decoder), ("one", str(finished))):
         (tmp_path / link).symlink_to(target)
     if case.command.endswith("torn"):
         _tear(tmp_path, finished)
-    monkeypatch.setattr(sys, "argv", ["workbench", *shlex.split(f"{case.command} {case.words}")])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    told = " ".join(capsys.readouterr().err.split())
-    assert ended.value.code == 2, told
-    assert case.place.replace("one/adapter", "torn/adapter") in told and case.cure in told, told
+    place = case.place.replace("one/adapter", "torn/adapter")
+    assert_refused_with((place, case.cure), f"{case.command} {case.words}", monkeypatch, capsys)
     assert not list(tmp_path.glob("runs/*/adapter"))
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from workbench.cli import main
+from tests.mistakes.cases import assert_refused_with, lines
 
 RECIPE = """
 recipe: crossval
@@ -150,13 +147,8 @@ def test_a_mistake_is_told(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.yaml").write_text(RECIPE)
     (tmp_path / "code.py").write_text(case.code)
-    for name, rows in (("rows", case.rows), ("other", case.other)):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines(case.rows, "rows.jsonl")(tmp_path)
+    lines(case.other, "other.jsonl")(tmp_path)
     (tmp_path / "stories").symlink_to(stories)
-    monkeypatch.setattr(sys, "argv", ["workbench", *shlex.split(f"{verb} my.yaml {case.words}")])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    told = " ".join(capsys.readouterr().err.split())
-    assert ended.value.code == 2, told
-    assert case.place in told and case.cure in told, told
+    assert_refused_with((case.place, case.cure), f"{verb} my.yaml {case.words}", monkeypatch, capsys)
     assert not list(tmp_path.glob("runs/*/members"))

@@ -147,30 +147,11 @@ def fit(
         ConfigError: The user's function returns no values.
     """
     assert len(names) + 1 == len(values_VNC)
-
-    def fitted(how: Merge, seen_VNC: Floats, rows_N: Mask) -> _Fitted:
-        share = config.uncertain
-        found = _Fitted(
-            weights_V=learned(labels, seen_VNC[:, rows_N], targets_NC[rows_N]) if how == "learned" else None,
-            threshold=None if share is None else _threshold(entropy(labels.kind, seen_VNC[0, rows_N]), share),
-        )
-        spent_N = rows_N & _uncertain(found, labels.kind, seen_VNC[0])
-        if not (calibrate and spent_N.any()):
-            return found
-        outputs_nC = targets.outputs(labels, _merged(how, found, labels, seen_VNC[:, spent_N], user_merge))
-        return found._replace(temperature=calibration.temperature(labels, outputs_nC, targets_NC[spent_N]))
-
-    def judged(how: Merge, seen_VNC: Floats) -> Floats:
-        return calibration.cross_fitted(
-            fold_N,
-            partial(fitted, how, seen_VNC),
-            lambda found, rows_N: _merged(how, found, labels, seen_VNC[:, rows_N], user_merge),
-        )
-
+    fitter = _Fitter(config.uncertain, labels, targets_NC, calibrate, user_merge)
     # The plain rows get all that merged rows get but the views, which would else be credited with a better calibration.
-    before_NC = judged("mean", values_VNC[:1]) if calibrate else values_VNC[0]
-    after_NC = judged(config.merge, values_VNC)
-    final = fitted(config.merge, values_VNC, np.ones(len(fold_N), dtype=bool))
+    before_NC = fitter.judged("mean", values_VNC[:1], fold_N) if calibrate else values_VNC[0]
+    after_NC = fitter.judged(config.merge, values_VNC, fold_N)
+    final = fitter.fitted(config.merge, values_VNC, np.ones(len(fold_N), dtype=bool))
     decision = Decision(
         kind=labels.kind,
         names=("plain", *names),
@@ -183,6 +164,43 @@ def fit(
         gain=gains.gain(labels, before_NC, after_NC, targets_NC, least=config.least_gain, groups_N=groups_N),
     )
     return decision, after_NC
+
+
+@dataclass(frozen=True)
+class _Fitter:
+    """Fits what out-of-fold rows decide, on some of them."""
+
+    uncertain: float | None
+    """Share of rows that are read in all views; None: all of them."""
+    labels: Labels
+    targets_NC: Hot
+    calibrate: bool
+    user_merge: UserMerge | None
+
+    def fitted(self, how: Merge, values_VNC: Floats, rows_N: Mask) -> _Fitted:
+        """What the rows of the mask decide."""
+        kind = self.labels.kind
+        learns, share = how == "learned", self.uncertain
+        found = _Fitted(
+            weights_V=learned(self.labels, values_VNC[:, rows_N], self.targets_NC[rows_N]) if learns else None,
+            threshold=None if share is None else _threshold(entropy(kind, values_VNC[0, rows_N]), share),
+        )
+        spent_N = rows_N & _uncertain(found, kind, values_VNC[0])
+        if not (self.calibrate and spent_N.any()):
+            return found
+        outputs_nC = targets.outputs(self.labels, self._merged(how, found, values_VNC[:, spent_N]))
+        return found._replace(temperature=calibration.temperature(self.labels, outputs_nC, self.targets_NC[spent_N]))
+
+    def judged(self, how: Merge, values_VNC: Floats, fold_N: NDArray[Any]) -> Floats:
+        """Values (N, C) of each fold, merged as all other folds decide."""
+        return calibration.cross_fitted(
+            fold_N,
+            partial(self.fitted, how, values_VNC),
+            lambda found, rows_N: self._merged(how, found, values_VNC[:, rows_N]),
+        )
+
+    def _merged(self, how: Merge, found: _Fitted, values_VNC: Floats) -> Floats:
+        return _merged(how, found, self.labels, values_VNC, self.user_merge)
 
 
 def rehearse(labels: Labels, views: int, user_merge: UserMerge) -> None:

@@ -5,35 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.workbench.evaluation.seeing import NUMBER, ONE, SEVERAL, said
 from workbench.data.labels import Labels
 from workbench.evaluation import gains
 from workbench.evaluation.pooling import learned
 
-KINDS = {
-    "one": Labels("one", ("a", "b", "c")),
-    "several": Labels("several", ("a", "b", "c")),
-    "number": Labels("number", ("value",), mean=10.0, scale=4.0),
-}
 
-
-def said(labels: Labels, noises: list[float], *, rows: int = 400, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Values (V, N, C) of predictions with so much noise each, and targets (N, C)."""
-    chance = np.random.default_rng(seed)
-    if labels.kind == "number":
-        true = chance.normal(size=(rows, 1))
-        targets, signal = true.astype(np.float32), true
-    elif labels.kind == "several":
-        targets = (chance.random((rows, 3)) < 0.4).astype(np.float32)
-        signal = 3.0 * targets - 1.5
-    else:
-        targets = np.eye(3, dtype=np.float32)[chance.integers(0, 3, rows)]
-        signal = 2.0 * targets
-    return np.stack([labels.values(signal + noise * chance.normal(size=signal.shape)) for noise in noises]), targets
-
-
-@pytest.mark.parametrize("kind", sorted(KINDS))
-def test_no_other_weights_are_better(kind: str) -> None:
-    labels = KINDS[kind]
+@pytest.mark.parametrize("labels", [ONE, SEVERAL, NUMBER], ids=lambda labels: labels.kind)
+def test_no_other_weights_are_better(labels: Labels) -> None:
     values, targets = said(labels, [1.0, 1.5, 2.5])
     found = learned(labels, values, targets)
     assert found.min() >= 0 and found.sum() == pytest.approx(1)
