@@ -14,7 +14,7 @@ from workbench.data import tokens
 from workbench.data.batching import Row, steps_per_epoch
 from workbench.data.forms import form
 from workbench.data.tokens import Splits
-from workbench.recipes import classify_verbs, crossval_verbs, sweep
+from workbench.recipes import classify_verbs, crossval_verbs, distill_verbs, sweep
 from workbench.recipes.classify_verbs import ClassInspection
 from workbench.recipes.crossval_verbs import CrossvalInspection
 from workbench.recipes.sft import read_template
@@ -46,6 +46,9 @@ def check(config: RunConfig) -> Inspection | ClassInspection | CrossvalInspectio
     """
     if config.recipe == "sweep":
         return _first_member(config)
+    if config.recipe == "distill":
+        found: Inspection | ClassInspection = distill_verbs.with_student(config, check)
+        return found
     if config.recipe == "classify":
         return classify_verbs.inspect(config)
     if config.recipe == "crossval":

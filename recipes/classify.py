@@ -6,13 +6,14 @@ Labels are one class, several, a number, or which of two responses is better; th
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
 from torch import from_numpy
 from transformers import PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, checkpoints, classifier, describing, files, preflight, report
+from workbench import adapters, backbones, classifier, describing, files, preflight, report
 from workbench.adapters import Full
 from workbench.classifier import Classifier
 from workbench.config import RunConfig
@@ -22,12 +23,14 @@ from workbench.data.classes import ClassSplits, Labelled
 from workbench.data.fields import Writer
 from workbench.data.labels import Floats
 from workbench.data.sampling import balanced
-from workbench.engine import Fit, Watcher, peak_bytes
+from workbench.engine import Fit, Supervision, Watcher
 from workbench.evaluation import predicting, targets
 from workbench.objectives.criterion import criterion
 from workbench.runs import Run
 
 Scores = dict[str, Any]
+Supervise = Callable[[Classifier, Callable[[], float]], Supervision]
+"""From the classifier that trains, and the share of the run that is done."""
 
 
 def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
@@ -73,8 +76,19 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ClassSplits, li
     return tokenizer, data, modules
 
 
-def train(config: RunConfig, run: Run, data: ClassSplits, tokenizer: PreTrainedTokenizerBase, watcher: Watcher) -> None:
-    """From a backbone to a saved adapter and head; everything live is freed on return."""
+def train(
+    config: RunConfig,
+    run: Run,
+    data: ClassSplits,
+    tokenizer: PreTrainedTokenizerBase,
+    watcher: Watcher,
+    supervise: Supervise | None = None,
+) -> None:
+    """From a backbone to a saved adapter and head; everything live is freed on return.
+
+    Args:
+        supervise: What the model learns from; by default the labels of `data`.
+    """
     backbone = backbones.load(
         config.model,
         tokenizer,
@@ -87,10 +101,10 @@ def train(config: RunConfig, run: Run, data: ClassSplits, tokenizer: PreTrainedT
     )
     run.note(model=describing.model(config, backbone, model))
     found = classifier.find(model, backbone.model, tokenizer, data.labels)
+    supervise = supervise or (lambda found, _: labelled(config, data, found))
     fit = Fit(
         model=model,
-        train=balanced(data.train, config),
-        loss=found.row_loss(criterion(config.classes, from_numpy(data.train.targets_NC))),
+        supervision=supervise(found, lambda: fit.share_done),
         width=backbone.model.config.get_text_config().hidden_size,
         held_out_loss=lambda: score(found, data.held_out)[0]["loss"],
         config=config,
@@ -98,15 +112,15 @@ def train(config: RunConfig, run: Run, data: ClassSplits, tokenizer: PreTrainedT
         run=run,
         watcher=watcher,
     )
-    progress = fit.work()
-    run.note(elapsed_s=progress.elapsed_s, peak_bytes=peak_bytes(fit.device))
-
-    # Ship the float32 masters, of the best or of the last step.
-    if config.save.ship == "best":
-        fit.masters.load(checkpoints.read_tensors(run.best, "trainable"))
-        watcher.say(f"Shipping step {progress.best_step}, which has the lowest held-out loss.")
-    with fit.masters.exposed():
+    fit.work()
+    with fit.shipping():
         classifier.save(found, run.adapter)
+
+
+def labelled(config: RunConfig, data: ClassSplits, model: Classifier) -> Supervision:
+    """The training rows with their labels."""
+    objective = criterion(config.classes, from_numpy(data.train.targets_NC))
+    return Supervision(balanced(data.train, config), model.row_loss(objective))
 
 
 def score(model: Classifier, rows: Labelled) -> tuple[dict[str, float], Floats]:

@@ -5,23 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
-from workbench import classifier, files, shipped
 from workbench.config import RunConfig
-from workbench.crossval import looking, rounds
-from workbench.crossval.fold_adapters import Classroom, fold_adapters, outputs
-from workbench.data import classes, records, views
+from workbench.crossval import looking
+from workbench.crossval.fold_adapters import Classroom, fold_adapters
+from workbench.data import classes, records
 from workbench.data.batching import steps_per_epoch
-from workbench.data.classes import Labelled
 from workbench.data.fields import Writer
 from workbench.data.folded import Folded
-from workbench.data.labels import Floats
 from workbench.errors import ConfigError
 from workbench.evaluation import predicting, targets
-from workbench.evaluation.combining import Fitted
-from workbench.evaluation.tta import Decision
 from workbench.recipes.classify import texts
 from workbench.recipes.classify_verbs import chosen_examples
 from workbench.recipes.crossval import prepare
@@ -68,41 +62,18 @@ def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
             "evaluate scores the ensemble of a cross-validation on other rows: name them, data.test=FILE. "
             f"Out-of-fold scores stand in {run}/scores.json."
         )
-    room, source = _room(run, config), records.read(config.data.test, config.data, config.classes)
+    room, source = looking.classroom(run, config), records.read(config.data.test, config.data, config.classes)
     rows = classes.encode(source, _writer(room), room.labels)
-    return targets.value_scores(room.labels, _said(run, room, rows), rows.targets_NC)
+    return targets.value_scores(room.labels, looking.decided(run, room, rows), rows.targets_NC)
 
 
 def predict(run: Path, source: str, config: RunConfig) -> pd.DataFrame:
     """What the ensemble says of every row of a file; labels there are not looked at."""
-    room = _room(run, config)
+    room = looking.classroom(run, config)
     read = records.read(source, config.data, config.classes, labelled=False)
     rows = classes.encode(read, _writer(room), room.labels)
     written = texts(config, room.tokenizer, rows)
-    return predicting.table(room.labels, rows, _said(run, room, rows), texts=written, labelled=False)
-
-
-def _said(run: Path, room: Classroom, rows: Labelled) -> Floats:
-    """Values (N, C) by all that the run decided."""
-    decided = files.read_json(run / "decision.json")
-    weights_M = None if decided["weights"] is None else np.asarray(decided["weights"])
-    fitted = Fitted(decided["temperature"], decided["how"], weights_M)
-    folders = [run / rounds.folder(decided["round"]) / name / "adapter" for name in decided["members"]]
-    found = outputs(room, folders, [[rows]] * len(folders))
-    values_NC = fitted.values(room.labels, np.stack([each[0] for each in found]))
-    if decided["tta"] is None:
-        return values_NC
-    seen = views.make(room.config.tta, room.config.classes, room.labels, seed=room.config.seed, example=rows.records[0])
-    decision = Decision.from_facts(decided["tta"])
-    return looking.merged(room, folders, fitted, decision, seen, rows, values_NC)
-
-
-def _room(run: Path, config: RunConfig) -> Classroom:
-    if not (run / "decision.json").exists():
-        raise ConfigError(f"{run}: the cross-validation has not ended. Continue it: workbench run --out {run} --resume")
-    first = files.read_json(run / "decision.json")
-    member = run / rounds.folder(first["round"]) / first["members"][0]
-    return Classroom(config, classifier.read_labels(run), shipped.load_tokenizer(member, config))
+    return predicting.table(room.labels, rows, looking.decided(run, room, rows), texts=written, labelled=False)
 
 
 def _writer(room: Classroom) -> Writer:

@@ -8,9 +8,16 @@ from workbench import report, runs
 from workbench.config import RunConfig
 from workbench.engine import Watcher
 from workbench.errors import Stopped, WorkbenchError
-from workbench.recipes import classify, crossval, sft, sweep
+from workbench.recipes import classify, crossval, distill, sft, sweep
 
-RECIPES = {"sft": sft.main, "mlm": sft.main, "classify": classify.main, "crossval": crossval.main, "sweep": sweep.main}
+RECIPES = {
+    "sft": sft.main,
+    "mlm": sft.main,
+    "classify": classify.main,
+    "crossval": crossval.main,
+    "sweep": sweep.main,
+    "distill": distill.main,
+}
 
 
 def run(config: RunConfig, *, out: Path, resume: bool, watcher: Watcher) -> Path:

@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerBase
 from workbench import (
     adapters,
     backbones,
-    checkpoints,
     describing,
     evaluation,
     files,
@@ -27,6 +26,7 @@ from workbench import (
     tasks,
 )
 from workbench.adapters import Full
+from workbench.backbones import Backbone
 from workbench.config import RunConfig
 from workbench.data import tokens
 from workbench.data.batching import MicroBatch, first_rows
@@ -34,7 +34,7 @@ from workbench.data.chat import Template
 from workbench.data.forms import form
 from workbench.data.masking import Masking
 from workbench.data.tokens import Splits, Tokens
-from workbench.engine import Fit, Watcher, peak_bytes
+from workbench.engine import Fit, Supervision, Watcher
 from workbench.errors import ConfigError
 from workbench.evaluation import Answer
 from workbench.heads import Head
@@ -43,6 +43,8 @@ from workbench.shipped import Shipped
 from workbench.tasks import TEXT
 
 Scores = dict[str, Any]
+Supervise = Callable[[nn.Module, Head, Backbone, Callable[[], float]], Supervision]
+"""From the model that trains, its head, the backbone under it, and the share of the run that is done."""
 
 
 def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
@@ -86,8 +88,13 @@ def train(
     tokenizer: PreTrainedTokenizerBase,
     template: Template | Masking,
     watcher: Watcher,
+    supervise: Supervise | None = None,
 ) -> None:
-    """From a backbone to a saved adapter; everything live is freed on return."""
+    """From a backbone to a saved adapter; everything live is freed on return.
+
+    Args:
+        supervise: What the model learns from; by default the supervised tokens of `data`.
+    """
     backbone = backbones.load(
         config.model, tokenizer, task=tasks.of(config), trainable=isinstance(config.adapter, Full)
     )
@@ -107,10 +114,10 @@ def train(
     )
     run.note(model=describing.model(config, backbone, model))
     head = heads.find(model, backbone.model)
+    supervise = supervise or (lambda *_: Supervision(data.train, next_token_loss(model, head)))
     fit = Fit(
         model=model,
-        train=data.train,
-        loss=next_token_loss(model, head),
+        supervision=supervise(model, head, backbone, lambda: fit.share_done),
         width=head.width,
         held_out_loss=lambda: evaluation.likelihood(model, head, data.held_out).loss,
         config=config,
@@ -118,21 +125,15 @@ def train(
         run=run,
         watcher=watcher,
     )
-    progress = fit.work()
-    run.note(elapsed_s=progress.elapsed_s, peak_bytes=peak_bytes(fit.device))
-
-    # Ship the float32 masters, of the best or of the last step.
-    if config.save.ship == "best":
-        fit.masters.load(checkpoints.read_tensors(run.best, "trainable"))
-        watcher.say(f"Shipping step {progress.best_step}, which has the lowest held-out loss.")
-    with fit.masters.exposed():
+    fit.work()
+    with fit.shipping():
         shipped.save(model, run.adapter, tokenizer, template, evaluation.stop_tokens(tokenizer, data.train))
 
 
 def score_before(
     config: RunConfig,
     run: Run,
-    backbone: backbones.Backbone,
+    backbone: Backbone,
     data: Splits,
     tokenizer: PreTrainedTokenizerBase,
     template: Template | Masking,

@@ -49,6 +49,20 @@ def check(recipe: Recipe, overrides: Overrides = None) -> None:
     show.inspection(inspect(load(recipe, overrides or ())))
 
 
+@app.command(name="distill-cache")
+def distill_cache(recipe: Recipe, overrides: Overrides = None) -> None:
+    """Ask a distillation's teacher about every training row, and keep what it says in distill.cache.folder."""
+    from workbench.console import Terminal
+    from workbench.recipes.distill_verbs import cache
+    from workbench.recipes.load import load
+
+    config = load(recipe, overrides or ())
+    with Terminal(quiet=False) as terminal:
+        facts = cache(config, terminal)
+    for name, value in facts.items():
+        typer.echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
+
+
 @app.command()
 def evaluate(run: RunFolder, overrides: Overrides = None) -> None:
     """Score a finished run again, on its held-out rows or on data.test=FILE."""

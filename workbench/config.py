@@ -19,6 +19,7 @@ from workbench import plugins
 from workbench.adapters import METHODS, Lora, Method
 from workbench.adapters.method import HALF_OR_FULL
 from workbench.classing import ClassesConfig
+from workbench.distilling import DistillConfig, as_plain_run
 from workbench.folding import DuplicatesConfig, EnsembleConfig, FoldsConfig
 from workbench.pseudo_labelling import PseudoLabelConfig
 from workbench.schema import Section, override, parse, read_yaml
@@ -175,6 +176,7 @@ _ONLY_FOR = {
     "tta": ("crossval",),
     "ensemble": ("crossval",),
     "sweep": ("sweep",),
+    "distill": ("distill",),
 }
 """Sections that only some recipes read."""
 
@@ -182,7 +184,7 @@ _ONLY_FOR = {
 class RunConfig(Section):
     """Everything that a run depends on; a run is a pure function of it."""
 
-    recipe: Literal["sft", "mlm", "classify", "crossval", "sweep"]
+    recipe: Literal["sft", "mlm", "classify", "crossval", "sweep", "distill"]
     """Which file of `recipes/` runs this."""
     plugins: tuple[Path, ...] = ()
     """Python files of yours, run first, that add adapter methods. Only files you trust."""
@@ -198,6 +200,7 @@ class RunConfig(Section):
     tta: TtaConfig = TtaConfig()
     ensemble: EnsembleConfig = EnsembleConfig()
     sweep: SweepConfig = SweepConfig()
+    distill: DistillConfig = DistillConfig()
     batch: BatchConfig = BatchConfig()
     train: TrainConfig = TrainConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -219,6 +222,9 @@ class RunConfig(Section):
     def _consistent(self) -> RunConfig:
         if self.recipe == "sweep":
             trials(self)  # each member is judged as the run that it is
+            return self
+        if self.recipe == "distill":
+            as_plain_run(self)
             return self
         facts, method = self.adapter.facts, self.adapter.method
         if reason := unable(self.model, self.adapter):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -14,7 +15,6 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from workbench import budget, fused
-from workbench.checkpoints import Progress
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices, MicroBatch, micro_batches
 from workbench.errors import Stopped, TrainingError
@@ -24,6 +24,15 @@ from workbench.runs import Run
 
 Loss = Callable[[MicroBatch, float], Tensor]
 """Summed loss of a micro-batch times a factor, as a scalar with a graph."""
+
+
+class Supervision(NamedTuple):
+    """What a model learns from."""
+
+    train: Examples
+    loss: Loss
+    beside: nn.Module | None = None
+    """What trains with the model and is not shipped, such as projections that the loss compares through."""
 
 
 class Watcher(Protocol):
@@ -44,8 +53,7 @@ class Fit:
     """One run of training; `fit` makes it and works it."""
 
     model: nn.Module
-    train: Examples
-    loss: Loss
+    supervision: Supervision
     width: int
     """Hidden size of the backbone."""
     held_out_loss: Callable[[], float]
@@ -55,15 +63,16 @@ class Fit:
     watcher: Watcher
 
     def __post_init__(self) -> None:
+        self.train, self.loss, beside = self.supervision
         self.device = next(self.model.parameters()).device
-        self.masters = Masters(self.model, self.compute)
+        self.masters = Masters(self.model, self.compute, beside=beside)
         self.member = Member(Course(self.train, self._held_out_loss, self.config, self.run), self.masters.named())
         self.accelerator = Accelerator(
             cpu=self.device.type == "cpu", log_with=list(self.config.trackers) or None, project_dir=self.run.path
         )
         self.accelerator.init_trackers(self.run.path.name)
 
-    def work(self) -> Progress:
+    def work(self) -> None:
         """Train to the end; raises Stopped after a checkpoint when the watcher asks for it."""
         member = self.member
         for sentence in member.resume(at_most=member.steps):
@@ -81,7 +90,21 @@ class Fit:
             if member.live and stopping:
                 raise Stopped(f"Stopped after step {member.progress.step} of {member.steps}; checkpoint saved.")
         self.accelerator.end_training()
-        return member.progress
+
+    @property
+    def share_done(self) -> float:
+        """Of the run, between 0 and 1."""
+        return self.member.progress.step / self.member.steps
+
+    @contextmanager
+    def shipping(self) -> Iterator[None]:
+        """After `work`: the model holds what is to be saved, the float32 masters of the best or of the last step."""
+        self.run.note(elapsed_s=self.member.progress.elapsed_s, peak_bytes=peak_bytes(self.device))
+        if self.config.save.ship == "best":
+            self.member.load_best()
+            self.watcher.say(f"Shipping step {self.member.progress.best_step}, which has the lowest held-out loss.")
+        with self.masters.exposed():
+            yield
 
     def _step_that_fits(self) -> dict[str, Any]:
         """One optimizer step; where memory runs out, the same step in smaller micro-batches."""

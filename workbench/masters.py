@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from workbench.storage import HALVES
+
+BESIDE = "beside"
+"""Before the names of parameters that are no part of the model."""
 
 
 class Masters:
@@ -18,9 +21,10 @@ class Masters:
     is added to the master's as soon as it is complete, and freed.
     """
 
-    def __init__(self, model: nn.Module, compute: torch.dtype) -> None:
+    def __init__(self, model: nn.Module, compute: torch.dtype, *, beside: nn.Module | None = None) -> None:
         self._pairs: dict[str, tuple[nn.Parameter, nn.Parameter]] = {}
-        for name, parameter in model.named_parameters():
+        named = [*model.named_parameters(), *(beside.named_parameters(prefix=BESIDE) if beside is not None else ())]
+        for name, parameter in named:
             if parameter.requires_grad:
                 self._pairs[name] = (parameter, _master(parameter, compute))
 
@@ -37,13 +41,6 @@ class Masters:
         for parameter, master in self._pairs.values():
             if parameter is not master:
                 parameter.copy_(master)
-
-    @torch.no_grad()
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the masters, and what computes, to saved values."""
-        for name, (_, master) in self._pairs.items():
-            master.copy_(tensors[name])
-        self.refresh()
 
     @contextmanager
     def exposed(self) -> Iterator[None]:

@@ -30,7 +30,7 @@ from workbench.data import classes, folds, labels, records
 from workbench.data.classes import Labelled
 from workbench.data.fields import Writer
 from workbench.data.labels import Labels
-from workbench.engine import Fit, peak_bytes
+from workbench.engine import Fit, Supervision, peak_bytes
 from workbench.evaluation import predicting
 from workbench.folding import FoldsConfig
 from workbench.member import Course
@@ -204,10 +204,7 @@ def _one_after_another(job: Job, watcher: Silent) -> Done:
         model = job.classifier(attached)
         fit = Fit(
             model=attached,
-            train=fold.train,
-            loss=lambda batch, scale, model=model, fold=fold: fold.objective(
-                model.outputs(batch), batch.labels_N, scale
-            ),
+            supervision=Supervision(fold.train, model.row_loss(fold.objective)),
             width=job.width,
             held_out_loss=lambda: 0.0,
             config=fold.config,

@@ -256,7 +256,7 @@ def test_adapters_live_beside_each_other(tmp_path: Path) -> None:
 
 
 def test_the_chunked_loss_reaches_a_tied_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("workbench.objectives.next_token"), "CHUNK_ELEMENTS", 3 * 64)
+    monkeypatch.setattr(importlib.import_module("workbench.objectives.chunked"), "CHUNK_ELEMENTS", 3 * 64)
     base = tiny("Llama", tie_word_embeddings=True).requires_grad_(False)
     embedding = base.get_input_embeddings().weight.clone()
     model = _disturb(_attach(base, LinearProbe()))

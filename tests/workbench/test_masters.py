@@ -36,10 +36,3 @@ def test_small_updates_survive_in_the_masters_and_in_what_is_saved() -> None:
         saved = model.state_dict()["weight"].clone()
     assert saved.dtype == torch.float32 and torch.allclose(saved, torch.full((4, 4), 1.0001))
     assert model.weight.dtype == torch.bfloat16
-
-
-def test_load_sets_masters_and_parameters() -> None:
-    model = nn.Linear(2, 2)
-    masters = Masters(model, torch.bfloat16)
-    masters.load({name: torch.full_like(master, 0.5) for name, master in masters.named().items()})
-    assert all(torch.equal(p, torch.full_like(p, 0.5)) for p in model.parameters())

@@ -31,7 +31,7 @@ from workbench.adapters import Lora
 from workbench.config import ModelConfig, RunConfig
 from workbench.console import Terminal
 from workbench.data.batching import Indices, MicroBatch, encoder_inputs
-from workbench.engine import Fit
+from workbench.engine import Fit, Supervision
 from workbench.errors import BackboneError
 from workbench.tasks import MASKED, TEXT, Task
 
@@ -163,7 +163,9 @@ def test_a_real_encoder_learns_to_classify(weights: str, tmp_path: Path, request
     assert model.config.id2label == {0: "card_arrival", 1: "exchange_rate", 2: "lost_card"}
     run = runs.start(tmp_path / "run", config, resume=False)
     request.addfinalizer(run.close)
-    fit = Fit(model, rows, _loss(model), 384, lambda: 0.0, config, backbone.compute, run, Terminal(quiet=True))
+    fit = Fit(
+        model, Supervision(rows, _loss(model)), 384, lambda: 0.0, config, backbone.compute, run, Terminal(quiet=True)
+    )
     fit.work()
     losses = [record["loss"] for record in run.metrics()]
     assert losses[0] == pytest.approx(np.log(3), abs=0.2) and losses[-1] < 0.5 * losses[0]

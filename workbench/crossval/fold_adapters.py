@@ -28,7 +28,7 @@ from workbench.data.classes import Labelled
 from workbench.data.dealing import Folds, Split
 from workbench.data.labels import Floats, Labels
 from workbench.data.sampling import balanced
-from workbench.engine import Fit, Watcher
+from workbench.engine import Fit, Supervision, Watcher
 from workbench.errors import TrainingError
 from workbench.evaluation import predicting, targets
 from workbench.member import Course
@@ -196,8 +196,7 @@ def _apart(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Watche
         course = _course(own, room.config, each, model, nullcontext)
         fit = Fit(
             model=attached,
-            train=course.train,
-            loss=model.row_loss(_objective(room.config, each)),
+            supervision=Supervision(course.train, model.row_loss(_objective(room.config, each))),
             width=backbone.model.config.get_text_config().hidden_size,
             held_out_loss=course.held_out_loss,
             config=course.config,
@@ -206,7 +205,7 @@ def _apart(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Watche
             watcher=watcher,
         )
         fit.work()
-        with fit.masters.exposed():
+        with fit.shipping():
             classifier.save(model, own.adapter)
         bare = adapters.detach(attached)
         backbone = None if bare is None else replace(backbone, model=bare)

@@ -1,6 +1,6 @@
-"""Views of rows, read by the adapters of a round.
+"""Rows read by the adapters of a round, in views where these pay.
 
-Legend: M adapters, V views with the plain row first, N labelled rows, T test rows, C outputs.
+Legend: M adapters, V views with the plain row first, N labelled rows, T other rows, C outputs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 from safetensors import numpy as safetensors
 
-from workbench import files
+from workbench import classifier, files, shipped
+from workbench.config import RunConfig
 from workbench.crossval import rounds
 from workbench.crossval.fold_adapters import Classroom, FoldAdapter
 from workbench.crossval.rounds import Said
@@ -20,10 +21,34 @@ from workbench.data.classes import Labelled
 from workbench.data.labels import Floats
 from workbench.data.user_views import user_merge
 from workbench.data.views import View
+from workbench.errors import ConfigError
 from workbench.evaluation import tta
 from workbench.evaluation.combining import Combiner, Fitted, OutOfFold
 from workbench.evaluation.tta import Decision
 from workbench.runs import Run
+
+
+def classroom(run: Path, config: RunConfig) -> Classroom:
+    """Of the cross-validation at `run`; raises ConfigError where it has not ended."""
+    if not (run / "decision.json").exists():
+        raise ConfigError(f"{run}: the cross-validation has not ended. Continue it: workbench run --out {run} --resume")
+    first = files.read_json(run / "decision.json")
+    member = run / rounds.folder(first["round"]) / first["members"][0]
+    return Classroom(config, classifier.read_labels(run), shipped.load_tokenizer(member, config))
+
+
+def decided(run: Path, room: Classroom, rows: Labelled) -> Floats:
+    """Values (T, C) of other rows, by all that the cross-validation at `run` decided."""
+    known = files.read_json(run / "decision.json")
+    weights_M = None if known["weights"] is None else np.asarray(known["weights"])
+    fitted = Fitted(known["temperature"], known["how"], weights_M)
+    folders = [run / rounds.folder(known["round"]) / name / "adapter" for name in known["members"]]
+    (outputs_MTC,) = rounds.asked(room, folders, [rows])
+    values_TC = fitted.values(room.labels, outputs_MTC)
+    if known["tta"] is None:
+        return values_TC
+    seen = views.make(room.config.tta, room.config.classes, room.labels, seed=room.config.seed, example=rows.records[0])
+    return merged(room, folders, fitted, Decision.from_facts(known["tta"]), seen, rows, values_TC)
 
 
 def out_of_fold(

@@ -45,12 +45,16 @@ class MicroBatch:
         positions_N: Flat indices into B * L of the last hidden states whose token is predicted.
         labels_N: Those tokens; for classification a row's weight and targets, (N, 1 + C) float32.
         tokens: Tokens without padding.
+        lengths_B: Real tokens of each row, of a decoder's where there is one; None where an attention mask says it.
+        rows_B: Which examples they are, by their number in the set.
     """
 
     inputs: dict[str, Tensor]
     positions_N: Tensor
     labels_N: Tensor
     tokens: int
+    lengths_B: Tensor | None = None
+    rows_B: Indices | None = None
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same on `device`."""
@@ -59,6 +63,7 @@ class MicroBatch:
             inputs={name: tensor.to(device, non_blocking=True) for name, tensor in self.inputs.items()},
             positions_N=self.positions_N.to(device, non_blocking=True),
             labels_N=self.labels_N.to(device, non_blocking=True),
+            lengths_B=None if self.lengths_B is None else self.lengths_B.to(device, non_blocking=True),
         )
 
 
@@ -137,6 +142,7 @@ def collate(rows: Sequence[Row], *, epoch: int = 0) -> MicroBatch:
         positions_N=torch.from_numpy(number * ids_BL.shape[1] + column),
         labels_N=torch.from_numpy(ids_BL[number, column + 1]),
         tokens=sum(len(row.input_ids) for row in rows),
+        lengths_B=torch.tensor([len(row.input_ids) - row.source for row in rows]),
     )
 
 

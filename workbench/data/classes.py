@@ -42,6 +42,8 @@ class Labelled:
     fingerprint: str
     skipped: tuple[str, ...] = field(default=())
     """What was left out, and why."""
+    beside_NC: Targets | None = None
+    """Further columns of `labels_N`, such as what a teacher says."""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -55,17 +57,19 @@ class Labelled:
         return draws
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
-        """The rows `indices`, padded on the right; `labels_N` holds the weight, then the targets (B, 1 + C)."""
+        """The rows `indices`, padded on the right; `labels_N` holds weight, targets and `beside_NC` (B, 1 + C...)."""
         ids = [self.written[index].input_ids for index in indices]
         inputs = encoder_inputs(ids)
         length = inputs["input_ids"].shape[1]
         last_B = [row * length + len(each) - 1 for row, each in enumerate(ids)]
-        weighted = np.concatenate([self.supervised[indices, None], self.targets_NC[indices]], axis=1)
+        beside = [] if self.beside_NC is None else [self.beside_NC[indices]]
+        weighted = np.concatenate([self.supervised[indices, None], self.targets_NC[indices], *beside], axis=1)
         return MicroBatch(
             inputs=inputs,
             positions_N=torch.tensor(last_B),
             labels_N=torch.from_numpy(weighted.astype(np.float32)),
             tokens=sum(map(len, ids)),
+            rows_B=indices,
         )
 
     def subset(self, keep: Indices | npt.NDArray[np.bool_], note: str | None = None) -> Labelled:
@@ -78,16 +82,20 @@ class Labelled:
             targets_NC=self.targets_NC[numbers],
             supervised=self.supervised[numbers],
             skipped=(*self.skipped, note) if note else self.skipped,
+            beside_NC=None if self.beside_NC is None else self.beside_NC[numbers],
         )
 
     def joined(self, other: Labelled) -> Labelled:
         """These rows, and then those of `other`."""
+        beside = [rows.beside_NC for rows in (self, other) if rows.beside_NC is not None]
+        assert len(beside) in (0, 2), "rows of both kinds would have labels of unequal length"
         return replace(
             self,
             records=(*self.records, *other.records),
             written=(*self.written, *other.written),
             targets_NC=np.concatenate([self.targets_NC, other.targets_NC]),
             supervised=np.concatenate([self.supervised, other.supervised]),
+            beside_NC=np.concatenate(beside) if beside else None,
         )
 
     def taught(self, targets_NC: Targets) -> Labelled:

@@ -99,7 +99,7 @@ class Tokens:
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         """The examples `indices`, padded, as they are seen in pass `epoch` over the data."""
-        return self.collate([self[int(index)] for index in indices], epoch=epoch)
+        return replace(self.collate([self[int(index)] for index in indices], epoch=epoch), rows_B=indices)
 
     def subset(self, keep: Indices | npt.NDArray[np.bool_], note: str | None = None) -> Tokens:
         """The examples that `keep` indexes or marks."""

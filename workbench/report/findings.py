@@ -40,7 +40,7 @@ def findings(record: Record) -> list[Finding]:
     """What deserves a look before the numbers are believed, most important first."""
     # The steps of a cross-validation are chosen before: what a better one would have been is no advice.
     best_step = None if record.crossvalidates else _best_step(record)
-    found = [_chance(record), best_step, _clipping(record), _cut(record), _left_out(record)]
+    found = [_taught(record), _chance(record), best_step, _clipping(record), _cut(record), _left_out(record)]
     stages = [Finding(tone, text) for tone, text in crossvalidated.sentences(record)]
     return stages + [finding for finding in found if finding]
 
@@ -89,6 +89,21 @@ def _chance(record: Record) -> Finding | None:
         return Finding("good" if difference > 0 else "warning", f"The answers changed by more than chance: {measured}.")
     text = f"The change of the answers may be chance: {measured}. A larger evaluate.answers would tell."
     return Finding("warning", text)
+
+
+def _taught(record: Record) -> Finding | None:
+    """How a distilled student stands beside its teacher."""
+    teacher, student = record.scores.get("teacher"), record.scores.get("after")
+    if teacher is None or student is None:
+        return None
+    if "accuracy" in teacher:
+        text = f"Held-out accuracy: teacher {teacher['accuracy']:.3f}, student {student['accuracy']:.3f}."
+    else:
+        text = f"Held-out loss: teacher {teacher['loss']:.2f}, student {student['loss']:.2f} {record.unit}."
+    cache = record.manifest.get("distill", {}).get("cache")
+    if cache is not None:
+        text += f" What the teacher says was read from a cache of {cache['bytes_per_token']:.0f} bytes a token."
+    return Finding("plain", text)
 
 
 def _best_step(record: Record) -> Finding | None:

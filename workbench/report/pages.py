@@ -25,6 +25,8 @@ SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
 }
 """What each score is called on the page, and which way is better."""
 
+COLUMNS = ("before", "after", "teacher", "test", "teacher_test", "refit")
+"""Of the score table, where there are such scores."""
 SAMPLES = 3
 LONGEST_TEXT = 4000
 """Characters of a prompt or an answer that the page shows."""
@@ -140,7 +142,7 @@ def _scores(run: Record) -> list[dict[str, str]]:
     for name in sorted(shown, key=lambda name: list(known).index(name) if name in known else len(known)):
         label, better = known.get(name, (name, None))
         difference, chance = run.difference(name), run.chance(name)
-        row = {when: units.number(run.scores.get(when, {}).get(name)) for when in ("before", "after", "test", "refit")}
+        row = {when: units.number(run.scores.get(when, {}).get(name)) for when in COLUMNS}
         row |= {"label": label, "difference": "", "chance": "", "judged": ""}
         if difference is not None:
             row["difference"] = units.signed(difference)

@@ -1,0 +1,210 @@
+"""Distillation: a student learns from what a teacher says of the rows, and from its layers, as well as from labels."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from workbench import backbones, distilling, evaluation, files, report
+from workbench.adapters import Full
+from workbench.backbones import Backbone
+from workbench.config import RunConfig
+from workbench.data import tokens
+from workbench.data.batching import Examples
+from workbench.data.chat import Template
+from workbench.data.masking import Masking
+from workbench.data.tokens import Splits, Tokens
+from workbench.distillation import caching, comparing, on_policy, peers, sources, students, teachers
+from workbench.distillation.caching import CachedTeacher
+from workbench.distillation.learning import taught_loss
+from workbench.distillation.matching import Matching, require_layers
+from workbench.distillation.signals import Teacher
+from workbench.distillation.sources import Source
+from workbench.distillation.universal_tokens import Alignment, UniversalTeacher
+from workbench.distilling import STUDENT
+from workbench.engine import Supervision, Watcher
+from workbench.errors import ConfigError
+from workbench.heads import Head
+from workbench.recipes import distill_classes, distill_peers, sft
+from workbench.runs import Run
+
+Scores = dict[str, Any]
+
+
+def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
+    """Train a student as `config` says; returns scores before and after, and the teacher's, as in scores.json."""
+    base = distilling.student_config(config, run.path)
+    source = find_teacher(config)
+    if distilling.makes_student(config):
+        students.make(config, source, run.path / STUDENT, weights=True, watcher=watcher)
+    if base.recipe == "classify":
+        assert source is not None, "peers and caches are for tokens"
+        scores = distill_classes.main(config, base, source, run, watcher)
+    else:
+        scores = _text(config, base, source, run, watcher)
+    if isinstance(base.adapter, Full):
+        shutil.rmtree(run.path / STUDENT, ignore_errors=True)  # what was trained stands in adapter/, whole
+    return scores
+
+
+def find_teacher(config: RunConfig) -> Source | None:
+    """Where the teacher comes from; None where adapters teach each other, or a cache says who taught."""
+    if config.distill.teacher.id is None:
+        return None
+    return sources.find(config.distill.teacher, config.model)
+
+
+def require_teachable(
+    config: RunConfig,
+    base: RunConfig,
+    source: Source | None,
+    tokenizer: PreTrainedTokenizerBase,
+    template: Template | Masking,
+    data: Splits,
+) -> None:
+    """Refuse what would compare nonsense, before a weight is read."""
+    section, hub = config.distill, backbones.hub_config(base.model)
+    if source is not None:
+        comparing.require_comparable(section, source, base, tokenizer, template, data.train)
+        require_layers(section.match, hub, source.hub_config())
+    if section.loss == "universal" and source is not None:
+        if len(source.adapters) > 1:
+            raise ConfigError("distill.loss=universal listens to one teacher. Name one as distill.teacher.id.")
+        Alignment(data.train, _read_by(source, base), tokenizer, source.tokenizer()).require_enough()
+    if section.on_policy.share:
+        on_policy.require_able(hub)
+        on_policy.require_room(config, data.train, hub)
+    if section.peers is not None:
+        peers.require_able(base)
+    if section.cache.folder is not None and not caching.missing(section.cache.folder):
+        CachedTeacher(section.cache.folder, data.train, section, caching.identity(section, source, tokenizer))
+
+
+def _text(config: RunConfig, base: RunConfig, source: Source | None, run: Run, watcher: Watcher) -> Scores:
+    """A student that predicts tokens."""
+    tokenizer, template, data = sft.prepare(base, run)
+    require_teachable(config, base, source, tokenizer, template, data)
+    if config.distill.peers is not None:
+        distill_peers.train(config, base, run, data, tokenizer, template, watcher)
+    else:
+        supervise = _supervise(config, base, source, run, data, tokenizer, watcher)
+        sft.train(base, run, data, tokenizer, template, watcher, supervise)
+    scores = sft.finish(base, run, data, watcher)
+    if (loss := run.manifest.get("distill", {}).get("teacher_loss")) is not None:
+        scores["teacher"] = {"loss": loss}
+        files.write_json(run.path / "scores.json", scores)
+        report.write(run.path)
+    return scores
+
+
+def _supervise(
+    config: RunConfig,
+    base: RunConfig,
+    source: Source | None,
+    run: Run,
+    data: Splits,
+    tokenizer: PreTrainedTokenizerBase,
+    watcher: Watcher,
+) -> sft.Supervise:
+    """What the student learns from, once it is there; a cache is made before, so that its teacher is gone by then."""
+    section = config.distill
+    cached = cache(config, base, source, run, data, tokenizer, watcher) if section.cache.folder is not None else None
+
+    def supervise(model: nn.Module, head: Head, backbone: Backbone, progress: Callable[[], float]) -> Supervision:
+        matching: Matching | None = None
+        teacher: Teacher
+        train: Examples = data.train
+        if cached is not None:
+            teacher = cached
+        else:
+            assert source is not None
+            live = teachers.load(source, base, tokenizer, model=model, backbone=backbone)
+            for note in live.notes:
+                watcher.say(note)
+            if section.match:
+                matching = Matching(section.match, backbone.model, live.backbone, seed=base.seed)
+            if section.loss == "universal":
+                teacher = heard = _universal(base, source, live, data, tokenizer)
+                run.note(distill={"teacher": source.name, "aligned": heard.share_aligned})
+            else:
+                teacher = live
+                _note(run, source, live, data, watcher)
+        if section.on_policy.share:
+            write = on_policy.writer(model, tokenizer, section.on_policy)
+            stop = evaluation.stop_tokens(tokenizer, data.train)
+            train = on_policy.OnPolicy(data.train, write, section.on_policy, seed=base.seed, stop=stop)
+        return Supervision(train, taught_loss(section, model, head, teacher, matching, progress), matching)
+
+    return supervise
+
+
+def cache(
+    config: RunConfig,
+    base: RunConfig,
+    source: Source | None,
+    run: Run | None,
+    data: Splits,
+    tokenizer: PreTrainedTokenizerBase,
+    watcher: Watcher,
+) -> CachedTeacher:
+    """What the teacher says of the training rows, from the disk; the teacher is asked where it is not there yet.
+
+    Args:
+        run: Is told about the teacher; None outside of a run.
+    """
+    section, folder = config.distill, config.distill.cache.folder
+    assert folder is not None
+    wanted = caching.identity(section, source, tokenizer)
+    if caching.missing(folder):
+        if source is None:
+            raise ConfigError(
+                f"distill.cache.folder={folder} holds nothing yet. Name who is to be asked: distill.teacher.id."
+            )
+        watcher.say(f"Asking the teacher, {source.name}, about every training row ...")
+        live = teachers.alone(source, base, tokenizer)
+        device = next(live.voices[0].model.parameters()).device
+        caching.write(
+            folder,
+            data.train,
+            live,
+            section,
+            wanted,
+            vocabulary=len(tokenizer),
+            tokens=8192,
+            device=device,
+            watcher=watcher,
+        )
+        if run is not None:
+            _note(run, source, live, data, watcher)
+    found = CachedTeacher(folder, data.train, section, wanted)
+    if run is not None:
+        run.note(distill={**run.manifest.get("distill", {}), "cache": found.facts})
+    return found
+
+
+def _note(run: Run, source: Source, live: teachers.LiveTeacher, data: Splits, watcher: Watcher) -> None:
+    """How good the teacher is, once in a run."""
+    if run.manifest.get("distill", {}).get("teacher") == source.name:
+        return
+    watcher.say("Scoring the teacher ...")
+    run.note(distill={"teacher": source.name, "teacher_loss": live.loss(data.held_out), "shared": live.shared})
+
+
+def _universal(
+    base: RunConfig, source: Source, live: teachers.LiveTeacher, data: Splits, tokenizer: PreTrainedTokenizerBase
+) -> UniversalTeacher:
+    """The teacher, who reads the same rows in its own tokens."""
+    (voice,) = live.voices
+    theirs = _read_by(source, base)
+    device = next(voice.model.parameters()).device
+    return UniversalTeacher(voice, data.train, theirs, tokenizer, source.tokenizer(), device=device)
+
+
+def _read_by(source: Source, base: RunConfig) -> Tokens:
+    """The training rows in the teacher's tokens."""
+    own = source.tokenizer()
+    return tokens.read(base.data.train, base.data, own, source.template(base, own), limit=base.data.limit)

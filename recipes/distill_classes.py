@@ -1,0 +1,113 @@
+"""Distillation of classifiers: the teacher is asked about each row once, before training, and gone by then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, from_numpy
+from transformers import PreTrainedTokenizerBase
+
+from workbench import backbones, files, preflight, report
+from workbench.classifier import Classifier, task
+from workbench.config import RunConfig
+from workbench.data.batching import MicroBatch
+from workbench.data.classes import ClassSplits, Labelled
+from workbench.distillation import class_teachers, soft_labels
+from workbench.distillation import classes as asking
+from workbench.distillation.classes import Said
+from workbench.distillation.matching import Matching, require_layers
+from workbench.distillation.sources import Source
+from workbench.engine import Loss, Supervision, Watcher
+from workbench.errors import ConfigError
+from workbench.evaluation import targets
+from workbench.objectives.criterion import criterion
+from workbench.recipes import classify
+from workbench.runs import Run
+
+Scores = dict[str, Any]
+
+
+def main(config: RunConfig, base: RunConfig, source: Source, run: Run, watcher: Watcher) -> Scores:
+    """Train a student of classes; returns scores before and after, and the teacher's, as in scores.json.
+
+    Args:
+        config: The distillation's.
+        base: The same as a run of recipe classify, with the student's backbone.
+        source: The teacher.
+    """
+    tokenizer, data, _ = classify.prepare(base)
+    extra = prepare(config, base, source, data, tokenizer)
+    classify.begin(run, data)
+    if extra is not None:
+        run.note(data={**run.manifest["data"], "unlabelled": extra.facts()})
+    said = asking.said(config, source, data, extra, run, watcher)
+    classify.train(base, run, data, tokenizer, watcher, _supervise(config, base, source, data, extra, said))
+    scores = classify.finish(base, run, data, watcher)
+    scores["teacher"] = targets.scores(data.labels, said.held_out_NC, data.held_out.targets_NC)
+    if data.test is not None and said.test_NC is not None:
+        scores["teacher_test"] = targets.scores(data.labels, said.test_NC, data.test.targets_NC)
+    files.write_json(run.path / "scores.json", scores)
+    report.write(run.path)
+    return scores
+
+
+def prepare(
+    config: RunConfig, base: RunConfig, source: Source, data: ClassSplits, tokenizer: PreTrainedTokenizerBase
+) -> Labelled | None:
+    """The rows without labels; refuses, before a weight is read, a teacher that could not be asked."""
+    extra = asking.unlabelled(config, data, tokenizer)
+    sets = [data.train, *([] if extra is None else [extra])]
+    if extra is not None:
+        preflight.require_backbone(base, sets, task(data.labels, seed=base.seed))
+    for voice in class_teachers.voices(source, config, data.labels):
+        for rows in sets:
+            voice.require_columns(rows, config)
+    if config.distill.match:
+        class_teachers.require_one(source)
+        require_layers(config.distill.match, backbones.hub_config(base.model), source.hub_config())
+        if source.tokenizer().get_vocab() != tokenizer.get_vocab():
+            raise ConfigError(
+                f"distill.match compares layers token by token, and {source.name} has other tokens than "
+                f"{base.model.id}. Take a teacher with the student's tokenizer, or leave distill.match out."
+            )
+    return extra
+
+
+def _supervise(
+    config: RunConfig, base: RunConfig, source: Source, data: ClassSplits, extra: Labelled | None, said: Said
+) -> classify.Supervise:
+    """What the student learns from: labels, what was said, and the teacher's layers where they are to be matched."""
+    rows = soft_labels.taught(data.train, said.train_NC, labelled=True)
+    if extra is not None:
+        assert said.extra_NC is not None
+        extra = soft_labels.taught(extra, said.extra_NC, labelled=False)
+    examples = soft_labels.examples(base, rows, extra)
+    hard = criterion(base.classes, from_numpy(data.train.targets_NC))
+
+    def supervise(student: Classifier, progress: Callable[[], float]) -> Supervision:
+        objective = soft_labels.soft_criterion(
+            hard, data.labels.kind, config.distill, classes=len(data.labels.names), progress=progress
+        )
+        loss = student.row_loss(objective)
+        if not config.distill.match:
+            return Supervision(examples, loss)
+        teacher = class_teachers.alone(source, data.labels)
+        matching = Matching(config.distill.match, student.backbone, teacher.backbone, seed=base.seed)
+        return Supervision(examples, _matched(loss, teacher, matching), matching)
+
+    return supervise
+
+
+def _matched(loss: Loss, teacher: Classifier, matching: Matching) -> Loss:
+    """`loss`, and how unlike the teacher's layers the student's are on the same rows."""
+
+    def total(batch: MicroBatch, scale: float) -> Tensor:
+        with torch.no_grad(), matching.teacher():
+            teacher.outputs(batch)
+        with matching.student():
+            found = loss(batch, scale)
+        return found + matching.loss(batch) * scale
+
+    return total

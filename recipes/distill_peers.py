@@ -1,0 +1,68 @@
+"""Adapters that teach each other, trained in one bank; the best of them is shipped."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from transformers import PreTrainedTokenizerBase
+
+from workbench import backbones, describing, evaluation, heads, shipped, tasks
+from workbench.adapters import bank
+from workbench.config import RunConfig
+from workbench.data.chat import Template
+from workbench.data.masking import Masking
+from workbench.data.tokens import Splits
+from workbench.distillation.peers import mutual_loss
+from workbench.engine import Fit, Supervision, Watcher
+from workbench.recipes import sft
+from workbench.runs import Run
+
+
+def train(
+    config: RunConfig,
+    base: RunConfig,
+    run: Run,
+    data: Splits,
+    tokenizer: PreTrainedTokenizerBase,
+    template: Template | Masking,
+    watcher: Watcher,
+) -> None:
+    """From a backbone to the adapter with the lowest held-out loss; while they train, their mean loss is watched."""
+    count = config.distill.peers
+    assert count is not None
+    backbone = backbones.load(base.model, tokenizer, task=tasks.of(base))
+    watcher.say(describing.storage(backbone))
+    sft.score_before(base, run, backbone, data, tokenizer, template, watcher)
+    together = bank.attach(
+        backbone.model, [base.adapter] * count, seeds=[base.seed + number for number in range(count)]
+    )
+    own = sum(each.numel() for each in together.parameters_of(together.members[0]).values())
+    run.note(model=describing.model(base, backbone, together.model, own=own))
+    with together.only(together.members[0]):
+        head = heads.find(together.model, backbone.model)
+
+    def losses() -> dict[str, float]:
+        found = {}
+        for member in together.members:
+            with together.only(member):
+                found[member] = evaluation.likelihood(together.model, head, data.held_out).loss
+        return found
+
+    fit = Fit(
+        model=together.model,
+        supervision=Supervision(data.train, mutual_loss(config.distill, together, head, lambda: fit.share_done)),
+        width=head.width,
+        held_out_loss=lambda: sum(losses().values()) / count,
+        config=base,
+        compute=backbone.compute,
+        run=run,
+        watcher=watcher,
+    )
+    fit.work()
+    with fit.shipping():
+        found = losses()
+        best = min(found, key=lambda member: found[member])
+        run.note(distill={"peers": list(found.values())})
+        watcher.say(f"Held-out loss of each: {', '.join(f'{loss:.4f}' for loss in found.values())}. Shipping the best.")
+        stop = evaluation.stop_tokens(tokenizer, data.train)
+        shipped.save(together.model, run.adapter, tokenizer, template, stop, adapter=partial(together.save, best))

@@ -1,0 +1,66 @@
+"""`check` and `distill-cache` of recipe distill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from workbench import backbones, distilling
+from workbench.config import RunConfig
+from workbench.data import tokens
+from workbench.data.forms import form
+from workbench.distillation import students
+from workbench.distilling import STUDENT
+from workbench.engine import Watcher
+from workbench.errors import ConfigError
+from workbench.recipes import distill, distill_classes
+from workbench.recipes.sft import read_template
+
+
+def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:
+    """What `inspect` finds of the plain run that a distillation is; a student that is to be made has no weights yet."""
+    source = distill.find_teacher(config)
+    with TemporaryDirectory() as aside:
+        base = distilling.student_config(config, Path(aside))
+        if distilling.makes_student(config):
+            students.make(config, source, Path(aside) / STUDENT, weights=False)
+        found = inspect(base)
+        tokenizer = backbones.tokenizer(base.model)
+        if base.recipe == "classify":
+            assert source is not None, "peers and caches are for tokens"
+            distill_classes.prepare(config, base, source, found.data, tokenizer)
+        else:
+            template = form(base, backbones.hub_config(base.model), tokenizer, template=read_template(base))
+            distill.require_teachable(config, base, source, tokenizer, template, found.data)
+    return replace(found, notes=[_told(config), *found.notes])
+
+
+def cache(config: RunConfig, watcher: Watcher) -> dict[str, Any]:
+    """Ask the teacher of a recipe about every training row, and keep it in distill.cache.folder; returns its facts."""
+    section = config.distill
+    if config.recipe != "distill" or section.of != "sft":
+        raise ConfigError("distill-cache is for recipe=distill with distill.of=sft. Name such a recipe.")
+    if section.cache.folder is None:
+        raise ConfigError("distill.cache.folder: where to? Write distill.cache.folder=FOLDER.")
+    source = distill.find_teacher(config)
+    with TemporaryDirectory() as aside:
+        base = distilling.student_config(config, Path(aside))
+        if distilling.makes_student(config):
+            students.make(config, source, Path(aside) / STUDENT, weights=False)
+        tokenizer = backbones.tokenizer(base.model)
+        template = form(base, backbones.hub_config(base.model), tokenizer, template=read_template(base))
+        data = tokens.load(base.data, tokenizer, template, seed=base.seed)
+        distill.require_teachable(config, base, source, tokenizer, template, data)
+        return distill.cache(config, base, source, None, data, tokenizer, watcher).facts
+
+
+def _told(config: RunConfig) -> str:
+    section = config.distill
+    if section.peers is not None:
+        return f"{section.peers} adapters teach each other."
+    who = section.teacher.id if section.teacher.id is not None else section.cache.folder
+    named = ", ".join(who) if isinstance(who, tuple) else str(who)
+    return f"Teacher: {named}. Loss: {section.loss}, alpha {section.alpha}, temperature {section.temperature}."

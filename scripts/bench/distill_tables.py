@@ -1,0 +1,251 @@
+"""What students gain from their teachers: tables over seeds, as Markdown and JSON. What is finished is not run again.
+
+    python scripts/bench/distill_tables.py causal --train train.jsonl --held-out held_out.jsonl --out runs/causal
+    python scripts/bench/distill_tables.py encoder --model FOLDER --train train.csv --test test.csv --out runs/encoder
+    python scripts/bench/distill_tables.py ensemble --run runs/crossval-quickstart --out runs/ensemble
+
+causal    students with some layers of a fine-tuned language model: on labels alone, and with each divergence
+encoder   the same of an encoder that classifies
+ensemble  one adapter taught by all adapters of a cross-validation, by what they say of rows that they trained on and
+          out of fold, beside one on labels alone; and what predicting costs
+
+All students of a table take the same steps over the same rows; seeds change their order. --students and --taught
+change the recipe: of all students, and of those alone that have a teacher.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import measuring
+import pandas as pd
+import standing
+import yaml
+from standing import Spread, Wanted
+
+from workbench import starter
+from workbench.data.rows import Row, read_rows
+
+LOSSES = ("forward_kl", "reverse_kl", "jsd", "skew_forward_kl", "skew_reverse_kl", "total_variation")
+LABELS = "labels alone"
+Recipe = dict[str, Any]
+Rows = list[list[object]]
+
+
+def main() -> None:
+    arguments = _arguments()
+    found = {"causal": _causal, "encoder": _encoder, "ensemble": _ensemble}[arguments.table](arguments)
+    machine = measuring.machine(arguments.device, ("torch", "transformers", "peft"))
+    measuring.write_report(arguments, machine=machine, **found)
+
+
+def _causal(arguments: argparse.Namespace) -> Recipe:
+    """Held-out loss and answer scores of students of a language model."""
+    shared = {
+        "adapter": {"method": "full"},
+        "data": {"train": arguments.train, "held_out": arguments.held_out, "max_tokens": 512},
+        "batch": {"size": 16},
+        "train": {"epochs": 1.0, "learning_rate": 5e-4, "weight_decay": 0.01},
+        "schedule": {"name": "cosine", "warmup": 0.1},
+        "evaluate": {"every": None, "answers": 200, "max_new_tokens": 24},
+        "save": {"every": None},
+    }
+    teacher = _teacher({"recipe": "sft", "model": {"id": arguments.model}, **shared}, arguments)
+    arms: dict[str, Recipe] = {LABELS: {"alpha": 0.0}}
+    arms |= {name: {"loss": name, "alpha": arguments.alpha} for name in LOSSES}
+    match = yaml.safe_load(arguments.match)
+    arms[f"forward_kl, {match['what']}"] = {"loss": "forward_kl", "alpha": arguments.alpha, "match": [match]}
+    return _students(teacher, arms, shared, "sft", {"loss": "loss", "f1": "token F1", "rouge_l": "ROUGE-L"}, arguments)
+
+
+def _encoder(arguments: argparse.Namespace) -> Recipe:
+    """Test scores of students of a classifier."""
+    columns = {} if arguments.label == "label" else {"label": arguments.label}
+    data = {"train": arguments.train, "held_out": arguments.test, "columns": columns, "max_tokens": 128}
+    shared = {
+        "adapter": {"method": "full"},
+        "data": {**data, "overlap": "drop"},
+        "batch": {"size": 32},
+        "train": {"epochs": 5.0, "learning_rate": 3e-4},
+        "schedule": {"name": "linear", "warmup": 0.05},
+        "evaluate": {"every": None},
+        "save": {"every": None},
+    }
+    teacher = _teacher({"recipe": "classify", "model": {"id": arguments.model}, **shared}, arguments)
+    arms = {LABELS: {"alpha": 0.0}, "teacher": {"alpha": arguments.alpha, "temperature": arguments.temperature}}
+    columns = {"accuracy": "accuracy", "loss": "log-loss", "calibration_error": "calibration error"}
+    return _students(teacher, arms, shared, "classify", columns, arguments)
+
+
+def _ensemble(arguments: argparse.Namespace) -> Recipe:
+    """Test scores of one adapter beside the ensemble that teaches it, and the seconds that both predict in."""
+    run: Path = arguments.run
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    shared = {name: config[name] for name in ("model", "adapter", "classes", "batch", "train", "schedule")}
+    data = {name: config["data"][name] for name in ("columns", "max_tokens")}
+    data |= {"train": str(_known_rows(run, config, arguments.out)), "held_out": config["data"]["test"]}
+    shared |= {"data": data, "evaluate": {"every": None}, "save": {"every": None}}
+    soft = {"of": "classify", "alpha": arguments.alpha, "temperature": arguments.temperature}
+    recipes: dict[str, Recipe] = {LABELS: {"recipe": "classify", **shared}}
+    for name, out_of_fold in (("ensemble", False), ("ensemble, out of fold", True)):
+        teacher = {"id": str(run), "out_of_fold": out_of_fold}
+        recipes[name] = {"recipe": "distill", "distill": {**soft, "teacher": teacher}, **shared}
+    found = _over_seeds(recipes, arguments)
+    columns = {"accuracy": "accuracy", "loss": "log-loss", "calibration_error": "calibration error"}
+    seconds = _predicting({"ensemble": run, "one": found["ensemble"][0]}, config, arguments)
+    members = len(json.loads((run / "decision.json").read_text(encoding="utf-8"))["members"])
+    table: Rows = [["test scores", *columns.values(), "seconds for 1,000 rows"]]
+    test = standing.scores(run)["test"]
+    table.append([f"ensemble of {members}", *(f"{test[key]:.3f}" for key in columns), f"{seconds['ensemble']:.2f}"])
+    spreads = {arm: _spreads(runs, columns) for arm, runs in found.items()}
+    for arm, values in spreads.items():
+        table.append([f"one adapter, {_from(arm)}", *values.values(), f"{seconds['one']:.2f}"])
+    print(standing.markdown(table))
+    return {"ensemble": test, "students": spreads, "seconds_per_1000_rows": seconds}
+
+
+def _teacher(recipe: Recipe, arguments: argparse.Namespace) -> Path:
+    """The run that teaches: one that is there, or one of this recipe."""
+    if arguments.teacher is not None:
+        found: Path = arguments.teacher
+        return found
+    wanted = {"teacher": Wanted({"seed": 0, **recipe}, arguments.teachers)}
+    return standing.finish(wanted, arguments.out, jobs=1, device=arguments.device)["teacher"]
+
+
+def _students(
+    teacher: Path,
+    arms: Mapping[str, Recipe],
+    shared: Recipe,
+    of: str,
+    columns: Mapping[str, str],
+    arguments: argparse.Namespace,
+) -> Recipe:
+    """A table for each choice of layers: the teacher, then each arm over the seeds."""
+    best = standing.scores(teacher)["after"]
+    measured: Recipe = {"teacher": best, "students": {}}
+    for layers in arguments.layers:
+        student = {"layers": [int(layer) for layer in layers.split(",")]}
+        recipes = {
+            f"{layers}/{arm}": {
+                "recipe": "distill",
+                "model": {"id": "teacher"},
+                "distill": {"of": of, "teacher": {"id": str(teacher)}, "student": student, **settings},
+                **shared,
+            }
+            for arm, settings in arms.items()
+        }
+        found = {name.split("/")[1]: runs for name, runs in _over_seeds(recipes, arguments).items()}
+        spreads = {arm: _spreads(runs, columns) for arm, runs in found.items()}
+        first = next(iter(columns))
+        plain = spreads[LABELS][first].values
+        title = f"{len(student['layers'])} layers ({layers})"
+        table: Rows = [[title, *columns.values(), f"{columns[first]}, against {LABELS}", "of the teacher's"]]
+        table.append(["teacher", *(f"{best[key]:.3f}" for key in columns), "", ""])
+        for arm, values in spreads.items():
+            gain = Spread.of([mine - theirs for mine, theirs in zip(values[first].values, plain, strict=True)])
+            share = f"{values[first].mean / best[first]:.1%}"
+            table.append([_from(arm), *values.values(), "" if arm == LABELS else gain, share])
+        print(standing.markdown(table), end="\n\n", flush=True)
+        measured["students"][layers] = spreads
+    return measured
+
+
+def _over_seeds(recipes: Mapping[str, Recipe], arguments: argparse.Namespace) -> dict[str, list[Path]]:
+    """The runs of each recipe, one a seed."""
+    wanted = {}
+    for seed in range(arguments.seeds):
+        for name, recipe in recipes.items():
+            words = [*arguments.students, *([] if name.endswith(LABELS) else arguments.taught)]
+            wanted[f"{name}/seed-{seed}".replace(", ", "+").replace(" ", "-")] = Wanted({"seed": seed, **recipe}, words)
+    runs = list(standing.finish(wanted, arguments.out, jobs=arguments.jobs, device=arguments.device).values())
+    return {name: runs[number :: len(recipes)] for number, name in enumerate(recipes)}
+
+
+def _spreads(runs: Sequence[Path], columns: Mapping[str, str]) -> dict[str, Spread]:
+    found = [standing.scores(run)["after"] for run in runs]
+    return {key: Spread.of([each[key] for each in found]) for key in columns}
+
+
+def _from(arm: str) -> str:
+    return arm if arm == LABELS else f"labels and {arm}"
+
+
+def _known_rows(run: Path, config: Recipe, out: Path) -> Path:
+    """The rows that the cross-validation trained on: it leaves out those that are near to a test row."""
+    known = set(pd.read_parquet(run / "out_of_fold.parquet")["row"])
+    rows = [row.columns for row in _read(config["data"]["train"]) if row.place in known]
+    if len(rows) != len(known):
+        sys.exit(f"{config['data']['train']} has {len(rows)} of the {len(known)} rows in {run}/out_of_fold.parquet.")
+    return _write(rows, out / "train.jsonl")
+
+
+def _predicting(runs: Mapping[str, Path], config: Recipe, arguments: argparse.Namespace) -> dict[str, float]:
+    """Seconds for 1,000 rows, start and loading left out: what more rows add, runs in turn, medians."""
+    rows = [row.columns for row in _read(config["data"]["test"])]
+    files = {"few": _write(rows[::10], arguments.out / "few.jsonl"), "all": _write(rows, arguments.out / "all.jsonl")}
+    walls: dict[tuple[str, str], list[float]] = {}
+    for repeat in range(arguments.repeats):
+        for name, run in runs.items():
+            for size, file in files.items():
+                said = arguments.out / f"predicted-{name}-{size}-{repeat}.csv"
+                said.unlink(missing_ok=True)
+                command = [sys.executable, "-m", "workbench.cli", "predict", str(run), str(file), "--out", str(said)]
+                usage = measuring.run(command, said.with_suffix(".log"), arguments.device)
+                walls.setdefault((name, size), []).append(usage.wall_s)
+    more = len(rows) - len(rows[::10])
+    return {name: 1000 * (median(walls[name, "all"]) - median(walls[name, "few"])) / more for name in runs}
+
+
+def _read(source: str) -> Iterable[Row]:
+    return read_rows(starter.resolve(source))
+
+
+def _write(rows: Sequence[dict[str, Any]], path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    tables = parser.add_subparsers(dest="table", required=True)
+    causal, encoder, ensemble = (
+        tables.add_parser(name, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        for name in ("causal", "encoder", "ensemble")
+    )
+    for each in (causal, encoder, ensemble):
+        each.add_argument("--out", type=Path, required=True, help="where the runs stand")
+        each.add_argument("--alpha", type=float, default=0.5, help="share of the teacher in the loss")
+        each.add_argument("--seeds", type=int, default=3, help="from 0 on")
+        each.add_argument("--jobs", type=int, default=1, help="runs at a time")
+        each.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+        each.add_argument("--json", type=Path, help="write everything that was measured to this file")
+        each.add_argument("--students", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of all students")
+        each.add_argument("--taught", nargs="*", default=[], metavar="KEY=VALUE", help="of those with a teacher")
+    for each, layers in ((causal, ["0,2,4", "0,4"]), (encoder, ["1,3,5"])):
+        each.add_argument("--train", required=True, help="file of rows")
+        each.add_argument("--teacher", type=Path, help="a finished run that teaches; by default one is trained")
+        each.add_argument("--teachers", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of the teacher")
+        each.add_argument("--layers", nargs="+", default=layers, help="of the teacher, that a student has")
+    for each in (encoder, ensemble):
+        each.add_argument("--temperature", type=float, default=2.0, help="of teacher and student")
+    causal.add_argument("--model", default="starter", help="backbone of the teacher")
+    causal.add_argument("--held-out", required=True, help="file of rows that are scored")
+    causal.add_argument("--match", default="{what: hidden_mse, layers: uniform}", help="of the last arm, as YAML")
+    encoder.add_argument("--model", required=True, help="backbone of the teacher: a folder or hub id")
+    encoder.add_argument("--test", required=True, help="file of rows that are scored")
+    encoder.add_argument("--label", default="category", help="column with the class")
+    ensemble.add_argument("--run", type=Path, required=True, help="a finished cross-validation with data.test")
+    ensemble.add_argument("--repeats", type=int, default=3, help="of predicting")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Runs of this workbench that stand in a folder: what is finished is not run again, what was cut off goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import measuring
+import yaml
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A run: a recipe, and what the command line changes of it."""
+
+    recipe: Mapping[str, Any]
+    words: Sequence[str] = ()
+    """Overrides, key=value."""
+
+    @property
+    def text(self) -> str:
+        """The recipe file."""
+        return f"# {' '.join(self.words)}\n{yaml.safe_dump(dict(self.recipe), sort_keys=False)}"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of several seeds."""
+
+    mean: float
+    sd: float | None
+    """Sample standard deviation; None of a single value."""
+    values: list[float]
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Of these."""
+        return cls(mean(values), stdev(values) if len(values) > 1 else None, list(values))
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f}" if self.sd is None else f"{self.mean:.3f} ± {self.sd:.3f}"
+
+
+def finish(wanted: Mapping[str, Wanted], folder: Path, *, jobs: int, device: str) -> dict[str, Path]:
+    """The run directories by name, all finished; `jobs` of them run at a time, each in a process of its own."""
+    with ThreadPoolExecutor(jobs) as pool:
+        runs = {name: pool.submit(_finished, run, folder / name, device) for name, run in wanted.items()}
+        try:
+            return {name: run.result() for name, run in runs.items()}
+        except SystemExit:  # one failed and said why: those that wait are not started
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def scores(run: Path) -> dict[str, dict[str, float]]:
+    """Of a finished run."""
+    found: dict[str, dict[str, float]] = json.loads((run / "scores.json").read_text(encoding="utf-8"))
+    return found
+
+
+def markdown(rows: Sequence[Sequence[object]]) -> str:
+    """A table; the first row is its head."""
+    head, *body = [[str(cell) for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
+
+
+def _finished(wanted: Wanted, out: Path, device: str) -> Path:
+    recipe = out.with_name(f"{out.name}.yaml")
+    if recipe.exists() and recipe.read_text(encoding="utf-8") != wanted.text:
+        sys.exit(f"{recipe} stands there with other settings. Remove it and {out}, or name another --out.")
+    if _is_done(out):
+        return out
+    out.parent.mkdir(parents=True, exist_ok=True)
+    recipe.write_text(wanted.text, encoding="utf-8")
+    command = [sys.executable, "-m", "workbench.cli", "run", str(recipe), *wanted.words, "--out", str(out)]
+    command += ["--resume"] if (out / "config.yaml").exists() else []
+    usage = measuring.run(command, out.with_name(f"{out.name}.log"), device)
+    print(f"{out}: {usage.wall_s:.0f} s, {usage.peak_bytes / 1e9:.2f} GB", file=sys.stderr, flush=True)
+    # Dozens of optimizer states and tokenised sets that nobody will ask for.
+    shutil.rmtree(out / "checkpoints", ignore_errors=True)
+    shutil.rmtree(out.with_name(f"{out.name}.cache"), ignore_errors=True)
+    return out
+
+
+def _is_done(out: Path) -> bool:
+    manifest = out / "manifest.json"
+    return manifest.exists() and json.loads(manifest.read_text(encoding="utf-8")).get("status") == "done"

@@ -1,0 +1,201 @@
+"""What is caught is what the model itself says of its inside, for every family; nothing is held on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
+
+from tests.conftest import FAMILIES, GROUPED, MINILM, T5_SIZES, tiny
+from workbench.adapters import Lora, attach
+from workbench.distillation import capturing
+from workbench.distillation.capturing import Catcher, Layers, Spot
+from workbench.errors import ConfigError
+
+BART = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4,
+    "decoder_start_token_id": 0,
+}
+OTHERS = {
+    "Bert": ("MaskedLM", {}),
+    "DistilBert": ("MaskedLM", {}),
+    "Electra": ("MaskedLM", {}),
+    "MPNet": ("MaskedLM", {}),
+    "DebertaV2": ("MaskedLM", {"relative_attention": True}),
+    "ModernBert": ("MaskedLM", {"cls_token_id": 3, "sep_token_id": 4}),
+    "Phi3": ("CausalLM", GROUPED),
+    "T5": ("Seq2SeqLM", {**T5_SIZES, "num_decoder_layers": 3}),
+    "Bart": ("Seq2SeqLM", BART),
+}
+UNKNOWN = ["Falcon", "GPTNeoX"]
+"""Families whose projections are interleaved."""
+OUTPUTS = ("o_proj", "out_proj", "dense", "c_proj", "out_lin", "o", "Wo")
+"""Names of the layer that reads what attention gives; the first of a block is that of its first attention."""
+EVERY = pytest.mark.parametrize("name", [*FAMILIES, *OTHERS])
+ids_BL = torch.tensor([[3, 60, 5, 61, 9, 7, 20], [8, 8, 15, 16, 23, 42, 4]])
+
+
+def build(name: str) -> PreTrainedModel:
+    head, settings = OTHERS.get(name, ("CausalLM", {}))
+    return tiny(name, head=head, attn_implementation="eager", **settings)
+
+
+def inputs(model: PreTrainedModel, *, tokens: int = 7) -> dict[str, Tensor]:
+    given = {"input_ids": ids_BL[:, :tokens]}
+    return {**given, "decoder_input_ids": given["input_ids"][:, :5]} if model.config.is_encoder_decoder else given
+
+
+@torch.no_grad()
+def catch(model: PreTrainedModel, spots: list[Spot], **arguments: Any) -> tuple[dict[Spot, Tensor], Any]:
+    """What was caught, and what the model said."""
+    catcher = Catcher(model, spots, graph=False)
+    with catcher.catching():
+        said = model(**arguments)
+    return catcher.take(), said
+
+
+def require_its_hidden_states(model: PreTrainedModel, arguments: dict[str, Tensor]) -> None:
+    layers = Layers(model)
+    spots = [layers.hidden(layer) for layer in range(layers.count + 1)]
+    caught, said = catch(model, spots, **arguments, output_hidden_states=True)
+    wanted = said.get("decoder_hidden_states", said.get("hidden_states"))
+    assert len(wanted) == layers.count + 1 >= 3
+    for spot, hidden_BLD in zip(spots[:-1], wanted[:-1], strict=True):
+        assert torch.equal(caught[spot], hidden_BLD)
+    # Of the last layer many models only tell what the normalisation behind it makes of it.
+    last = caught[spots[-1]]
+    inside = tuple(f"{block}." for block in layers.blocks)
+    norms = [part for path, part in model.named_modules() if "norm" in type(part).__name__.lower() + path]
+    outside = [norm for path, norm in model.named_modules() if norm in norms and not path.startswith(inside)]
+    fitting = [norm for norm in outside if getattr(norm, "weight", last[0, 0]).shape == last.shape[-1:]]
+    assert any(torch.equal(each, wanted[-1]) for each in (last, *(norm(last) for norm in fitting)))
+
+
+@EVERY
+def test_hidden_states_are_those_that_the_model_tells(name: str) -> None:
+    model = build(name)
+    require_its_hidden_states(model, inputs(model))
+
+
+def test_hidden_states_of_real_models(stories: str) -> None:
+    require_its_hidden_states(AutoModelForCausalLM.from_pretrained(stories).eval(), {"input_ids": ids_BL})
+    require_its_hidden_states(AutoModel.from_pretrained(MINILM).eval(), {"input_ids": ids_BL * 100})
+
+
+@pytest.mark.parametrize("name", ["Bert", "DistilBert", "Electra", "GPT2", "OPT", "Bart"])
+def test_scores_are_what_the_model_attends_by(name: str) -> None:
+    """Their softmax over what a token sees is the attention that the model tells."""
+    model = build(name)
+    layers = Layers(model)
+    assert layers.adds_positions()
+    for layer in range(1, layers.count + 1):
+        found = layers.projections(layer)
+        assert found is not None
+        caught, said = catch(model, list(found.spots), **inputs(model), output_attentions=True)
+        queries, keys, _ = found.of(caught)
+        scores = capturing.scores(queries, keys, heads=layers.heads)
+        if found.causal:
+            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+        wanted = said.get("decoder_attentions", said.get("attentions"))[layer - 1]
+        torch.testing.assert_close(scores.softmax(-1), wanted)
+        assert found.causal == (wanted[0, 0, 0, 1] == 0)
+
+
+@pytest.mark.parametrize("name", [name for name in (*FAMILIES, *OTHERS) if name not in UNKNOWN])
+def test_a_lone_token_attends_to_its_value(name: str) -> None:
+    model = build(name)
+    layers = Layers(model)
+    found = layers.projections(layers.count)
+    assert found is not None
+    inside = [path for path, _ in model.named_modules() if path.startswith(layers.blocks[-1])]
+    output = Spot(next(path for path in inside if path.rpartition(".")[2] in OUTPUTS), read=True)
+    caught, _ = catch(model, [*found.spots, output], **inputs(model, tokens=1))
+    queries, keys, values = found.of(caught)
+    assert (queries.shape[-1], keys.shape[-1], values.shape[-1]) == found.widths
+    width = queries.shape[-1] // layers.heads
+    heads = values.unflatten(-1, (-1, width)).repeat_interleave(queries.shape[-1] // values.shape[-1], dim=-2)
+    torch.testing.assert_close(caught[output], heads.flatten(-2))
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_projections_that_are_not_known(name: str) -> None:
+    assert Layers(build(name)).projections(1) is None
+
+
+@pytest.mark.parametrize("name", ["Llama", "T5", "MPNet", "DebertaV2", "ModernBert", "Phi3", "Falcon"])
+def test_positions_that_are_no_part_of_the_embeddings(name: str) -> None:
+    assert not Layers(build(name)).adds_positions()
+
+
+def test_of_an_encoder_decoder_the_decoder_counts() -> None:
+    layers = Layers(build("Bart"))
+    assert (layers.count, layers.heads, capturing.layers(layers.model.config)) == (3, 4, 3)
+    assert Layers(build("T5")).count == 3
+    found = Layers(build("T5")).projections(1)
+    assert found is not None and "SelfAttention" in found.spots[0].path
+
+
+def test_layers_that_share_a_block_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"AlbertForMaskedLM has 2 layers in 1 blocks"):
+        Layers(tiny("Albert", head="MaskedLM"))
+
+
+def test_an_adapters_part_is_caught(llama: PreTrainedModel) -> None:
+    model = attach(llama, Lora(rank=2, targets="attention"), seed=0)
+    found = Layers(llama).projections(2)
+    assert found is not None and found.widths == (32, 16, 16)
+    adapted = model.get_submodule(f"base_model.model.{found.spots[0].path}")
+    adapted.lora_B["default"].weight.data.fill_(0.5)
+    with_adapter, _ = catch(llama, list(found.spots), **inputs(llama))
+    read, _ = catch(llama, [Spot(found.spots[0].path, read=True)], **inputs(llama))
+    (hidden_BLD,) = read.values()
+    assert torch.equal(with_adapter[found.spots[0]], adapted(hidden_BLD))
+    assert not torch.allclose(with_adapter[found.spots[0]], adapted.base_layer(hidden_BLD))
+
+
+def hooks(model: nn.Module) -> int:
+    return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules())
+
+
+def test_nothing_is_held_on(llama: PreTrainedModel) -> None:
+    layers = Layers(llama)
+    spots = [layers.hidden(0), layers.hidden(2)]
+    catcher = Catcher(llama, spots, graph=True)
+    before = hooks(llama)
+    with catcher.catching():
+        assert hooks(llama) == before + 2
+        llama(**inputs(llama))
+    assert hooks(llama) == before
+    llama(**inputs(llama))  # not seen
+    caught = catcher.take()
+    assert caught[spots[1]].requires_grad
+    with pytest.raises(AssertionError, match="runs first"):
+        catcher.take()
+    with pytest.raises(RuntimeError, match="out of memory"), catcher.catching():
+        llama(**inputs(llama))
+        raise RuntimeError("out of memory")
+    assert hooks(llama) == before
+    with pytest.raises(AssertionError, match="runs first"):
+        catcher.take()
+
+
+def test_of_several_runs_the_mean_is_caught_without_a_graph(llama: PreTrainedModel) -> None:
+    spot = Layers(llama).hidden(2)
+    catcher = Catcher(llama, [spot], graph=False)
+    each = [ids_BL[:1], ids_BL[1:]]
+    with catcher.catching():
+        for row in each:
+            llama(input_ids=row)
+    mean = catcher.take()[spot]
+    assert not mean.requires_grad
+    both, _ = catch(llama, [spot], input_ids=ids_BL)
+    torch.testing.assert_close(mean[0], both[spot].mean(0))

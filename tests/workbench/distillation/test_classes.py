@@ -1,0 +1,370 @@
+"""A teacher of classes is asked once, in its own tokens, classes and units, and never of rows that would flatter it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import special
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from tests.conftest import MINILM, save_tiny
+from workbench import backbones, classifier, distilling, files, runs
+from workbench.config import RunConfig
+from workbench.data import classes as rows_of
+from workbench.data.classes import Labelled
+from workbench.data.labels import Floats
+from workbench.data.similarity import normalised
+from workbench.distillation import classes, sources
+from workbench.distillation.classes import Said
+from workbench.errors import ConfigError, DataError, Stopped
+from workbench.evaluation import predicting, targets
+from workbench.recipes import classify, crossval, crossval_verbs, distill_classes
+
+# Stock PEFT uses what transformers calls deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+
+Train = Callable[..., Path]
+WORDS = {"sun": "the sun is warm and bright", "rain": "cold rain fell on the roof", "snow": "white snow lay all around"}
+NAMES = ("rain", "snow", "sun")
+
+
+class Quiet:
+    """A watcher that says nothing and may ask to stop."""
+
+    def __init__(self, *, stop: bool = False) -> None:
+        self.stop = stop
+
+    def step(self, record: dict[str, Any], *, total: int) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def stop_requested(self) -> bool:
+        return self.stop
+
+
+def weather(rows: int, *, first: int = 0) -> list[dict[str, Any]]:
+    """Sentences of unequal length whose words say their class."""
+    found = []
+    for number in range(first, first + rows):
+        label = list(WORDS)[number % 3]
+        text = f"Day {number}: {WORDS[label]}" + ", said the fox" * (number % 4) + "."
+        found.append({"text": text, "label": label, "degrees": [25, 10, -5][number % 3] + number % 7})
+    return found
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unreported() -> Iterator[None]:
+    """Drawing a report takes longer than these runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("workbench.report.write", lambda _: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all runs of this file stand, beside their rows."""
+    folder = tmp_path_factory.mktemp("classes")
+    write(folder / "train.jsonl", weather(30))
+    write(folder / "held-out.jsonl", weather(9, first=30))
+    write(folder / "test.jsonl", weather(6, first=39))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bert(home: Path) -> str:
+    """A tiny BERT with a head for these classes."""
+    return save_bert(home / "bert", NAMES)
+
+
+def save_bert(folder: Path, names: tuple[str, ...], **settings: Any) -> str:
+    labels = {"num_labels": len(names), "id2label": dict(enumerate(names))}
+    return save_tiny(folder, "Bert", "SequenceClassification", MINILM, **labels, **settings)
+
+
+@pytest.fixture(scope="module")
+def sections(home: Path, bert: str) -> Callable[..., dict[str, Any]]:
+    """A short run's configuration, its sections changed one by one."""
+
+    def make(**changed: dict[str, Any]) -> dict[str, Any]:
+        own: dict[str, Any] = {
+            "model": {"id": bert, "weights": "float32"},
+            "adapter": {"method": "lora", "rank": 4},
+            "data": {"train": str(home / "train.jsonl"), "held_out": str(home / "held-out.jsonl")},
+            "batch": {"size": 10, "tokens_per_device": 100000},
+            "train": {"steps": 2, "learning_rate": 1e-2},
+            "evaluate": {"every": None},
+            "save": {"every": None},
+        }
+        return own | {name: {**own.get(name, {}), **section} for name, section in changed.items()}
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def train(home: Path, sections: Callable[..., dict[str, Any]]) -> Train:
+    """Trains by recipe classify or crossval."""
+
+    def run(name: str, recipe: str = "classify", **changed: Any) -> Path:
+        config = RunConfig.model_validate({"recipe": recipe, **sections(**changed)})
+        started = runs.start(home / name, config, resume=False)
+        (classify if recipe == "classify" else crossval).main(config, started, Quiet())
+        started.close()
+        return started.path
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def distil(home: Path, sections: Callable[..., dict[str, Any]]) -> Train:
+    def run(
+        name: str, teacher: Any, *, resume: bool = False, stop: bool = False, distill: Any = (), **changed: Any
+    ) -> Path:
+        config = asked_config(sections(**changed), teacher, **dict(distill))
+        base = distilling.student_config(config, home / name)
+        source = sources.find(config.distill.teacher, config.model)
+        started = runs.start(home / name, config, resume=resume)
+        try:
+            distill_classes.main(config, base, source, started, Quiet(stop=stop))
+        finally:
+            started.close()
+        return started.path
+
+    return run
+
+
+def asked_config(own: dict[str, Any], teacher: Any, *, out_of_fold: bool = False, **distill: Any) -> RunConfig:
+    ids = [str(each) for each in teacher] if isinstance(teacher, list) else str(teacher)
+    section = {"of": "classify", "teacher": {"id": ids, "weights": "float32", "out_of_fold": out_of_fold}, **distill}
+    return RunConfig.model_validate({"recipe": "distill", **own, "distill": section})
+
+
+@pytest.fixture
+def ask(tmp_path: Path, sections: Callable[..., dict[str, Any]]) -> Callable[..., tuple[Said, Any]]:
+    """What a teacher says, and of which rows, without any training."""
+
+    def said(teacher: Any, *, distill: Any = (), **changed: Any) -> tuple[Said, Any]:
+        config = asked_config(sections(**changed), teacher, **dict(distill))
+        base = distilling.as_plain_run(config)
+        tokenizer = backbones.tokenizer(base.model)
+        data = rows_of.load(base, tokenizer)
+        source = sources.find(config.distill.teacher, config.model)
+        extra = distill_classes.prepare(config, base, source, data, tokenizer)
+        run = runs.start(tmp_path / "run", config, resume=(tmp_path / "run").exists())
+        try:
+            return classes.said(config, source, data, extra, run, Quiet()), data
+        finally:
+            run.close()
+
+    return said
+
+
+@pytest.fixture(scope="module")
+def taught(train: Train, stories: str) -> Path:
+    """A finished run over another backbone, with other tokens and another template. Read only."""
+    own = {"classes": {"text": "Weather: {text}"}, "data": {"max_tokens": 24}}
+    return train("taught", model={"id": stories}, **own)
+
+
+@pytest.fixture(scope="module")
+def folds(train: Train) -> Path:
+    """A finished cross-validation. Read only."""
+    own = {"folds": {"k": 2, "repeats": 2}, "data": {"held_out": 0.05}, "train": {"steps": 4}}
+    return train("folds", "crossval", **own)
+
+
+def losses(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def own_outputs(run: Path, rows: str) -> Floats:
+    """What the model of a run says of the rows of its own splits."""
+    config = runs.shipped_config(run)
+    model = classifier.load(run, config)
+    found: Labelled = getattr(rows_of.load(config, model.tokenizer), rows)
+    return predicting.outputs(model.model, model.outputs, found)
+
+
+def test_alpha_0_trains_as_recipe_classify_does(train: Train, distil: Train, taught: Path) -> None:
+    own = {"classes": {"weights": "balanced", "smoothing": 0.1}, "train": {"steps": 4}}
+    plain = train("plain", **own)
+    assert losses(distil("alone", taught, distill={"alpha": 0.0}, **own)) == losses(plain)
+    scores = files.read_json(plain.parent / "alone" / "scores.json")
+    assert scores["after"] == files.read_json(plain / "scores.json")["after"]
+    assert losses(distil("both", taught, distill={"alpha": 0.5}, **own)) != losses(plain)
+
+
+def test_scores_hold_the_teachers_own(distil: Train, taught: Path, home: Path) -> None:
+    run = distil("scored", taught, data={"test": str(home / "test.jsonl")})
+    scores = files.read_json(run / "scores.json")
+    assert scores["teacher"] == files.read_json(taught / "scores.json")["after"]
+    assert {"before", "after", "test", "teacher_test"} <= scores.keys()
+    facts = files.read_json(run / "manifest.json")["distill"]
+    assert facts["teacher"] == str(taught) and facts["rows"] == {"train": 30, "held_out": 9, "test": 6}
+    assert facts["teacher_loss"] == pytest.approx(scores["teacher"]["loss"], abs=1e-6)
+
+
+def test_a_student_distilled_from_itself_has_nothing_to_learn(distil: Train, bert: str, train: Train) -> None:
+    own = {"alpha": 1.0, "temperature": 2.0, "match": [{"what": "hidden_mse"}]}
+    assert losses(distil("itself", bert, distill=own))[0] == pytest.approx(0, abs=1e-6)
+    other = train("other", train={"steps": 6})
+    both = losses(distil("matched", other, distill=own))[0]
+    said = losses(distil("unmatched", other, distill={**own, "match": []}))[0]
+    assert both > said > 1e-5
+
+
+def test_a_run_reads_rows_in_its_own_tokens_and_template(ask: Any, taught: Path) -> None:
+    said, _ = ask(taught)
+    np.testing.assert_allclose(said.train_NC, own_outputs(taught, "train"), atol=1e-5)
+    np.testing.assert_allclose(said.held_out_NC, own_outputs(taught, "held_out"), atol=1e-5)
+    assert said.extra_NC is None and said.test_NC is None
+
+
+def test_several_runs_say_the_mean_of_their_probabilities(ask: Any, train: Train) -> None:
+    teachers = [train(f"one-of-{steps}", train={"steps": steps}) for steps in (3, 6)]
+    said, _ = ask(teachers)
+    mean = np.mean([special.softmax(own_outputs(run, "train"), axis=1) for run in teachers], axis=0)
+    np.testing.assert_allclose(special.softmax(said.train_NC, axis=1), mean, atol=1e-6)
+
+
+def test_classes_in_another_order_are_put_in_order(ask: Any, home: Path, tmp_path: Path) -> None:
+    names = ("sun", "rain", "snow")
+    folder = save_bert(tmp_path / "mixed", names)
+    said, data = ask(folder)
+    stock, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(MINILM)
+    for row, found_C in zip(data.train.records[:4], said.train_NC, strict=False):
+        with torch.no_grad():
+            logits = stock(**tokenizer(row.fields[0], return_tensors="pt")).logits[0]
+        wanted = dict(zip(names, logits.tolist(), strict=True))
+        assert found_C.tolist() == pytest.approx([wanted[name] for name in data.labels.names], abs=1e-5)
+    assert data.labels.names == NAMES
+
+
+def test_numbers_are_said_in_the_students_units(ask: Any, train: Train, home: Path, tmp_path: Path) -> None:
+    number = {"classes": {"kind": "number"}}
+    columns = {"columns": {"label": "degrees"}}
+    teacher = train("degrees", **number, data=columns)
+    hot = write(tmp_path / "hot.jsonl", [{**row, "label": row["degrees"] * 3.0 + 40} for row in weather(30)])
+    said, data = ask(teacher, **number, data={"train": str(hot), "held_out": 0.2})
+    labels = classifier.read_labels(teacher / "adapter")
+    by_text = dict(zip([row["text"] for row in weather(30)], labels.values(own_outputs(teacher, "train")), strict=True))
+    wanted = np.stack([by_text[record.fields[0]] for record in data.train.records])
+    np.testing.assert_allclose(data.labels.values(said.train_NC), wanted, atol=1e-4)
+
+
+def test_out_of_fold_rows_are_said_by_those_who_did_not_see_them(ask: Any, folds: Path, home: Path) -> None:
+    own = {"distill": {"out_of_fold": True}, "data": {"held_out": 0.2, "test": str(home / "test.jsonl")}}
+    said, data = ask(folds, **own)
+    known = pd.read_parquet(folds / "out_of_fold.parquet")
+    assert len(known) == 60, "each of two repeats says something of all rows"
+    means = known.groupby("text")[[f"p_{name}" for name in NAMES]].mean()
+    for rows, outputs_NC in ((data.train, said.train_NC), (data.held_out, said.held_out_NC)):
+        wanted = means.loc[[record.fields[0] for record in rows.records]].to_numpy()
+        np.testing.assert_allclose(special.softmax(outputs_NC, axis=1), wanted, atol=1e-9)
+    shown = crossval_verbs.predict(folds, str(home / "test.jsonl"), runs.shipped_config(folds))
+    whole = shown[[f"p_{name}" for name in NAMES]].to_numpy()
+    np.testing.assert_allclose(special.softmax(said.test_NC, axis=1), whole, atol=1e-6)
+
+
+def test_without_out_of_fold_the_whole_ensemble_speaks(ask: Any, folds: Path, home: Path) -> None:
+    said, data = ask(folds)
+    shown = crossval_verbs.predict(folds, str(home / "train.jsonl"), runs.shipped_config(folds))
+    wanted = shown.set_index("text").loc[[record.fields[0] for record in data.train.records]]
+    found = special.softmax(said.train_NC, axis=1)
+    np.testing.assert_allclose(found, wanted[[f"p_{name}" for name in NAMES]].to_numpy(), atol=1e-6)
+
+
+def test_rows_without_labels_take_part_and_their_labels_never(distil: Train, taught: Path, home: Path) -> None:
+    held_out = [{**row, "text": row["text"].upper() + "!"} for row in weather(9, first=30)][:4]
+    found = {}
+    for label in ("sun", "nonsense"):
+        more = write(
+            home / f"more-{label}.jsonl", [{**row, "label": label} for row in (*weather(12, first=60), *held_out)]
+        )
+        own = {"alpha": 0.5, "unlabelled": str(more)}
+        found[label] = distil(f"more-{label}", taught, distill=own, train={"steps": None, "epochs": 1.0})
+    assert losses(found["sun"]) == losses(found["nonsense"]) and len(losses(found["sun"])) == 5, "30 and 12 rows by 10"
+    manifest = files.read_json(found["sun"] / "manifest.json")
+    assert manifest["distill"]["rows"]["extra"] == manifest["data"]["unlabelled"]["rows"] == 12
+    assert manifest["data"]["unlabelled"]["skipped"] == 1, "one sentence says how many"
+    measured = write(home / "measured.jsonl", held_out)
+    with pytest.raises(DataError, match=r"every row of .*measured.jsonl is also held out"):
+        distil("nothing-new", taught, distill={"unlabelled": str(measured)})
+
+
+def test_a_run_that_goes_on_reads_what_it_kept(distil: Train, taught: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"train": {"steps": 3}}
+    unbroken = distil("unbroken", taught, **own)
+    with pytest.raises(Stopped):
+        distil("broken", taught, stop=True, **own)
+    with monkeypatch.context() as patch:
+        patch.setattr("workbench.distillation.classes._asked", lambda *_: pytest.fail("asked again"))
+        resumed = distil("broken", taught, resume=True, **own)
+    assert losses(resumed) == losses(unbroken)
+    assert files.read_json(resumed / "scores.json") == files.read_json(unbroken / "scores.json")
+    kept = [(run / classes.KEPT).read_bytes() for run in (resumed, unbroken)]
+    assert kept[0] == kept[1]
+
+
+def test_what_was_kept_of_other_rows_is_not_read(ask: Any, taught: Path, home: Path) -> None:
+    first, _ = ask(taught)
+    again, _ = ask(taught)
+    np.testing.assert_array_equal(first.train_NC, again.train_NC)
+    path = home / "train.jsonl"
+    before = path.read_text()
+    write(path, [{**row, "text": "Truly. " + row["text"]} for row in weather(30)])
+    try:
+        moved, _ = ask(taught)
+    finally:
+        path.write_text(before)
+    assert np.abs(moved.train_NC - first.train_NC).max() > 1e-4
+
+
+def test_teachers_that_cannot_teach_these_classes_are_refused(
+    ask: Any, taught: Path, bert: str, stories: str, home: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"backbone whose head starts at random.*Write a run"):
+        ask("backbone")
+    with pytest.raises(ConfigError, match=r"LlamaForCausalLM has no classification head for these classes"):
+        ask(stories)
+    others = save_bert(tmp_path / "others", ("rain", "snow", "fog", "hail"))
+    with pytest.raises(ConfigError, match=r"nothing of `sun`, and no training row has `fog`, `hail`.*name them alike"):
+        ask(others)
+    with pytest.raises(ConfigError, match=r"kind one, the student's of kind number.*classes.kind=one"):
+        ask(taught, classes={"kind": "number"}, data={"columns": {"label": "degrees"}})
+    with pytest.raises(ConfigError, match=r"out_of_fold: .* is no cross-validation"):
+        ask(taught, distill={"out_of_fold": True})
+    renamed = write(tmp_path / "renamed.jsonl", [{"body": row["text"], "label": row["label"]} for row in weather(30)])
+    with pytest.raises(ConfigError, match=r"reads the column `text`, which .*renamed.jsonl has not"):
+        ask(taught, classes={"text": "{body}"}, data={"train": str(renamed), "held_out": 0.2})
+    with pytest.raises(ConfigError, match=r"has other tokens than"):
+        ask(taught, distill={"match": [{"what": "hidden_mse"}]})
+
+
+def test_out_of_fold_wants_the_rows_of_the_cross_validation(ask: Any, folds: Path, tmp_path: Path) -> None:
+    other = write(tmp_path / "other.jsonl", [*weather(40, first=100), *weather(10)])
+    with pytest.raises(ConfigError, match=r"(?s)only 10 of the 50 training rows of .*other.jsonl stand in .*parquet.*"):
+        ask(folds, distill={"out_of_fold": True}, data={"train": str(other)})
+    with pytest.raises(ConfigError, match=r"compares the layers of one model, and .*folds is several"):
+        ask(folds, distill={"match": [{"what": "hidden_mse"}]})
+
+
+def test_texts_are_matched_but_for_case(ask: Any, folds: Path, tmp_path: Path) -> None:
+    loud = write(tmp_path / "loud.jsonl", [{**row, "text": row["text"].upper()} for row in weather(30)])
+    said, data = ask(folds, distill={"out_of_fold": True}, data={"train": str(loud)})
+    known = pd.read_parquet(folds / "out_of_fold.parquet")
+    texts = known["text"].map(normalised)
+    first = known[texts == normalised(data.train.records[0].fields[0])]
+    wanted_C = first[[f"p_{name}" for name in NAMES]].mean().to_numpy()
+    np.testing.assert_allclose(targets.outputs(data.labels, wanted_C), said.train_NC[0], atol=1e-9)

@@ -1,0 +1,409 @@
+"""Terms between layers: the equations once more, where gradients go, and what the loss must not depend on."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
+
+from tests.conftest import MINILM, T5_SIZES, tiny
+from workbench.adapters import Lora, Prefix, Prompt, attach
+from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
+from workbench.distillation.matching import Matching, require_layers
+from workbench.distilling import MatchConfig
+from workbench.errors import ConfigError
+
+chance = np.random.default_rng(0)
+ROWS = [chance.integers(3, 64, size) for size in (11, 5, 8, 6)]
+SUPERVISED = [np.arange(len(row)) % 3 != 1 for row in ROWS]
+WHATS = ["hidden_mse", "hidden_cosine", "relation", "attention"]
+LARGER = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+Collate = Callable[[Sequence[int]], MicroBatch]
+
+
+def term(what: str, **settings: Any) -> MatchConfig:
+    return MatchConfig.model_validate({"what": what, **settings})
+
+
+def text(rows: Sequence[int]) -> MicroBatch:
+    return collate([Row(ROWS[row], SUPERVISED[row]) for row in rows])
+
+
+def sources(rows: Sequence[int]) -> MicroBatch:
+    """Of which an encoder reads the first three tokens."""
+    return collate([Row(ROWS[row], SUPERVISED[row] & (np.arange(len(ROWS[row])) > 3), source=3) for row in rows])
+
+
+def labelled(rows: Sequence[int]) -> MicroBatch:
+    weights = torch.tensor([[0.5], [2.0], [1.0], [3.0]])[list(rows)]
+    labels = torch.cat((weights, torch.zeros(len(rows), 3)), dim=1)
+    return MicroBatch(encoder_inputs([ROWS[row] for row in rows]), torch.arange(len(rows)), labels, 0)
+
+
+def alone(ids: list[int]) -> MicroBatch:
+    """One row of which one token is predicted."""
+    inputs = {"input_ids": torch.tensor([ids])}
+    return MicroBatch(inputs, torch.tensor([0]), torch.tensor([9]), 0, torch.tensor([len(ids)]))
+
+
+def run(matching: Matching, student: Any, teacher: Any, batch: MicroBatch) -> Tensor:
+    with torch.no_grad(), matching.teacher():
+        teacher(**batch.inputs)
+    with matching.student():
+        student(**batch.inputs)
+    return matching.loss(batch)
+
+
+def compared(terms: Sequence[MatchConfig], student: Any, teacher: Any, batch: MicroBatch) -> Tensor:
+    return run(Matching(terms, student, teacher, seed=0), student, teacher, batch)
+
+
+def pair(family: str, head: str = "CausalLM", **settings: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A student, and a teacher of its size that is another model."""
+    student = tiny(family, head=head, **settings)
+    teacher = copy.deepcopy(student)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in teacher.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return student, teacher
+
+
+# The equations, written a second time, row by row.
+
+
+def states(model: Any, ids_1L: Tensor) -> list[Tensor]:
+    """Hidden states (L, D) of each layer, from the embeddings on."""
+    return [hidden[0] for hidden in model(ids_1L, output_hidden_states=True).hidden_states]
+
+
+def relation(student_LD: Tensor, teacher_LE: Tensor, heads: int) -> Tensor:
+    total = torch.zeros(())
+    for own, other in zip(student_LD.chunk(heads, dim=1), teacher_LE.chunk(heads, dim=1), strict=True):
+        p = F.softmax(other @ other.T / math.sqrt(other.shape[1]), dim=-1)
+        q = F.log_softmax(own @ own.T / math.sqrt(own.shape[1]), dim=-1)
+        total = total + (p * (p.log() - q)).sum(-1).mean()
+    return total / heads
+
+
+def test_hidden_states_written_out() -> None:
+    student, teacher = pair("Llama")
+    terms = [term("hidden_mse", layers={0: 0, 1: 1}, weight=3), term("hidden_cosine", layers={1: 0})]
+    found = compared(terms, student, teacher, text(range(4)))
+    wanted = torch.zeros(())
+    for row, supervised in zip(ROWS, SUPERVISED, strict=True):
+        own, others = (states(model, torch.from_numpy(row)[None]) for model in (student, teacher))
+        squared = (F.mse_loss(own[0], others[0]) + F.mse_loss(own[1], others[1])) / 2
+        cosine = 1 - F.cosine_similarity(own[1], others[0], dim=-1).mean()
+        wanted = wanted + (3 * squared + cosine) * supervised[1:].sum()
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("heads", [None, 2, 8])
+def test_relations_written_out(heads: int | None) -> None:
+    student, teacher = (tiny("Bert", head="SequenceClassification", **sizes) for sizes in ({}, LARGER))
+    batch = labelled(range(4))
+    found = compared([term("relation", heads=heads, layers={1: 2})], student, teacher, batch)
+    wanted = torch.zeros(())
+    for row, weight in zip(ROWS, batch.labels_N[:, 0], strict=True):
+        ids = torch.from_numpy(row)[None]
+        own, other = states(student, ids)[0], states(teacher, ids)[1]
+        for name in ("query", "key", "value"):
+            mine = getattr(student.bert.encoder.layer[0].attention.self, name)(own)
+            theirs = getattr(teacher.bert.encoder.layer[1].attention.self, name)(other)
+            wanted = wanted + weight * relation(mine, theirs, heads or 4)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_attention_written_out() -> None:
+    student, teacher = pair("Bert", "MaskedLM")
+    length = len(ROWS[0])
+    row = alone(ROWS[0].tolist())
+    found = compared([term("attention")], student, teacher, row)
+    scores = []
+    for model in (student, teacher):
+        hidden = states(model, row.inputs["input_ids"])[1]
+        layer = model.bert.encoder.layer[1].attention.self
+        queries, keys = (part(hidden).view(length, 4, 8) for part in (layer.query, layer.key))
+        scores.append(torch.einsum("ihd,jhd->hij", queries, keys) / math.sqrt(8))
+    torch.testing.assert_close(found, (scores[0] - scores[1]).square().mean())
+
+
+def test_a_causal_model_is_not_compared_where_it_does_not_look() -> None:
+    student, teacher = pair("GPT2")
+    row = alone([5, 9])
+    found = compared([term("attention", layers={1: 1})], student, teacher, row)
+    scores = []
+    for model in (student, teacher):
+        block = model.transformer.h[0]
+        hidden = states(model, row.inputs["input_ids"])[0]
+        queries, keys, _ = block.attn.c_attn(block.ln_1(hidden)).split(32, dim=-1)
+        each = zip(queries.chunk(4, dim=1), keys.chunk(4, dim=1), strict=True)
+        scores.append(torch.stack([query @ key.T / math.sqrt(8) for query, key in each]))
+    difference = (scores[0] - scores[1]).square()
+    torch.testing.assert_close(found, (difference[:, 0, 0] + difference[:, 1, 0] + difference[:, 1, 1]).mean() / 4)
+
+
+# Where gradients go.
+
+
+@pytest.mark.parametrize("what", WHATS)
+def test_a_copy_has_nothing_to_learn(what: str) -> None:
+    student = tiny("GPT2")
+    loss = compared([term(what, layers="uniform")], student, copy.deepcopy(student), text(range(4)))
+    loss.backward()
+    assert loss.detach().abs() < 1e-4
+    assert all(p.grad is None or p.grad.abs().max() < 1e-3 for p in student.parameters())
+    assert any(p.grad is not None for p in student.parameters())
+
+
+@pytest.mark.parametrize("what", WHATS)
+def test_gradients_reach_student_and_projections_alone(what: str) -> None:
+    student, teacher = tiny("OPT"), tiny("OPT", **LARGER, word_embed_proj_dim=48)
+    matching = Matching([term(what, layers={1: 2})], student, teacher, seed=0)
+    assert len(list(matching.parameters())) == (2 if what.startswith("hidden") else 0)
+    run(matching, student, teacher, text(range(4))).backward()
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+    reached = {name for name, p in student.named_parameters() if p.grad is not None and p.grad.abs().max() > 1e-6}
+    assert any("embed_tokens" in name for name in reached)
+    assert any("layers.0" in name for name in reached) and not any("layers.1" in name for name in reached)
+    assert all(p.grad is not None and p.grad.abs().max() > 1e-6 for p in matching.parameters())
+
+
+def test_descending_makes_layers_alike() -> None:
+    student, teacher = tiny("Llama"), tiny("Llama", **LARGER)
+    terms = [term("hidden_mse", layers="uniform"), term("hidden_cosine"), term("relation")]
+    matching = Matching(terms, student, teacher, seed=0)
+    optimizer = torch.optim.Adam([*student.parameters(), *matching.parameters()], lr=1e-2)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = run(matching, student, teacher, text(range(4)))
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_recomputed_activations_give_the_same_gradients() -> None:
+    student, teacher = pair("Llama", use_cache=False)
+    student.train()
+    terms = [term("hidden_mse", layers="uniform"), term("relation", layers="uniform")]
+    found = []
+    for recompute in (False, True):
+        if recompute:
+            student.activation_checkpointing_enable()
+        student.zero_grad()
+        compared(terms, student, teacher, text(range(4))).backward()
+        found.append([p.grad.clone() for p in student.model.layers.parameters() if p.grad is not None])
+    assert len(found[0]) > 10
+    torch.testing.assert_close(found[0], found[1])
+
+
+# What the loss must not depend on.
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "settings", "batch", "whats"),
+    [
+        ("Llama", "CausalLM", {}, text, WHATS[:3]),
+        ("GPT2", "CausalLM", {}, text, WHATS),
+        ("T5", "Seq2SeqLM", T5_SIZES, sources, WHATS[:3]),
+        ("Bert", "SequenceClassification", {}, labelled, WHATS),
+        ("Llama", "SequenceClassification", {}, labelled, WHATS[:3]),
+    ],
+)
+def test_neither_padding_nor_micro_batches_matter(
+    family: str, head: str, settings: dict[str, Any], batch: Collate, whats: list[str]
+) -> None:
+    student, teacher = pair(family, head, **settings)
+    matching = Matching([term(what, layers="uniform") for what in whats], student, teacher, seed=0)
+    together = run(matching, student, teacher, batch([0, 1, 2, 3]))
+    for groups in ([[0, 1], [2, 3]], [[0, 3], [1], [2]]):
+        parts = [run(matching, student, teacher, batch(group)) for group in groups]
+        torch.testing.assert_close(torch.stack(parts).sum(), together)
+    assert together > 1
+
+
+def test_a_row_weighs_what_its_labels_weigh() -> None:
+    student, teacher = pair("Llama")
+    whole = text([0, 1])
+    heavy = MicroBatch(whole.inputs, whole.positions_N.repeat(2), whole.labels_N.repeat(2), 0, whole.lengths_B)
+    matching = Matching([term("hidden_mse")], student, teacher, seed=0)
+    losses = [run(matching, student, teacher, batch) for batch in (whole, heavy)]
+    torch.testing.assert_close(losses[1], 2 * losses[0])
+
+
+def test_seed_alone_decides_the_projections() -> None:
+    student, teacher = tiny("Llama"), tiny("Llama", **LARGER)
+    terms = [term("hidden_mse", layers="uniform")]
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    one, again, other = (dict(Matching(terms, student, teacher, seed=seed).named_parameters()) for seed in (3, 3, 4))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len(one) == 6 and all(parameter.dtype == torch.float32 for parameter in one.values())
+    assert all(torch.equal(one[name], again[name]) and not torch.equal(one[name], other[name]) for name in one)
+
+
+def test_half_precision() -> None:
+    student, teacher = (model.bfloat16() for model in pair("Llama"))
+    terms = [term("hidden_mse", layers="uniform"), term("relation")]
+    loss = compared(terms, student, teacher, text(range(4)))
+    loss.backward()
+    assert loss.dtype == torch.float32
+    wanted = compared(terms, student.float(), teacher.float(), text(range(4)))
+    torch.testing.assert_close(loss, wanted, rtol=0.1, atol=0)
+    wider = tiny("Llama", **LARGER)
+    matching = Matching(terms, student, wider, seed=0).bfloat16()
+    assert run(matching, student, wider, text(range(4))).dtype == torch.float32
+
+
+# Students with an adapter.
+
+
+def test_adapter_and_teacher_over_one_backbone() -> None:
+    backbone = tiny("Llama").requires_grad_(False)
+    model = attach(backbone, Lora(rank=2, targets=("q_proj", "k_proj", "v_proj")), seed=0)
+    terms = [term("hidden_mse", layers="uniform"), term("relation")]
+    matching = Matching(terms, backbone, backbone, seed=0)
+    batch = text(range(4))
+
+    def loss() -> Tensor:
+        with torch.no_grad(), matching.teacher(), model.disable_adapter():
+            model(**batch.inputs)
+        with matching.student():
+            model(**batch.inputs)
+        return matching.loss(batch)
+
+    assert loss().detach().abs() < 1e-5  # an adapter that changes nothing yet
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(std=0.1, generator=generator)
+    found = loss()
+    found.backward()
+    assert all((parameter.grad is not None) == parameter.requires_grad for parameter in model.parameters())
+    merged = copy.deepcopy(model).merge_and_unload()
+    torch.testing.assert_close(found, compared(terms, merged, tiny("Llama"), batch), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", [Prompt(virtual_tokens=3), Prefix(virtual_tokens=3)])
+def test_virtual_tokens_are_not_compared(method: Any) -> None:
+    backbone = tiny("Llama").requires_grad_(False)
+    model = attach(backbone, method, seed=0)
+    teacher = tiny("Llama")
+    matching = Matching([term("hidden_mse", layers={0: 0}), term("relation", layers={1: 1})], backbone, teacher, seed=0)
+    # What enters the first layer, and what it makes queries, keys and values of, is the same with them.
+    assert run(matching, model, teacher, text(range(4))).detach().abs() < 1e-6
+    deeper = Matching([term("hidden_mse")], backbone, teacher, seed=0)
+    loss = run(deeper, model, teacher, text(range(4)))
+    loss.backward()
+    assert loss > 0 and all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+# Real models.
+
+
+def test_fewer_layers_of_real_models(stories: str) -> None:
+    """A student of a teacher's first layers differs from it only from where they end."""
+    ids = [np.arange(5, 25), np.arange(40, 50)]
+    for teacher, batch in (
+        (AutoModelForCausalLM.from_pretrained(stories), collate([Row(row, row > 0) for row in ids])),
+        (
+            AutoModel.from_pretrained(MINILM),
+            MicroBatch(encoder_inputs([row * 50 for row in ids]), torch.arange(2), torch.ones(2, 2), 30),
+        ),
+    ):
+        teacher.eval()
+        config = copy.deepcopy(teacher.config)
+        config.num_hidden_layers = 2
+        student = type(teacher)(config).eval()
+        student.load_state_dict(teacher.state_dict(), strict=False)
+        whats = WHATS if "Bert" in type(teacher).__name__ else WHATS[:3]
+        with torch.no_grad():
+            same = [float(compared([term(what, layers={2: 2})], student, teacher, batch)) for what in whats]
+            last = [float(compared([term(what, layers="last")], student, teacher, batch)) for what in whats]
+        assert same == pytest.approx([0] * len(whats), abs=1e-4)
+        assert all(value > 0.1 for value in last)
+
+
+# Layers, and mistakes.
+
+
+@pytest.mark.parametrize(
+    ("layers", "sizes", "wanted"),
+    [
+        ("last", (2, 6), {2: 6}),
+        ("uniform", (3, 6), {1: 2, 2: 4, 3: 6}),
+        ("uniform", (4, 6), {1: 2, 2: 3, 3: 5, 4: 6}),
+        ("uniform", (3, 3), {1: 1, 2: 2, 3: 3}),
+        ("uniform", (5, 2), {1: 1, 2: 1, 3: 1, 4: 2, 5: 2}),
+        ({1: 5}, (4, 6), {1: 5}),
+    ],
+)
+@pytest.mark.parametrize("what", ["hidden_mse", "relation"])
+def test_which_layers_meet(layers: Any, sizes: tuple[int, int], wanted: dict[int, int], what: str) -> None:
+    ends = [tiny("Llama", num_hidden_layers=size) for size in sizes]
+    matching = Matching([term(what, layers=layers)], *ends, seed=0)
+    name = "model.layers.{}" + ("" if what == "hidden_mse" else ".self_attn.q_proj")
+    if layers == "uniform" and what == "hidden_mse":
+        (own, *_), *rest = [(pair.student[0], pair.teacher[0]) for pair in matching.pairs]
+        assert own.read and own.path == "model.layers.0"
+    else:
+        rest = [(pair.student[0], pair.teacher[0]) for pair in matching.pairs]
+    found = {own.path: other.path for own, other in rest}
+    assert found == {name.format(own - 1): name.format(other - 1) for own, other in wanted.items()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"what": "hidden_mse", "layers": {3: 1}}, r"match\.1\.layers: the student has no layer 3 .*Write 0 to 2"),
+        ({"what": "hidden_mse", "layers": {2: 9}}, r"the teacher has no layer 9 .*Write 0 to 3, 0 being what enters"),
+        ({"what": "relation", "layers": {0: 1}}, r"the student has no layer 0 for relation. Write 1 to 2"),
+        ({"what": "attention", "layers": {1: 0}}, r"the teacher has no layer 0 for attention. Write 1 to 3"),
+        ({"what": "relation", "layers": {}}, r"match\.1\.layers: names no layer"),
+    ],
+)
+def test_layers_that_are_not_there(settings: dict[str, Any], message: str) -> None:
+    student, teacher = tiny("Bert", head="MaskedLM"), tiny("Bert", head="MaskedLM", **LARGER)
+    terms = [term("hidden_mse"), MatchConfig.model_validate(settings)]
+    for refuse in (
+        lambda: require_layers(terms, student.config, teacher.config),
+        lambda: Matching(terms, student, teacher, seed=0),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            refuse()
+
+
+@pytest.mark.parametrize(
+    ("settings", "student", "teacher", "message"),
+    [
+        ({"what": "attention"}, ("Llama", {}), ("Llama", {}), r"0\.what=attention: LlamaForCausalLM .*what=relation"),
+        ({"what": "attention"}, ("GPT2", {"num_attention_heads": 2}), ("GPT2", {}), r"has 2 .* teacher 4.*relation"),
+        ({"what": "relation"}, ("Llama", {}), ("Falcon", {}), r"layer 2 of FalconForCausalLM .*what=hidden_mse or"),
+        (
+            {"what": "relation", "heads": 3},
+            ("Llama", {}),
+            ("Llama", {}),
+            r"0\.heads: .* are 16, 32 wide, which 3 heads do not cut evenly. Write one of 1, 2, 4, 8, 16\.",
+        ),
+        (
+            {"what": "relation"},
+            ("GPT2", {"hidden_size": 36}),
+            ("GPT2", {"hidden_size": 40, "num_attention_heads": 8}),
+            r"36, 40 wide, which 8 heads .*one of 1, 2, 4\.",
+        ),
+    ],
+)
+def test_what_cannot_be_compared(settings: dict[str, Any], student: Any, teacher: Any, message: str) -> None:
+    ends = [tiny(name, **own) for name, own in (student, teacher)]
+    with pytest.raises(ConfigError, match=message):
+        Matching([MatchConfig.model_validate(settings)], *ends, seed=0)

@@ -1,0 +1,1 @@
+"""Distillation: who teaches, what they say, and how a student learns it."""

@@ -1,0 +1,199 @@
+"""The teacher cache: what a teacher says of every supervised token of the training rows, asked once and kept on disk.
+
+Rows are known by what they hold: they may be dealt or ordered otherwise, one that comes twice is kept once, and what is
+lost, or new, is asked again without the rest.
+
+Legend: N positions, k tokens kept of each, R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from workbench.data.batching import Indices, MicroBatch, micro_batches
+from workbench.data.tokens import Tokens
+from workbench.distillation import packing, shards
+from workbench.distillation.identities import Identity, identity
+from workbench.distillation.packing import Packed
+from workbench.distillation.shards import Keys, Shard
+from workbench.distillation.signals import Signal, Spoken, Teacher
+from workbench.distilling import DistillConfig
+from workbench.engine import Watcher
+from workbench.errors import ConfigError, Stopped
+from workbench.objectives.chunked import chunks
+
+__all__ = ["CachedTeacher", "Identity", "identity", "missing", "write"]
+
+SHARD_POSITIONS = 2**18
+"""Positions after which a shard is full: at 64 likeliest tokens of each, 65 MiB."""
+
+
+class CachedTeacher:
+    """What a teacher said of the rows of `train`, read from a finished cache.
+
+    Raises:
+        ConfigError: there is none, it is another configuration's, it lacks rows, or a file of it is lost or damaged.
+    """
+
+    def __init__(self, folder: Path, train: Tokens, config: DistillConfig, wanted: Identity) -> None:
+        index, self._shards = shards.opened(folder, wanted)
+        self._config = config
+        self._known = int(index.made_by["vocabulary"])
+        self._shard_R, self._start_R, self._count_R = self._find(folder, train)
+        positions = sum(int(shard.counts.sum()) for shard in self._shards)
+        self.facts: dict[str, Any] = {
+            "folder": str(folder),
+            "kind": wanted.kind,
+            "k": int(wanted.k),
+            "dtype": wanted.dtype,
+            "tokens": positions,
+            "bytes_per_token": round(sum(index.shards.values()) / positions, 1),
+            "shards": len(self._shards),
+        }
+
+    def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> Signal:
+        """What it said of the batch's supervised positions; `temperature` is that of the cache."""
+        assert batch.rows_B is not None and temperature == self._config.temperature
+        packed = _joined([self._row(int(row)) for row in batch.rows_B])
+        assert len(packed["ids"]) == len(batch.labels_N), "the batch has other positions than its rows"
+        device = batch.labels_N.device
+        if config.cache.sampled:
+            drawn = [tensor.to(device) for tensor in packing.unpack_draws(packed)]
+            return packing.Drawn(drawn, self._known, temperature)
+        likeliest = [tensor.to(device) for tensor in packing.unpack_likeliest(packed)]
+        return packing.Likeliest(likeliest, self._known, config, temperature)
+
+    def _row(self, row: int) -> Packed:
+        start = int(self._start_R[row])
+        return self._shards[int(self._shard_R[row])].read(start, start + int(self._count_R[row]))
+
+    def _find(self, folder: Path, train: Tokens) -> tuple[Indices, Indices, Indices]:
+        """Shard, first position there, and number of positions of each row of `train`."""
+        keys_R, counts_R = shards.rows(train)
+        keys = np.concatenate([shard.keys for shard in self._shards])
+        starts = np.concatenate([np.cumsum(shard.counts) - shard.counts for shard in self._shards])
+        numbers = np.repeat(np.arange(len(self._shards)), [len(shard.keys) for shard in self._shards])
+        order = np.argsort(keys)
+        at_R = order[np.searchsorted(keys, keys_R, sorter=order).clip(max=len(keys) - 1)]
+        if (unknown := np.flatnonzero(keys[at_R] != keys_R)).size:
+            raise ConfigError(
+                f"distill.cache.folder={folder} knows nothing of {len(unknown)} of {len(train)} training rows, such as "
+                f"{train.place(int(unknown[0]))}: it was made of other data, or with another data.max_tokens or chat "
+                f"template.\n  Write another folder, or add these rows to it: {shards.again(folder)}"
+            )
+        return numbers[at_R], starts[at_R], counts_R
+
+
+def missing(folder: Path) -> bool:
+    """Whether there is no finished cache."""
+    return not (folder / shards.INDEX).exists()
+
+
+def write(
+    folder: Path,
+    train: Tokens,
+    teacher: Teacher,
+    config: DistillConfig,
+    wanted: Identity,
+    *,
+    vocabulary: int,
+    tokens: int,
+    device: torch.device,
+    watcher: Watcher,
+) -> None:
+    """Ask `teacher` about the rows of `train` that no shard in `folder` has, and finish the cache.
+
+    The same rows in the same order make the same files, whether it was interrupted in between or not.
+
+    Args:
+        teacher: A live one, whose signals are `Spoken`.
+        vocabulary: Tokens that count.
+        tokens: In one forward pass, padding included.
+
+    Raises:
+        ConfigError: `folder` holds the cache of another configuration, or something else.
+        Stopped: the watcher asked for it; finished shards are kept.
+    """
+    assert wanted.teacher is not None, "who asks a teacher knows which"
+    found = shards.intact(folder, wanted)
+    keys_R, counts_R = shards.rows(train)
+    shares = list(_shares(keys_R, counts_R, [shard.keys for shard in found.values()]))
+    names = (folder / f"shard-{number:05d}.safetensors" for number in count())
+    questions = _Questions(train, teacher, config, vocabulary, tokens, device)
+    for done, share in enumerate(shares, start=1):
+        order, packed, known = questions.ask(share, keys_R, counts_R)
+        made_by = {**wanted.made_by(), "vocabulary": str(known)}
+        path = next(name for name in names if name not in found)
+        shards.write(path, packed, keys_R[order], counts_R[order], made_by)
+        found[path] = Shard(path)
+        watcher.say(f"{folder}: shard {done} of {len(shares)} is done, {len(packed['ids']):,} positions.")
+        if watcher.stop_requested() and done < len(shares):
+            raise Stopped(f"Stopped after shard {done} of {len(shares)} of {folder}. Run again to go on there.")
+    shards.finish(folder, found)
+
+
+@dataclass(frozen=True)
+class _Questions:
+    """How a teacher is asked."""
+
+    train: Tokens
+    teacher: Teacher
+    config: DistillConfig
+    vocabulary: int
+    tokens: int
+    device: torch.device
+
+    @torch.no_grad()
+    def ask(self, share: Indices, keys_R: Keys, counts_R: Indices) -> tuple[Indices, Packed, int]:
+        """Rows in the order in which they are kept, what is said of them, and how many tokens the teacher knows."""
+        assert isinstance(self.config.temperature, float)
+        order, parts, known = [], [], self.vocabulary
+        for indices in micro_batches(share, self.train.lengths, tokens=self.tokens):
+            batch = self.train.batch(indices).to(self.device)
+            said = self.teacher.signal(batch, self.config, temperature=self.config.temperature)
+            assert isinstance(said, Spoken) and len(batch.labels_N) == counts_R[indices].sum()
+            known = min(self.vocabulary, *said.vocabularies)
+            parts += self._pack(said, keys_R[indices], counts_R[indices])
+            order.append(indices)
+        return np.concatenate(order), _joined(parts), known
+
+    def _pack(self, said: Spoken, keys_B: Keys, counts_B: Indices) -> list[Packed]:
+        """What is said of a micro-batch, chunk by chunk."""
+        cache, size = self.config.cache, said.vocabulary
+        if not cache.sampled:
+            return [
+                packing.pack_likeliest(said.log_probs(hidden, vocabulary=self.vocabulary), k=cache.k, dtype=cache.dtype)
+                for hidden in chunks(size, *said.tensors)
+            ]
+        # A row's draws depend on the row alone, and not on those beside it.
+        uniform_Nk = np.concatenate(
+            [np.random.default_rng(int(key)).random((n, cache.k)) for key, n in zip(keys_B, counts_B, strict=True)]
+        )
+        placed_Nk = torch.from_numpy(uniform_Nk).to(self.device)
+        return [
+            packing.pack_draws(said.log_probs(hidden, vocabulary=self.vocabulary), uniform)
+            for *hidden, uniform in chunks(size, *said.tensors, placed_Nk)
+        ]
+
+
+def _shares(keys_R: Keys, counts_R: Indices, known: list[Keys]) -> Iterator[Indices]:
+    """The rows of each shard that is to be made: those of no known key, each once, in their order."""
+    _, first = np.unique(keys_R, return_index=True)
+    new = np.sort(first[~np.isin(keys_R[first], np.concatenate([np.empty(0, np.uint64), *known]))])
+    start, positions = 0, 0
+    for stop, row in enumerate(new, start=1):
+        positions += int(counts_R[row])
+        if positions >= SHARD_POSITIONS or stop == len(new):
+            yield new[start:stop]
+            start, positions = stop, 0
+
+
+def _joined(parts: list[Packed]) -> Packed:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

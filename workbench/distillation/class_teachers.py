@@ -1,0 +1,231 @@
+"""Who tells a student of classes what they say of a row, each reading it in its own way.
+
+Legend: N rows, C outputs (classes, or 1 for a number).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from workbench import backbones, classifier, preflight, runs, shipped
+from workbench.classifier import Classifier
+from workbench.classing import Kind
+from workbench.config import RunConfig
+from workbench.crossval import looking
+from workbench.data import classes, records
+from workbench.data.classes import Labelled
+from workbench.data.fields import Writer
+from workbench.data.formats import renamed
+from workbench.data.labels import Floats, Labels
+from workbench.data.records import Record
+from workbench.data.rows import shown
+from workbench.distillation.sources import Source
+from workbench.distilling import BACKBONE
+from workbench.errors import ConfigError, DataError
+from workbench.evaluation import predicting, targets
+
+_HEAD = "ForSequenceClassification"
+
+
+@dataclass(frozen=True)
+class Voice:
+    """One teacher: how it reads a row, and what it says of it."""
+
+    name: str
+    """As the configuration names it."""
+    labels: Labels
+    """What its outputs mean."""
+    config: RunConfig
+    """Whose classes, data.columns and data.max_tokens say how it reads a row."""
+    tokenizer: PreTrainedTokenizerBase
+    speak: Callable[[Labelled], Floats]
+    """Outputs (N, C) of rows as it reads them; its weights are in memory meanwhile, and no longer."""
+
+    def rows(self, found: Labelled, student: RunConfig) -> Labelled:
+        """The rows as this teacher reads them, without their labels; raises what `require_columns` does."""
+        wanted = self.config.classes.fields
+        read = tuple(
+            Record(record.row, tuple(_text(columns.get(name), record, name) for name in wanted), None)
+            for record, columns in zip(found.records, self.require_columns(found, student), strict=True)
+        )
+        return classes.encode(records.Source(found.source, found.fingerprint, read), self._writer, self.labels)
+
+    def require_columns(self, found: Labelled, student: RunConfig) -> list[Mapping[str, Any]]:
+        """The columns of rows by the teacher's names; raises ConfigError where one is nowhere among them."""
+        columns = [_columns(record, self.config, student) for record in found.records]
+        for name in self.config.classes.fields:
+            if not any(name in each for each in columns):
+                raise ConfigError(
+                    f"distill.teacher.id={self.name} reads the column `{name}`, which {found.source} has not. Give the "
+                    "rows that column, or take a teacher that reads what is there."
+                )
+        return columns
+
+    def texts(self, rows: Labelled) -> list[str]:
+        """What it reads of each row, uncut."""
+        return [self._writer.text(record.fields) for record in rows.records]
+
+    @property
+    def _writer(self) -> Writer:
+        return Writer(self.tokenizer, self.config.classes, max_tokens=self.config.data.max_tokens)
+
+
+def voices(source: Source, student: RunConfig, labels: Labels) -> list[Voice]:
+    """Those who teach together, none of them loaded.
+
+    Args:
+        student: The distillation's configuration.
+        labels: The student's.
+
+    Raises:
+        ConfigError: they say nothing of classes, or of other ones.
+    """
+    if student.distill.teacher.id == BACKBONE:
+        raise ConfigError(
+            "distill.teacher.id=backbone: a backbone whose head starts at random knows nothing of classes. Write a run "
+            "of recipe classify or crossval, or a model that has a classification head."
+        )
+    recipe = None if source.config is None else source.config.recipe
+    if student.distill.teacher.out_of_fold and recipe != "crossval":
+        raise ConfigError(
+            f"distill.teacher.out_of_fold: {source.name} is no cross-validation, so that nothing was said out of fold. "
+            "Name a run of recipe crossval, or leave it out."
+        )
+    found = [_crossval(source)] if recipe == "crossval" else _classifiers(source, student, labels)
+    for voice in found:
+        _require_same(voice, labels)
+    return found
+
+
+def require_one(source: Source) -> None:
+    """Raise ConfigError where no single model teaches, whose layers a student's could be compared with."""
+    if (source.config is not None and source.config.recipe == "crossval") or len(source.adapters) > 1:
+        raise ConfigError(
+            f"distill.match compares the layers of one model, and {source.name} is several. Name one run of recipe "
+            "classify, or leave distill.match out."
+        )
+
+
+def alone(source: Source, labels: Labels) -> Classifier:
+    """The one model that teaches, loaded."""
+    if source.run is None:
+        return _stock(source, _stock_labels(source, labels.kind))
+    return classifier.load(source.run, _config(source, source.run))
+
+
+def _classifiers(source: Source, student: RunConfig, labels: Labels) -> list[Voice]:
+    if source.run is None:
+        meant = _stock_labels(source, labels.kind)
+        limit = preflight.longest_sequence(source.hub_config()) or student.data.max_tokens
+        data = student.data.model_copy(update={"max_tokens": min(limit, student.data.max_tokens)})
+        config = student.model_copy(update={"data": data})
+        return [Voice(source.name, meant, config, source.tokenizer(), _heard(partial(_stock, source, meant)))]
+    found = []
+    for run in [folder.parent for folder in source.adapters] or [source.run]:
+        config = _config(source, run)
+        if config.recipe != "classify":
+            raise ConfigError(
+                f"distill.teacher.id={run}: a run of recipe {config.recipe} says nothing of classes. Write one of "
+                "recipe classify or crossval, or a model that has a classification head."
+            )
+        shipped.require_saved(run, config, "classes.json")
+        meant, tokenizer = classifier.read_labels(run / "adapter"), shipped.load_tokenizer(run, config)
+        found.append(Voice(str(run), meant, config, tokenizer, _heard(partial(classifier.load, run, config))))
+    return found
+
+
+def _crossval(source: Source) -> Voice:
+    assert source.run is not None
+    run, config = source.run, _config(source, source.run)
+    room = looking.classroom(run, config)
+
+    def speak(rows: Labelled) -> Floats:
+        return targets.outputs(room.labels, looking.decided(run, room, rows))
+
+    return Voice(source.name, room.labels, config, room.tokenizer, speak)
+
+
+def _config(source: Source, run: Path) -> RunConfig:
+    """What the run at `run` trained, its backbone stored as distill.teacher asks."""
+    found = source.config if run == source.run and source.config is not None else runs.shipped_config(run)
+    return found.model_copy(update={"model": source.model})
+
+
+def _heard(load: Callable[[], Classifier]) -> Callable[[Labelled], Floats]:
+    def speak(rows: Labelled) -> Floats:
+        model = load()
+        return predicting.outputs(model.model, model.outputs, rows)
+
+    return speak
+
+
+def _stock(source: Source, labels: Labels) -> Classifier:
+    """A model that no run trained."""
+    tokenizer = source.tokenizer()
+    backbone = backbones.load(source.model, tokenizer, task=classifier.task(labels, seed=0)).model
+    return classifier.find(backbone, backbone, tokenizer, labels)
+
+
+def _stock_labels(source: Source, wanted: Kind) -> Labels:
+    """What the outputs of a model that no run trained mean; its config.json cannot tell a pair from other classes."""
+    hub: Any = source.hub_config()
+    if not any(name.endswith(_HEAD) for name in hub.architectures or ()):
+        raise ConfigError(
+            f"distill.teacher.id={source.name}: {', '.join(hub.architectures or ('it',))} has no classification head "
+            f"for these classes. Train it by recipe classify first, or name a model whose config.json says ...{_HEAD}."
+        )
+    problem = hub.problem_type or ("regression" if hub.num_labels == 1 else "single_label_classification")
+    if problem == "regression":
+        return Labels("number", ("value",))
+    names = tuple(str(hub.id2label[number]) for number in range(hub.num_labels))
+    if problem == "multi_label_classification":
+        return Labels("several", names)
+    return Labels("pair" if wanted == "pair" else "one", names)
+
+
+def _require_same(voice: Voice, labels: Labels) -> None:
+    """Raise ConfigError where teacher and student speak of different things."""
+    name = f"distill.teacher.id={voice.name}"
+    if voice.labels.kind != labels.kind:
+        raise ConfigError(
+            f"{name}: its labels are of kind {voice.labels.kind}, the student's of kind {labels.kind}. Write "
+            f"classes.kind={voice.labels.kind}, with such labels, or take another teacher."
+        )
+    lacking, more = (
+        [each for each in one.names if each not in other.names]
+        for one, other in ((labels, voice.labels), (voice.labels, labels))
+    )
+    if lacking or more:
+        said = [
+            *([f"it says nothing of {_listed(lacking)}"] if lacking else []),
+            *([f"no training row has {_listed(more)}, which it knows"] if more else []),
+        ]
+        raise ConfigError(
+            f"{name}: {', and '.join(said)}. Teacher and student need the same classes, in any order: name them alike "
+            "in data.train, give rows of each, or take a teacher that was trained on these."
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names[:8]) + (", ..." if len(names) > 8 else "")
+
+
+def _columns(record: Record, theirs: RunConfig, student: RunConfig) -> Mapping[str, Any]:
+    """The columns of a row by the teacher's names: as its own data.columns says, else as the student's does."""
+    columns = record.row.columns
+    named = {wanted: columns[found] for wanted, found in theirs.data.columns.items() if found in columns}
+    return {**columns, **renamed(columns, student.data.columns), **named}
+
+
+def _text(value: Any, record: Record, name: str) -> str:
+    if value is None or value != value:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise DataError(f"{record.place}: the teacher reads `{name}`, which must be text, found {shown(value)}.")
+    return str(value)

@@ -1,0 +1,202 @@
+"""What a teacher says of the rows of a classifier: asked once, before training, and kept in the run directory.
+
+Legend: N rows, C outputs (classes, or 1 for a number).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from safetensors import SafetensorError, safe_open
+from safetensors import numpy as safetensors
+from transformers import PreTrainedTokenizerBase
+
+from workbench import files
+from workbench.config import RunConfig
+from workbench.data import classes, records
+from workbench.data.classes import ClassSplits, Labelled
+from workbench.data.fields import Writer
+from workbench.data.labels import Floats, Labels
+from workbench.data.records import Record
+from workbench.data.similarity import normalised
+from workbench.distillation.class_teachers import Voice, voices
+from workbench.distillation.sources import Source
+from workbench.engine import Watcher
+from workbench.errors import ConfigError, DataError
+from workbench.evaluation import targets
+from workbench.runs import Run
+
+KEPT = "teacher.safetensors"
+"""In the run directory."""
+OUT_OF_FOLD = "out_of_fold.parquet"
+"""In that of a cross-validation."""
+
+
+class Said(NamedTuple):
+    """Outputs (N, C) of the teacher in the student's order of classes: logits, or standardised numbers."""
+
+    train_NC: Floats
+    extra_NC: Floats | None
+    held_out_NC: Floats
+    test_NC: Floats | None
+
+
+def said(
+    config: RunConfig, source: Source, data: ClassSplits, extra: Labelled | None, run: Run, watcher: Watcher
+) -> Said:
+    """What the teacher says of all rows; a run that goes on reads what it kept, where that is of the same rows.
+
+    Args:
+        config: The distillation's.
+        extra: Rows without labels.
+    """
+    named = {"train": data.train, "extra": extra, "held_out": data.held_out, "test": data.test}
+    sets = {name: rows for name, rows in named.items() if rows is not None}
+    path, wanted = run.path / KEPT, _digest(config, data.labels, sets)
+    found = _kept(path, wanted) if run.resumed else None
+    if found is None:
+        watcher.say(f"Asking the teacher, {source.name}, about {sum(map(len, sets.values())):,} rows ...")
+        outputs, share = _asked(config, source, data.labels, list(sets.values()))
+        found = dict(zip(sets, outputs, strict=True))
+        files.write_bytes(path, safetensors.save(found, {"rows": wanted}))
+        facts = {name: len(rows) for name, rows in sets.items()}
+        loss = targets.loss(data.labels, found["held_out"], data.held_out.targets_NC)
+        run.note(distill={"teacher": source.name, "teacher_loss": loss, "rows": facts, "out_of_fold": share})
+    return Said(found["train"], found.get("extra"), found["held_out"], found.get("test"))
+
+
+def unlabelled(config: RunConfig, data: ClassSplits, tokenizer: PreTrainedTokenizerBase) -> Labelled | None:
+    """The rows of distill.unlabelled without those whose text is also held out or tested on; labels are not looked at.
+
+    Raises:
+        DataError: nothing is left.
+    """
+    path = config.distill.unlabelled
+    if path is None:
+        return None
+    source = records.read(path, config.data, config.classes, labelled=False)
+    measured = [data.held_out, *([data.test] if data.test is not None else [])]
+    known = {_text(record) for rows in measured for record in rows.records}
+    new = np.asarray([_text(record) not in known for record in source.records])
+    if not new.any():
+        raise DataError(f"distill.unlabelled: every row of {path} is also held out or tested on. Give other rows.")
+    if not new.all():
+        source = source.subset(new, f"{int((~new).sum())} rows that are also held out or tested on")
+    writer = Writer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
+    return classes.encode(source, writer, data.labels)
+
+
+def _asked(
+    config: RunConfig, source: Source, labels: Labels, rows: Sequence[Labelled]
+) -> tuple[list[Floats], float | None]:
+    """Outputs (N, C) of each set, and the share of the training rows that was said out of fold, where that is asked."""
+    who = voices(source, config, labels)
+    if config.distill.teacher.out_of_fold:
+        assert source.run is not None
+        return _out_of_fold(who[0], source.run, rows, config, labels)
+    return _together(who, rows, config, labels), None
+
+
+def _together(voices: Sequence[Voice], rows: Sequence[Labelled], student: RunConfig, labels: Labels) -> list[Floats]:
+    """What the teachers together say (N, C) of each set of rows, as outputs of the student: the mean of their values.
+
+    What one says alone keeps the scale of its logits.
+    """
+    said = [_heard(voice, [voice.rows(each, student) for each in rows], labels) for voice in voices]
+    if len(said) == 1:
+        return said[0]
+    values = [[labels.values(outputs_NC) for outputs_NC in each] for each in said]
+    return [targets.outputs(labels, np.mean(each, axis=0)) for each in zip(*values, strict=True)]
+
+
+def _out_of_fold(
+    voice: Voice, run: Path, rows: Sequence[Labelled], student: RunConfig, labels: Labels
+) -> tuple[list[Floats], float]:
+    """What a cross-validation says of each set, of its own rows by adapters that never trained on them.
+
+    Args:
+        run: The cross-validation's.
+        rows: The student's training rows first.
+
+    Returns:
+        Outputs (N, C) of each set, and the share of the training rows that are the cross-validation's own, known by
+        their text but for case and punctuation.
+
+    Raises:
+        ConfigError: less than half of them are.
+    """
+    known = _table(run / OUT_OF_FOLD, voice.labels)
+    read = [voice.rows(each, student) for each in rows]
+    texts = [[normalised(text) for text in voice.texts(each)] for each in read]
+    own = [np.asarray([text in known for text in each]) for each in texts]
+    if own[0].mean() < 0.5:
+        raise ConfigError(
+            f"distill.teacher.out_of_fold: only {int(own[0].sum())} of the {len(own[0])} training rows of "
+            f"{rows[0].source} stand in {run / OUT_OF_FOLD}. Write distill.teacher.out_of_fold=false, or the "
+            f"data.train of the cross-validation, {voice.config.data.train}."
+        )
+    others = iter(_heard(voice, [each.subset(~mask) for each, mask in zip(read, own, strict=True)], labels))
+    found = []
+    for each, mask in zip(texts, own, strict=True):
+        outputs_NC = np.zeros((len(each), len(labels.names)))
+        outputs_NC[~mask] = next(others)
+        if mask.any():
+            values_nC = np.stack([known[text] for text in each if text in known])
+            outputs_NC[mask] = _aligned(targets.outputs(voice.labels, values_nC), voice.labels, labels)
+        found.append(outputs_NC)
+    return found, float(own[0].mean())
+
+
+def _heard(voice: Voice, rows: Sequence[Labelled], labels: Labels) -> list[Floats]:
+    """What one teacher says of several sets, as outputs of the student; it is loaded once, or not at all."""
+    whole = rows[0]
+    for each in rows[1:]:
+        whole = whole.joined(each)
+    said_NC = voice.speak(whole) if len(whole) else np.zeros((0, len(voice.labels.names)))
+    return np.split(_aligned(said_NC, voice.labels, labels), np.cumsum([len(each) for each in rows])[:-1])
+
+
+def _aligned(outputs_NC: Floats, theirs: Labels, ours: Labels) -> Floats:
+    """The same said in the student's order of classes, or in units of the student's numbers."""
+    if ours.kind == "number":
+        return targets.outputs(ours, theirs.values(outputs_NC))
+    return np.ascontiguousarray(outputs_NC[:, [theirs.names.index(name) for name in ours.names]])
+
+
+def _table(path: Path, labels: Labels) -> dict[str, Floats]:
+    """Values (C,) by text; of a row that stands there several times, such as once a repeat, their mean."""
+    if not path.exists():
+        raise ConfigError(
+            f"distill.teacher.out_of_fold: no {path}. Restore it, or write distill.teacher.out_of_fold=false."
+        )
+    table = pd.read_parquet(path)
+    columns = ["predicted"] if labels.kind == "number" else [f"p_{name}" for name in labels.names]
+    means = table.groupby(table["text"].map(normalised), sort=False)[columns].mean()
+    return dict(zip(means.index, means.to_numpy(np.float64), strict=True))
+
+
+def _kept(path: Path, rows: str) -> dict[str, Floats] | None:
+    """What the run kept of these rows; None where it kept nothing, or of other rows."""
+    try:
+        with safe_open(path, "np") as file:
+            known = (file.metadata() or {}).get("rows") == rows
+    except (OSError, SafetensorError):
+        return None
+    return dict(safetensors.load_file(path)) if known else None
+
+
+def _digest(config: RunConfig, labels: Labels, sets: Mapping[str, Labelled]) -> str:
+    """Of who is asked, which rows, and for which classes."""
+    rows = {name: [each.fingerprint, *(record.place for record in each.records)] for name, each in sets.items()}
+    text = json.dumps([config.distill.teacher.model_dump(mode="json"), labels.facts, rows])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _text(record: Record) -> str:
+    return normalised("\n".join(record.fields))

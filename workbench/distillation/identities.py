@@ -1,0 +1,106 @@
+"""What the content of a teacher cache depends on, and whether a cache is the one that is wanted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+from workbench import backbones, files, starter
+from workbench.config import ModelConfig
+from workbench.distillation.sources import Source
+from workbench.distilling import DistillConfig
+from workbench.errors import ConfigError
+
+FORMAT = "1"
+"""Of the files: raise it when they are written otherwise."""
+
+
+class Identity(NamedTuple):
+    """What a cache depends on; None where that is not known or does not matter, and so is not compared."""
+
+    teacher: str | None
+    """A digest of its weights, or where on the hub they are."""
+    tokenizer: str
+    """A digest."""
+    temperature: str
+    k: str
+    dtype: str | None
+    """Of log-probabilities; draws have none."""
+    kind: Literal["likeliest", "draws"]
+    name: str | None = None
+    """The teacher, as the configuration names it: told, but not compared."""
+
+    def made_by(self) -> dict[str, str]:
+        """What a file says of itself."""
+        return {"format": FORMAT, **{name: value for name, value in self._asdict().items() if value is not None}}
+
+
+def identity(config: DistillConfig, source: Source | None, tokenizer: PreTrainedTokenizerBase) -> Identity:
+    """The cache that a configuration asks for.
+
+    Args:
+        source: The teacher; None where nobody says who made the cache.
+        tokenizer: The student's, which wrote the rows.
+    """
+    sampled, k = config.cache.sampled, config.cache.k
+    words = [tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map]
+    return Identity(
+        teacher=None if source is None else _digest([_backbone(source.model), sorted(map(_files, source.adapters))]),
+        tokenizer=_digest(words),
+        temperature=str(config.temperature),
+        k=str(k if sampled else min(k, len(tokenizer))),
+        dtype=None if sampled else config.cache.dtype,
+        kind="draws" if sampled else "likeliest",
+        name=None if source is None else source.name,
+    )
+
+
+def require_same(folder: Path, found: Mapping[str, str], wanted: Identity) -> None:
+    """Raise ConfigError, which names what differs, where `found` was said by the files of another cache."""
+    asked = wanted.made_by()
+    asked.pop("name", None)
+    if wrong := [name for name, value in asked.items() if found.get(name) != value]:
+        told = [f"{name}: {_shown(name, found)} there, {_shown(name, wanted.made_by())} asked for" for name in wrong]
+        raise ConfigError(
+            "\n  ".join([f"distill.cache.folder={folder} holds the cache of another configuration:", *told])
+            + "\n  Write another distill.cache.folder, or delete this one to have it made anew."
+        )
+
+
+def _shown(name: str, said: Mapping[str, str]) -> str:
+    value = said.get(name, "none")
+    if name == "teacher":
+        return f"{said.get('name', 'unnamed')} (digest {value})"
+    return f"digest {value}" if name == "tokenizer" else value
+
+
+def _backbone(model: ModelConfig) -> list[Any]:
+    """Which weights, and how they are stored: a quantised teacher is another one."""
+    folder = Path(starter.resolve(model.id)).expanduser()
+    if folder.is_dir():
+        return [model.weights, _files(folder)]
+    commit = getattr(backbones.hub_config(model), "_commit_hash", None)
+    return [model.weights, model.id, commit or model.revision or "main"]
+
+
+def _files(folder: Path) -> list[str]:
+    """Digests of a folder's weights and of what says how they are used."""
+    found = [*folder.glob("*.safetensors"), folder / "config.json", folder / "adapter_config.json"]
+    stats = [(path, path.stat()) for path in sorted(found) if path.is_file()]
+    return [_digest_of(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+
+
+@lru_cache(maxsize=256)
+def _digest_of(path: Path, size: int, changed_ns: int) -> str:
+    """`files.digest`, read once in a process: weights are large."""
+    return files.digest(path)
+
+
+def _digest(parts: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -1,0 +1,70 @@
+"""What a language model learns from a teacher: the labels' loss, the divergence, and what of its layers is matched.
+
+Legend: B rows, L padded length, D hidden, N supervised positions, n of them, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+from torch import Tensor, nn
+
+from workbench import objectives
+from workbench.data.batching import MicroBatch
+from workbench.distillation.matching import Matching
+from workbench.distillation.signals import Signal, Teacher
+from workbench.distilling import DistillConfig, at
+from workbench.engine import Loss
+from workbench.heads import Head
+from workbench.objectives.chunked import Criterion
+from workbench.objectives.next_token import cross_entropy
+
+
+def taught_loss(
+    config: DistillConfig,
+    model: nn.Module,
+    head: Head,
+    teacher: Teacher,
+    matching: Matching | None,
+    progress: Callable[[], float],
+) -> Loss:
+    """(1 - alpha) * cross-entropy + alpha * divergence of each supervised token, and the terms of `matching`.
+
+    Where a token has no label (the student wrote it), the divergence stands alone.
+
+    Args:
+        progress: Share of the run that is done, for what follows a schedule.
+    """
+
+    def loss(batch: MicroBatch, scale: float) -> Tensor:
+        with matching.teacher() if matching else nullcontext():
+            said = teacher.signal(batch, config, temperature=at(config.temperature, progress()))
+        with matching.student() if matching else nullcontext():
+            hidden_BLD = head.hidden(model, batch.inputs)
+        total = objectives.chunked(
+            hidden_BLD.flatten(0, 1)[batch.positions_N],
+            [batch.labels_N, *said.tensors],
+            mixed(said, at(config.alpha, progress())),
+            head.project,
+            vocabulary=head.vocabulary + said.vocabulary,
+            weights=head.trainable(),
+            scale=scale,
+        )
+        return total if matching is None else total + matching.loss(batch) * scale
+
+    return loss
+
+
+def mixed(said: Signal, alpha: float) -> Criterion:
+    """Logits (n, V), labels (n,) and the signal's tensors to (1 - alpha) * cross-entropy + alpha * divergence."""
+
+    def criterion(logits_nV: Tensor, labels_n: Tensor, *taught: Tensor) -> Tensor:
+        terms = []
+        if alpha < 1:
+            terms.append((1 - alpha) * cross_entropy(logits_nV, labels_n))
+        if alpha > 0:
+            terms.append(alpha * said.loss(logits_nV, *taught))
+        return sum(terms[1:], terms[0])
+
+    return criterion

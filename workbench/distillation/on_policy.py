@@ -1,0 +1,271 @@
+"""Rows whose answer the student writes itself while it trains, for a teacher to judge (GKD, Agarwal et al. 2024).
+
+Legend: B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from peft import PeftModel, PeftType
+from torch import Tensor, nn
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers.utils.generic import ModelOutput
+
+from workbench import evaluation, preflight
+from workbench.config import RunConfig
+from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs, micro_batches
+from workbench.data.tokens import Tokens
+from workbench.distilling import OnPolicyConfig
+from workbench.errors import ConfigError
+from workbench.evaluation.scores import TOKENS
+from workbench.objectives.next_token import NO_LABEL
+
+
+class Writer(Protocol):
+    """A model that answers."""
+
+    def __call__(self, prompts: Sequence[Indices], seeds: Sequence[int], *, stop: Sequence[int]) -> list[Indices]:
+        """What follows each prompt, up to and with a token of `stop`; the same for a seed whatever is beside it."""
+
+
+class OnPolicy:
+    """Examples of which a share has an answer that the student wrote as it was when the step drew them.
+
+    Which rows those are, and the dice they are written with, is a function of (seed, epoch, row). An answer has no
+    labels: there is no right one. The last answer of a conversation is rewritten, and those before it carry no loss.
+
+    Args:
+        train: Rows of a causal model.
+        write: Writes the answers.
+        seed: Of the run.
+        stop: Tokens that end an answer.
+    """
+
+    def __init__(self, train: Tokens, write: Writer, config: OnPolicyConfig, *, seed: int, stop: Sequence[int]) -> None:
+        self.train, self.write, self.config = train, write, config
+        self.seed, self.stop = seed, stop
+        self._prompts = prompt_lengths(train) if config.share else np.zeros(len(train), dtype=np.int64)
+        self._longest = longest(train, self._prompts, config)
+        self._step: tuple[bytes, int] | None = None
+        self._written: dict[int, Indices] = {}
+        self._lengths, self._supervised = self._longest, train.supervised
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    @property
+    def lengths(self) -> Indices:
+        """Tokens of each example: those of the step that was drawn last as they are, and the most that others take."""
+        return self._lengths
+
+    @property
+    def supervised(self) -> Indices:
+        """Predicted tokens of each example, in the step that was drawn last."""
+        return self._supervised
+
+    def place(self, index: int) -> str:
+        """File and row that example `index` came from."""
+        return self.train.place(index)
+
+    def drawn(self, draws: Indices, *, epoch: int) -> Indices:
+        """Each draw takes the example of its number; answers are written where a step is new."""
+        step = (draws.tobytes(), epoch)
+        if step != self._step:
+            self._written = self._answers(draws, epoch)
+            self._lengths, self._supervised = self._longest.copy(), self.train.supervised.copy()
+            self._lengths[draws] = self.train.lengths[draws]
+            for index, answer in self._written.items():
+                self._lengths[index] = self._prompts[index] + len(answer)
+                self._supervised[index] = len(answer)
+            self._step = step
+        return draws
+
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        """The examples `indices`, padded. Before a step is drawn they are as long as they may become."""
+        batch = self.train.collate([self._row(int(index)) for index in indices], epoch=epoch)
+        written_B = torch.tensor([int(index) in self._written for index in indices])
+        row_N = batch.positions_N // batch.inputs["input_ids"].shape[1]
+        labels_N = batch.labels_N.masked_fill(written_B[row_N], NO_LABEL)
+        return replace(batch, labels_N=labels_N, rows_B=indices)
+
+    def _answers(self, draws: Indices, epoch: int) -> dict[int, Indices]:
+        """What the student writes for some of these rows, without those where it wrote nothing."""
+        dice = {int(row): np.random.default_rng([self.seed, 5, epoch, row]) for row in draws if self._prompts[row]}
+        chosen = [row for row, die in dice.items() if die.random() < self.config.share]
+        if not chosen:
+            return {}
+        prompts = [self.train[row].input_ids[: self._prompts[row]] for row in chosen]
+        seeds = [int(dice[row].integers(2**63)) for row in chosen]
+        written = self.write(prompts, seeds, stop=self.stop)
+        return {row: answer for row, answer in zip(chosen, written, strict=True) if len(answer)}
+
+    def _row(self, index: int) -> Row:
+        row = self.train[index]
+        answer = self._written.get(index)
+        if answer is None:
+            if self._step is not None or self._longest[index] == len(row.input_ids):
+                return row
+            # A trial of what fits into memory, which must not be shorter than what comes.
+            answer = np.zeros(self.config.max_new_tokens, dtype=np.int64)
+        prompt = row.input_ids[: self._prompts[index]]
+        supervised = np.arange(len(prompt) + len(answer)) >= len(prompt)
+        return row._replace(input_ids=np.concatenate([prompt, answer]), supervised=supervised)
+
+
+def require_able(hub: PretrainedConfig) -> None:
+    """Raise ConfigError where a student of the architecture `hub` cannot write while it trains."""
+    if hub.is_encoder_decoder:
+        raise ConfigError(
+            f"distill.on_policy.share: only a causal student writes while it trains, and {hub.model_type} is an "
+            "encoder-decoder. Leave distill.on_policy out, or take a causal backbone."
+        )
+
+
+def require_room(config: RunConfig, train: Tokens, hub: PretrainedConfig) -> None:
+    """Refuse answers that no row has a prompt for, or that are longer than the model or the memory budget allows.
+
+    Args:
+        config: With its section `distill`.
+        hub: The student's architecture.
+
+    Raises:
+        ConfigError: says what to write instead.
+    """
+    settings = config.distill.on_policy
+    if not settings.share:
+        return
+    prompts = prompt_lengths(train)
+    if not prompts.any():
+        raise ConfigError(
+            f"distill.on_policy.share={settings.share:g}: no row of {train.source} has a prompt to write an answer to. "
+            "Leave distill.on_policy out, or data.loss_on=all where it is there."
+        )
+    lengths = longest(train, prompts, settings)
+    row, most = int(lengths.argmax()), int(lengths.max())
+    limit, budget = preflight.longest_sequence(hub), config.batch.tokens_per_device
+    room = most if limit is None else limit - config.adapter.extra_positions
+    told = (
+        f"distill.on_policy.max_new_tokens={settings.max_new_tokens}: with an answer of this length {train.place(row)}"
+    )
+    if most > room:
+        raise ConfigError(
+            f"{told} has {most} tokens, but {config.model.id} has room for {room}. Lower it by {most - room}, or write "
+            "a smaller data.max_tokens, which cuts longer rows."
+        )
+    if budget != "auto" and budget < most:
+        raise ConfigError(
+            f"{told} has {most} tokens, above batch.tokens_per_device={budget}. Raise that to {most}, or write auto."
+        )
+
+
+def longest(train: Tokens, prompts: Indices, config: OnPolicyConfig) -> Indices:
+    """The most tokens that each example has: its own, or those of its prompt and the longest answer."""
+    if not config.share:
+        return train.lengths
+    most: Indices = np.maximum(train.lengths, np.where(prompts > 0, prompts + config.max_new_tokens, 0))
+    return most
+
+
+def prompt_lengths(train: Tokens) -> Indices:
+    """Tokens before the last run of supervised ones, of each example; 0: there is no prompt."""
+    column: Any = train.table.select_columns("supervised").with_format("arrow")[:]
+    rows = column.column(0).combine_chunks()  # one array of all rows: reading them one by one takes ten times as long
+    stops = np.cumsum(rows.value_lengths().to_numpy())
+    marks = np.split(rows.flatten().to_numpy(zero_copy_only=False), stops[:-1])
+    return np.asarray([_last_start(marks[row]) for row in train.rows], dtype=np.int64)
+
+
+def writer(model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: OnPolicyConfig) -> Writer:
+    """`model`, a causal one, as the Writer of its own answers: drawn from its probabilities as they are by then.
+
+    A draw is the largest of logits / temperature with noise on each (Gumbel 1954), so that an answer is a function of
+    the weights, the prompt and the seed. Ids that the tokenizer does not know are never drawn.
+    """
+    backbone: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    # Beside a prefix, `generate` may take padded rows one after the other, which would share the noise of the first.
+    alone = isinstance(model, PeftModel) and model.active_peft_config.peft_type == PeftType.PREFIX_TUNING
+
+    @torch.no_grad()
+    def write(prompts: Sequence[Indices], seeds: Sequence[int], *, stop: Sequence[int]) -> list[Indices]:
+        settings = evaluation.generation(stop, max_new_tokens=config.max_new_tokens)
+        settings.use_cache = True
+        lengths = np.asarray([len(prompt) + config.max_new_tokens for prompt in prompts], dtype=np.int64)
+        written: dict[int, Indices] = {}
+        with _plain(model, backbone):
+            for indices in micro_batches(np.arange(len(prompts)), lengths, tokens=1 if alone else TOKENS):
+                inputs = _padded_on_the_left([prompts[index] for index in indices], device=backbone.device)
+                noise = _Noise([seeds[index] for index in indices], config.temperature, known=len(tokenizer))
+                with noise.on(backbone):
+                    output = evaluation.generate(model, inputs, settings)
+                answers = output[:, inputs["input_ids"].shape[1] :].cpu().numpy()
+                written.update((int(index), _cut(ids, stop)) for index, ids in zip(indices, answers, strict=True))
+        return [written[index] for index in range(len(prompts))]
+
+    return write
+
+
+class _Noise:
+    """Makes the most likely token of each row a draw from the row's distribution, with dice of the row's own."""
+
+    def __init__(self, seeds: Sequence[int], temperature: float, *, known: int) -> None:
+        self._seeds, self._temperature, self._known = seeds, temperature, known
+        self._dice: list[torch.Generator] = []
+
+    @contextmanager
+    def on(self, backbone: nn.Module) -> Iterator[None]:
+        """Inside the block, each call of `backbone` gives the noisy logits (B, 1, V) of its last position."""
+        handle = backbone.register_forward_hook(self._disturb)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _disturb(self, _: nn.Module, __: tuple[Any, ...], output: ModelOutput) -> ModelOutput:
+        logits_BV: Tensor = output["logits"][:, -1].float() / self._temperature
+        if not self._dice:
+            self._dice = [torch.Generator(logits_BV.device).manual_seed(seed) for seed in self._seeds]
+        # -log of an exponential number is a Gumbel one.
+        waits_BV = torch.full_like(logits_BV, torch.inf)
+        for waits_V, die in zip(waits_BV[:, : self._known], self._dice, strict=True):
+            waits_V.exponential_(generator=die)
+        output["logits"] = (logits_BV - waits_BV.log())[:, None]
+        return output
+
+
+@contextmanager
+def _plain(model: nn.Module, backbone: Any) -> Iterator[None]:
+    """Evaluation mode, and none of the penalties that a backbone's generation_config.json may ask for."""
+    training, own = model.training, backbone.generation_config
+    model.eval()
+    backbone.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        backbone.generation_config = own
+        model.train(training)
+
+
+def _padded_on_the_left(prompts: Sequence[Indices], *, device: torch.device) -> dict[str, Tensor]:
+    """Inputs of which the last column is the end of every prompt, where a causal model goes on."""
+    backwards = encoder_inputs([prompt[::-1] for prompt in prompts])
+    return {name: tensor.flip(1).to(device) for name, tensor in backwards.items()}
+
+
+def _cut(ids: Indices, stop: Sequence[int]) -> Indices:
+    """What was written up to and with its first token of `stop`; padding comes after one."""
+    ends = np.flatnonzero(np.isin(ids, stop))
+    return ids[: ends[0] + 1] if len(ends) else ids
+
+
+def _last_start(supervised: npt.NDArray[np.bool_]) -> int:
+    """Where the last run of supervised tokens begins."""
+    marked = np.flatnonzero(supervised)
+    gaps = np.flatnonzero(np.diff(marked) > 1)
+    return int(marked[gaps[-1] + 1] if len(gaps) else marked[0])

@@ -1,0 +1,62 @@
+"""Deep mutual learning: adapters of one bank learn from the labels and from one another (Zhang et al. 2018).
+
+Legend: B rows, D hidden, N supervised positions, K adapters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from workbench import banking, objectives
+from workbench.adapters.bank import Bank
+from workbench.adapters.routed import Rows
+from workbench.config import RunConfig
+from workbench.data.batching import MicroBatch
+from workbench.data.mixing import join, padded_length
+from workbench.distillation.learning import mixed
+from workbench.distillation.signals import Spoken
+from workbench.distilling import DistillConfig, at
+from workbench.engine import Loss
+from workbench.errors import ConfigError
+from workbench.heads import Head
+
+
+def require_able(base: RunConfig) -> None:
+    """Raise ConfigError where no bank holds such adapters."""
+    if reason := banking.refusal(base):
+        raise ConfigError(f"distill.peers: {reason}. Adapters teach each other in one bank: write adapter.method=lora.")
+
+
+def mutual_loss(config: DistillConfig, together: Bank, head: Head, progress: Callable[[], float]) -> Loss:
+    """Mean over K adapters of (1 - alpha) * cross-entropy + alpha * divergence from the mean of the others.
+
+    Every adapter reads every row, in one forward pass; none is moved by how it teaches.
+    """
+    count = len(together.members)
+
+    def loss(batch: MicroBatch, scale: float) -> Tensor:
+        alpha, temperature = at(config.alpha, progress()), at(config.temperature, progress())
+        joined = join([batch] * count)
+        rows = [Rows(member, len(joined.inputs["input_ids"]) // count) for member in together.members]
+        with together.route(rows, length=padded_length(joined)):
+            hidden_ND = head.hidden(together.model, joined.inputs).flatten(0, 1)[joined.positions_N]
+        own = hidden_ND.chunk(count)
+        total = torch.zeros((), device=hidden_ND.device)
+        for number, hidden_nD in enumerate(own):
+            others = [each.detach() for other, each in enumerate(own) if other != number]
+            said = Spoken(others, [head.project] * len(others), [head.vocabulary] * len(others), config, temperature)
+            total = total + objectives.chunked(
+                hidden_nD,
+                [batch.labels_N, *said.tensors],
+                mixed(said, alpha),
+                head.project,
+                vocabulary=head.vocabulary * count,
+                weights=head.trainable(),
+                scale=scale / count,
+            )
+        return total
+
+    return loss

@@ -1,0 +1,144 @@
+"""The files of a teacher cache: shards that know their rows, and cache.json, which is written last and names them.
+
+Legend: N positions, R rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from workbench import files
+from workbench.data.batching import Indices
+from workbench.data.tokens import Tokens
+from workbench.distillation.identities import Identity, require_same
+from workbench.distillation.packing import Packed
+from workbench.errors import ConfigError, WorkbenchError
+
+Keys = npt.NDArray[np.uint64]
+"""Digests of rows. Among a million rows two are alike with a chance of 3e-8."""
+
+INDEX = "cache.json"
+_SHARDS = "shard-*.safetensors"
+_DAMAGED = (OSError, ValueError, SafetensorError)
+
+
+class Shard:
+    """One file, memory-mapped: only what is asked for is read. Raises one of `_DAMAGED` where it is none."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = _mapped(path)
+        self.made_by: dict[str, str] = json.loads((self._file.metadata() or {}).get("made_by", "{}"))
+        self.keys: Keys = self._file.get_tensor("keys")
+        self.counts: Indices = self._file.get_tensor("counts").astype(np.int64)
+        """Positions of each row; rows stand one after the other."""
+        self._names = sorted(set(self._file.keys()) - {"keys", "counts"})
+
+    def read(self, start: int, stop: int) -> Packed:
+        """What was said of some positions."""
+        return {name: self._file.get_slice(name)[start:stop] for name in self._names}
+
+
+class Index(NamedTuple):
+    """What cache.json says: what made the cache, and the bytes of each shard."""
+
+    made_by: Mapping[str, str]
+    shards: Mapping[str, int]
+
+
+def write(path: Path, packed: Packed, keys_R: Keys, counts_R: Indices, made_by: Mapping[str, str]) -> None:
+    """A shard, whole or not at all."""
+    tensors = {**packed, "keys": keys_R, "counts": counts_R.astype(np.uint32)}
+    # One entry, because several come in another order each time.
+    files.write_bytes(path, save(tensors, metadata={"made_by": json.dumps(made_by)}))
+
+
+def finish(folder: Path, found: Mapping[Path, Shard]) -> None:
+    """Write cache.json, which says that these shards are all."""
+    sizes = {path.name: path.stat().st_size for path in sorted(found)}
+    files.write_json(folder / INDEX, Index(found[min(found)].made_by, sizes)._asdict())
+
+
+def opened(folder: Path, wanted: Identity) -> tuple[Index, list[Shard]]:
+    """The index and the shards of a finished cache.
+
+    Raises:
+        ConfigError: there is none, it is another configuration's, or a file of it is lost or damaged.
+    """
+    path = folder / INDEX
+    try:
+        found = files.read_json(path)
+        index = Index(dict(found["made_by"]), {name: int(size) for name, size in found["shards"].items()})
+    except (OSError, WorkbenchError, KeyError, TypeError, ValueError, AttributeError):
+        raise ConfigError(
+            f"distill.cache.folder={folder}: {path} is no finished teacher cache's. Write another folder, or "
+            f"{again(folder)}"
+        ) from None
+    require_same(folder, index.made_by, wanted)
+    return index, [_named(folder / name, size) for name, size in index.shards.items()]
+
+
+def intact(folder: Path, wanted: Identity) -> dict[Path, Shard]:
+    """The shards in a folder that need not be made; makes the folder where there is none.
+
+    Raises:
+        ConfigError: they are another configuration's, or the folder holds something else.
+    """
+    there = list(folder.iterdir()) if folder.is_dir() else [folder] if folder.exists() else []
+    others = [path.name for path in there if path.name != INDEX and not path.match(_SHARDS)]
+    if strange := [name for name in others if not name.startswith(".")]:
+        raise ConfigError(f"distill.cache.folder={folder}: {min(strange)} is no part of a cache. Write a new folder.")
+    files.require_writable(folder / INDEX)
+    files.remove_unfinished(folder)
+    found = {}
+    for path in sorted(folder.glob(_SHARDS)):
+        try:
+            found[path] = Shard(path)
+        except _DAMAGED:
+            continue
+        require_same(folder, found[path].made_by, wanted)
+    return found
+
+
+def rows(train: Tokens) -> tuple[Keys, Indices]:
+    """Digest and supervised positions of each row: its tokens, which of them carry loss, and what an encoder reads."""
+    table = train.table.select_columns(["input_ids", "supervised", "source"]).with_format("numpy")
+    keys, counts = [], []
+    for start in range(0, len(train), 1000):
+        part = table[train.rows[start : start + 1000]]
+        for ids, supervised, source in zip(part["input_ids"], part["supervised"], part["source"], strict=True):
+            read = np.append(ids, source).astype(np.int32).tobytes() + supervised.tobytes()
+            keys.append(int.from_bytes(blake2b(read, digest_size=8).digest(), "little"))
+            counts.append(np.count_nonzero(supervised[source + 1 :]))
+    return np.asarray(keys, dtype=np.uint64), np.asarray(counts, dtype=np.int64)
+
+
+def again(folder: Path) -> str:
+    """How to have made what a cache lacks."""
+    return f"delete {folder / INDEX} and run once more with distill.teacher.id: only what is missing is made."
+
+
+def _mapped(path: Path) -> Any:
+    """A safetensors file, whose methods have no types."""
+    return safe_open(path, framework="numpy")
+
+
+def _named(path: Path, size: int) -> Shard:
+    """The shard that a cache.json names."""
+    try:
+        if (found := path.stat().st_size) == size:
+            return Shard(path)
+        why = f"has {found:,} bytes instead of {size:,}"
+    except FileNotFoundError:
+        why = "is not there"
+    except _DAMAGED as error:
+        why = f"is damaged ({error})"
+    raise ConfigError(f"distill.cache.folder: {path} {why}. Restore it, or {again(path.parent)}")

@@ -1,0 +1,109 @@
+"""Where a teacher comes from, known before a weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from workbench import backbones, files, runs, shipped
+from workbench.adapters import Full
+from workbench.config import ModelConfig, RunConfig
+from workbench.crossval import rounds
+from workbench.data.chat import Template
+from workbench.data.forms import form
+from workbench.data.masking import Masking
+from workbench.distilling import BACKBONE, TEACHER, TeacherConfig
+from workbench.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Source:
+    """A teacher: adapters over a backbone, a backbone as it is, or a model that a run trained whole."""
+
+    name: str
+    """As the configuration names it."""
+    model: ModelConfig
+    """The backbone; where a run trained all weights, the folder of what it shipped."""
+    adapters: tuple[Path, ...] = ()
+    """Folders of adapters over it; several teach together, none: the backbone teaches."""
+    run: Path | None = None
+    """The run directory, or the first of several."""
+    config: RunConfig | None = None
+    """What the run trained."""
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The teacher's own."""
+        if self.run is not None and self.config is not None and self.config.recipe != "crossval":
+            return shipped.load_tokenizer(self.run, self.config)
+        return backbones.tokenizer(self.model)
+
+    def hub_config(self) -> PretrainedConfig:
+        """The backbone's architecture."""
+        return backbones.hub_config(self.model)
+
+    def template(self, student: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Template | Masking:
+        """How the teacher writes rows, with its own chat template."""
+        return form(student, self.hub_config(), tokenizer)
+
+
+def find(teacher: TeacherConfig, student: ModelConfig) -> Source:
+    """The teacher that `teacher.id` names.
+
+    Args:
+        student: The student's backbone, as the configuration names it.
+
+    Raises:
+        ConfigError: there is none, a run has not ended, or several are not adapters over one backbone.
+    """
+    if teacher.id is None:
+        raise ConfigError("distill.teacher.id: who teaches? Write a run directory, a folder or a hub id of a model.")
+    if teacher.id == BACKBONE:
+        if student.id == TEACHER:
+            raise ConfigError("distill.teacher.id=backbone and model.id=teacher name each other. Write one out.")
+        # Rows of new tokens are the student's: the backbone as it came knows none.
+        return Source(BACKBONE, _stored(student.model_copy(update={"new_tokens": ()}), teacher))
+    names = [teacher.id] if isinstance(teacher.id, str) else list(teacher.id)
+    found = [_one(name, teacher) for name in names]
+    return found[0] if len(found) == 1 else _together(names, found)
+
+
+def _one(name: str, teacher: TeacherConfig) -> Source:
+    path = Path(name).expanduser()
+    if not (path / "config.yaml").is_file():
+        return Source(name, _stored(ModelConfig(id=name, revision=teacher.revision), teacher))
+    config = runs.shipped_config(path)
+    if config.recipe == "crossval":
+        if not (path / "decision.json").exists():
+            raise ConfigError(f"distill.teacher.id={name}: the cross-validation has not ended. Continue it first.")
+        decided = files.read_json(path / "decision.json")
+        folders = [path / rounds.folder(decided["round"]) / member / "adapter" for member in decided["members"]]
+        return Source(name, _stored(config.model, teacher), tuple(folders), path, config)
+    shipped.require_saved(path, config, "tokenizer.json")
+    if isinstance(config.adapter, Full):
+        whole = config.model.model_copy(update={"id": str((path / "adapter").resolve()), "revision": None})
+        return Source(name, _stored(whole, teacher), (), path, config)
+    return Source(name, _stored(config.model, teacher), (path / "adapter",), path, config)
+
+
+def _together(names: Sequence[str], found: Sequence[Source]) -> Source:
+    """Several runs as one teacher."""
+    first = found[0]
+    for name, each in zip(names, found, strict=True):
+        if len(each.adapters) != 1 or each.model != first.model or _recipe(each) != _recipe(first):
+            raise ConfigError(
+                f"distill.teacher.id: {name} is no single adapter over {first.model.id} as {names[0]} is. Several "
+                "teachers are adapters of one recipe over one backbone that is stored alike; name one teacher, or such "
+                "runs."
+            )
+    return Source(", ".join(names), first.model, tuple(each.adapters[0] for each in found), first.run, first.config)
+
+
+def _recipe(source: Source) -> str | None:
+    return None if source.config is None else source.config.recipe
+
+
+def _stored(model: ModelConfig, teacher: TeacherConfig) -> ModelConfig:
+    return model if teacher.weights is None else model.model_copy(update={"weights": teacher.weights})

@@ -1,0 +1,88 @@
+"""A model on which a student and its teachers take turns, each with its own adapter on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from peft import PeftConfig, PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
+from torch import nn
+
+SWITCHED = (BaseTunerLayer, AuxiliaryTrainingWrapper)
+"""What PEFT puts in the place of a layer, or into it."""
+
+
+class Stage:
+    """A model on which a student and its teachers take turns.
+
+    Its modules are listed once: PEFT walks through all of them several times at each switch, which takes longer than
+    computing them on a fast device (28 layers on one core: 60 to 90 ms, against 25 ms from the list).
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = list(model.modules())
+        self._parameters = list(model.parameters())
+        self._layers: list[Any] = [module for module in self._modules if isinstance(module, SWITCHED)]
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """No gradients, evaluation mode; afterwards each module is in the mode that it was in, and what trained trains.
+
+        PEFT decides what trains at each switch, and not always as it was.
+        """
+        training = [module for module in self._modules if module.training]
+        trains = [parameter.requires_grad for parameter in self._parameters]
+        for module in training:
+            module.training = False
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            for parameter, before in zip(self._parameters, trains, strict=True):
+                if parameter.requires_grad != before:
+                    parameter.requires_grad_(before)
+            for module in training:
+                module.training = True
+
+    @contextmanager
+    def bare(self) -> Iterator[None]:
+        """The backbone without adapters; virtual tokens are given to it from outside, so it never has those."""
+        switched_on = [layer for layer in self._layers if not layer.disable_adapters]
+        with self.listening():
+            try:
+                for layer in switched_on:
+                    layer.enable_adapters(False)
+                yield
+            finally:
+                for layer in switched_on:
+                    layer.enable_adapters(True)
+
+    @contextmanager
+    def adapter(self, name: str) -> Iterator[None]:
+        """The backbone with another adapter on than before."""
+        active = [layer.active_adapters for layer in self._layers]
+        with self.listening():
+            try:
+                for layer in self._layers:
+                    layer.set_adapter(name, inference_mode=True)
+                yield
+            finally:
+                for layer, before in zip(self._layers, active, strict=True):
+                    layer.set_adapter(before)
+
+    @contextmanager
+    def virtual_tokens(self, model: PeftModel, name: str, config: PeftConfig) -> Iterator[None]:
+        """`model` with other virtual tokens than before; it looks up their configuration in each forward pass."""
+        active, known = model.active_adapter, name in model.peft_config
+        with self.listening():
+            try:
+                model.peft_config[name], model.active_adapter = config, name
+                yield
+            finally:
+                model.active_adapter = active
+                if not known:
+                    del model.peft_config[name]

@@ -1,0 +1,239 @@
+"""The student's backbone where it is made of another one: with fewer layers, fresh weights, or those of the teacher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from workbench import adapters, backbones, classifier, files, tasks
+from workbench.adapters import Method, anatomy
+from workbench.backbones import DTYPES
+from workbench.config import ModelConfig, RunConfig
+from workbench.distillation.sources import Source
+from workbench.distilling import TEACHER, StudentConfig
+from workbench.engine import Watcher
+from workbench.errors import ConfigError
+from workbench.tasks import Task
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """What a student is made of."""
+
+    name: str
+    model: ModelConfig
+    """Stored and computed in the checkpoint's own precision."""
+    tokenizer: PreTrainedTokenizerBase
+    task: Task
+    headed: bool = True
+    """Whether the checkpoint has the head of `task`."""
+    adapter: Path | None = None
+    """Of a teacher, to be merged."""
+    method: Method | None = None
+    """What this adapter is."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the checkpoint, and so of the student."""
+        return DTYPES[self.model.weights]
+
+
+def make(
+    config: RunConfig, source: Source | None, folder: Path, *, weights: bool, watcher: Watcher | None = None
+) -> None:
+    """Write the stock model and the tokenizer that a student starts from into `folder`, atomically.
+
+    Nothing is done where they are there already. `model.new_tokens` are left to whoever loads the folder.
+
+    Args:
+        config: Of recipe distill.
+        source: The teacher, which `model.id=teacher` asks for.
+        weights: False writes config and tokenizer alone, without reading or making weights.
+
+    Raises:
+        ConfigError: the teacher is no single model, or there are no such layers, or none that could be left out.
+        BackboneError: the other backbone cannot be loaded.
+    """
+    if (folder / ("model.safetensors" if weights else "config.json")).is_file():
+        return
+    student = config.distill.student
+    origin = _of_teacher(config, source) if config.model.id == TEACHER else _of_backbone(config, config.model)
+    if watcher is not None:
+        watcher.say(f"Making the student's backbone of {origin.name} ...")
+    # On the skeleton first: layers that are not there are refused before a weight is read.
+    model = _skeleton(origin)
+    _keep_layers(model, student)
+    if weights and student.weights == "random":
+        model = _fresh(origin, model.config, seed=config.seed)
+    elif weights:
+        model = _pretrained(origin)
+        _keep_layers(model, student)
+    _save(model, origin, folder, weights=weights)
+
+
+_WITH_CLASSES = ("ForSequenceClassification", "ForImageClassification")
+"""How architectures are called whose checkpoints have a classification head."""
+
+
+def _of_backbone(config: RunConfig, model: ModelConfig) -> _Origin:
+    hub = backbones.hub_config(model)
+    stored = str(hub.dtype or torch.float32).removeprefix("torch.")
+    precision = stored if stored in DTYPES else "float32"
+    plain = model.model_copy(update={"weights": precision, "compute": precision, "new_tokens": ()})
+    task = {"sft": tasks.TEXT, "mlm": tasks.MASKED, "classify": Task("classes", seed=config.seed)}[config.distill.of]
+    headed = task.head != "classes" or any(name.endswith(_WITH_CLASSES) for name in hub.architectures or ())
+    return _Origin(model.id, plain, backbones.tokenizer(plain), task, headed)
+
+
+def _of_teacher(config: RunConfig, source: Source | None) -> _Origin:
+    assert source is not None, "model.id=teacher is refused where no teacher is named"
+    if config.distill.student.weights == "pretrained":
+        _require_one_model(source)
+    name = f"the teacher {source.name}"
+    origin = replace(_of_backbone(config, source.model), name=name, tokenizer=source.tokenizer())
+    trained = source.config
+    if trained is None or len(source.adapters) != 1:
+        return origin
+    (adapter,) = source.adapters
+    if trained.recipe in ("classify", "crossval"):
+        task = classifier.task(classifier.read_labels(adapter), seed=config.seed)
+    else:
+        task = tasks.of(trained)
+    return replace(origin, task=task, headed=True, adapter=adapter, method=trained.adapter)
+
+
+def _require_one_model(source: Source) -> None:
+    """Raise ConfigError where the teacher's weights are not those of one stock model."""
+    cure = f"Write model.id={source.model.id}, the teacher's backbone."
+    if len(source.adapters) > 1:
+        raise ConfigError(
+            f"model.id=teacher: {source.name} is {len(source.adapters)} adapters over one backbone, which are no "
+            f"single model. {cure}"
+        )
+    if source.adapters and source.config is not None and (reason := source.config.adapter.facts.no_merge):
+        raise ConfigError(
+            f"model.id=teacher: {source.name} was trained by adapter.method={source.config.adapter.method}, which "
+            f"cannot be merged: {reason}. {cure}"
+        )
+
+
+def _skeleton(origin: _Origin) -> PreTrainedModel:
+    """The modules of what the student is made of, without values, with a vocabulary that holds the tokenizer's."""
+    model = backbones.skeleton(origin.model, task=origin.task)
+    embedding = model.get_input_embeddings()
+    assert isinstance(embedding, nn.Embedding)
+    if len(origin.tokenizer) <= embedding.num_embeddings:
+        return model
+    model.config.get_text_config().vocab_size = len(origin.tokenizer)
+    return _rebuilt(model)
+
+
+def _fresh(origin: _Origin, config: PretrainedConfig, *, seed: int) -> PreTrainedModel:
+    """The architecture with the initial values of its family."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: PreTrainedModel = origin.task.auto_class(config).from_config(
+            config, dtype=origin.dtype, trust_remote_code=origin.model.trust_remote_code
+        )
+    return model
+
+
+def _pretrained(origin: _Origin) -> PreTrainedModel:
+    """What the student is made of, an adapter merged in float32."""
+    if origin.adapter is None:
+        return backbones.load(origin.model, origin.tokenizer, task=origin.task).model
+    assert origin.method is not None
+    precise = origin.model.model_copy(update={"weights": "float32", "compute": "float32"})
+    backbone = backbones.load(precise, origin.tokenizer, task=origin.task).model
+    merged = adapters.merge(adapters.load(backbone, origin.adapter), origin.method)
+    merged.to(origin.dtype)  # type: ignore[arg-type]
+    return merged
+
+
+def _keep_layers(model: PreTrainedModel, student: StudentConfig) -> None:
+    """Leave only the chosen layers in every stack of `model`, whose configuration counts them.
+
+    What only the first layer of a stack holds, such as T5's relative positions, goes over to the new first one.
+    """
+    if student.layers == "all":
+        return
+    stacks = anatomy.blocks(model)
+    if len(stacks) != 1 + model.config.is_encoder_decoder:
+        raise _immutable(model)
+    for stack in stacks:
+        path = stack[0].rpartition(".")[0]
+        try:
+            chosen = student.chosen(len(stack))
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        _count(model, path, len(stack), chosen)
+        layers = [model.get_submodule(block) for block in stack]
+        first = layers[chosen[0]]
+        known = dict(first.named_modules())
+        for name, module in layers[0].named_modules():
+            if name not in known:
+                first.set_submodule(name, module)
+        model.set_submodule(path, nn.ModuleList(layers[number] for number in chosen))
+    if _shapes(_rebuilt(model)) != _shapes(model):
+        raise _immutable(model)
+
+
+_COUNTS = {
+    "only": ("num_hidden_layers",),
+    "encoder": ("encoder_layers", "num_layers", "num_encoder_layers"),
+    "decoder": ("decoder_layers", "num_decoder_layers"),
+}
+"""What families call the number of layers of a stack; whether a name is right is seen by the model built from it."""
+
+
+def _count(model: PreTrainedModel, path: str, count: int, chosen: list[int]) -> None:
+    """Write into the model's configuration that of the stack at `path`, which has `count` layers, `chosen` stay."""
+    config = model.config
+    part = ("decoder" if "decoder" in path.split(".") else "encoder") if config.is_encoder_decoder else "only"
+    values = config.to_dict()
+    names = [config.attribute_map.get(name, name) for name in _COUNTS[part]]
+    counting = [name for name in names if values.get(name) == count]
+    if not counting:
+        raise _immutable(model)
+    # One entry a layer: layer_types, no_rope_layers.
+    listed = {name: each for name, each in values.items() if "layer" in name and isinstance(each, list)}
+    per_layer = {name: [each[n] for n in chosen] for name, each in listed.items() if len(each) == count}
+    config.update({counting[0]: len(chosen), **(per_layer if part == "only" else {})})
+
+
+def _rebuilt(model: PreTrainedModel) -> PreTrainedModel:
+    """A model without values of the same class, as transformers will build it from the saved configuration."""
+    try:
+        with torch.device("meta"):
+            return type(model)(type(model.config).from_dict(model.config.to_dict()))
+    except (ValueError, IndexError, KeyError, TypeError) as error:  # what families find wrong with their settings
+        raise _immutable(model) from error
+
+
+def _shapes(model: PreTrainedModel) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+
+def _immutable(model: PreTrainedModel) -> ConfigError:
+    return ConfigError(
+        f"distill.student.layers: {type(model.config).__name__} describes its layers in a way that does not allow to "
+        "leave some out. Write distill.student.layers=all, or take a backbone of another family."
+    )
+
+
+def _save(model: PreTrainedModel, origin: _Origin, folder: Path, *, weights: bool) -> None:
+    # Without a head of its own, what the recipe puts its fresh head on: BERT's body with its pooler.
+    kept: Any = model if origin.headed else model.base_model
+    with files.new_folder(folder) as aside:
+        if weights:
+            kept.save_pretrained(aside)
+        else:
+            kept.config.architectures = [type(kept).__name__]
+            kept.config.dtype = origin.dtype
+            kept.config.to_json_file(aside / "config.json")
+        origin.tokenizer.save_pretrained(aside)

@@ -1,0 +1,228 @@
+"""Live teachers of language models: on the student's own backbone where both fit there, or a second model beside it.
+
+Legend: L padded length, D hidden, N supervised positions, n of them, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from peft import PeftConfig, PeftModel
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from workbench import adapters, backbones, files, heads, starter, tasks
+from workbench.adapters import Full, several
+from workbench.backbones import Backbone
+from workbench.config import ModelConfig, RunConfig
+from workbench.data.batching import Indices, MicroBatch, micro_batches
+from workbench.data.tokens import Tokens
+from workbench.distillation.signals import Spoken
+from workbench.distillation.sources import Source
+from workbench.distillation.stage import SWITCHED, Stage
+from workbench.distilling import DistillConfig
+from workbench.evaluation.scores import TOKENS
+from workbench.heads import Head
+from workbench.objectives.chunked import chunks
+
+Speaking = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Voice:
+    """One distribution of a teacher: a model with one of its adapters on, or with none."""
+
+    model: nn.Module
+    """To be called inside `speaking`."""
+    head: Head
+    """Projects with the voice's own adapter, wherever it is called."""
+    speaking: Speaking
+    """Inside, the model is this teacher, in evaluation mode and without gradients; afterwards it is what it was."""
+
+
+@dataclass(frozen=True)
+class LiveTeacher:
+    """A teacher that reads every batch."""
+
+    voices: Sequence[Voice]
+    """Several are one distribution, the mean of theirs."""
+    backbone: PreTrainedModel
+    """What all voices stand on."""
+    shared: bool
+    """Whether that is the student's: there is no second copy of its weights."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences that a person should read."""
+
+    def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> Spoken:
+        """What the voices together say of the batch's supervised positions."""
+        hidden = []
+        for voice in self.voices:
+            with voice.speaking():
+                hidden_BLD = voice.head.hidden(voice.model, batch.inputs)
+            hidden.append(hidden_BLD.flatten(0, 1)[batch.positions_N])
+        own = [voice.head for voice in self.voices]
+        return Spoken(
+            hidden, [head.project for head in own], [head.vocabulary for head in own], config, temperature=temperature
+        )
+
+    def loss(self, tokens: Tokens) -> float:
+        """Mean negative log-likelihood of the supervised tokens of a set, each counted once, in nats."""
+        everything: Indices = np.arange(len(tokens))
+        total, count = 0.0, 0
+        for indices in micro_batches(everything, tokens.lengths, tokens=TOKENS):
+            batch = tokens.batch(indices).to(self.backbone.device)
+            said = self.signal(batch, DistillConfig(), temperature=1.0)
+            for labels_n, *hidden in chunks(said.vocabulary, batch.labels_N, *said.tensors):
+                logp_nV = said.log_probs(hidden, vocabulary=said.vocabulary)
+                total -= float(logp_nV.gather(1, labels_n[:, None]).double().sum())
+            count += len(batch.labels_N)
+        return total / count
+
+
+def load(
+    source: Source, student: RunConfig, tokenizer: PreTrainedTokenizerBase, *, model: nn.Module, backbone: Backbone
+) -> LiveTeacher:
+    """The teacher beside a student that is there: on its backbone where both fit there.
+
+    The student stays what it is: what trains, what is saved, and what it computes.
+
+    Args:
+        student: The student as a plain run.
+        tokenizer: The student's.
+        model: The student, its adapter on.
+        backbone: What is under that adapter.
+
+    Raises:
+        BackboneError, ConfigError, FileError: the teacher cannot be loaded.
+    """
+    reason = _apart(source, student, model)
+    if reason is not None:
+        found = alone(source, student, tokenizer)
+        return replace(found, notes=[f"The teacher is a second model beside the student: {reason}.", *found.notes])
+    assert isinstance(model, PeftModel), "what is no adapter trains every weight"
+    voices = _guests(source.adapters, model, backbone.model) if source.adapters else [_bare(model, backbone.model)]
+    note = "The teacher stands on the student's backbone: there is no second copy of its weights."
+    return LiveTeacher(voices, backbone.model, shared=True, notes=[note])
+
+
+def alone(source: Source, student: RunConfig, tokenizer: PreTrainedTokenizerBase) -> LiveTeacher:
+    """The teacher on a backbone of its own.
+
+    Args:
+        student: The student as a plain run; says what the backbone is loaded for.
+        tokenizer: The student's; the teacher's own is read where it may be another.
+
+    Raises:
+        BackboneError, ConfigError, FileError: the teacher cannot be loaded.
+    """
+    same = source.run is None and _difference(source.model, student.model) is None
+    loaded = backbones.load(source.model, tokenizer if same else source.tokenizer(), task=tasks.of(student))
+    backbone = loaded.model
+    if source.adapters:
+        model = several.load(backbone, _named(source.adapters))
+        voices = _voices(model, backbone, dict(model.peft_config))
+    else:
+        voices = [_bare(backbone, backbone)]
+    return LiveTeacher(voices, backbone, shared=False, notes=[f"Teacher: {note}." for note in loaded.notes])
+
+
+def _apart(source: Source, student: RunConfig, model: nn.Module) -> str | None:
+    """Why the teacher needs a backbone of its own; None where it finds room on the student's."""
+    if isinstance(student.adapter, Full):
+        return "adapter.method=full trains the student's every weight"
+    if reason := _difference(source.model, student.model):
+        return reason
+    if source.adapters and student.model.new_tokens:
+        return "rows of new tokens change the vocabulary for every adapter"
+    assert isinstance(model, PeftModel)
+    mine = model.active_peft_config.peft_type.value
+    for folder in source.adapters:
+        kind = files.read_json(folder / "adapter_config.json").get("peft_type")
+        if kind != mine:
+            return f"its adapter is {kind} and the student's {mine}, and PEFT holds one kind at a time"
+        if kind == "VERA":
+            return "VeRA adapters of one backbone share random matrices, and these have others"
+    return None
+
+
+def _difference(teacher: ModelConfig, student: ModelConfig) -> str | None:
+    """What makes two backbones different ones in memory; None where they are equal."""
+    for name, mine, theirs in zip(_DECIDING, _decided(student), _decided(teacher), strict=True):
+        if mine != theirs:
+            return f"its model.{name} is {theirs}, and the student's {mine}"
+    return None
+
+
+_DECIDING = ("id", "revision", "weights", "compute", "attention", "new_tokens")
+
+
+def _decided(model: ModelConfig) -> list[Any]:
+    path = Path(starter.resolve(model.id)).expanduser()
+    where = str(path.resolve()) if path.is_dir() else model.id
+    return [where, model.revision or "main", model.weights, model.compute, model.attention, list(model.new_tokens)]
+
+
+def _named(folders: Sequence[Path]) -> dict[str, Path]:
+    """What PEFT calls the adapters of a teacher; the student's is `default`."""
+    return {f"teacher{number}": folder for number, folder in enumerate(folders)}
+
+
+def _bare(model: nn.Module, backbone: PreTrainedModel) -> Voice:
+    """What is under the adapters of `model`, if it has any."""
+    return _voice(backbone, backbone, Stage(model).bare)
+
+
+def _guests(folders: Sequence[Path], model: PeftModel, backbone: PreTrainedModel) -> list[Voice]:
+    """Voices of adapters that are put beside the student's, where only they themselves see them.
+
+    Outside of a voice no configuration names them and no state dict holds them: what is saved is the student.
+    """
+    named = _named(folders)
+    with Stage(model).listening():
+        for name, folder in named.items():
+            adapters.load(model, folder, name=name)
+    configs = {name: model.peft_config.pop(name) for name in named}
+    model.register_state_dict_post_hook(partial(_leave_out, tuple(named)))  # type: ignore[no-untyped-call]
+    return _voices(model, backbone, configs)
+
+
+def _leave_out(names: Sequence[str], _: nn.Module, state: dict[str, Any], *__: Any) -> None:
+    for key in [key for key in state if not set(key.split(".")).isdisjoint(names)]:
+        del state[key]
+
+
+def _voices(model: PeftModel, backbone: PreTrainedModel, configs: Mapping[str, PeftConfig]) -> list[Voice]:
+    """Those of the named adapters that `model` holds."""
+    stage = Stage(model)
+    return [
+        _voice(model, backbone, partial(stage.virtual_tokens, model, name, config))
+        if config.is_prompt_learning
+        else _voice(backbone, backbone, partial(stage.adapter, name))
+        for name, config in configs.items()
+    ]
+
+
+def _voice(model: nn.Module, backbone: PreTrainedModel, speaking: Speaking) -> Voice:
+    with speaking():
+        head = heads.find(model, backbone)
+    if any(isinstance(part, SWITCHED) for part in head.module.modules()):
+        head = _AdaptedHead(head.module, head.softcap, head.multiplier, head.bias_1V, head.settings, speaking)
+    return Voice(model, head, speaking)
+
+
+@dataclass(frozen=True)
+class _AdaptedHead(Head):
+    """A head that an adapter changes, of the teacher or of the student beside it."""
+
+    speaking: Speaking = nullcontext
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Logits (..., V) of hidden states (..., D), by the voice's adapter and not by the student's."""
+        with self.speaking():
+            return super().project(hidden)

@@ -1,0 +1,273 @@
+"""A teacher with another vocabulary (ULD, Boizard et al. 2024): heard where both predict from the same point of a text.
+
+Legend: L padded length, D teacher's hidden, N supervised positions, n of them, M those that the teacher predicts,
+V student's vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from workbench.data.batching import Indices, MicroBatch, Row
+from workbench.data.tokens import Tokens
+from workbench.distilling import DistillConfig
+from workbench.errors import ConfigError
+from workbench.objectives.chunked import Project
+from workbench.objectives.universal import universal
+
+if TYPE_CHECKING:
+    from workbench.distillation.teachers import Voice
+
+NOWHERE = -1
+"""In the place of a token's number or offset: there is none."""
+
+ENOUGH = 0.05
+"""Share of the supervised tokens below which a teacher is not heard often enough to teach."""
+
+_SAMPLED_ROWS, _KEPT_ROWS = 256, 2**16
+_BROKEN = "\ufffd"
+"""What a tokenizer makes of some bytes of a character."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a teacher says where it stands at the same point of the text; elsewhere nothing."""
+
+    tensors: Sequence[Tensor]
+    """The teacher's hidden states (N, D), zeros where there is none, and where there is one (N,) bool."""
+    project: Project
+    vocabulary: int
+    """The teacher's."""
+    temperature: float
+
+    def loss(self, logits_nV: Tensor, *tensors: Tensor) -> Tensor:
+        """Summed distance of the sorted probabilities over the aligned ones of some positions."""
+        hidden_nD, aligned_n = tensors
+        if not aligned_n.any():
+            return logits_nV[:0].sum()
+        with torch.no_grad():
+            teacher = self.project(hidden_nD[aligned_n])
+        return universal(logits_nV[aligned_n], teacher, temperature=self.temperature)
+
+
+class UniversalTeacher:
+    """A model that reads each row in its own tokens, written by its own template.
+
+    Args:
+        voice: The teacher.
+        train: The student's rows.
+        teacher_train: The same source as the teacher reads it; which row is which is known by its place.
+        device: The teacher's.
+
+    Raises:
+        ConfigError: too few of the student's tokens start where one of the teacher's does.
+    """
+
+    def __init__(
+        self,
+        voice: Voice,
+        train: Tokens,
+        teacher_train: Tokens,
+        student_tokenizer: PreTrainedTokenizerBase,
+        teacher_tokenizer: PreTrainedTokenizerBase,
+        *,
+        device: torch.device,
+    ) -> None:
+        self.voice, self.device = voice, device
+        self.alignment = Alignment(train, teacher_train, student_tokenizer, teacher_tokenizer)
+        self.alignment.require_enough()
+
+    @property
+    def share_aligned(self) -> float:
+        """Share of the supervised tokens at which the teacher is heard, of a sample of the rows."""
+        return self.alignment.share
+
+    def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> Heard:
+        """What the teacher says of the batch's supervised positions; it reads the same rows beside the student."""
+        assert batch.rows_B is not None
+        partners = [self.alignment.partner(int(row)) for row in batch.rows_B]
+        counts = [0 if row is None else self.alignment.teacher_train.supervised[row] for row in partners]
+        firsts = np.cumsum([0, *counts[:-1]])
+        numbers_N = np.concatenate(
+            [_moved(self.alignment.row(int(row)), first) for row, first in zip(batch.rows_B, firsts, strict=True)]
+        )
+        read_MD = self._hidden(np.asarray([row for row in partners if row is not None], dtype=np.int64))
+        at_N = torch.from_numpy(numbers_N).to(self.device)
+        aligned_N = at_N != NOWHERE
+        hidden_ND = read_MD.new_zeros(len(at_N), read_MD.shape[1])
+        hidden_ND[aligned_N] = read_MD[at_N[aligned_N]]
+        head, place = self.voice.head, batch.positions_N.device
+        return Heard((hidden_ND.to(place), aligned_N.to(place)), head.project, head.vocabulary, temperature)
+
+    def _hidden(self, rows: Indices) -> Tensor:
+        """Of every token that the teacher predicts in some of its rows (M, D)."""
+        if not len(rows):
+            return torch.zeros(0, self.voice.head.width, device=self.device)
+        batch = self.alignment.teacher_train.batch(rows).to(self.device)
+        with torch.no_grad(), self.voice.speaking():
+            return self.voice.head.hidden(self.voice.model, batch.inputs).flatten(0, 1)[batch.positions_N]
+
+
+class Alignment:
+    """Which predicted token of the teacher's starts where a predicted token of the student's does, row by row."""
+
+    def __init__(
+        self,
+        train: Tokens,
+        teacher_train: Tokens,
+        student_tokenizer: PreTrainedTokenizerBase,
+        teacher_tokenizer: PreTrainedTokenizerBase,
+    ) -> None:
+        self.train, self.teacher_train = train, teacher_train
+        self._mine, self._theirs = Reader(student_tokenizer), Reader(teacher_tokenizer)
+        self._rows: dict[int, Indices] = {}
+
+    def row(self, index: int) -> Indices:
+        """Of each predicted token of the student's row: the number of the teacher's among those it predicts there."""
+        found = self._rows.get(index)
+        if found is None:
+            found = self._aligned(index)
+            if len(self._rows) < _KEPT_ROWS:
+                self._rows[index] = found
+        return found
+
+    def partner(self, index: int) -> int | None:
+        """The teacher's row that is the student's row `index`; None where the teacher has none."""
+        return self._partners[index]
+
+    @cached_property
+    def share(self) -> float:
+        """Share of the student's predicted tokens that have a partner, of rows spread evenly over the set."""
+        spaced = np.unique(np.linspace(0, len(self.train) - 1, num=_SAMPLED_ROWS, dtype=np.int64))
+        numbers = np.concatenate([self.row(int(index)) for index in spaced])
+        return float((numbers != NOWHERE).mean())
+
+    def require_enough(self) -> None:
+        """Raise ConfigError where the teacher would hardly be heard."""
+        if self.share < ENOUGH:
+            raise ConfigError(
+                f"distill.loss=universal: only {self.share:.1%} of the student's tokens start where one of the "
+                f"teacher's does in {self.train.source}. The two write these rows too differently: give a "
+                "model.chat_template whose answers are text as the teacher's are, leave data.loss_on=all out, or take "
+                "another teacher."
+            )
+
+    def _aligned(self, index: int) -> Indices:
+        theirs = self.partner(index)
+        if theirs is None:
+            return np.full(int(self.train.supervised[index]), NOWHERE)
+        return aligned(self._mine.turns(self.train[index]), self._theirs.turns(self.teacher_train[theirs]))
+
+    @cached_property
+    def _partners(self) -> list[int | None]:
+        known = {place: index for index, place in enumerate(_places(self.teacher_train))}
+        return [known.get(place) for place in _places(self.train)]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Consecutive supervised tokens as text, without white space before it."""
+
+    text: str
+    starts: Indices
+    """How many characters stand before each token that is predicted; NOWHERE inside of one, or before the text."""
+
+
+class Reader:
+    """A tokenizer, for the text that stands before each token."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._backend: Any = tokenizer.backend_tokenizer
+        # Many decoders drop the space that a text begins with: so each piece is read after a letter.
+        self._letter: int = tokenizer("a", add_special_tokens=False)["input_ids"][-1]
+        self._read: dict[tuple[int, ...], str] = {}
+        self._bos = tokenizer.bos_token_id
+        self._before = len(self._backend.decode([self._letter], skip_special_tokens=False))
+
+    def turns(self, row: Row) -> list[Turn]:
+        """The runs of supervised tokens of a row, with those of them that something is predicted from."""
+        marked = np.flatnonzero(row.supervised)
+        if row.input_ids[marked[0]] == self._bos and marked[0] == row.source:
+            marked = marked[1:]  # a sign that not every tokenizer writes, and no part of the text
+        runs = np.split(marked, np.flatnonzero(np.diff(marked) > 1) + 1)
+        turns = [self.turn(row.input_ids[run].tolist()) for run in runs]
+        if marked[0] == row.source:
+            turns[0] = replace(turns[0], starts=turns[0].starts[1:])
+        return turns
+
+    def turn(self, ids: Sequence[int]) -> Turn:
+        """`ids` as text, each of them predicted."""
+        pieces, edges = list[str](), [0]
+        begin = reached = 0
+        for stop in range(1, len(ids) + 1):
+            piece = self._text(tuple(ids[begin:stop]))
+            if piece.endswith(_BROKEN):  # some bytes of a character: what follows has the others
+                edges.append(NOWHERE)
+                continue
+            pieces.append(piece)
+            begin, reached = stop, reached + len(piece)
+            edges.append(reached)
+        return _without_margin("".join(pieces), np.asarray(edges))
+
+    def _text(self, ids: tuple[int, ...]) -> str:
+        found = self._read.get(ids)
+        if found is None:
+            whole = self._backend.decode([self._letter, *ids], skip_special_tokens=False)
+            found = self._read[ids] = whole[self._before :]
+        return found
+
+
+def aligned(mine: Sequence[Turn], theirs: Sequence[Turn]) -> Indices:
+    """Of each token of `mine`, turn after turn, the number of the one of `theirs` with the same text before it.
+
+    Where one side was cut and has fewer turns, they are counted from the end at which more fits.
+    """
+    offsets = {0, len(theirs) - len(mine)}
+    found = [_turn_by_turn(mine, theirs, offset) for offset in sorted(offsets, key=abs)]
+    return max(found, key=lambda numbers: int((numbers != NOWHERE).sum()))
+
+
+def _turn_by_turn(mine: Sequence[Turn], theirs: Sequence[Turn], offset: int) -> Indices:
+    """`aligned`, turn n of `mine` beside turn n + `offset` of `theirs`."""
+    firsts = np.cumsum([0, *(len(turn.starts) for turn in theirs)])
+    found = []
+    for number, turn in enumerate(mine, start=offset):
+        if 0 <= number < len(theirs):
+            found.append(_moved(_same_starts(turn, theirs[number]), firsts[number]))
+        else:
+            found.append(np.full(len(turn.starts), NOWHERE))
+    return np.concatenate(found)
+
+
+def _same_starts(mine: Turn, theirs: Turn) -> Indices:
+    pairs = enumerate(zip(mine.text, theirs.text, strict=False))
+    common = next((at for at, (one, other) in pairs if one != other), min(len(mine.text), len(theirs.text)))
+    # Of several tokens that start together, the last is the one that has a character to tell.
+    known = {int(start): number for number, start in enumerate(theirs.starts) if 0 <= start <= common}
+    return np.asarray([known.get(int(start), NOWHERE) for start in mine.starts], dtype=np.int64)
+
+
+def _moved(numbers: Indices, by: int) -> Indices:
+    return np.where(numbers == NOWHERE, NOWHERE, numbers + by)
+
+
+def _without_margin(text: str, edges: Indices) -> Turn:
+    """`text` without white space before it, and where its tokens start that have edges (n + 1,)."""
+    margin = len(text) - len(text.lstrip())
+    starts, stops = edges[:-1], edges[1:]
+    blank = (stops != NOWHERE) & (stops <= margin) & (margin > 0)
+    starts = np.where((starts == NOWHERE) | blank, NOWHERE, np.maximum(starts - margin, 0))
+    return Turn(text[margin:], starts)
+
+
+def _places(tokens: Tokens) -> list[str]:
+    column = list(tokens.table["place"])
+    return [column[row] for row in tokens.rows]

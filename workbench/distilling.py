@@ -1,0 +1,243 @@
+"""What a recipe says about distillation: who teaches, who learns, and what is compared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from workbench.schema import Mistakes, Section, explain
+
+if TYPE_CHECKING:
+    from workbench.config import RunConfig
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Divergence = Literal[
+    "forward_kl", "reverse_kl", "jsd", "skew_forward_kl", "skew_reverse_kl", "total_variation", "universal"
+]
+Match = Literal["hidden_mse", "hidden_cosine", "relation", "attention"]
+
+BACKBONE, TEACHER = "backbone", "teacher"
+"""As distill.teacher.id: the student's own backbone, adapter off. As model.id: a student with its teacher's weights."""
+STUDENT = "student"
+"""Where, in a run directory, a student's backbone stands that was made of another one."""
+
+_LAYERS = re.compile(r"(every|first|last)-([1-9]\d*)")
+
+
+class TeacherConfig(Section):
+    id: str | tuple[str, ...] | None = None
+    """A run directory (a fine-tuned model; of a cross-validation all adapters together), several of them over one
+    backbone, a folder or hub id of a model, or `backbone`: the student's own, its adapter off."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4", "fp4"] | None = None
+    """How its weights are stored; null: as it was trained, and `auto` for a model that no run trained."""
+    out_of_fold: bool = False
+    """Of a cross-validation: a training row is labelled by the adapters that did not train on it."""
+
+
+class StudentConfig(Section):
+    layers: Literal["all"] | str | tuple[NonNegativeInt, ...] = "all"
+    """Which layers of the backbone the student has: every-N, first-N, last-N, or a list, the first layer being 0."""
+    weights: Literal["pretrained", "random"] = "pretrained"
+    """Those of model.id, or fresh ones."""
+
+    @field_validator("layers")
+    @classmethod
+    def _known(cls, layers: str | tuple[int, ...]) -> str | tuple[int, ...]:
+        if isinstance(layers, str):
+            if layers != "all" and not _LAYERS.fullmatch(layers):
+                raise ValueError(f"{layers!r}: write all, every-2, first-4, last-4, or a list such as [0, 2, 4].")
+        elif not layers or sorted(set(layers)) != list(layers):
+            raise ValueError(f"{list(layers)}: name each layer once, in rising order, such as [0, 2, 4].")
+        return layers
+
+    def chosen(self, count: int) -> list[int]:
+        """Which of `count` layers stay; raises ValueError where there are not so many."""
+        if not isinstance(self.layers, str):
+            chosen = list(self.layers)
+        elif self.layers == "all":
+            chosen = list(range(count))
+        else:
+            how, _, number = self.layers.partition("-")
+            every = range(count)
+            wanted = int(number)
+            if wanted > count:
+                raise ValueError(f"distill.student.layers={self.layers}: the backbone has {count} layers.")
+            chosen = list({"every": every[::wanted], "first": every[:wanted], "last": every[-wanted:]}[how])
+        if chosen[-1] >= count:
+            raise ValueError(
+                f"distill.student.layers: there is no layer {chosen[-1]}; the backbone has {count}, the last one being "
+                f"{count - 1}."
+            )
+        return chosen
+
+
+class MatchConfig(Section):
+    """A part of the student that is to be like a part of the teacher."""
+
+    what: Match
+    """hidden_mse, hidden_cosine: hidden states, through a learned projection where widths differ. relation: how alike
+    the queries, keys and values of a row's tokens are to one another (MiniLM v2). attention: its scores (TinyBERT)."""
+    layers: Literal["last", "uniform"] | dict[NonNegativeInt, NonNegativeInt] = "last"
+    """Student's layers to the teacher's, the first layer being 1 and 0 what enters it (the embeddings): {0: 0, 3: 6}.
+    `uniform` spreads the student's layers evenly over the teacher's, embeddings included for hidden states."""
+    weight: PositiveFloat = 1.0
+    """Factor of this term beside the others."""
+    heads: PositiveInt | None = None
+    """Into how many heads `relation` cuts queries, keys and values; null: the teacher's attention heads."""
+
+
+class CacheConfig(Section):
+    folder: Path | None = None
+    """Where what the teacher says of the training rows is kept; null: the teacher is asked in every step."""
+    k: PositiveInt = 64
+    """Likeliest tokens that are kept of each position, with the mass of all others; or draws, where `sampled`."""
+    dtype: Literal["float16", "float32"] = "float16"
+    """Of the log-probabilities that are kept."""
+    sampled: bool = False
+    """Keep k draws instead of the k likeliest tokens: an unbiased estimate of forward_kl (Anshumann et al. 2025)."""
+
+
+class OnPolicyConfig(Section):
+    share: Share = 0.0
+    """Share of the rows whose answer the student writes itself, for the teacher to judge (GKD, Agarwal et al. 2024)."""
+    max_new_tokens: PositiveInt = 64
+    """Longest answer that the student writes."""
+    temperature: PositiveFloat = 1.0
+    """At which it writes."""
+
+
+class DistillConfig(Section):
+    of: Literal["sft", "mlm", "classify"] = "sft"
+    """The recipe by which the student is trained and scored."""
+    teacher: TeacherConfig = TeacherConfig()
+    student: StudentConfig = StudentConfig()
+    loss: Divergence = "forward_kl"
+    """What says how far the student's probabilities are from the teacher's. `universal` goes between vocabularies."""
+    beta: Share = 0.5
+    """Of `jsd`: 0 is forward_kl, 1 reverse_kl (GKD)."""
+    skew: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Of the skewed divergences: share of its own in what a distribution is compared with (DistiLLM)."""
+    temperature: PositiveFloat | tuple[PositiveFloat, PositiveFloat] = 1.0
+    """Divides both models' logits; the divergence is multiplied by its square. Two numbers: from, to over the run."""
+    alpha: Share | tuple[Share, Share] = 0.5
+    """Share of the divergence in the loss; the labels have the rest. Two numbers: from, to over the run."""
+    match: tuple[MatchConfig, ...] = ()
+    """What else of the teacher the student learns; added to the loss."""
+    cache: CacheConfig = CacheConfig()
+    on_policy: OnPolicyConfig = OnPolicyConfig()
+    unlabelled: str | None = Field(default=None, min_length=1)
+    """Recipe classify: a file of further rows, of which the student learns what the teacher says alone."""
+    peers: Annotated[int, Field(ge=2)] | None = None
+    """Adapters in one bank that teach each other instead of a teacher; the best is shipped (Zhang et al. 2018)."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DistillConfig:
+        if reason := self._misfit():
+            raise ValueError(reason)
+        return self
+
+    def _misfit(self) -> str | None:
+        cached, taught = self.cache.folder is not None, self.teacher.id is not None
+        if self.peers is not None and taught:
+            return "peers teach each other: leave distill.teacher.id out, or distill.peers."
+        if self.peers is not None and (cached or self.match or self.on_policy.share):
+            return "peers compare their outputs alone: leave distill.cache, match and on_policy out."
+        if cached and self.match:
+            return "a cache holds what the teacher says, not its layers: leave distill.cache.folder out, or match."
+        if cached and self.on_policy.share:
+            return "a cache knows nothing of answers still to be written: leave distill.cache.folder or on_policy out."
+        if cached and isinstance(self.temperature, tuple):
+            return "a cache is made at one temperature: write distill.temperature as one number."
+        if self.cache.sampled and self.loss != "forward_kl":
+            return "draws estimate forward_kl without bias, and no other divergence: write distill.loss=forward_kl."
+        if self.loss == "universal" and (cached or self.match or self.on_policy.share or self.peers):
+            return (
+                "loss=universal compares live models of different vocabularies: leave cache, match, on_policy, peers."
+            )
+        if self.of == "classify" and (cached or self.on_policy.share or self.loss == "universal"):
+            return (
+                "of=classify asks the teacher once for each row and keeps that in the run: leave distill.cache and "
+                "on_policy out, and write another loss than universal."
+            )
+        if self.of == "classify" and self.peers:
+            return "peers compare what they say of tokens: leave distill.peers out, or write of=sft."
+        if self.of != "classify" and (self.unlabelled or self.teacher.out_of_fold):
+            return "unlabelled rows and out-of-fold labels are for of=classify; leave them out."
+        if self.of == "mlm" and (cached or self.on_policy.share or self.loss == "universal"):
+            return "of=mlm hides other tokens in each epoch: leave cache and on_policy out, and loss=universal."
+        return None
+
+
+def at(value: float | tuple[float, float], progress: float) -> float:
+    """A setting at a share of the run between 0 and 1."""
+    if isinstance(value, tuple):
+        return value[0] + (value[1] - value[0]) * progress
+    return value
+
+
+def as_plain_run(config: RunConfig) -> RunConfig:
+    """The run of recipe `distill.of` that a distillation is, but for what teaches it.
+
+    Raises:
+        Mistakes: all that is wrong with it as such a run, and a teacher that is missing.
+    """
+    section = config.distill
+    mistakes = []
+    if section.teacher.id is None and section.peers is None and section.cache.folder is None:
+        mistakes.append(
+            (
+                "distill.teacher.id",
+                "who teaches? Write a run directory, a folder or a hub id of a model, or `backbone`.",
+            )
+        )
+    if config.model.id == TEACHER and section.teacher.id is None:
+        mistakes.append(("model.id", "`teacher` asks for the weights of distill.teacher.id, which is not there."))
+    values = {**config.model_dump(mode="json"), "recipe": section.of, "distill": {}}
+    try:
+        found = type(config).model_validate(values)
+    except ValidationError as error:
+        raise Mistakes([*mistakes, *explain(type(config), values, error)]) from None
+    if mistakes:
+        raise Mistakes(mistakes)
+    return found
+
+
+def student_config(config: RunConfig, folder: Path) -> RunConfig:
+    """`as_plain_run`; the student's backbone stands in the run directory `folder` where it is made of another one."""
+    found = as_plain_run(config)
+    if not makes_student(config):
+        return found
+    model = config.model.model_copy(update={"id": str((folder / STUDENT).resolve()), "revision": None})
+    return found.model_copy(update={"model": model})
+
+
+def makes_student(config: RunConfig) -> bool:
+    """Whether the student's backbone is made of another one."""
+    return config.model.id == TEACHER or config.distill.student != StudentConfig()
+
+
+def shipped_values(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """What config.yaml of the run directory `folder` holds, `values`, as the run whose adapter it ships."""
+    found = dict(values)
+    if values.get("recipe") != "distill":
+        return found
+    section = found.pop("distill", None) or {}
+    found["recipe"] = section.get("of", "sft")
+    student = StudentConfig.model_validate(section.get("student") or {})
+    if found["model"]["id"] == TEACHER or student != StudentConfig():
+        found["model"] = {**found["model"], "id": str((folder / STUDENT).resolve()), "revision": None}
+    return found
