@@ -23,7 +23,7 @@ from workbench.data.classes import ClassSplits, Labelled
 from workbench.data.fields import Writer
 from workbench.data.labels import Floats
 from workbench.data.sampling import balanced
-from workbench.engine import Fit, Supervision, Watcher
+from workbench.engine import Clock, Fit, Supervision, Watcher
 from workbench.evaluation import predicting, targets
 from workbench.objectives.criterion import criterion
 from workbench.runs import Run
@@ -101,16 +101,18 @@ def train(
     )
     run.note(model=describing.model(config, backbone, model))
     found = classifier.find(model, backbone.model, tokenizer, data.labels)
+    clock = Clock()
     supervise = supervise or (lambda found, _: labelled(config, data, found))
     fit = Fit(
         model=model,
-        supervision=supervise(found, lambda: fit.share_done),
+        supervision=supervise(found, clock),
         width=backbone.model.config.get_text_config().hidden_size,
         held_out_loss=lambda: score(found, data.held_out)[0]["loss"],
         config=config,
         compute=backbone.compute,
         run=run,
         watcher=watcher,
+        clock=clock,
     )
     fit.work()
     with fit.shipping():

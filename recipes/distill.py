@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, distilling, evaluation, files, report
+from workbench import backbones, distilling, evaluation, files, report, tasks
 from workbench.adapters import Full
 from workbench.backbones import Backbone
 from workbench.config import RunConfig
@@ -21,13 +21,13 @@ from workbench.data.tokens import Splits, Tokens
 from workbench.distillation import caching, comparing, on_policy, peers, sources, students, teachers
 from workbench.distillation.caching import CachedTeacher
 from workbench.distillation.learning import taught_loss
-from workbench.distillation.matching import Matching, require_layers
+from workbench.distillation.matching import Matching
 from workbench.distillation.signals import Teacher
 from workbench.distillation.sources import Source
 from workbench.distillation.universal_tokens import Alignment, UniversalTeacher
-from workbench.distilling import STUDENT
+from workbench.distilling import STUDENT, TEACHER
 from workbench.engine import Supervision, Watcher
-from workbench.errors import ConfigError
+from workbench.errors import BackboneError, ConfigError
 from workbench.heads import Head
 from workbench.recipes import distill_classes, distill_peers, sft
 from workbench.runs import Run
@@ -39,8 +39,9 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
     """Train a student as `config` says; returns scores before and after, and the teacher's, as in scores.json."""
     base = distilling.student_config(config, run.path)
     source = find_teacher(config)
-    if distilling.makes_student(config):
-        students.make(config, source, run.path / STUDENT, weights=True, watcher=watcher)
+    if not run.resumed:
+        shutil.rmtree(run.path / STUDENT, ignore_errors=True)  # of a run that failed here under another configuration
+    students.make(config, source, run.path / STUDENT, weights=False)
     if base.recipe == "classify":
         assert source is not None, "peers and caches are for tokens"
         scores = distill_classes.main(config, base, source, run, watcher)
@@ -53,9 +54,19 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
 
 def find_teacher(config: RunConfig) -> Source | None:
     """Where the teacher comes from; None where adapters teach each other, or a cache says who taught."""
-    if config.distill.teacher.id is None:
+    section = config.distill
+    if section.teacher.id is None:
         return None
-    return sources.find(config.distill.teacher, config.model)
+    source = sources.find(section.teacher, config.model)
+    try:
+        source.hub_config()
+    except BackboneError:
+        # It may be gone once it has said all that is to be learnt from it.
+        folder = section.cache.folder
+        if config.model.id == TEACHER or folder is None or caching.made_by(folder) != source.name:
+            raise
+        return None
+    return source
 
 
 def require_teachable(
@@ -67,10 +78,15 @@ def require_teachable(
     data: Splits,
 ) -> None:
     """Refuse what would compare nonsense, before a weight is read."""
-    section, hub = config.distill, backbones.hub_config(base.model)
+    section, hub, task = config.distill, backbones.hub_config(base.model), tasks.of(base)
+    cached = section.cache.folder is not None and not caching.missing(section.cache.folder)
     if source is not None:
         comparing.require_comparable(section, source, base, tokenizer, template, data.train)
-        require_layers(section.match, hub, source.hub_config())
+    if source is not None and not cached:
+        with source.told():
+            taught_by = backbones.skeleton(source.model, task=task)
+        if section.match:
+            Matching(section.match, backbones.skeleton(base.model, task=task), taught_by, seed=base.seed)
     if section.loss == "universal" and source is not None:
         if len(source.adapters) > 1:
             raise ConfigError("distill.loss=universal listens to one teacher. Name one as distill.teacher.id.")
@@ -80,14 +96,15 @@ def require_teachable(
         on_policy.require_room(config, data.train, hub)
     if section.peers is not None:
         peers.require_able(base)
-    if section.cache.folder is not None and not caching.missing(section.cache.folder):
-        CachedTeacher(section.cache.folder, data.train, section, caching.identity(section, source, tokenizer))
+    if section.cache.folder is not None:
+        caching.require_usable(section, data.train, caching.identity(section, source, tokenizer))
 
 
 def _text(config: RunConfig, base: RunConfig, source: Source | None, run: Run, watcher: Watcher) -> Scores:
     """A student that predicts tokens."""
     tokenizer, template, data = sft.prepare(base, run)
     require_teachable(config, base, source, tokenizer, template, data)
+    students.make(config, source, run.path / STUDENT, weights=True, watcher=watcher)
     if config.distill.peers is not None:
         distill_peers.train(config, base, run, data, tokenizer, template, watcher)
     else:
@@ -160,10 +177,7 @@ def cache(
     assert folder is not None
     wanted = caching.identity(section, source, tokenizer)
     if caching.missing(folder):
-        if source is None:
-            raise ConfigError(
-                f"distill.cache.folder={folder} holds nothing yet. Name who is to be asked: distill.teacher.id."
-            )
+        assert source is not None, "without one an unfinished cache is refused"
         watcher.say(f"Asking the teacher, {source.name}, about every training row ...")
         live = teachers.alone(source, base, tokenizer)
         device = next(live.voices[0].model.parameters()).device

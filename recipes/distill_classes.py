@@ -14,11 +14,12 @@ from workbench.classifier import Classifier, task
 from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch
 from workbench.data.classes import ClassSplits, Labelled
-from workbench.distillation import class_teachers, soft_labels
+from workbench.distillation import class_teachers, soft_labels, students
 from workbench.distillation import classes as asking
 from workbench.distillation.classes import Said
-from workbench.distillation.matching import Matching, require_layers
+from workbench.distillation.matching import Matching
 from workbench.distillation.sources import Source
+from workbench.distilling import STUDENT
 from workbench.engine import Loss, Supervision, Watcher
 from workbench.errors import ConfigError
 from workbench.evaluation import targets
@@ -39,6 +40,7 @@ def main(config: RunConfig, base: RunConfig, source: Source, run: Run, watcher: 
     """
     tokenizer, data, _ = classify.prepare(base)
     extra = prepare(config, base, source, data, tokenizer)
+    students.make(config, source, run.path / STUDENT, weights=True, watcher=watcher)
     classify.begin(run, data)
     if extra is not None:
         run.note(data={**run.manifest["data"], "unlabelled": extra.facts()})
@@ -66,7 +68,9 @@ def prepare(
             voice.require_columns(rows, config)
     if config.distill.match:
         class_teachers.require_one(source)
-        require_layers(config.distill.match, backbones.hub_config(base.model), source.hub_config())
+        meant = task(data.labels, seed=base.seed)
+        ends = [backbones.skeleton(model, task=meant) for model in (base.model, source.model)]
+        Matching(config.distill.match, *ends, seed=base.seed)
         if source.tokenizer().get_vocab() != tokenizer.get_vocab():
             raise ConfigError(
                 f"distill.match compares layers token by token, and {source.name} has other tokens than "

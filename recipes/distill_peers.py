@@ -13,7 +13,7 @@ from workbench.data.chat import Template
 from workbench.data.masking import Masking
 from workbench.data.tokens import Splits
 from workbench.distillation.peers import mutual_loss
-from workbench.engine import Fit, Supervision, Watcher
+from workbench.engine import Clock, Fit, Supervision, Watcher
 from workbench.recipes import sft
 from workbench.runs import Run
 
@@ -48,15 +48,17 @@ def train(
                 found[member] = evaluation.likelihood(together.model, head, data.held_out).loss
         return found
 
+    clock = Clock()
     fit = Fit(
         model=together.model,
-        supervision=Supervision(data.train, mutual_loss(config.distill, together, head, lambda: fit.share_done)),
+        supervision=Supervision(data.train, mutual_loss(config.distill, together, head, clock)),
         width=head.width,
         held_out_loss=lambda: sum(losses().values()) / count,
         config=base,
         compute=backbone.compute,
         run=run,
         watcher=watcher,
+        clock=clock,
     )
     fit.work()
     with fit.shipping():

@@ -25,8 +25,7 @@ def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:
     source = distill.find_teacher(config)
     with TemporaryDirectory() as aside:
         base = distilling.student_config(config, Path(aside))
-        if distilling.makes_student(config):
-            students.make(config, source, Path(aside) / STUDENT, weights=False)
+        students.make(config, source, Path(aside) / STUDENT, weights=False)
         found = inspect(base)
         tokenizer = backbones.tokenizer(base.model)
         if base.recipe == "classify":
@@ -48,8 +47,7 @@ def cache(config: RunConfig, watcher: Watcher) -> dict[str, Any]:
     source = distill.find_teacher(config)
     with TemporaryDirectory() as aside:
         base = distilling.student_config(config, Path(aside))
-        if distilling.makes_student(config):
-            students.make(config, source, Path(aside) / STUDENT, weights=False)
+        students.make(config, source, Path(aside) / STUDENT, weights=False)
         tokenizer = backbones.tokenizer(base.model)
         template = form(base, backbones.hub_config(base.model), tokenizer, template=read_template(base))
         data = tokens.load(base.data, tokenizer, template, seed=base.seed)

@@ -34,7 +34,7 @@ from workbench.data.chat import Template
 from workbench.data.forms import form
 from workbench.data.masking import Masking
 from workbench.data.tokens import Splits, Tokens
-from workbench.engine import Fit, Supervision, Watcher
+from workbench.engine import Clock, Fit, Supervision, Watcher
 from workbench.errors import ConfigError
 from workbench.evaluation import Answer
 from workbench.heads import Head
@@ -114,16 +114,18 @@ def train(
     )
     run.note(model=describing.model(config, backbone, model))
     head = heads.find(model, backbone.model)
+    clock = Clock()
     supervise = supervise or (lambda *_: Supervision(data.train, next_token_loss(model, head)))
     fit = Fit(
         model=model,
-        supervision=supervise(model, head, backbone, lambda: fit.share_done),
+        supervision=supervise(model, head, backbone, clock),
         width=head.width,
         held_out_loss=lambda: evaluation.likelihood(model, head, data.held_out).loss,
         config=config,
         compute=backbone.compute,
         run=run,
         watcher=watcher,
+        clock=clock,
     )
     fit.work()
     with fit.shipping():

@@ -37,7 +37,7 @@ _LAYERS = re.compile(r"(every|first|last)-([1-9]\d*)")
 
 
 class TeacherConfig(Section):
-    id: str | tuple[str, ...] | None = None
+    id: str | Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """A run directory (a fine-tuned model; of a cross-validation all adapters together), several of them over one
     backbone, a folder or hub id of a model, or `backbone`: the student's own, its adapter off."""
     revision: str | None = None
@@ -75,7 +75,10 @@ class StudentConfig(Section):
             every = range(count)
             wanted = int(number)
             if wanted > count:
-                raise ValueError(f"distill.student.layers={self.layers}: the backbone has {count} layers.")
+                raise ValueError(
+                    f"distill.student.layers={self.layers}: the backbone has {count} layers. Write {how}-N with a "
+                    f"number up to {count}."
+                )
             chosen = list({"every": every[::wanted], "first": every[:wanted], "last": every[-wanted:]}[how])
         if chosen[-1] >= count:
             raise ValueError(
@@ -144,6 +147,13 @@ class DistillConfig(Section):
     peers: Annotated[int, Field(ge=2)] | None = None
     """Adapters in one bank that teach each other instead of a teacher; the best is shipped (Zhang et al. 2018)."""
 
+    @field_validator("temperature", "alpha", mode="before")
+    @classmethod
+    def _one_or_two(cls, value: Any) -> Any:
+        if isinstance(value, (list, tuple)) and len(value) != 2:
+            raise ValueError(f"{list(value)}: write one number, or two: from, to over the run.")
+        return value
+
     @model_validator(mode="after")
     def _consistent(self) -> DistillConfig:
         if reason := self._misfit():
@@ -165,18 +175,16 @@ class DistillConfig(Section):
         if self.cache.sampled and self.loss != "forward_kl":
             return "draws estimate forward_kl without bias, and no other divergence: write distill.loss=forward_kl."
         if self.loss == "universal" and (cached or self.match or self.on_policy.share or self.peers):
-            return (
-                "loss=universal compares live models of different vocabularies: leave cache, match, on_policy, peers."
-            )
+            return "loss=universal compares live models: leave distill.cache, match, on_policy and peers out."
         if self.of == "classify" and (cached or self.on_policy.share or self.loss == "universal"):
             return (
                 "of=classify asks the teacher once for each row and keeps that in the run: leave distill.cache and "
                 "on_policy out, and write another loss than universal."
             )
         if self.of == "classify" and self.peers:
-            return "peers compare what they say of tokens: leave distill.peers out, or write of=sft."
+            return "peers compare what they say of tokens: leave distill.peers out, or write distill.of=sft."
         if self.of != "classify" and (self.unlabelled or self.teacher.out_of_fold):
-            return "unlabelled rows and out-of-fold labels are for of=classify; leave them out."
+            return "distill.unlabelled and teacher.out_of_fold are for distill.of=classify: leave them out."
         if self.of == "mlm" and (cached or self.on_policy.share or self.loss == "universal"):
             return "of=mlm hides other tokens in each epoch: leave cache and on_policy out, and loss=universal."
         return None

@@ -6,7 +6,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -35,6 +35,16 @@ class Supervision(NamedTuple):
     """What trains with the model and is not shipped, such as projections that the loss compares through."""
 
 
+@dataclass
+class Clock:
+    """Share of a run that is done, for a loss that follows a schedule."""
+
+    share: float = 0.0
+
+    def __call__(self) -> float:
+        return self.share
+
+
 class Watcher(Protocol):
     """Who is told about a run while it goes on."""
 
@@ -61,6 +71,8 @@ class Fit:
     compute: torch.dtype
     run: Run
     watcher: Watcher
+    clock: Clock = field(default_factory=Clock)
+    """Shows the loss how far the run is."""
 
     def __post_init__(self) -> None:
         self.train, self.loss, beside = self.supervision
@@ -91,11 +103,6 @@ class Fit:
                 raise Stopped(f"Stopped after step {member.progress.step} of {member.steps}; checkpoint saved.")
         self.accelerator.end_training()
 
-    @property
-    def share_done(self) -> float:
-        """Of the run, between 0 and 1."""
-        return self.member.progress.step / self.member.steps
-
     @contextmanager
     def shipping(self) -> Iterator[None]:
         """After `work`: the model holds what is to be saved, the float32 masters of the best or of the last step."""
@@ -123,6 +130,7 @@ class Fit:
     def _step(self) -> dict[str, Any]:
         began = time.monotonic()
         member, rows = self.member, self.member.batch()
+        self.clock.share = member.progress.step / member.steps
         supervised = self.train.supervised[rows].sum().item()
         loss = torch.zeros((), device=self.device)
         for indices in micro_batches(rows, self.train.lengths, tokens=self.tokens):

@@ -1,11 +1,12 @@
 """What distillation costs: beside plain fine-tuning where the teacher is cached, and beside TRL's GKD where it is live.
 
-    python scripts/bench/distill.py                                # both, 32 steps, 2 pairs of runs
+    python scripts/bench/distill.py                                # all parts, 32 steps, 2 pairs of runs
     python scripts/bench/distill.py --only live --peer best --pairs 3 --json live.json
     python scripts/bench/distill.py --only cached --k 16 --weights float32
 
 cached  a student on labels, and the same student on labels and a cached teacher; the cache is made before, apart
 live    forward KL from a teacher in memory, with this workbench and with TRL's GKDTrainer
+shared  a student on labels, and the same student taught by its own backbone, of which there is one copy in memory
 
 Random Llamas of one vocabulary, GSM8K as prompt and completion, LoRA of rank 16 on all linear layers of the student,
 8 examples a step. Every run is a process of its own, both sides in turn; both must see the same number of tokens, and
@@ -28,8 +29,9 @@ import gsm8k
 import measuring
 from random_llama import SHAPES
 
-TARGETS = {"cached": 1.15, "speed": 1.5, "memory": 0.6}
-"""Training time with a cached teacher through that without one; tokens/s and peak memory of ours through GKD's."""
+TARGETS = {"cached": 1.15, "speed": 1.5, "memory": 0.6, "shared": 1.03}
+"""Training time with a cached teacher through that without one; tokens/s and peak memory of ours through GKD's; peak
+memory with a teacher on the student's backbone through that without one."""
 
 # TRL 1.16 as read in trl/experimental/gkd/{gkd_config,gkd_trainer}.py; gsm8k.py says what GKDConfig inherits:
 # - beta=0.0 is forward KL: kl_div(student, teacher), the temperature in it 1 whatever GKDConfig.temperature says.
@@ -42,7 +44,7 @@ GKD = {"beta": 0.0, "lmbda": 0.0}
 def main() -> None:
     arguments = _arguments()
     print(machine := measuring.machine(arguments.device, ("torch", "transformers", "peft", "trl")))
-    parts = {"cached": _cached, "live": _live}
+    parts = {"cached": _cached, "live": _live, "shared": _shared}
     found = {}
     with tempfile.TemporaryDirectory(prefix="bench-distill-") as name:
         folder = Path(name)
@@ -57,7 +59,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = gsm8k.parser(__doc__)
-    parser.add_argument("--only", choices=("cached", "live"), help="by default both")
+    parser.add_argument("--only", choices=("cached", "live", "shared"), help="by default all")
     parser.add_argument("--teacher", choices=SHAPES, default="100m", help="shape")
     parser.add_argument("--student", choices=SHAPES, default="42m", help="shape; with as many words as the teacher's")
     parser.add_argument("--weights", choices=("float32", "bfloat16"), default="bfloat16", help="of both models")
@@ -109,8 +111,22 @@ def _live(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     return {"runs": results, "ratios": ratios}
 
 
-def _write_recipe(path: Path, arguments: argparse.Namespace, *, distill: dict[str, Any] | None = None) -> None:
-    sections: dict[str, Any] = {"model": {"id": str(path.parent / "student"), "weights": arguments.weights}}
+def _shared(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """A student of the larger shape taught by its own backbone, through the same student on labels alone."""
+    _write_recipe(folder / "shared.yaml", arguments, role="teacher", distill={"teacher": {"id": "backbone"}})
+    _write_recipe(folder / "alone.yaml", arguments, role="teacher")
+    sides = {name: partial(gsm8k.our_command, folder / f"{name}.yaml", arguments) for name in ("shared", "alone")}
+    results = measuring.in_turn(sides, folder, arguments)
+    ratios = measuring.ratios(results)
+    print(measuring.summary(ratios, results))
+    print(f"Target: at most {TARGETS['shared']} times the peak memory, beside what the teacher's own pass needs.")
+    return {"runs": results, "ratios": ratios}
+
+
+def _write_recipe(
+    path: Path, arguments: argparse.Namespace, *, role: str = "student", distill: dict[str, Any] | None = None
+) -> None:
+    sections: dict[str, Any] = {"model": {"id": str(path.parent / role), "weights": arguments.weights}}
     if distill is not None:
         teacher = {"id": str(path.parent / "teacher"), "weights": arguments.weights}
         sections |= {"recipe": "distill", "distill": {"teacher": teacher, "loss": "forward_kl", **distill}}

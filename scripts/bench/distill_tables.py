@@ -20,7 +20,6 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import measuring
@@ -34,6 +33,9 @@ from workbench.data.rows import Row, read_rows
 
 LOSSES = ("forward_kl", "reverse_kl", "jsd", "skew_forward_kl", "skew_reverse_kl", "total_variation")
 LABELS = "labels alone"
+TEXT_SCORES = {"loss": "loss", "f1": "token F1", "rouge_l": "ROUGE-L"}
+CLASS_SCORES = {"accuracy": "accuracy", "loss": "log-loss", "calibration_error": "calibration error"}
+"""As scores.json calls them, and the tables."""
 Recipe = dict[str, Any]
 Rows = list[list[object]]
 
@@ -61,7 +63,7 @@ def _causal(arguments: argparse.Namespace) -> Recipe:
     arms |= {name: {"loss": name, "alpha": arguments.alpha} for name in LOSSES}
     match = yaml.safe_load(arguments.match)
     arms[f"forward_kl, {match['what']}"] = {"loss": "forward_kl", "alpha": arguments.alpha, "match": [match]}
-    return _students(teacher, arms, shared, "sft", {"loss": "loss", "f1": "token F1", "rouge_l": "ROUGE-L"}, arguments)
+    return _students(teacher, arms, shared, "sft", TEXT_SCORES, arguments)
 
 
 def _encoder(arguments: argparse.Namespace) -> Recipe:
@@ -79,14 +81,15 @@ def _encoder(arguments: argparse.Namespace) -> Recipe:
     }
     teacher = _teacher({"recipe": "classify", "model": {"id": arguments.model}, **shared}, arguments)
     arms = {LABELS: {"alpha": 0.0}, "teacher": {"alpha": arguments.alpha, "temperature": arguments.temperature}}
-    columns = {"accuracy": "accuracy", "loss": "log-loss", "calibration_error": "calibration error"}
-    return _students(teacher, arms, shared, "classify", columns, arguments)
+    return _students(teacher, arms, shared, "classify", CLASS_SCORES, arguments)
 
 
 def _ensemble(arguments: argparse.Namespace) -> Recipe:
     """Test scores of one adapter beside the ensemble that teaches it, and the seconds that both predict in."""
     run: Path = arguments.run
     config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    if config["recipe"] != "crossval" or config["data"]["test"] is None:
+        sys.exit(f"--run {run}: no cross-validation with data.test, on which all are compared.")
     shared = {name: config[name] for name in ("model", "adapter", "classes", "batch", "train", "schedule")}
     data = {name: config["data"][name] for name in ("columns", "max_tokens")}
     data |= {"train": str(_known_rows(run, config, arguments.out)), "held_out": config["data"]["test"]}
@@ -97,17 +100,19 @@ def _ensemble(arguments: argparse.Namespace) -> Recipe:
         teacher = {"id": str(run), "out_of_fold": out_of_fold}
         recipes[name] = {"recipe": "distill", "distill": {**soft, "teacher": teacher}, **shared}
     found = _over_seeds(recipes, arguments)
-    columns = {"accuracy": "accuracy", "loss": "log-loss", "calibration_error": "calibration error"}
-    seconds = _predicting({"ensemble": run, "one": found["ensemble"][0]}, config, arguments)
+    rows = [row.columns for row in _read(config["data"]["test"])]
+    models = {"ensemble": run, "one": found["ensemble"][0]}
+    costs = standing.predict(models, rows, arguments.out, repeats=arguments.repeats, device=arguments.device)
     members = len(json.loads((run / "decision.json").read_text(encoding="utf-8"))["members"])
-    table: Rows = [["test scores", *columns.values(), "seconds for 1,000 rows"]]
+    table: Rows = [["test scores", *CLASS_SCORES.values(), "seconds for 1,000 rows (of processor)"]]
     test = standing.scores(run)["test"]
-    table.append([f"ensemble of {members}", *(f"{test[key]:.3f}" for key in columns), f"{seconds['ensemble']:.2f}"])
-    spreads = {arm: _spreads(runs, columns) for arm, runs in found.items()}
+    ensemble = [f"{test[key]:.3f}" for key in CLASS_SCORES]
+    table.append([f"ensemble of {members}", *ensemble, costs["ensemble"]])
+    spreads = {arm: _spreads(runs, CLASS_SCORES) for arm, runs in found.items()}
     for arm, values in spreads.items():
-        table.append([f"one adapter, {_from(arm)}", *values.values(), f"{seconds['one']:.2f}"])
+        table.append([f"one adapter, {_from(arm)}", *values.values(), costs["one"]])
     print(standing.markdown(table))
-    return {"ensemble": test, "students": spreads, "seconds_per_1000_rows": seconds}
+    return {"ensemble": test, "students": spreads, "predicting": costs}
 
 
 def _teacher(recipe: Recipe, arguments: argparse.Namespace) -> Path:
@@ -183,34 +188,11 @@ def _known_rows(run: Path, config: Recipe, out: Path) -> Path:
     rows = [row.columns for row in _read(config["data"]["train"]) if row.place in known]
     if len(rows) != len(known):
         sys.exit(f"{config['data']['train']} has {len(rows)} of the {len(known)} rows in {run}/out_of_fold.parquet.")
-    return _write(rows, out / "train.jsonl")
-
-
-def _predicting(runs: Mapping[str, Path], config: Recipe, arguments: argparse.Namespace) -> dict[str, float]:
-    """Seconds for 1,000 rows, start and loading left out: what more rows add, runs in turn, medians."""
-    rows = [row.columns for row in _read(config["data"]["test"])]
-    files = {"few": _write(rows[::10], arguments.out / "few.jsonl"), "all": _write(rows, arguments.out / "all.jsonl")}
-    walls: dict[tuple[str, str], list[float]] = {}
-    for repeat in range(arguments.repeats):
-        for name, run in runs.items():
-            for size, file in files.items():
-                said = arguments.out / f"predicted-{name}-{size}-{repeat}.csv"
-                said.unlink(missing_ok=True)
-                command = [sys.executable, "-m", "workbench.cli", "predict", str(run), str(file), "--out", str(said)]
-                usage = measuring.run(command, said.with_suffix(".log"), arguments.device)
-                walls.setdefault((name, size), []).append(usage.wall_s)
-    more = len(rows) - len(rows[::10])
-    return {name: 1000 * (median(walls[name, "all"]) - median(walls[name, "few"])) / more for name in runs}
+    return standing.write_rows(rows, out / "train.jsonl")
 
 
 def _read(source: str) -> Iterable[Row]:
     return read_rows(starter.resolve(source))
-
-
-def _write(rows: Sequence[dict[str, Any]], path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def _arguments() -> argparse.Namespace:

@@ -1,4 +1,7 @@
-"""Runs of this workbench that stand in a folder: what is finished is not run again, what was cut off goes on."""
+"""Runs of this workbench that stand in a folder: what is finished is not run again, what was cut off goes on.
+
+Also what comes of them over seeds, and what predicting with them costs.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 import measuring
 import yaml
+from measuring import Usage
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,32 @@ class Spread:
         return f"{self.mean:.3f}" if self.sd is None else f"{self.mean:.3f} ± {self.sd:.3f}"
 
 
+@dataclass(frozen=True)
+class Cost:
+    """What `workbench predict` took, each time."""
+
+    rows: tuple[int, int]
+    few: list[Usage]
+    """For the first number of rows."""
+    many: list[Usage]
+    """For the second."""
+    wall_s: float
+    """For 1,000 rows, start and loading left out: what more rows add to the median."""
+    cpu_s: float
+    """The same of processor time, which says more on a busy machine."""
+
+    @classmethod
+    def of(cls, rows: tuple[int, int], few: list[Usage], many: list[Usage]) -> Cost:
+        """Of these measurements."""
+        wall_s = median(usage.wall_s for usage in many) - median(usage.wall_s for usage in few)
+        cpu_s = median(usage.cpu_s for usage in many) - median(usage.cpu_s for usage in few)
+        thousands = (rows[1] - rows[0]) / 1000
+        return cls(rows, few, many, wall_s / thousands, cpu_s / thousands)
+
+    def __str__(self) -> str:
+        return f"{self.wall_s:.2f} ({self.cpu_s:.2f})"
+
+
 def finish(wanted: Mapping[str, Wanted], folder: Path, *, jobs: int, device: str) -> dict[str, Path]:
     """The run directories by name, all finished; `jobs` of them run at a time, each in a process of its own."""
     with ThreadPoolExecutor(jobs) as pool:
@@ -63,6 +93,29 @@ def scores(run: Path) -> dict[str, dict[str, float]]:
     """Of a finished run."""
     found: dict[str, dict[str, float]] = json.loads((run / "scores.json").read_text(encoding="utf-8"))
     return found
+
+
+def predict(
+    runs: Mapping[str, Path], rows: Sequence[Mapping[str, Any]], folder: Path, *, repeats: int, device: str
+) -> dict[str, Cost]:
+    """What predicting a tenth of the rows and all of them costs with each run, in turn."""
+    files = [write_rows(rows[::10], folder / "few.jsonl"), write_rows(rows, folder / "all.jsonl")]
+    found: dict[str, tuple[list[Usage], list[Usage]]] = {name: ([], []) for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            for file, usages in zip(files, found[name], strict=True):
+                said = folder / f"predicted-{name}-{file.stem}.csv"
+                said.unlink(missing_ok=True)
+                command = [sys.executable, "-m", "workbench.cli", "predict", str(run), str(file), "--out", str(said)]
+                usages.append(measuring.run(command, said.with_suffix(".log"), device))
+    return {name: Cost.of((len(rows[::10]), len(rows)), *usages) for name, usages in found.items()}
+
+
+def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
+    """A jsonl file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
 
 
 def markdown(rows: Sequence[Sequence[object]]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from workbench import files
 from workbench.data.batching import Indices, MicroBatch, micro_batches
 from workbench.data.tokens import Tokens
 from workbench.distillation import packing, shards
@@ -29,7 +30,7 @@ from workbench.engine import Watcher
 from workbench.errors import ConfigError, Stopped
 from workbench.objectives.chunked import chunks
 
-__all__ = ["CachedTeacher", "Identity", "identity", "missing", "write"]
+__all__ = ["CachedTeacher", "Identity", "identity", "made_by", "missing", "require_usable", "write"]
 
 SHARD_POSITIONS = 2**18
 """Positions after which a shard is full: at 64 likeliest tokens of each, 65 MiB."""
@@ -96,6 +97,30 @@ def missing(folder: Path) -> bool:
     return not (folder / shards.INDEX).exists()
 
 
+def made_by(folder: Path) -> str | None:
+    """The teacher that a finished cache was made by, as its configuration named it."""
+    found = files.read_json(folder / shards.INDEX).get("made_by", {}).get("name")
+    return None if found is None else str(found)
+
+
+def require_usable(config: DistillConfig, train: Tokens, wanted: Identity) -> None:
+    """Refuse, before a teacher is asked, a cache that could not be used, or could not be made.
+
+    Raises:
+        ConfigError: what `CachedTeacher` or `write` would raise, or nobody is named who could be asked.
+    """
+    folder = config.cache.folder
+    assert folder is not None
+    if not missing(folder):
+        CachedTeacher(folder, train, config, wanted)
+    elif wanted.teacher is None:
+        raise ConfigError(
+            f"distill.cache.folder={folder} holds no finished cache. Name who is to be asked: distill.teacher.id."
+        )
+    else:
+        shards.intact(folder, wanted)
+
+
 def write(
     folder: Path,
     train: Tokens,
@@ -123,6 +148,8 @@ def write(
     """
     assert wanted.teacher is not None, "who asks a teacher knows which"
     found = shards.intact(folder, wanted)
+    files.require_writable(folder / shards.INDEX)
+    files.remove_unfinished(folder)
     keys_R, counts_R = shards.rows(train)
     shares = list(_shares(keys_R, counts_R, [shard.keys for shard in found.values()]))
     names = (folder / f"shard-{number:05d}.safetensors" for number in count())

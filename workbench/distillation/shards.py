@@ -6,6 +6,7 @@ Legend: N positions, R rows.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -87,17 +88,18 @@ def opened(folder: Path, wanted: Identity) -> tuple[Index, list[Shard]]:
 
 
 def intact(folder: Path, wanted: Identity) -> dict[Path, Shard]:
-    """The shards in a folder that need not be made; makes the folder where there is none.
+    """The shards in a folder that need not be made.
 
     Raises:
-        ConfigError: they are another configuration's, or the folder holds something else.
+        ConfigError: they are another configuration's, or the folder holds something else, or cannot be written.
     """
     there = list(folder.iterdir()) if folder.is_dir() else [folder] if folder.exists() else []
     others = [path.name for path in there if path.name != INDEX and not path.match(_SHARDS)]
     if strange := [name for name in others if not name.startswith(".")]:
         raise ConfigError(f"distill.cache.folder={folder}: {min(strange)} is no part of a cache. Write a new folder.")
-    files.require_writable(folder / INDEX)
-    files.remove_unfinished(folder)
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise ConfigError(f"distill.cache.folder={folder}: nothing can be written in {nearest}. Write another folder.")
     found = {}
     for path in sorted(folder.glob(_SHARDS)):
         try:

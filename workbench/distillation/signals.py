@@ -5,6 +5,7 @@ Legend: D hidden, N supervised positions, n of them, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -87,4 +88,4 @@ def mean_log_probs(each: Sequence[Tensor]) -> Tensor:
     """Log of the mean of several distributions, each given by its log-probabilities (..., V)."""
     if len(each) == 1:
         return each[0]
-    return torch.logsumexp(torch.stack(list(each)), dim=0) - torch.log(torch.tensor(float(len(each))))
+    return torch.logsumexp(torch.stack(list(each)), dim=0) - math.log(len(each))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from workbench.data.chat import Template
 from workbench.data.forms import form
 from workbench.data.masking import Masking
 from workbench.distilling import BACKBONE, TEACHER, TeacherConfig
-from workbench.errors import ConfigError
+from workbench.errors import BackboneError, ConfigError
 
 
 @dataclass(frozen=True)
@@ -38,15 +40,32 @@ class Source:
         """The teacher's own."""
         if self.run is not None and self.config is not None and self.config.recipe != "crossval":
             return shipped.load_tokenizer(self.run, self.config)
-        return backbones.tokenizer(self.model)
+        with self.told():
+            return backbones.tokenizer(self.model)
 
     def hub_config(self) -> PretrainedConfig:
-        """The backbone's architecture."""
-        return backbones.hub_config(self.model)
+        """The backbone's architecture; raises BackboneError where it is not there."""
+        with self.told():
+            return backbones.hub_config(self.model)
 
     def template(self, student: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Template | Masking:
         """How the teacher writes rows, with its own chat template."""
         return form(student, self.hub_config(), tokenizer)
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Inside, what is wrong with the backbone is told as the teacher's."""
+        try:
+            yield
+        except BackboneError as error:
+            if self.name == BACKBONE:
+                raise
+            if self.run is not None:
+                raise BackboneError(f"distill.teacher.id={self.name}, the backbone of this run: {error}") from None
+            text = re.sub(r"\bmodel\.(id|revision|weights)\b", r"distill.teacher.\1", str(error))
+            raise BackboneError(
+                f"distill.teacher: {self.name} is no run directory (no config.yaml), so it is taken as a model. {text}"
+            ) from None
 
 
 def find(teacher: TeacherConfig, student: ModelConfig) -> Source:
@@ -62,7 +81,9 @@ def find(teacher: TeacherConfig, student: ModelConfig) -> Source:
         raise ConfigError("distill.teacher.id: who teaches? Write a run directory, a folder or a hub id of a model.")
     if teacher.id == BACKBONE:
         if student.id == TEACHER:
-            raise ConfigError("distill.teacher.id=backbone and model.id=teacher name each other. Write one out.")
+            raise ConfigError(
+                "distill.teacher.id=backbone and model.id=teacher name each other. Write a model as one of them."
+            )
         # Rows of new tokens are the student's: the backbone as it came knows none.
         return Source(BACKBONE, _stored(student.model_copy(update={"new_tokens": ()}), teacher))
     names = [teacher.id] if isinstance(teacher.id, str) else list(teacher.id)
@@ -73,11 +94,23 @@ def find(teacher: TeacherConfig, student: ModelConfig) -> Source:
 def _one(name: str, teacher: TeacherConfig) -> Source:
     path = Path(name).expanduser()
     if not (path / "config.yaml").is_file():
+        if (path / "adapter_config.json").is_file():
+            raise ConfigError(
+                f"distill.teacher.id={name} is an adapter without its run. Write the run directory that it stands in."
+            )
         return Source(name, _stored(ModelConfig(id=name, revision=teacher.revision), teacher))
+    if teacher.revision is not None:
+        raise ConfigError(
+            f"distill.teacher.revision={teacher.revision} names a branch, tag or commit on the hub, but {name} is a "
+            "run directory. Leave it out."
+        )
     config = runs.shipped_config(path)
     if config.recipe == "crossval":
         if not (path / "decision.json").exists():
-            raise ConfigError(f"distill.teacher.id={name}: the cross-validation has not ended. Continue it first.")
+            raise ConfigError(
+                f"distill.teacher.id={name}: the cross-validation has not ended. Finish it first: workbench run ... "
+                f"--out {name} --resume"
+            )
         decided = files.read_json(path / "decision.json")
         folders = [path / rounds.folder(decided["round"]) / member / "adapter" for member in decided["members"]]
         return Source(name, _stored(config.model, teacher), tuple(folders), path, config)
@@ -91,6 +124,11 @@ def _one(name: str, teacher: TeacherConfig) -> Source:
 def _together(names: Sequence[str], found: Sequence[Source]) -> Source:
     """Several runs as one teacher."""
     first = found[0]
+    if len(first.adapters) != 1:
+        raise ConfigError(
+            f"distill.teacher.id: {names[0]} is no run that trained one adapter, as each of several teachers must be. "
+            "Name one teacher, or such runs."
+        )
     for name, each in zip(names, found, strict=True):
         if len(each.adapters) != 1 or each.model != first.model or _recipe(each) != _recipe(first):
             raise ConfigError(

@@ -15,7 +15,7 @@ from workbench.adapters import Method, anatomy
 from workbench.backbones import DTYPES
 from workbench.config import ModelConfig, RunConfig
 from workbench.distillation.sources import Source
-from workbench.distilling import TEACHER, StudentConfig
+from workbench.distilling import TEACHER, StudentConfig, makes_student
 from workbench.engine import Watcher
 from workbench.errors import ConfigError
 from workbench.tasks import Task
@@ -48,7 +48,8 @@ def make(
 ) -> None:
     """Write the stock model and the tokenizer that a student starts from into `folder`, atomically.
 
-    Nothing is done where they are there already. `model.new_tokens` are left to whoever loads the folder.
+    Nothing is done where the student is not to be made, or is there already. `model.new_tokens` are left to whoever
+    loads the folder.
 
     Args:
         config: Of recipe distill.
@@ -59,7 +60,7 @@ def make(
         ConfigError: the teacher is no single model, or there are no such layers, or none that could be left out.
         BackboneError: the other backbone cannot be loaded.
     """
-    if (folder / ("model.safetensors" if weights else "config.json")).is_file():
+    if not makes_student(config) or (folder / ("model.safetensors" if weights else "config.json")).is_file():
         return
     student = config.distill.student
     origin = _of_teacher(config, source) if config.model.id == TEACHER else _of_backbone(config, config.model)
