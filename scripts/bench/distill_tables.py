@@ -60,9 +60,9 @@ def _causal(arguments: argparse.Namespace) -> Recipe:
     }
     teacher = _teacher({"recipe": "sft", "model": {"id": arguments.model}, **shared}, arguments)
     arms: dict[str, Recipe] = {LABELS: {"alpha": 0.0}}
-    arms |= {name: {"loss": name, "alpha": arguments.alpha} for name in LOSSES}
-    match = yaml.safe_load(arguments.match)
-    arms[f"forward_kl, {match['what']}"] = {"loss": "forward_kl", "alpha": arguments.alpha, "match": [match]}
+    arms |= {name: {"loss": name, "alpha": arguments.alpha} for name in arguments.losses}
+    if match := yaml.safe_load(arguments.match):
+        arms[f"forward_kl, {match['what']}"] = {"loss": "forward_kl", "alpha": arguments.alpha, "match": [match]}
     return _students(teacher, arms, shared, "sft", TEXT_SCORES, arguments)
 
 
@@ -220,7 +220,10 @@ def _arguments() -> argparse.Namespace:
         each.add_argument("--temperature", type=float, default=2.0, help="of teacher and student")
     causal.add_argument("--model", default="starter", help="backbone of the teacher")
     causal.add_argument("--held-out", required=True, help="file of rows that are scored")
-    causal.add_argument("--match", default="{what: hidden_mse, layers: uniform}", help="of the last arm, as YAML")
+    causal.add_argument(
+        "--match", default="{what: hidden_mse, layers: uniform}", help="of the last arm, as YAML; null: no such arm"
+    )
+    causal.add_argument("--losses", nargs="+", choices=LOSSES, default=LOSSES, help="divergences, an arm for each")
     encoder.add_argument("--model", required=True, help="backbone of the teacher: a folder or hub id")
     encoder.add_argument("--test", required=True, help="file of rows that are scored")
     encoder.add_argument("--label", default="category", help="column with the class")
