@@ -82,6 +82,8 @@ def require_teachable(
     cached = section.cache.folder is not None and not caching.missing(section.cache.folder)
     if source is not None:
         comparing.require_comparable(section, source, base, tokenizer, template, data.train)
+        if isinstance(template, Masking):
+            _require_whole_vocabulary(source, tokenizer)
     if source is not None and not cached:
         with source.told():
             taught_by = backbones.skeleton(source.model, task=task)
@@ -98,6 +100,15 @@ def require_teachable(
         peers.require_able(base)
     if section.cache.folder is not None:
         caching.require_usable(section, data.train, caching.identity(section, source, tokenizer))
+
+
+def _require_whole_vocabulary(source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a teacher who does not know a token that may stand where one is hidden: the mask, or any other."""
+    if unknown := tokenizer.get_vocab().keys() - source.tokenizer().get_vocab().keys():
+        raise ConfigError(
+            f"distill.teacher.id={source.name}: its tokenizer does not know {min(unknown)!r}, which distill.of=mlm may "
+            "write where a token is hidden. Name a teacher with the student's tokenizer."
+        )
 
 
 def _text(config: RunConfig, base: RunConfig, source: Source | None, run: Run, watcher: Watcher) -> Scores:
@@ -139,7 +150,8 @@ def _supervise(
             teacher = cached
         else:
             assert source is not None
-            live = teachers.load(source, base, tokenizer, model=model, backbone=backbone)
+            with source.told():
+                live = teachers.load(source, base, tokenizer, model=model, backbone=backbone)
             for note in live.notes:
                 watcher.say(note)
             if section.match:
@@ -179,7 +191,8 @@ def cache(
     if caching.missing(folder):
         assert source is not None, "without one an unfinished cache is refused"
         watcher.say(f"Asking the teacher, {source.name}, about every training row ...")
-        live = teachers.alone(source, base, tokenizer)
+        with source.told():
+            live = teachers.alone(source, base, tokenizer)
         device = next(live.voices[0].model.parameters()).device
         caching.write(
             folder,

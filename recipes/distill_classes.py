@@ -66,6 +66,9 @@ def prepare(
     for voice in class_teachers.voices(source, config, data.labels):
         for rows in sets:
             voice.require_columns(rows, config)
+        if config.distill.teacher.out_of_fold:
+            assert source.run is not None, "nobody else says anything out of fold"
+            asking.require_own_rows(voice, source.run, data.train, config)
     if config.distill.match:
         class_teachers.require_one(source)
         meant = task(data.labels, seed=base.seed)

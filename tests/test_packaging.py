@@ -67,7 +67,13 @@ def _floor(module: str) -> int:
     tops = {"workbench.cli": 5, "workbench.show": 4, "workbench.recipes": 3}
     bottoms = {"workbench.schema": 0, "workbench.errors": 0, "workbench.plugins": 0}
     middle = {"workbench.adapters": 1, "workbench.config": 1, "workbench.folding": 1, "workbench.classing": 1}
-    middle |= {"workbench.pseudo_labelling": 1, "workbench.sweeping": 1, "workbench.viewing": 1, "workbench.files": 0}
+    middle |= {
+        "workbench.pseudo_labelling": 1,
+        "workbench.sweeping": 1,
+        "workbench.viewing": 1,
+        "workbench.distilling": 1,
+        "workbench.files": 0,
+    }
     for name, floor in {**tops, **middle, **bottoms}.items():
         if module == name or module.startswith(name + "."):
             return floor

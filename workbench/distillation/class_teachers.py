@@ -168,7 +168,8 @@ def _heard(load: Callable[[], Classifier]) -> Callable[[Labelled], Floats]:
 def _stock(source: Source, labels: Labels) -> Classifier:
     """A model that no run trained."""
     tokenizer = source.tokenizer()
-    backbone = backbones.load(source.model, tokenizer, task=classifier.task(labels, seed=0)).model
+    with source.told():
+        backbone = backbones.load(source.model, tokenizer, task=classifier.task(labels, seed=0)).model
     return classifier.find(backbone, backbone, tokenizer, labels)
 
 

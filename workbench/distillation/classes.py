@@ -127,20 +127,11 @@ def _out_of_fold(
     Returns:
         Outputs (N, C) of each set, and the share of the training rows that are the cross-validation's own, known by
         their text but for case and punctuation.
-
-    Raises:
-        ConfigError: less than half of them are.
     """
     known = _table(run / OUT_OF_FOLD, voice.labels)
     read = [voice.rows(each, student) for each in rows]
-    texts = [[normalised(text) for text in voice.texts(each)] for each in read]
+    texts = [_texts(voice, each) for each in read]
     own = [np.asarray([text in known for text in each]) for each in texts]
-    if own[0].mean() < 0.5:
-        raise ConfigError(
-            f"distill.teacher.out_of_fold: only {int(own[0].sum())} of the {len(own[0])} training rows of "
-            f"{rows[0].source} stand in {run / OUT_OF_FOLD}. Write distill.teacher.out_of_fold=false, or the "
-            f"data.train of the cross-validation, {voice.config.data.train}."
-        )
     others = iter(_heard(voice, [each.subset(~mask) for each, mask in zip(read, own, strict=True)], labels))
     found = []
     for each, mask in zip(texts, own, strict=True):
@@ -151,6 +142,28 @@ def _out_of_fold(
             outputs_NC[mask] = _aligned(targets.outputs(voice.labels, values_nC), voice.labels, labels)
         found.append(outputs_NC)
     return found, float(own[0].mean())
+
+
+def require_own_rows(voice: Voice, run: Path, train: Labelled, student: RunConfig) -> None:
+    """Raise ConfigError where a cross-validation has seen less than half of the training rows, or forgot what it said.
+
+    Args:
+        run: The cross-validation's.
+    """
+    path = run / OUT_OF_FOLD
+    known = _table(path, voice.labels)
+    own = sum(text in known for text in _texts(voice, voice.rows(train, student)))
+    if 2 * own < len(train):
+        raise ConfigError(
+            f"distill.teacher.out_of_fold: only {own} of the {len(train)} training rows of {train.source} stand in "
+            f"{path}. Write distill.teacher.out_of_fold=false, or the data.train of the cross-validation, "
+            f"{voice.config.data.train}."
+        )
+
+
+def _texts(voice: Voice, rows: Labelled) -> list[str]:
+    """By which rows are known, whatever their case and punctuation."""
+    return [normalised(text) for text in voice.texts(rows)]
 
 
 def _heard(voice: Voice, rows: Sequence[Labelled], labels: Labels) -> list[Floats]:
