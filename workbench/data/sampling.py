@@ -19,20 +19,10 @@ from workbench.objectives.classes import class_weights
 
 
 @dataclass(frozen=True, eq=False)
-class Sampled:
-    """Labelled rows of which every class is drawn equally often in an epoch.
-
-    The draws of a class are an endless row of shuffled passes over its rows, cut into epochs: a row comes again only
-    when every other row of its class has come as often, across epochs too.
-    """
+class Redrawn:
+    """Labelled rows that an epoch draws otherwise than each once; `len` and `drawn` say how."""
 
     rows: Labelled
-    sampling: Literal["over", "under"]
-    """As often as the most frequent class, or as the rarest."""
-    seed: int
-
-    def __len__(self) -> int:
-        return len(self.members) * self._each
 
     @property
     def lengths(self) -> Indices:
@@ -51,6 +41,22 @@ class Sampled:
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         """The rows `indices`, padded."""
         return self.rows.batch(indices, epoch=epoch)
+
+
+@dataclass(frozen=True, eq=False)
+class Sampled(Redrawn):
+    """Labelled rows of which every class is drawn equally often in an epoch.
+
+    The draws of a class are an endless row of shuffled passes over its rows, cut into epochs: a row comes again only
+    when every other row of its class has come as often, across epochs too.
+    """
+
+    sampling: Literal["over", "under"]
+    """As often as the most frequent class, or as the rarest."""
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.members) * self._each
 
     def drawn(self, draws: Indices, *, epoch: int) -> Indices:
         """Rows that the draws (of 0 to M - 1) of an epoch take: an equal number of draws for each class, in turn."""

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from workbench.classing import Kind
 from workbench.config import RunConfig
-from workbench.data.batching import Examples, Indices, MicroBatch, Weights
+from workbench.data.batching import Examples, Indices
 from workbench.data.classes import Labelled
 from workbench.data.labels import Floats
-from workbench.data.sampling import balanced
+from workbench.data.sampling import Redrawn, balanced
 from workbench.distilling import DistillConfig, at
 from workbench.objectives.classes import squared_error
 from workbench.objectives.criterion import Objective
@@ -83,38 +83,19 @@ def examples(config: RunConfig, train: Labelled, extra: Labelled | None) -> Exam
         return first
     if isinstance(first, Labelled):
         return first.joined(extra)
-    return Beside(first, train.joined(extra), len(train))
+    return Beside(train.joined(extra), first, len(train))
 
 
 @dataclass(frozen=True, eq=False)
-class Beside:
+class Beside(Redrawn):
     """Rows of which the first are drawn by a rule of their own, and all others once each in an epoch."""
 
     first: Examples
     """Draws among the first `count` rows."""
-    rows: Labelled
     count: int
 
     def __len__(self) -> int:
         return len(self.first) + len(self.rows) - self.count
-
-    @property
-    def lengths(self) -> Indices:
-        """Tokens of each row."""
-        return self.rows.lengths
-
-    @property
-    def supervised(self) -> Weights:
-        """Weight of each row."""
-        return self.rows.supervised
-
-    def place(self, index: int) -> str:
-        """File and row of row `index`."""
-        return self.rows.place(index)
-
-    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
-        """The rows `indices`, padded."""
-        return self.rows.batch(indices, epoch=epoch)
 
     def drawn(self, draws: Indices, *, epoch: int) -> Indices:
         """Rows that the draws of an epoch take: those of `first` come first."""
