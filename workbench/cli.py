@@ -40,13 +40,25 @@ def run(
 
 
 @app.command()
-def check(recipe: Recipe, overrides: Overrides = None) -> None:
+def check(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the learning rate to this .png or .svg file.")] = None,
+) -> None:
     """Show what the model will see and which tokens carry loss; refuse what would not train."""
     from workbench import show
     from workbench.recipes.check import check as inspect
     from workbench.recipes.load import load
 
-    show.inspection(inspect(load(recipe, overrides or ())))
+    if plot is not None:
+        from workbench.report import planned
+
+        planned.require_new(plot)
+    found = inspect(load(recipe, overrides or ()))
+    show.inspection(found)
+    if plot is not None:
+        planned.write(plot, found.config, steps=found.steps)
+        typer.echo(f"Plot: {plot}")
 
 
 @app.command(name="distill-cache")

@@ -51,8 +51,8 @@ class Member:
         """Why it ended before its time."""
         self._optimizer = _optimizer(trainable, config)
         self._companion = config.adapter.companion(trainable, steps=self.steps)
-        self._evaluate_at = _moments(config.evaluate.every, self.steps)
-        self._save_at = _moments(config.save.every, self.steps) | {self.steps}
+        self._evaluate_at = schedules.moments(config.evaluate.every, self.steps)
+        self._save_at = schedules.moments(config.save.every, self.steps) | {self.steps}
         self._recent: deque[float] = deque(maxlen=20)
         self._saved_step: int | None = None
 
@@ -248,11 +248,3 @@ def _optimizer(trainable: Mapping[str, nn.Parameter], config: RunConfig) -> torc
         {"params": group, "rate_factor": factor, "weight_decay": decay} for (factor, decay), group in groups.items()
     ]
     return torch.optim.AdamW(described, lr=config.train.learning_rate, fused=True)
-
-
-def _moments(every: int | float | None, steps: int) -> set[int]:
-    """The steps at which something periodic happens, the last one always among them; none where `every` is None."""
-    if every is None:
-        return set()
-    interval = every if isinstance(every, int) else max(1, round(every * steps))
-    return {*range(interval, steps + 1, interval), steps}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 from workbench.config import ScheduleConfig
 
@@ -10,14 +11,61 @@ from workbench.config import ScheduleConfig
 def factor(progress: float, config: ScheduleConfig) -> float:
     """Learning rate at `progress`, as a share of the peak.
 
-    linear: falls linearly to `floor`. cosine: half a cosine to `floor` (Loshchilov & Hutter 2017).
-    constant: stays. wsd: stays, then falls linearly to `floor` in the last `decay` of the run (Hu et al. 2024).
+    Every schedule rises from `start` to 1 in the warm-up, and what then falls from 1 towards 0 is stretched to end at
+    `floor`. With w the end of the warm-up and z the share of the fall that is done:
+    linear: 1 - z. cosine: (1 + cos(pi z)) / 2 (Loshchilov & Hutter 2017). rex: (1 - z) / (1/2 + (1 - z)/2) (Chen et al.
+    2022). inverse_sqrt: sqrt(w / progress), which nears `floor` without reaching it (Vaswani et al. 2017). one_cycle:
+    half a cosine up and another down (Smith & Topin 2018). constant: stays. wsd: stays, then falls in the last `decay`
+    of the run (Hu et al. 2024), by 1 - z, half a cosine, or 1 - sqrt(z) (Haegele et al. 2024).
     """
     if progress < config.warmup:
-        return progress / config.warmup
+        return config.start + (1 - config.start) * _risen(progress / config.warmup, config)
+    return config.floor + (1 - config.floor) * _left(progress, config)
+
+
+def falls_from(config: ScheduleConfig) -> float:
+    """Progress from which the learning rate falls; 1 where it never does."""
     if config.name == "constant":
         return 1.0
-    start = 1 - config.decay if config.name == "wsd" else config.warmup
-    fallen = min(max((progress - start) / (1 - start), 0.0), 1.0)
-    shape = (1 + math.cos(math.pi * fallen)) / 2 if config.name == "cosine" else 1 - fallen
-    return config.floor + (1 - config.floor) * shape
+    return 1 - config.decay if config.name == "wsd" else config.warmup
+
+
+def moments(every: int | float | None, steps: int) -> set[int]:
+    """The steps at which something periodic happens, the last one always among them; none where `every` is None.
+
+    Args:
+        every: A number of steps, or, as a float, a share of the run.
+    """
+    if every is None:
+        return set()
+    interval = every if isinstance(every, int) else max(1, round(every * steps))
+    return {*range(interval, steps + 1, interval), steps}
+
+
+def _cosine(done: float) -> float:
+    return (1 + math.cos(math.pi * done)) / 2
+
+
+_FALLS: Mapping[str, Callable[[float], float]] = {
+    "linear": lambda done: 1 - done,
+    "cosine": _cosine,
+    "rex": lambda done: 2 * (1 - done) / (2 - done),
+    "one_cycle": _cosine,
+    "sqrt": lambda done: 1 - math.sqrt(done),
+}
+"""What is left of the peak when a share of the fall is done: from 1 at 0 to 0 at 1."""
+
+
+def _risen(done: float, config: ScheduleConfig) -> float:
+    return 1 - _cosine(done) if config.name == "one_cycle" else done
+
+
+def _left(progress: float, config: ScheduleConfig) -> float:
+    """What is left of the peak after the warm-up, before `floor` is looked at."""
+    if config.name == "constant":
+        return 1.0
+    if config.name == "inverse_sqrt":
+        return math.sqrt(config.warmup / progress)
+    start = falls_from(config)
+    done = min(max((progress - start) / (1 - start), 0.0), 1.0)
+    return _FALLS[config.decay_shape if config.name == "wsd" else config.name](done)

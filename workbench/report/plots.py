@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any, Literal
 
 import matplotlib
@@ -32,26 +33,39 @@ _INK, _GRID, _SURFACE, *_SERIES = _SENTINELS
 
 _DASHES = (0, (4, 3))
 
-_RC: dict[Any, Any] = {
-    "svg.fonttype": "none",  # real text: small, searchable, in the page's font
-    "text.parse_math": False,  # a run may be called cheap_$5
-    "font.size": 8,
-    "axes.edgecolor": _GRID,
-    "axes.labelcolor": _INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": _GRID,
-    "grid.linewidth": 0.5,
-    "xtick.color": _GRID,
-    "ytick.color": _GRID,
-    "xtick.labelcolor": _INK,
-    "ytick.labelcolor": _INK,
-    "ytick.left": False,
-    "lines.solid_capstyle": "round",
-}
+
+def settings(*, ink: str, grid: str) -> dict[Any, Any]:
+    """What matplotlib is to be told, for drawings in these colours."""
+    return {
+        "svg.fonttype": "none",  # real text: small, searchable, in the page's font
+        "text.parse_math": False,  # a run may be called cheap_$5
+        "font.size": 8,
+        "text.color": ink,
+        "axes.edgecolor": grid,
+        "axes.labelcolor": ink,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.spines.left": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.color": grid,
+        "grid.linewidth": 0.5,
+        "xtick.color": grid,
+        "ytick.color": grid,
+        "xtick.labelcolor": ink,
+        "ytick.labelcolor": ink,
+        "ytick.left": False,
+        "lines.solid_capstyle": "round",
+    }
+
+
+_RC = settings(ink=_INK, grid=_GRID)
+
+
+def palette() -> dict[str, str]:
+    """The colours of a page by day, by the names of its CSS variables, for pictures that stand alone."""
+    css = resources.files("workbench.report").joinpath("templates/page.css").read_text(encoding="utf-8")
+    return dict(re.findall(r"--([\w-]+): (#\w+);", css[: css.index("}")]))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,119 @@
+"""The plot of `check --plot`: a true picture of what a run then does, in a file that was not there before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from matplotlib import image
+from typer.testing import CliRunner
+
+import workbench
+from workbench.cli import app
+from workbench.config import RunConfig
+from workbench.errors import ConfigError
+from workbench.recipes.load import load
+from workbench.report import planned
+from workbench.report.plots import palette
+
+RECIPE = """
+recipe: sft
+model: {{id: {model}, weights: float32}}
+adapter: {{method: lora, rank: 2}}
+data: {{train: {train}, held_out: 0.1}}
+batch: {{size: 8}}
+train: {{steps: 10, learning_rate: 2.0e-3}}
+schedule: {{name: wsd, warmup: 0.25, decay: 0.3, decay_shape: sqrt, floor: 0.1}}
+evaluate: {{every: 4, answers: 0}}
+save: {{every: 0.3}}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, stories: str, questions: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE.format(model=stories, train=questions))
+    return path
+
+
+def _config(**schedule: object) -> RunConfig:
+    base = {"recipe": "sft", "model": {"id": "starter"}, "adapter": {"method": "lora"}, "data": {"train": "a.jsonl"}}
+    return RunConfig.model_validate({**base, "schedule": schedule})
+
+
+def _texts(path: Path) -> list[str]:
+    return ["".join(one.itertext()) for one in ElementTree.parse(path).iter() if one.tag.endswith("}text")]
+
+
+def test_what_is_drawn_is_what_a_run_does(recipe: Path, tmp_path: Path) -> None:
+    config = load(recipe)
+    curve, strip = planned._draw(config, 10, palette()).axes
+    x, y = curve.lines[1].get_data()
+    drawn = [{int(at) for at, _ in np.concatenate(row.get_segments())} for row in strip.collections]
+    run = workbench.run(recipe, out=tmp_path / "run", quiet=True)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert y.tolist() == [record["learning_rate"] for record in records]
+    assert (x + 0.5).tolist() == [record["step"] for record in records]
+    evaluated = {record["step"] for record in records if "held_out_loss" in record}
+    assert drawn == [evaluated, {3, 6, 9, 10}] and evaluated == {4, 8, 10}
+    kept = {int(path.name.split("-")[-1]) for path in (run / "checkpoints").iterdir() if path.name[-1].isdigit()}
+    assert kept <= drawn[1] and 10 in kept
+
+
+def test_check_writes_it_and_says_where(recipe: Path, tmp_path: Path) -> None:
+    runner, png, svg = CliRunner(), tmp_path / "new" / "plot.png", tmp_path / "plot.svg"
+    plain = runner.invoke(app, ["check", str(recipe)], catch_exceptions=False)
+    assert plain.exit_code == 0 and "Plot" not in plain.output
+    for path in (png, svg):
+        told = runner.invoke(app, ["check", str(recipe), "--plot", str(path)], catch_exceptions=False)
+        assert told.exit_code == 0 and told.output == f"{plain.output}Plot: {path}\n"
+    assert image.imread(png).shape == (880, 1800, 4)
+    expected = {"Learning rate: wsd", "evaluate", "save", "warm-up ends at step 2.5", "decay begins at step 7"}
+    assert expected <= set(_texts(svg))
+    assert not [path for path in tmp_path.rglob("*unfinished*")]
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    there = tmp_path / "there.png"
+    there.write_bytes(b"mine")
+    wrong = dict.fromkeys((tmp_path / "a.jpg", tmp_path / "plot", Path("")), "a .png or .svg file. Write --plot")
+    for path, expected in {**wrong, there: "exists already"}.items():
+        told = CliRunner().invoke(app, ["check", "no_such.yaml", "--plot", str(path)])
+        assert isinstance(told.exception, ConfigError) and expected in str(told.exception)
+    assert there.read_bytes() == b"mine" and list(tmp_path.iterdir()) == [there]
+
+
+@pytest.mark.parametrize("steps", [1, 7, 30_000])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {"name": "constant", "warmup": 0},
+        {"name": "inverse_sqrt", "warmup": 0.1, "floor": 0.2},
+        {"name": "one_cycle", "warmup": 0.3, "start": 0.04, "floor": 4e-6},
+        {"name": "wsd", "warmup": 0, "decay": 1},
+    ],
+    ids=lambda schedule: schedule["name"],
+)
+def test_any_schedule_is_drawn_the_same_twice(schedule: dict[str, object], steps: int, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.svg", tmp_path / "second.svg"
+    for path in (first, second):
+        planned.write(path, _config(**schedule), steps=steps)
+    assert first.read_bytes() == second.read_bytes()
+    texts = _texts(first)
+    assert f"Learning rate: {schedule['name']}" in texts
+    assert ("decay begins" in " ".join(texts)) == (schedule["name"] not in ("constant", "wsd"))
+    assert any(text.startswith("steps done; a dot") for text in texts) == (steps <= planned.DOTS)
+
+
+@pytest.mark.parametrize(
+    ("peak", "rates"),
+    [(2e-4, ["0", "0.5e-4", "1e-4", "1.5e-4", "2e-4"]), (0.1, ["0", "0.025", "0.05", "0.075", "0.1"])],
+)
+def test_ticks_are_quarters_of_the_peak(peak: float, rates: list[str], tmp_path: Path) -> None:
+    config = _config()
+    config = config.model_copy(update={"train": config.train.model_copy(update={"learning_rate": peak})})
+    planned.write(tmp_path / "plot.svg", config, steps=100)
+    assert set(rates) <= set(_texts(tmp_path / "plot.svg"))

@@ -1,0 +1,168 @@
+"""The learning rate that a run will follow, as a picture of its own: `workbench check RECIPE --plot FILE`."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Set
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+
+from workbench import files
+from workbench.config import RunConfig
+from workbench.errors import ConfigError
+from workbench.report.plots import palette, settings
+from workbench.schedules import factor, falls_from, moments
+
+SUFFIXES = (".png", ".svg")
+"""What can be written."""
+DOTS = 80
+"""Most steps whose own learning rates are dots on the curve."""
+
+
+def require_new(path: Path) -> None:
+    """Refuse a file that `write` could not write, before the work that comes first.
+
+    Raises:
+        ConfigError: another suffix than those of `SUFFIXES`, or the file exists.
+        FileError: its folder cannot be written to.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"--plot {path}: a plot is a {' or '.join(SUFFIXES)} file. Write --plot schedule.png")
+    if path.exists():
+        raise ConfigError(f"--plot {path}: the file exists already. Name another file, or delete it first.")
+    files.require_writable(path)
+
+
+def write(path: Path, config: RunConfig, *, steps: int) -> None:
+    """Draw the learning rate of a run of `steps` steps, and when it evaluates and saves, to a new file."""
+    require_new(path)
+    colours, buffer = palette(), io.BytesIO()
+    with matplotlib.rc_context({**settings(ink=colours["ink"], grid=colours["grid"]), "svg.hashsalt": "schedule"}):
+        figure = _draw(config, steps, colours)
+        # Without the date, so that the same schedule is the same file.
+        metadata = {"Date": None} if path.suffix == ".svg" else {}
+        figure.savefig(buffer, format=path.suffix[1:], dpi=200, metadata=metadata)
+    files.write_bytes(path, buffer.getvalue())
+
+
+def _draw(config: RunConfig, steps: int, colours: dict[str, str]) -> Figure:
+    layout = ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.1, hspace=0.02)
+    figure = Figure(figsize=(9, 4.4), layout=layout, facecolor=colours["surface"])
+    curve, strip = figure.subplots(2, sharex=True, height_ratios=[1, 0.17])
+    for axes in (curve, strip):
+        axes.set_facecolor("none")
+        axes.grid(visible=False, axis="x")
+    curve.spines["bottom"].set_visible(False)
+    _draw_curve(curve, config, steps, colours)
+    _draw_phases(curve, config, steps, colours)
+    _draw_moments(strip, config, steps, colours)
+    curve.set_xlim(0, steps)
+    curve.tick_params(bottom=False, labelbottom=False)
+    curve.set_title(f"Learning rate: {config.schedule.name}", loc="left", fontsize=12, fontweight="bold", pad=22)
+    said = {"transform": curve.transAxes, "color": colours["soft"], "fontsize": 9, "va": "bottom"}
+    curve.text(0, 1.03, _told(config, steps), **said)
+    return figure
+
+
+def _draw_curve(axes: Any, config: RunConfig, steps: int, colours: dict[str, str]) -> None:
+    """The rate against the steps done, and as dots, at their middles, the rates of the steps themselves."""
+    schedule, peak = config.schedule, config.train.learning_rate
+    # Its corners are among the points.
+    progress = np.union1d(np.linspace(0, 1, 1001), [schedule.warmup, falls_from(schedule)])
+    rates = [peak * factor(each, schedule) for each in progress]
+    axes.fill_between(progress * steps, rates, color=colours["series-0"], alpha=0.1, linewidth=0)
+    axes.plot(progress * steps, rates, color=colours["series-0"], linewidth=2, clip_on=False, zorder=3)
+    if steps <= DOTS:
+        middles = np.arange(steps) + 0.5
+        dots = [peak * factor(each / steps, schedule) for each in middles]
+        look = {"color": colours["series-0"], "markersize": 5, "markeredgecolor": colours["surface"], "zorder": 4}
+        axes.plot(middles, dots, "o", **look)
+    end = f"ends at\n{_rate(rates[-1], peak)}"
+    axes.annotate(end, (steps, rates[-1]), (8, 0), textcoords="offset points", va="center", color=colours["series-0"])
+    if schedule.floor:
+        axes.axhline(peak * schedule.floor, color=colours["soft"], linewidth=0.8, linestyle=(0, (1, 3)))
+    axes.set_ylim(0, 1.2 * peak)
+    axes.yaxis.set_major_locator(FixedLocator([peak * quarter / 4 for quarter in range(5)]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _rate(value, peak)))
+
+
+def _draw_phases(axes: Any, config: RunConfig, steps: int, colours: dict[str, str]) -> None:
+    """Tints of the warm-up and of the decay, and the steps at which one ends and the other begins."""
+    rises, falls = config.schedule.warmup, falls_from(config.schedule)
+    if rises > 0:
+        axes.axvspan(0, rises * steps, color=colours["series-1"], alpha=0.07, linewidth=0)
+    if falls < 1:
+        axes.axvspan(falls * steps, steps, color=colours["series-2"], alpha=0.07, linewidth=0)
+    if 0 < rises == falls:
+        label = f"warm-up ends and decay begins at step {_step(rises * steps)}"
+        _draw_edge(axes, rises, steps, label, colours["soft"], height=0.92)
+        return
+    if rises > 0:
+        label = f"warm-up ends at step {_step(rises * steps)}"
+        _draw_edge(axes, rises, steps, label, colours["series-1"], height=0.96)
+    if 0 < falls < 1:
+        label = f"decay begins at step {_step(falls * steps)}"
+        _draw_edge(axes, falls, steps, label, colours["series-2"], height=0.89)
+
+
+def _draw_edge(axes: Any, at: float, steps: int, label: str, colour: str, *, height: float) -> None:
+    """A dashed line at a share of the run, and what it is, on the side where there is room."""
+    axes.axvline(at * steps, ymax=height + 0.03, color=colour, linewidth=1, linestyle=(0, (4, 3)))
+    offset, side = ((6, 0), "left") if at < 0.6 else ((-6, 0), "right")
+    place = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points", "ha": side, "va": "center"}
+    axes.annotate(label, (at * steps, height), offset, color=colour, **place)
+
+
+def _draw_moments(axes: Any, config: RunConfig, steps: int, colours: dict[str, str]) -> None:
+    """A row of ticks for the evaluations, and one for the checkpoints."""
+    saves = moments(config.save.every, steps) | {steps}
+    _draw_row(axes, 1, moments(config.evaluate.every, steps), colours["series-3"])
+    _draw_row(axes, 0, saves, colours["series-5"])
+    if config.evaluate.every is None:
+        beside = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "va": "center"}
+        look = {"color": colours["series-3"], "backgroundcolor": colours["surface"]}
+        axes.annotate("only before and after training", (0, 1), (10, 0), **beside, **look)
+    axes.set_ylim(-0.6, 1.6)
+    axes.set_yticks([0, 1], ["save", "evaluate"])
+    axes.set_xlabel("steps done; a dot is the learning rate of one step" if steps <= DOTS else "steps done")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def _draw_row(axes: Any, row: int, at: Set[int], colour: str) -> None:
+    # Ticks that would melt into a bar become hairlines.
+    width = min(2.0, max(0.3, 300 / max(1, len(at))))
+    axes.vlines(sorted(at), row - 0.32, row + 0.32, color=colour, linewidth=width, clip_on=False)
+
+
+def _told(config: RunConfig, steps: int) -> str:
+    schedule, peak = config.schedule, config.train.learning_rate
+    said = [f"{steps:,} steps", f"peak {_rate(peak, peak)}"]
+    said += [f"warm-up in {_percent(schedule.warmup)} of the run"] if schedule.warmup else []
+    said += [f"from {_percent(schedule.start)} of the peak"] if schedule.start else []
+    said += [f"{schedule.decay_shape} decay in {_percent(schedule.decay)}"] if schedule.name == "wsd" else []
+    said += [f"floor at {_percent(schedule.floor)} of the peak"] if schedule.floor else []
+    return ", ".join(said)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _rate(value: float, peak: float) -> str:
+    """A learning rate in the power of ten of the peak, so that ticks can be compared: 0.5e-4, 1e-4, 1.5e-4."""
+    power = math.floor(math.log10(peak))
+    if power >= -2 or value < peak / 1000:
+        return f"{value:.3g}"
+    return f"{value / 10**power:.3g}e{power}"
+
+
+def _step(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
