@@ -11,9 +11,10 @@ from transformers import PreTrainedTokenizerBase
 from workbench import backbones, preflight, sweeping
 from workbench.config import RunConfig
 from workbench.data import tokens
-from workbench.data.batching import Row, steps_per_epoch
+from workbench.data.batching import Row
 from workbench.data.forms import form
 from workbench.data.tokens import Splits
+from workbench.member import total_steps
 from workbench.recipes import classify_verbs, crossval_verbs, distill_verbs, sweep
 from workbench.recipes.classify_verbs import ClassInspection
 from workbench.recipes.crossval_verbs import CrossvalInspection
@@ -61,7 +62,6 @@ def _text(config: RunConfig) -> Inspection:
     template = form(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
     data = tokens.load(config.data, tokenizer, template, seed=config.seed)
     targets = preflight.require_runnable(config, data)
-    per_epoch = steps_per_epoch(len(data.train), config.batch.size)
     chosen = np.unique(np.linspace(0, len(data.train) - 1, num=min(SHOWN, len(data.train)), dtype=np.int64))
     return Inspection(
         config=config,
@@ -70,7 +70,7 @@ def _text(config: RunConfig) -> Inspection:
             (data.train.place(int(i)), pieces(template.seen(data.train[int(i)], epoch=0), tokenizer)) for i in chosen
         ],
         targets=targets,
-        steps=config.train.steps or max(1, round(config.train.epochs * per_epoch)),
+        steps=total_steps(config, len(data.train)),
         notes=[f"Left out: {reason}" for reason in data.train.skipped[:5]],
     )
 

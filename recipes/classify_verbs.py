@@ -15,12 +15,13 @@ from workbench import classifier, files
 from workbench.classifier import Classifier
 from workbench.config import RunConfig
 from workbench.data import classes, folded, records
-from workbench.data.batching import MicroBatch, steps_per_epoch
+from workbench.data.batching import MicroBatch
 from workbench.data.classes import ClassSplits, Labelled
 from workbench.data.fields import Writer
 from workbench.data.labels import Floats, Labels
 from workbench.data.sampling import balanced
 from workbench.evaluation import predicting
+from workbench.member import total_steps
 from workbench.recipes.classify import predictions, prepare, score
 
 SHOWN = 3
@@ -67,14 +68,13 @@ def inspect(config: RunConfig) -> ClassInspection:
     """Everything that `run` does before it loads weights."""
     tokenizer, data, targets = prepare(config)
     drawn = len(balanced(data.train, config))
-    per_epoch = steps_per_epoch(drawn, config.batch.size)
     return ClassInspection(
         config=config,
         data=data,
         examples=chosen_examples(data.train, tokenizer),
         targets=targets,
         drawn=drawn,
-        steps=config.train.steps or max(1, round(config.train.epochs * per_epoch)),
+        steps=total_steps(config, drawn),
         notes=[f"Left out: {reason}" for reason in data.train.skipped[:5]],
     )
 

@@ -11,11 +11,11 @@ from workbench.config import RunConfig
 from workbench.crossval import looking
 from workbench.crossval.fold_adapters import Classroom, fold_adapters
 from workbench.data import classes, records
-from workbench.data.batching import steps_per_epoch
 from workbench.data.fields import Writer
 from workbench.data.folded import Folded
 from workbench.errors import ConfigError
 from workbench.evaluation import predicting, targets
+from workbench.member import total_steps
 from workbench.recipes.classify import texts
 from workbench.recipes.classify_verbs import chosen_examples
 from workbench.recipes.crossval import prepare
@@ -43,13 +43,12 @@ def inspect(config: RunConfig) -> CrossvalInspection:
     tokenizer, data, _, targets = prepare(config)
     who = fold_adapters(data.folds, seeds=config.folds.seeds)
     rows = max(int(each.split.train_N.sum()) for each in who)
-    per_epoch = steps_per_epoch(rows, config.batch.size)
     return CrossvalInspection(
         config=config,
         data=data,
         examples=chosen_examples(data.rows, tokenizer),
         targets=targets,
-        steps=config.train.steps or max(1, round(config.train.epochs * per_epoch)),
+        steps=total_steps(config, rows),
         members=len(who),
         notes=[f"Left out: {reason}" for reason in data.rows.skipped[:5]],
     )

@@ -16,6 +16,7 @@ from workbench.distillation import students
 from workbench.distilling import STUDENT
 from workbench.engine import Watcher
 from workbench.errors import ConfigError
+from workbench.member import total_steps
 from workbench.recipes import distill, distill_classes
 from workbench.recipes.sft import read_template
 
@@ -30,7 +31,9 @@ def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:
         tokenizer = backbones.tokenizer(base.model)
         if base.recipe == "classify":
             assert source is not None, "peers and caches are for tokens"
-            distill_classes.prepare(config, base, source, found.data, tokenizer)
+            extra = distill_classes.prepare(config, base, source, found.data, tokenizer)
+            drawn = found.drawn + (0 if extra is None else len(extra))
+            found = replace(found, drawn=drawn, steps=total_steps(base, drawn))
         else:
             template = form(base, backbones.hub_config(base.model), tokenizer, template=read_template(base))
             distill.require_teachable(config, base, source, tokenizer, template, found.data)

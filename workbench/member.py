@@ -45,7 +45,7 @@ class Member:
         self.trainable = trainable
         config = course.config
         self._per_epoch = steps_per_epoch(len(course.train), config.batch.size)
-        self.steps = config.train.steps or max(1, round(config.train.epochs * self._per_epoch))
+        self.steps = total_steps(config, len(course.train))
         self.progress = Progress()
         self.error: TrainingError | None = None
         """Why it ended before its time."""
@@ -235,6 +235,11 @@ class Member:
     def _load(self, saved: Mapping[str, Tensor]) -> None:
         for name, parameter in self.trainable.items():
             parameter.copy_(saved[name])
+
+
+def total_steps(config: RunConfig, draws: int) -> int:
+    """Optimizer steps of a run whose epochs draw so many rows."""
+    return config.train.steps or max(1, round(config.train.epochs * steps_per_epoch(draws, config.batch.size)))
 
 
 def _optimizer(trainable: Mapping[str, nn.Parameter], config: RunConfig) -> torch.optim.AdamW:
