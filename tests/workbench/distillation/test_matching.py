@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,69 +11,27 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM
 
 from tests.conftest import MINILM, T5_SIZES, tiny
+from tests.workbench.distillation.matched import (
+    LARGER,
+    ROWS,
+    SUPERVISED,
+    WHATS,
+    Collate,
+    alone,
+    compared,
+    labelled,
+    pair,
+    run,
+    sources,
+    term,
+    text,
+)
 from workbench.adapters import Lora, Prefix, Prompt, attach
 from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
-from workbench.distillation.matching import Matching, require_layers
-from workbench.distilling import MatchConfig
-from workbench.errors import ConfigError
-
-chance = np.random.default_rng(0)
-ROWS = [chance.integers(3, 64, size) for size in (11, 5, 8, 6)]
-SUPERVISED = [np.arange(len(row)) % 3 != 1 for row in ROWS]
-WHATS = ["hidden_mse", "hidden_cosine", "relation", "attention"]
-LARGER = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
-Collate = Callable[[Sequence[int]], MicroBatch]
-
-
-def term(what: str, **settings: Any) -> MatchConfig:
-    return MatchConfig.model_validate({"what": what, **settings})
-
-
-def text(rows: Sequence[int]) -> MicroBatch:
-    return collate([Row(ROWS[row], SUPERVISED[row]) for row in rows])
-
-
-def sources(rows: Sequence[int]) -> MicroBatch:
-    """Of which an encoder reads the first three tokens."""
-    return collate([Row(ROWS[row], SUPERVISED[row] & (np.arange(len(ROWS[row])) > 3), source=3) for row in rows])
-
-
-def labelled(rows: Sequence[int]) -> MicroBatch:
-    weights = torch.tensor([[0.5], [2.0], [1.0], [3.0]])[list(rows)]
-    labels = torch.cat((weights, torch.zeros(len(rows), 3)), dim=1)
-    return MicroBatch(encoder_inputs([ROWS[row] for row in rows]), torch.arange(len(rows)), labels, 0)
-
-
-def alone(ids: list[int]) -> MicroBatch:
-    """One row of which one token is predicted."""
-    inputs = {"input_ids": torch.tensor([ids])}
-    return MicroBatch(inputs, torch.tensor([0]), torch.tensor([9]), 0, torch.tensor([len(ids)]))
-
-
-def run(matching: Matching, student: Any, teacher: Any, batch: MicroBatch) -> Tensor:
-    with torch.no_grad(), matching.teacher():
-        teacher(**batch.inputs)
-    with matching.student():
-        student(**batch.inputs)
-    return matching.loss(batch)
-
-
-def compared(terms: Sequence[MatchConfig], student: Any, teacher: Any, batch: MicroBatch) -> Tensor:
-    return run(Matching(terms, student, teacher, seed=0), student, teacher, batch)
-
-
-def pair(family: str, head: str = "CausalLM", **settings: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """A student, and a teacher of its size that is another model."""
-    student = tiny(family, head=head, **settings)
-    teacher = copy.deepcopy(student)
-    generator = torch.Generator().manual_seed(1)
-    for parameter in teacher.parameters():
-        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
-    return student, teacher
-
+from workbench.distillation.matching import Matching
 
 # The equations, written a second time, row by row.
 
@@ -332,78 +289,3 @@ def test_fewer_layers_of_real_models(stories: str) -> None:
             last = [float(compared([term(what, layers="last")], student, teacher, batch)) for what in whats]
         assert same == pytest.approx([0] * len(whats), abs=1e-4)
         assert all(value > 0.1 for value in last)
-
-
-# Layers, and mistakes.
-
-
-@pytest.mark.parametrize(
-    ("layers", "sizes", "wanted"),
-    [
-        ("last", (2, 6), {2: 6}),
-        ("uniform", (3, 6), {1: 2, 2: 4, 3: 6}),
-        ("uniform", (4, 6), {1: 2, 2: 3, 3: 5, 4: 6}),
-        ("uniform", (3, 3), {1: 1, 2: 2, 3: 3}),
-        ("uniform", (5, 2), {1: 1, 2: 1, 3: 1, 4: 2, 5: 2}),
-        ({1: 5}, (4, 6), {1: 5}),
-    ],
-)
-@pytest.mark.parametrize("what", ["hidden_mse", "relation"])
-def test_which_layers_meet(layers: Any, sizes: tuple[int, int], wanted: dict[int, int], what: str) -> None:
-    ends = [tiny("Llama", num_hidden_layers=size) for size in sizes]
-    matching = Matching([term(what, layers=layers)], *ends, seed=0)
-    name = "model.layers.{}" + ("" if what == "hidden_mse" else ".self_attn.q_proj")
-    if layers == "uniform" and what == "hidden_mse":
-        (own, *_), *rest = [(pair.student[0], pair.teacher[0]) for pair in matching.pairs]
-        assert own.read and own.path == "model.layers.0"
-    else:
-        rest = [(pair.student[0], pair.teacher[0]) for pair in matching.pairs]
-    found = {own.path: other.path for own, other in rest}
-    assert found == {name.format(own - 1): name.format(other - 1) for own, other in wanted.items()}
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"what": "hidden_mse", "layers": {3: 1}}, r"match\.1\.layers: the student has no layer 3 .*Write 0 to 2"),
-        ({"what": "hidden_mse", "layers": {2: 9}}, r"the teacher has no layer 9 .*Write 0 to 3, 0 being what enters"),
-        ({"what": "relation", "layers": {0: 1}}, r"the student has no layer 0 for relation. Write 1 to 2"),
-        ({"what": "attention", "layers": {1: 0}}, r"the teacher has no layer 0 for attention. Write 1 to 3"),
-        ({"what": "relation", "layers": {}}, r"match\.1\.layers: names no layer"),
-    ],
-)
-def test_layers_that_are_not_there(settings: dict[str, Any], message: str) -> None:
-    student, teacher = tiny("Bert", head="MaskedLM"), tiny("Bert", head="MaskedLM", **LARGER)
-    terms = [term("hidden_mse"), MatchConfig.model_validate(settings)]
-    for refuse in (
-        lambda: require_layers(terms, student.config, teacher.config),
-        lambda: Matching(terms, student, teacher, seed=0),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            refuse()
-
-
-@pytest.mark.parametrize(
-    ("settings", "student", "teacher", "message"),
-    [
-        ({"what": "attention"}, ("Llama", {}), ("Llama", {}), r"0\.what=attention: LlamaForCausalLM .*what=relation"),
-        ({"what": "attention"}, ("GPT2", {"num_attention_heads": 2}), ("GPT2", {}), r"has 2 .* teacher 4.*relation"),
-        ({"what": "relation"}, ("Llama", {}), ("Falcon", {}), r"layer 2 of FalconForCausalLM .*what=hidden_mse or"),
-        (
-            {"what": "relation", "heads": 3},
-            ("Llama", {}),
-            ("Llama", {}),
-            r"0\.heads: .* are 16, 32 wide, which 3 heads do not cut evenly. Write one of 1, 2, 4, 8, 16\.",
-        ),
-        (
-            {"what": "relation"},
-            ("GPT2", {"hidden_size": 36}),
-            ("GPT2", {"hidden_size": 40, "num_attention_heads": 8}),
-            r"36, 40 wide, which 8 heads .*one of 1, 2, 4\.",
-        ),
-    ],
-)
-def test_what_cannot_be_compared(settings: dict[str, Any], student: Any, teacher: Any, message: str) -> None:
-    ends = [tiny(name, **own) for name, own in (student, teacher)]
-    with pytest.raises(ConfigError, match=message):
-        Matching([MatchConfig.model_validate(settings)], *ends, seed=0)
