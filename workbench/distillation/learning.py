@@ -20,6 +20,9 @@ from workbench.heads import Head
 from workbench.objectives.chunked import Criterion
 from workbench.objectives.next_token import cross_entropy
 
+ARRAYS = 3
+"""Labels, divergence and their gradients hold so many times the numbers at once that cross-entropy alone holds."""
+
 
 def taught_loss(
     config: DistillConfig,
@@ -47,7 +50,7 @@ def taught_loss(
             [batch.labels_N, *said.tensors],
             mixed(said, at(config.alpha, progress())),
             head.project,
-            vocabulary=head.vocabulary + said.vocabulary,
+            vocabulary=ARRAYS * (head.vocabulary + said.vocabulary),
             weights=head.trainable(),
             scale=scale,
         )
