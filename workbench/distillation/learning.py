@@ -20,7 +20,7 @@ from workbench.heads import Head
 from workbench.objectives.chunked import Criterion
 from workbench.objectives.next_token import cross_entropy
 
-ARRAYS = 3
+ARRAYS = 2
 """Labels, divergence and their gradients hold so many times the numbers at once that cross-entropy alone holds."""
 
 
