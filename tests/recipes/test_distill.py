@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 import workbench
 from tests.conftest import write_questions
-from workbench import runs, shipped
+from workbench import recipes, runs, shipped
 from workbench.config import RunConfig
 from workbench.console import Terminal
 from workbench.errors import Stopped
@@ -224,3 +224,21 @@ def test_check_shows_a_student_that_is_still_to_be_made(
     found = check(load(recipe))
     assert found.notes[0].startswith("Teacher: ")
     assert not list(tmp_path.glob("*/student"))
+
+
+@pytest.mark.parametrize("name", [name for name in recipes.shipped() if name.startswith("distill/")])
+def test_every_shipped_recipe_trains(name: str, tmp_path: Path) -> None:
+    """As it stands; a teacher that another recipe trains is a short run of it, or the starter as it is."""
+    short = ["train.steps=2", "batch.size=4", "evaluate.every=null"]
+    words = [*short, "data.limit=160"]
+    if name == "distill/quickstart":
+        words += ["distill.teacher.id=starter", "evaluate.answers=2"]
+    elif name == "distill/ensemble":
+        folds = ["folds.k=2", "data.limit=160", "folds.refit=false"]
+        teacher = workbench.run("crossval/quickstart", [*short, *folds], out=tmp_path / "teacher", quiet=True)
+        words += [f"distill.teacher.id={teacher}"]
+    else:
+        words += ["evaluate.answers=2"]
+    run = workbench.run(name, words, out=tmp_path / "run", quiet=True)
+    assert len(_losses(run)) == 2 and all(0 < loss < 10 for loss in _losses(run))
+    assert json.loads((run / "manifest.json").read_text())["status"] == "done" and (run / "report.html").exists()
