@@ -1,6 +1,6 @@
 """A teacher and its student as a script: half of the layers, taught by the whole.
 
-    python scripts/distill.py [FOLDER]
+    python scripts/teach_student.py [FOLDER]
 
 Both runs stand in FOLDER. Change the sections to your own model and data; workbench/config.py and
 workbench/distilling.py explain every field.
