@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,6 @@ from tests.workbench.distillation.staged import (
     moved,
     run,
     said,
-    save,
-    three_rows,
 )
 from workbench import adapters, backbones, evaluation, fused, heads, shipped, starter, tasks
 from workbench.config import ModelConfig, RunConfig
@@ -41,23 +38,6 @@ from workbench.errors import BackboneError, ConfigError
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Source]:
-    """Adapters over stories260K that have learnt something, as a teacher."""
-    return partial(save, tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def batch() -> MicroBatch:
-    return three_rows()
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients_are_off() -> Iterator[None]:
-    yield
-    assert torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize("method", ["lora", "pissa", "prompt"])
