@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, preflight, sweeping
+from workbench import backbones, preflight
 from workbench.config import RunConfig
 from workbench.data import tokens
 from workbench.data.batching import Row
@@ -20,6 +20,7 @@ from workbench.recipes.classify_verbs import ClassInspection
 from workbench.recipes.crossval_verbs import CrossvalInspection
 from workbench.recipes.sft import read_template
 from workbench.recipes.sweep_subjects import require_members
+from workbench.sections import sweeping
 
 SHOWN = 3
 """Examples that are rendered in full."""

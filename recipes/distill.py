@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, distilling, evaluation, files, report, tasks
+from workbench import backbones, evaluation, files, report, tasks
 from workbench.adapters import Full
 from workbench.backbones import Backbone
 from workbench.config import RunConfig
@@ -25,12 +25,13 @@ from workbench.distillation.matching import Matching
 from workbench.distillation.signals import Teacher
 from workbench.distillation.sources import Source
 from workbench.distillation.universal_tokens import Alignment, UniversalTeacher
-from workbench.distilling import STUDENT, TEACHER
 from workbench.engine import Supervision, Watcher
 from workbench.errors import BackboneError, ConfigError
 from workbench.heads import Head
 from workbench.recipes import distill_classes, distill_peers, sft
 from workbench.runs import Run
+from workbench.sections import distilling
+from workbench.sections.distilling import STUDENT, TEACHER
 
 Scores = dict[str, Any]
 

@@ -19,13 +19,13 @@ from workbench.distillation import classes as asking
 from workbench.distillation.classes import Said
 from workbench.distillation.matching import Matching
 from workbench.distillation.sources import Source
-from workbench.distilling import STUDENT
 from workbench.engine import Loss, Supervision, Watcher
 from workbench.errors import ConfigError
 from workbench.evaluation import targets
 from workbench.objectives.criterion import criterion
 from workbench.recipes import classify
 from workbench.runs import Run
+from workbench.sections.distilling import STUDENT
 
 Scores = dict[str, Any]
 

@@ -8,17 +8,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from workbench import backbones, distilling
+from workbench import backbones
 from workbench.config import RunConfig
 from workbench.data import tokens
 from workbench.data.forms import form
 from workbench.distillation import students
-from workbench.distilling import STUDENT
 from workbench.engine import Watcher
 from workbench.errors import ConfigError
 from workbench.member import total_steps
 from workbench.recipes import distill, distill_classes
 from workbench.recipes.sft import read_template
+from workbench.sections import distilling
+from workbench.sections.distilling import STUDENT
 
 
 def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:

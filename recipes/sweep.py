@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from workbench import banking, budget, describing, files, sweeping
+from workbench import banking, capacity, describing, files
 from workbench.banking import BankFit
 from workbench.chorus import Chorus
 from workbench.config import RunConfig
@@ -18,7 +18,8 @@ from workbench.member import Course
 from workbench.recipes.sweep_subjects import Bench, Classes, Subject, Text
 from workbench.report import units
 from workbench.runs import Run
-from workbench.sweeping import Trial
+from workbench.sections import sweeping
+from workbench.sections.sweeping import Trial
 
 Scores = dict[str, Any]
 BYTES = 16
@@ -86,7 +87,7 @@ def together(subject: Subject, run: Run, entries: Sequence[Entry], failures: dic
     watcher.say(_memory([entry.run.manifest["model"]["trainable"] for entry in entries]))
     device, width = bench.backbone.model.device, bench.backbone.model.config.get_text_config().hidden_size
     tokens = max(
-        budget.tokens_per_device(entry.trial.config, train, device, width=width)
+        capacity.tokens_per_device(entry.trial.config, train, device, width=width)
         for entry, train in zip(entries, bench.train, strict=True)
     )
     names = {member: entry.trial.name for member, entry in zip(members, entries, strict=True)}

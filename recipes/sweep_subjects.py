@@ -26,7 +26,7 @@ from workbench.engine import Watcher
 from workbench.objectives.criterion import criterion
 from workbench.recipes import classify, sft
 from workbench.runs import Run
-from workbench.sweeping import Trial
+from workbench.sections.sweeping import Trial
 
 Objective = Callable[[Tensor, Tensor, float], Tensor]
 

@@ -22,7 +22,7 @@ from workbench.data.duplicates import Found, across, find, overlap, report
 from workbench.data.folds import strata_of, ungrouped_leak
 from workbench.data.rows import read_rows
 from workbench.data.similarity import Ints, components, normalised, shingles
-from workbench.folding import DuplicatesConfig
+from workbench.sections.folding import DuplicatesConfig
 
 LEAST_RECALL = 0.95
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import workbench
 from workbench.adapters import Full
 from workbench.config import BatchConfig, DataConfig, EvaluateConfig, ModelConfig, RunConfig, TrainConfig
-from workbench.distilling import DistillConfig, StudentConfig, TeacherConfig
+from workbench.sections.distilling import DistillConfig, StudentConfig, TeacherConfig
 
 shared = RunConfig(
     recipe="sft",

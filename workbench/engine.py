@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from workbench import budget, fused
+from workbench import capacity, fused
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices, MicroBatch, micro_batches
 from workbench.errors import Stopped, TrainingError
@@ -158,7 +158,7 @@ class Fit:
         if self.config.train.compile:
             for layer in decoder_layers(self.model):
                 layer.compile(dynamic=True)
-        tokens = budget.tokens_per_device(self.config, self.train, self.device, width=self.width)
+        tokens = capacity.tokens_per_device(self.config, self.train, self.device, width=self.width)
         checkpointing = self.config.train.checkpointing
         if checkpointing is True:
             _recompute_activations(self.model)
@@ -173,7 +173,7 @@ class Fit:
 
     def _largest_that_fits(self, tokens: int) -> int:
         try:
-            return budget.largest_that_fits(tokens, self.train, self._trial, config=self.config)
+            return capacity.largest_that_fits(tokens, self.train, self._trial, config=self.config)
         except torch.OutOfMemoryError:
             longest = int(self.train.lengths.max())
             if self.config.train.checkpointing != "auto" or self.config.adapter.facts.no_checkpointing:
@@ -181,7 +181,7 @@ class Fit:
         self.watcher.say("One example does not fit: recomputing activations in the backward pass.")
         _recompute_activations(self.model)
         try:
-            return budget.largest_that_fits(tokens, self.train, self._trial, config=self.config)
+            return capacity.largest_that_fits(tokens, self.train, self._trial, config=self.config)
         except torch.OutOfMemoryError:
             raise out_of_memory(longest, self.train) from None
 

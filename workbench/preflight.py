@@ -8,7 +8,7 @@ from typing import Protocol
 
 from transformers import PretrainedConfig
 
-from workbench import adapters, backbones, budget, tasks
+from workbench import adapters, backbones, capacity, tasks
 from workbench.adapters import Full
 from workbench.config import RunConfig
 from workbench.data import checks
@@ -57,7 +57,7 @@ def require_backbone(config: RunConfig, splits: Sequence[Measured], task: Task) 
                 f"trackers: {name} is not installed, so nothing would be sent there. "
                 f"Leave it out, or run: pip install 'peft-workbench[{name}]'"
             )
-    budget.require_longest_fits(config, splits[0])
+    capacity.require_longest_fits(config, splits[0])
     model = backbones.skeleton(config.model, task=task, trainable=isinstance(config.adapter, Full))
     _require_positions(config, splits, model.config)
     adapters.require_fit(model, config.adapter)

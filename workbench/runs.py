@@ -18,10 +18,11 @@ import psutil
 import torch
 import yaml
 
-from workbench import files, plugins, sweeping
+from workbench import files, plugins
 from workbench.config import RunConfig
 from workbench.errors import ConfigError, ResumeError, WorkbenchError
 from workbench.schema import parse, read_yaml
+from workbench.sections import sweeping
 
 PACKAGES = ("peft-workbench", "torch", "transformers", "peft", "accelerate", "bitsandbytes", "datasets", "safetensors")
 

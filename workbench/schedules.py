@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from workbench.config import ScheduleConfig
+from workbench.sections.scheduling import ScheduleConfig
 
 
 def factor(progress: float, config: ScheduleConfig) -> float:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import psutil
 from torch import from_numpy
 
-from workbench import adapters, backbones, budget, classifier, runs
+from workbench import adapters, backbones, capacity, classifier, runs
 from workbench.adapters import anatomy
 from workbench.adapters import bank as banks
 from workbench.backbones import Backbone
@@ -32,10 +32,10 @@ from workbench.data.fields import Writer
 from workbench.data.labels import Labels
 from workbench.engine import Fit, Supervision, peak_bytes
 from workbench.evaluation import predicting
-from workbench.folding import FoldsConfig
 from workbench.member import Course
 from workbench.objectives.criterion import Objective, criterion
 from workbench.runs import Run
+from workbench.sections.folding import FoldsConfig
 
 
 class Fold(NamedTuple):
@@ -179,7 +179,7 @@ def _bank(job: Job, watcher: Silent) -> Done:
         objectives=[fold.objective for fold in job.folds],
         predict=model.outputs,
         compute=job.backbone.compute,
-        tokens=max(budget.tokens_per_device(fold.config, fold.train, device, width=job.width) for fold in job.folds),
+        tokens=max(capacity.tokens_per_device(fold.config, fold.train, device, width=job.width) for fold in job.folds),
         watcher=watcher,
     )
     watch, right = Watch(), 0.0

@@ -10,7 +10,7 @@ import pytest
 
 import workbench
 from tests.conftest import MINILM, save_tiny, write_questions
-from workbench import recipes, runs, show, sweeping
+from workbench import recipes, runs, show
 from workbench.config import RunConfig
 from workbench.console import Terminal
 from workbench.errors import ConfigError, Stopped, TrainingError
@@ -19,6 +19,7 @@ from workbench.recipes.load import load
 from workbench.recipes.merge import merge
 from workbench.recipes.serve import evaluate, generate
 from workbench.report import sweeps
+from workbench.sections import sweeping
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR, PolynomialLR
 from transformers import optimization
 
-from workbench.config import RunConfig, ScheduleConfig
+from workbench.config import RunConfig
 from workbench.errors import ConfigError
 from workbench.schedules import factor, falls_from, moments
 from workbench.schema import override, parse
+from workbench.sections.scheduling import ScheduleConfig
 
 FALLING: dict[str, dict[str, Any]] = {
     "linear": {"name": "linear"},

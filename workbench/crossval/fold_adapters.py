@@ -16,7 +16,7 @@ import numpy as np
 from torch import from_numpy
 from transformers import PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, banking, budget, classifier, describing
+from workbench import adapters, backbones, banking, capacity, classifier, describing
 from workbench.adapters import Full, bank
 from workbench.backbones import Backbone
 from workbench.banking import BankFit
@@ -236,6 +236,6 @@ def _tokens(run: Run, courses: Sequence[Course], model: Classifier) -> int:
     """Of a forward pass; a resumed run takes those that it began with, as they decide the last bits of a sum."""
     device, width = model.backbone.device, model.backbone.config.get_text_config().hidden_size
     known = run.manifest.get("batch", {}).get("tokens_per_device")
-    found = known or max(budget.tokens_per_device(each.config, each.train, device, width=width) for each in courses)
+    found = known or max(capacity.tokens_per_device(each.config, each.train, device, width=width) for each in courses)
     run.note(batch={"tokens_per_device": found})
     return int(found)

@@ -21,7 +21,7 @@ from workbench.data.labels import Labels
 from workbench.data.records import Source, read
 from workbench.data.similarity import Ints, normalised
 from workbench.errors import DataError
-from workbench.folding import DuplicatesConfig
+from workbench.sections.folding import DuplicatesConfig
 
 
 class Folded(NamedTuple):

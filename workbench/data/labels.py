@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from workbench.classing import ClassesConfig, Kind
 from workbench.data.rows import shown
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
+from workbench.sections.classing import ClassesConfig, Kind
 from workbench.tasks import Problem
 
 Label: TypeAlias = str | float | tuple[str, ...]

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench import starter
-from workbench.classing import PAIR_FIELDS, ClassesConfig
 from workbench.config import DataConfig
 from workbench.data import labels
 from workbench.data.formats import renamed
@@ -19,6 +18,7 @@ from workbench.data.labels import Label
 from workbench.data.rows import Row, fingerprint, read_rows, shown
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
+from workbench.sections.classing import PAIR_FIELDS, ClassesConfig
 
 _MISTAKES_SHOWN = 5
 

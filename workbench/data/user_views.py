@@ -13,7 +13,7 @@ from workbench.data.labels import Floats
 from workbench.data.rows import shown
 from workbench.errors import ConfigError
 from workbench.schema import did_you_mean
-from workbench.viewing import TtaConfig
+from workbench.sections.viewing import TtaConfig
 
 Fields: TypeAlias = tuple[str, ...]
 UserMerge: TypeAlias = Callable[[Floats], Floats]

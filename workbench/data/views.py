@@ -13,7 +13,6 @@ from typing import TypeAlias
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from workbench.classing import PAIR_FIELDS, ClassesConfig
 from workbench.config import RunConfig
 from workbench.data import rewriting
 from workbench.data.classes import Labelled
@@ -22,7 +21,8 @@ from workbench.data.labels import Floats, Labels
 from workbench.data.records import Record
 from workbench.data.user_views import Fields, UserViews, require_used
 from workbench.errors import ConfigError, DataError
-from workbench.viewing import NOISY, WINDOWS, TtaConfig, ViewName
+from workbench.sections.classing import PAIR_FIELDS, ClassesConfig
+from workbench.sections.viewing import NOISY, WINDOWS, TtaConfig, ViewName
 
 Change: TypeAlias = Callable[[Record], Fields]
 

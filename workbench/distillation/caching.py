@@ -25,10 +25,10 @@ from workbench.distillation.identities import Identity, identity
 from workbench.distillation.packing import Packed
 from workbench.distillation.shards import Keys, Shard
 from workbench.distillation.signals import Signal, Spoken, Teacher
-from workbench.distilling import DistillConfig
 from workbench.engine import Watcher
 from workbench.errors import ConfigError, Stopped
 from workbench.objectives.chunked import chunks
+from workbench.sections.distilling import DistillConfig
 
 __all__ = ["CachedTeacher", "Identity", "identity", "made_by", "missing", "require_usable", "write"]
 

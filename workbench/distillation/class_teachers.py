@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import backbones, classifier, preflight, runs, shipped
 from workbench.classifier import Classifier
-from workbench.classing import Kind
 from workbench.config import RunConfig
 from workbench.crossval import looking
 from workbench.data import classes, records
@@ -26,9 +25,10 @@ from workbench.data.labels import Floats, Labels
 from workbench.data.records import Record
 from workbench.data.rows import shown
 from workbench.distillation.sources import Source
-from workbench.distilling import BACKBONE
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation import predicting, targets
+from workbench.sections.classing import Kind
+from workbench.sections.distilling import BACKBONE
 
 _HEAD = "ForSequenceClassification"
 

@@ -15,8 +15,8 @@ from workbench.data.chat import Template
 from workbench.data.masking import Masking
 from workbench.data.tokens import Tokens
 from workbench.distillation.sources import Source
-from workbench.distilling import DistillConfig
 from workbench.errors import ConfigError, DataError
+from workbench.sections.distilling import DistillConfig
 
 ROWS, RENDERED = 1000, 8
 """Training rows whose tokens are looked up in the teacher's vocabulary, and those that its template writes again."""

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from workbench import backbones, files, starter
 from workbench.config import ModelConfig
 from workbench.distillation.sources import Source
-from workbench.distilling import DistillConfig
 from workbench.errors import ConfigError
+from workbench.sections.distilling import DistillConfig
 
 FORMAT = "1"
 """Of the files: raise it when they are written otherwise."""

@@ -14,11 +14,11 @@ from workbench import objectives
 from workbench.data.batching import MicroBatch
 from workbench.distillation.matching import Matching
 from workbench.distillation.signals import Signal, Teacher
-from workbench.distilling import DistillConfig, at
 from workbench.engine import Loss
 from workbench.heads import Head
 from workbench.objectives.chunked import Criterion
 from workbench.objectives.next_token import cross_entropy
+from workbench.sections.distilling import DistillConfig, at
 
 ARRAYS = 2
 """Labels, divergence and their gradients hold so many times the numbers at once that cross-entropy alone holds."""

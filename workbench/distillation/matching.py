@@ -20,9 +20,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 from workbench.data.batching import MicroBatch
 from workbench.data.mixing import padded_length
 from workbench.distillation.capturing import Catcher, Caught, Layers, Projections, Spot, layers, scores
-from workbench.distilling import MatchConfig
 from workbench.errors import ConfigError
 from workbench.objectives import features
+from workbench.sections.distilling import MatchConfig
 
 
 class Matching(nn.Module):

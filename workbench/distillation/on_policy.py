@@ -22,10 +22,10 @@ from workbench import evaluation, preflight
 from workbench.config import RunConfig
 from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs, micro_batches
 from workbench.data.tokens import Tokens
-from workbench.distilling import OnPolicyConfig
 from workbench.errors import ConfigError
 from workbench.evaluation.scores import TOKENS
 from workbench.objectives.next_token import NO_LABEL
+from workbench.sections.distilling import OnPolicyConfig
 
 
 class Writer(Protocol):

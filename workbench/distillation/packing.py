@@ -19,8 +19,8 @@ from torch import Tensor
 
 from workbench.data.batching import Indices
 from workbench.distillation.signals import divergence
-from workbench.distilling import DistillConfig
 from workbench.objectives.divergences import coarse, log_probs, sampled_forward_kl
+from workbench.sections.distilling import DistillConfig
 
 Packed = Mapping[str, npt.NDArray[Any]]
 """Arrays (N, ...) by name."""

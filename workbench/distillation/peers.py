@@ -18,10 +18,10 @@ from workbench.data.batching import MicroBatch
 from workbench.data.mixing import join, padded_length
 from workbench.distillation.learning import ARRAYS, mixed
 from workbench.distillation.signals import Spoken
-from workbench.distilling import DistillConfig, at
 from workbench.engine import Loss
 from workbench.errors import ConfigError
 from workbench.heads import Head
+from workbench.sections.distilling import DistillConfig, at
 
 
 def require_able(base: RunConfig) -> None:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from workbench.data.batching import MicroBatch
-from workbench.distilling import DistillConfig
 from workbench.objectives import divergences
 from workbench.objectives.chunked import Project
 from workbench.objectives.divergences import Divergence, log_probs
+from workbench.sections.distilling import DistillConfig
 
 
 class Signal(Protocol):

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.classing import Kind
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices
 from workbench.data.classes import Labelled
 from workbench.data.labels import Floats
 from workbench.data.sampling import Redrawn, balanced
-from workbench.distilling import DistillConfig, at
 from workbench.objectives.classes import squared_error
 from workbench.objectives.criterion import Objective
 from workbench.objectives.divergences import log_probs, scaled
+from workbench.sections.classing import Kind
+from workbench.sections.distilling import DistillConfig, at
 
 
 def soft_criterion(

@@ -17,8 +17,8 @@ from workbench.crossval import rounds
 from workbench.data.chat import Template
 from workbench.data.forms import form
 from workbench.data.masking import Masking
-from workbench.distilling import BACKBONE, TEACHER, TeacherConfig
 from workbench.errors import BackboneError, ConfigError
+from workbench.sections.distilling import BACKBONE, TEACHER, TeacherConfig
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from workbench.adapters import Method, anatomy
 from workbench.backbones import DTYPES
 from workbench.config import ModelConfig, RunConfig
 from workbench.distillation.sources import Source
-from workbench.distilling import TEACHER, StudentConfig, makes_student
 from workbench.engine import Watcher
 from workbench.errors import ConfigError
+from workbench.sections.distilling import TEACHER, StudentConfig, makes_student
 from workbench.tasks import Task
 
 

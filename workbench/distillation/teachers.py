@@ -26,10 +26,10 @@ from workbench.data.tokens import Tokens
 from workbench.distillation.signals import Spoken
 from workbench.distillation.sources import Source
 from workbench.distillation.stage import SWITCHED, Stage
-from workbench.distilling import DistillConfig
 from workbench.evaluation.scores import TOKENS
 from workbench.heads import Head
 from workbench.objectives.chunked import chunks
+from workbench.sections.distilling import DistillConfig
 
 Speaking = Callable[[], AbstractContextManager[None]]
 

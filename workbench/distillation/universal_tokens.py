@@ -18,10 +18,10 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.data.batching import Indices, MicroBatch, Row
 from workbench.data.tokens import Tokens
-from workbench.distilling import DistillConfig
 from workbench.errors import ConfigError
 from workbench.objectives.chunked import Project
 from workbench.objectives.universal import universal
+from workbench.sections.distilling import DistillConfig
 
 if TYPE_CHECKING:
     from workbench.distillation.teachers import Voice

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from workbench.data.labels import Floats, Labels
 from workbench.evaluation import ensembles
 from workbench.evaluation.targets import Hot
-from workbench.pseudo_labelling import PseudoLabelConfig
+from workbench.sections.pseudo_labelling import PseudoLabelConfig
 
 Ints: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]

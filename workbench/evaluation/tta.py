@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from workbench.classing import Kind
 from workbench.data.labels import Floats, Labels
 from workbench.data.rows import shown
 from workbench.data.user_views import UserMerge
@@ -24,7 +23,8 @@ from workbench.evaluation.ensembles import Mask
 from workbench.evaluation.gains import Gain
 from workbench.evaluation.pooling import learned
 from workbench.evaluation.targets import Hot
-from workbench.viewing import TtaConfig
+from workbench.sections.classing import Kind
+from workbench.sections.viewing import TtaConfig
 
 Merge: TypeAlias = Literal["mean", "geometric", "max", "learned", "user"]
 

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workbench import files, sweeping
+from workbench import files
 from workbench.errors import ConfigError, FileError
 from workbench.schema import read_yaml
+from workbench.sections import sweeping
 
 COLUMNS = (
     "step",

@@ -14,7 +14,7 @@ from workbench import files
 from workbench.report import units
 from workbench.report.plots import Axis, Floats, Plot, Series, draw
 from workbench.report.record import Record
-from workbench.sweeping import shown
+from workbench.sections.sweeping import shown
 
 SEED = "seed"
 

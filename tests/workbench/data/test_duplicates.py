@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from workbench.data.duplicates import Found, across, find, keep_one, overlap, report, treat, weights, without_overlap
 from workbench.data.similarity import components, normalised, shingles
 from workbench.errors import DataError
-from workbench.folding import DuplicatesConfig
+from workbench.sections.folding import DuplicatesConfig
 
 Kind = Literal["characters", "words"]
 BANKING = Path(__file__).parents[2] / "files" / "banking77"

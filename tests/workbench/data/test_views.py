@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tests.conftest import MINILM, STORIES
-from workbench.classing import ClassesConfig
 from workbench.config import RunConfig
 from workbench.data import views
 from workbench.data.classes import Labelled
@@ -22,8 +21,9 @@ from workbench.data.records import Record
 from workbench.data.rows import Row
 from workbench.data.views import View
 from workbench.errors import ConfigError, DataError
+from workbench.sections.classing import ClassesConfig
+from workbench.sections.viewing import TtaConfig
 from workbench.starter import FOLDER
-from workbench.viewing import TtaConfig
 
 PATHS = {"bert": MINILM, "starter": str(FOLDER), "stories": str(STORIES)}
 TOKENIZERS: dict[str, PreTrainedTokenizerBase] = {

@@ -22,7 +22,7 @@ from workbench.distillation import caching
 from workbench.distillation.caching import CachedTeacher, Identity
 from workbench.distillation.signals import Signal, Spoken, Teacher
 from workbench.distillation.sources import Source
-from workbench.distilling import DistillConfig
+from workbench.sections.distilling import DistillConfig
 
 SMALL = 150
 """Positions of a shard: several shards for 100 rows."""

@@ -19,7 +19,7 @@ from workbench.data.batching import MicroBatch, Row, collate
 from workbench.distillation import teachers
 from workbench.distillation.sources import Source
 from workbench.distillation.teachers import LiveTeacher
-from workbench.distilling import DistillConfig
+from workbench.sections.distilling import DistillConfig
 
 PLAIN = {"weights": "float32", "compute": "float32"}
 SWITCHED: dict[str, dict[str, Any]] = {

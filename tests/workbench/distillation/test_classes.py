@@ -15,7 +15,7 @@ from scipy import special
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.conftest import MINILM, save_tiny
-from workbench import backbones, classifier, distilling, files, runs
+from workbench import backbones, classifier, files, runs
 from workbench.config import RunConfig
 from workbench.data import classes as rows_of
 from workbench.data.classes import Labelled
@@ -26,6 +26,7 @@ from workbench.distillation.classes import Said
 from workbench.errors import ConfigError, DataError, Stopped
 from workbench.evaluation import predicting, targets
 from workbench.recipes import classify, crossval, crossval_verbs, distill_classes
+from workbench.sections import distilling
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

@@ -18,8 +18,8 @@ from workbench.data import tokens
 from workbench.data.forms import form
 from workbench.distillation.comparing import require_comparable
 from workbench.distillation.sources import Source, find
-from workbench.distilling import BACKBONE, DistillConfig, TeacherConfig
 from workbench.errors import ConfigError
+from workbench.sections.distilling import BACKBONE, DistillConfig, TeacherConfig
 
 NEW = ("<|start|>", "<|end|>")
 

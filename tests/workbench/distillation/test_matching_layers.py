@@ -9,8 +9,8 @@ import pytest
 from tests.conftest import tiny
 from tests.workbench.distillation.matched import LARGER, term
 from workbench.distillation.matching import Matching, require_layers
-from workbench.distilling import MatchConfig
 from workbench.errors import ConfigError
+from workbench.sections.distilling import MatchConfig
 
 
 @pytest.mark.parametrize(

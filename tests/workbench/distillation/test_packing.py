@@ -13,8 +13,8 @@ from torch import Tensor
 
 from workbench.distillation import packing
 from workbench.distillation.packing import Drawn, Likeliest
-from workbench.distilling import DistillConfig
 from workbench.objectives.divergences import forward_kl, log_probs
+from workbench.sections.distilling import DistillConfig
 
 VOCABULARIES = (300, 65_536, 65_537, 70_000, 262_144)
 

@@ -15,8 +15,8 @@ from workbench.config import ModelConfig, RunConfig
 from workbench.data.chat import Template
 from workbench.data.forms import form
 from workbench.distillation.sources import find
-from workbench.distilling import BACKBONE, STUDENT, TEACHER, TeacherConfig
 from workbench.errors import ConfigError, FileError
+from workbench.sections.distilling import BACKBONE, STUDENT, TEACHER, TeacherConfig
 
 MINE = ModelConfig(id="starter", weights="float32")
 

@@ -22,7 +22,7 @@ from workbench import adapters, backbones, heads
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.distillation import sources, teachers
 from workbench.distillation.sources import Source
-from workbench.distilling import BACKBONE, TeacherConfig
+from workbench.sections.distilling import BACKBONE, TeacherConfig
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

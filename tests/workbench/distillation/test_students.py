@@ -23,8 +23,8 @@ from workbench.adapters import Prompt, anatomy
 from workbench.config import ModelConfig, RunConfig
 from workbench.distillation import sources, students
 from workbench.distillation.sources import Source
-from workbench.distilling import TeacherConfig
 from workbench.errors import ConfigError
+from workbench.sections.distilling import TeacherConfig
 from workbench.starter import FOLDER
 from workbench.tasks import Task
 

@@ -33,8 +33,8 @@ from workbench.distillation import sources, teachers
 from workbench.distillation.learning import taught_loss
 from workbench.distillation.sources import Source
 from workbench.distillation.teachers import LiveTeacher
-from workbench.distilling import BACKBONE, DistillConfig, TeacherConfig
 from workbench.errors import BackboneError, ConfigError
+from workbench.sections.distilling import BACKBONE, DistillConfig, TeacherConfig
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

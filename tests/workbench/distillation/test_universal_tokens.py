@@ -22,8 +22,8 @@ from workbench.data.chat import Template
 from workbench.data.tokens import Tokens
 from workbench.distillation.teachers import Voice
 from workbench.distillation.universal_tokens import NOWHERE, Alignment, Reader, UniversalTeacher
-from workbench.distilling import DistillConfig
 from workbench.errors import ConfigError
+from workbench.sections.distilling import DistillConfig
 
 CONFIG = DistillConfig(loss="universal")
 ANSWERS = [

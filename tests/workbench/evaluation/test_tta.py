@@ -15,7 +15,7 @@ from workbench.data.labels import Labels
 from workbench.data.user_views import user_merge
 from workbench.errors import ConfigError
 from workbench.evaluation import gains, tta
-from workbench.viewing import TtaConfig
+from workbench.sections.viewing import TtaConfig
 
 FOLD = np.arange(ROWS) % 5
 

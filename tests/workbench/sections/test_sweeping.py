@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from workbench import sweeping
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
 from workbench.schema import override, parse
+from workbench.sections import sweeping
 
 BASE: dict[str, Any] = {
     "recipe": "sweep",

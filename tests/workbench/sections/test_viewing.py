@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from workbench.classing import ClassesConfig
-from workbench.viewing import TtaConfig
+from workbench.sections.classing import ClassesConfig
+from workbench.sections.viewing import TtaConfig
 
 TWO = {"text": "{title} {body}"}
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from workbench.classing import Kind
 from workbench.errors import ConfigError
-from workbench.pseudo_labelling import PseudoLabelConfig
 from workbench.schema import parse
+from workbench.sections.classing import Kind
+from workbench.sections.pseudo_labelling import PseudoLabelConfig
 
 
 def test_off_unless_a_file_is_named() -> None:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
-from workbench import distilling, files
+from workbench import files
 from workbench.schema import Mistakes, Section, did_you_mean, explain
+from workbench.sections import distilling
 
 if TYPE_CHECKING:
     from workbench.config import RunConfig

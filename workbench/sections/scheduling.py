@@ -1,0 +1,49 @@
+"""Section `schedule`: how the learning rate moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from workbench.schema import Section
+
+
+class ScheduleConfig(Section):
+    name: Literal["linear", "cosine", "rex", "inverse_sqrt", "one_cycle", "wsd", "constant"] = "linear"
+    """Shape after warm-up; `wsd` is warm-up, stable, decay. `workbench check RECIPE --plot FILE.png` draws it."""
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Share of the run in which the learning rate rises to its peak: linearly, in `one_cycle` by half a cosine.
+
+    `one_cycle` is usually given 0.3.
+    """
+    start: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Learning rate that the warm-up begins with, as a share of the peak; `one_cycle` is usually given 0.04."""
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """Share of the run that `wsd` falls in, at its end."""
+    decay_shape: Literal["linear", "cosine", "sqrt"] = "linear"
+    """How `wsd` falls; `sqrt` is fast at first: 1 minus the root of the share of the fall that is done."""
+    floor: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Learning rate at the end, as a share of the peak; `inverse_sqrt` stays above it."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> ScheduleConfig:
+        if mistakes := list(self._contradictions()):
+            raise ValueError(" ".join(mistakes))
+        return self
+
+    def _contradictions(self) -> Iterator[str]:
+        name, warmup, start, floor = self.name, self.warmup, self.start, self.floor
+        if name == "wsd" and warmup + self.decay > 1:
+            yield f"warmup {warmup} and decay {self.decay} together exceed the run; make them sum to 1 or less."
+        if name != "wsd" and (self.decay, self.decay_shape) != (0.2, "linear"):
+            yield f"decay and decay_shape are for wsd, not for {name}. Write schedule.name=wsd, or leave them out."
+        if name == "constant" and floor:
+            yield f"constant never falls to floor {floor}. Leave schedule.floor out, or write schedule.name=cosine."
+        if name in ("inverse_sqrt", "one_cycle") and not warmup:
+            yield f"{name} needs a warm-up. Write schedule.warmup={0.3 if name == 'one_cycle' else 0.05}."
+        elif start and not warmup:
+            yield f"start {start} is where a warm-up begins. Write schedule.warmup=0.05, or leave schedule.start out."
+        if name == "one_cycle" and floor > start:
+            yield f"one_cycle never ends above start {start}. Write schedule.start={floor}, or lower schedule.floor."
