@@ -24,7 +24,7 @@ class AdaLora(OnLinear):
 
     about: ClassVar[dict[str, About]] = {
         "adalora": About("a low-rank update of linear layers that shares out its ranks",
-                         "Zhang et al. 2023, arXiv:2303.10512", token_rows=True),
+                         "Zhang et al. 2023, arXiv:2303.10512", plans_steps=True, token_rows=True),
     }  # fmt: skip
     method: Literal["adalora"] = "adalora"
     rank: PositiveInt = 8
@@ -84,10 +84,11 @@ class AdaLora(OnLinear):
         """Singular values (rank, 1) are a vector."""
         return ".lora_E." not in parameter
 
-    def companion(self, trainable: Mapping[str, nn.Parameter], *, steps: int) -> Companion:
+    def companion(self, trainable: Mapping[str, nn.Parameter], *, steps: int | None) -> Companion:
         """The schedule that takes ranks."""
         from workbench.adapters.ranks import Budget, RankSchedule
 
+        assert steps is not None, "configurations that do not know are refused"
         end = steps - round(self.after * steps)
         return RankSchedule(
             trainable,

@@ -43,6 +43,8 @@ class About:
     """Why a fresh adapter changes the outputs of the backbone; empty where it does not."""
     no_checkpointing: str = ""
     """Why activations cannot be recomputed in the backward pass; empty where they can."""
+    plans_steps: bool = False
+    """Whether it has to know how many steps there will be."""
     token_rows: bool = False
     """Whether rows of new tokens can train beside it."""
 
@@ -120,10 +122,12 @@ class Method(Section):
         """Whether weight decay may pull a matrix, named as in the model, to zero; not where zero destroys."""
         return True
 
-    def companion(self, trainable: Mapping[str, nn.Parameter], *, steps: int) -> Companion | None:
-        """What goes with training for `steps` optimizer steps; most methods need nothing.
+    def companion(self, trainable: Mapping[str, nn.Parameter], *, steps: int | None) -> Companion | None:
+        """What goes with training; most methods need nothing.
 
         Args:
+            steps: Optimizer steps of the run; None where tokens or wall clock end it, which is not for methods whose
+                facts say `plans_steps`.
             trainable: The float32 values that train, by the parameter's name in the model.
         """
         return None

@@ -14,7 +14,7 @@ from workbench.data import tokens
 from workbench.data.batching import Row
 from workbench.data.forms import form
 from workbench.data.tokens import Splits
-from workbench.member import total_steps
+from workbench.limits import total_steps
 from workbench.recipes import classify_verbs, crossval_verbs, distill_verbs, sweep
 from workbench.recipes.classify_verbs import ClassInspection
 from workbench.recipes.crossval_verbs import CrossvalInspection

@@ -21,7 +21,7 @@ from workbench.data.fields import Writer
 from workbench.data.labels import Floats, Labels
 from workbench.data.sampling import balanced
 from workbench.evaluation import predicting
-from workbench.member import total_steps
+from workbench.limits import total_steps
 from workbench.recipes.classify import predictions, prepare, score
 
 SHOWN = 3

@@ -15,7 +15,7 @@ from workbench.data.fields import Writer
 from workbench.data.folded import Folded
 from workbench.errors import ConfigError
 from workbench.evaluation import predicting, targets
-from workbench.member import total_steps
+from workbench.limits import total_steps
 from workbench.recipes.classify import texts
 from workbench.recipes.classify_verbs import chosen_examples
 from workbench.recipes.crossval import prepare

@@ -15,7 +15,7 @@ from workbench.data.forms import form
 from workbench.distillation import students
 from workbench.engine import Watcher
 from workbench.errors import ConfigError
-from workbench.member import total_steps
+from workbench.limits import total_steps
 from workbench.recipes import distill, distill_classes
 from workbench.recipes.sft import read_template
 from workbench.sections import distilling

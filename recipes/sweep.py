@@ -113,7 +113,7 @@ def together(subject: Subject, run: Run, entries: Sequence[Entry], failures: dic
     for member, entry in zip(members, entries, strict=True):
         if entry.trial.name in failures:
             continue
-        entry.run.note(batch={"tokens_per_device": tokens, "steps": fit.members[member].steps})
+        entry.run.note(batch={"tokens_per_device": tokens, "steps": fit.members[member].total})
         if entry.trial.config.save.ship == "best":
             fit.members[member].load_best()
         with fit.masters.exposed():

@@ -5,6 +5,7 @@ Legend: N labels.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -98,7 +99,7 @@ class BankFit:
 
     def _resume(self) -> None:
         """Every member goes back to the last step that all can go on from, or stays where it had ended by then."""
-        step = max(member.steps for member in self.members.values())
+        step = math.inf
         while (common := min(member.reaches(step) for member in self.members.values())) < step:
             step = common
         for name, member in self.members.items():
@@ -118,7 +119,7 @@ class BankFit:
         records = {name: measured(record, since=started, device=self.device) for name, record in records.items()}
         for name, record in records.items():
             record = live[name].settle(record, began=began)
-            self.watcher.step({**record, "member": name}, total=live[name].steps)
+            self.watcher.step({**record, "member": name}, total=live[name].total)
         stopping = self.watcher.stop_requested()
         if stopping or any(member.due for member in live.values()):
             for member in live.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -21,6 +22,10 @@ class Progress:
 
     step: int = 0
     """Optimizer steps done."""
+    share: float = 0.0
+    """Share of the run that is done; 1 where it has ended."""
+    tokens: int = 0
+    """Tokens read in training."""
     elapsed_s: float = 0.0
     """Seconds spent in all processes that worked on the run."""
     best_loss: float | None = None
@@ -54,7 +59,7 @@ def write(path: Path, tensors: Tensors, progress: Progress) -> None:
         (aside / "state.json").write_text(json.dumps(state, indent=2))
 
 
-def newest(folder: Path, *, at_most: int | None = None) -> tuple[Path | None, list[str]]:
+def newest(folder: Path, *, at_most: float = math.inf) -> tuple[Path | None, list[str]]:
     """The newest intact checkpoint, of step `at_most` or before, and a sentence about each newer damaged one."""
     damaged = []
     for path in reversed(_steps(folder)):
@@ -63,7 +68,7 @@ def newest(folder: Path, *, at_most: int | None = None) -> tuple[Path | None, li
         except ResumeError as error:
             damaged.append(str(error))
             continue
-        if at_most is None or progress.step <= at_most:
+        if progress.step <= at_most:
             return path, damaged
     return None, damaged
 

@@ -15,13 +15,14 @@ from pydantic import (
     model_validator,
 )
 
-from workbench import plugins
-from workbench.adapters import METHODS, Lora, Method
-from workbench.adapters.method import HALF_OR_FULL
+from workbench import consistency, plugins
+from workbench.adapters import Lora, Method
 from workbench.schema import Section, override, parse, read_yaml
+from workbench.sections.budgeting import BudgetConfig
 from workbench.sections.classing import ClassesConfig
 from workbench.sections.distilling import DistillConfig, as_plain_run
 from workbench.sections.folding import DuplicatesConfig, EnsembleConfig, FoldsConfig
+from workbench.sections.freezing import FreezeConfig
 from workbench.sections.pseudo_labelling import PseudoLabelConfig
 from workbench.sections.scheduling import ScheduleConfig
 from workbench.sections.sweeping import SweepConfig, trials
@@ -110,8 +111,8 @@ class BatchConfig(Section):
 
 
 class TrainConfig(Section):
-    epochs: PositiveFloat = 1.0
-    """Passes over the training rows."""
+    epochs: PositiveFloat | None = None
+    """Passes over the training rows; null: 1, or where `budget` limits the run, as many as it allows."""
     steps: PositiveInt | None = None
     """Optimizer steps; wins over `epochs` where it is set."""
     learning_rate: PositiveFloat = 2.0e-4
@@ -149,20 +150,6 @@ class SaveConfig(Section):
     """Which adapter the run saves: that of the last step, or the one with the lowest held-out loss."""
 
 
-_ONLY_FOR = {
-    "masking": ("mlm",),
-    "classes": ("classify", "crossval"),
-    "duplicates": ("crossval",),
-    "folds": ("crossval",),
-    "pseudo_label": ("crossval",),
-    "tta": ("crossval",),
-    "ensemble": ("crossval",),
-    "sweep": ("sweep",),
-    "distill": ("distill",),
-}
-"""Sections that only some recipes read."""
-
-
 class RunConfig(Section):
     """Everything that a run depends on; a run is a pure function of it."""
 
@@ -186,6 +173,8 @@ class RunConfig(Section):
     batch: BatchConfig = BatchConfig()
     train: TrainConfig = TrainConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    budget: BudgetConfig = BudgetConfig()
+    freeze: SerializeAsAny[FreezeConfig] = FreezeConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     save: SaveConfig = SaveConfig()
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
@@ -208,76 +197,9 @@ class RunConfig(Section):
         if self.recipe == "distill":
             as_plain_run(self)
             return self
-        facts, method = self.adapter.facts, self.adapter.method
-        if reason := unable(self.model, self.adapter):
-            raise ValueError(reason)
-        if self.train.checkpointing is True and facts.no_checkpointing:
-            raise ValueError(
-                f"train.checkpointing does not go with adapter.method={method}: {facts.no_checkpointing}. "
-                "Write train.checkpointing=false and a smaller batch.tokens_per_device."
-            )
-        if self.save.ship == "best" and self.evaluate.every is None:
-            raise ValueError("save.ship=best needs held-out losses to choose by: write evaluate.every=0.1.")
-        if self.evaluate.patience is not None and self.save.ship == "last":
-            raise ValueError(
-                "evaluate.patience stops some evaluations after the best one: write save.ship=best as well."
-            )
-        for name, recipes in _ONLY_FOR.items():
-            if self.recipe not in recipes and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(
-                    f"{name} is for recipe={'|'.join(recipes)}; recipe={self.recipe} has none. Leave {name} out."
-                )
-        if self.recipe == "mlm" and (self.model.chat_template is not None or self.data.loss_on != "assistant"):
-            raise ValueError("recipe=mlm reads text as it is: leave model.chat_template and data.loss_on out.")
-        if self.recipe in ("classify", "crossval"):
-            _require_plain_rows(self)
-        if self.recipe == "crossval":
-            _require_honest_folds(self)
-        if isinstance(self.data.held_out, str) and self.data.held_out == self.data.train:
-            raise ValueError("data.held_out names the training file. Write a share such as data.held_out=0.05.")
+        if mistakes := list(consistency.mistakes(self)):
+            raise ValueError(" ".join(mistakes))
         return self
-
-
-def unable(model: ModelConfig, adapter: Method) -> str | None:
-    """Why a method does not go with how the backbone is loaded, and what to write instead; None where it does."""
-    facts, method = adapter.facts, adapter.method
-    possible = HALF_OR_FULL if model.weights == "auto" else (model.weights,)
-    if not set(possible) <= set(facts.weights):
-        return (
-            f"adapter.method={method} does not work over {model.weights} weights: {facts.why_weights}. "
-            f"Write model.weights={'|'.join(facts.weights)}, or adapter.method=lora."
-        )
-    if model.new_tokens and not facts.token_rows:
-        able = ", ".join(name for name, each in METHODS.items() if each.about[name].token_rows)
-        return f"model.new_tokens trains single rows; adapter.method={method} cannot. Able: {able}."
-    return None
-
-
-def _require_plain_rows(config: RunConfig) -> None:
-    """Raise ValueError where settings of written text are given for rows that are classified."""
-    unused = ("format", "truncate", "loss_on")
-    given = [f"data.{key}" for key in unused if getattr(config.data, key) != DataConfig.model_fields[key].default]
-    given += ["model.chat_template"] if config.model.chat_template is not None else []
-    if config.model.new_tokens:
-        raise ValueError(f"recipe={config.recipe} trains no rows of new tokens: leave model.new_tokens out.")
-    if given:
-        raise ValueError(
-            f"recipe={config.recipe} reads columns as classes.text puts them together, and cuts them as classes.keep "
-            f"and classes.shares say: leave {', '.join(given)} out."
-        )
-
-
-def _require_honest_folds(config: RunConfig) -> None:
-    """Raise ValueError where the rows that a fold is scored on would also choose what is scored."""
-    if reason := config.pseudo_label.refusal(config.classes.kind) or config.tta.refusal(config.classes):
-        raise ValueError(reason)
-    if config.data.held_out != DataConfig.model_fields["held_out"].default:
-        raise ValueError("recipe=crossval validates on folds: leave data.held_out out; folds.k says how many.")
-    if config.save.ship == "best" or config.evaluate.patience is not None:
-        raise ValueError(
-            "save.ship=best and evaluate.patience would choose steps by the rows that the out-of-fold score is "
-            "measured on, and flatter it. Write save.ship=last, evaluate.patience=null and train.epochs."
-        )
 
 
 def load_config(recipe: str | Path, overrides: tuple[str, ...] | list[str] = ()) -> RunConfig:

@@ -87,7 +87,7 @@ class Fit:
     def work(self) -> None:
         """Train to the end; raises Stopped after a checkpoint when the watcher asks for it."""
         member = self.member
-        for sentence in member.resume(at_most=member.steps):
+        for sentence in member.resume():
             self.watcher.say(sentence)
         self.masters.refresh()
         self.tokens = self._prepare()
@@ -95,12 +95,12 @@ class Fit:
         while member.live:
             record = member.settle(self._step_that_fits(), began=began)
             self.accelerator.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])
-            self.watcher.step(record, total=member.steps)
+            self.watcher.step(record, total=member.total)
             stopping = self.watcher.stop_requested()
             if member.due or stopping:
                 member.save(keep=self.config.save.keep)
             if member.live and stopping:
-                raise Stopped(f"Stopped after step {member.progress.step} of {member.steps}; checkpoint saved.")
+                raise Stopped(f"Stopped after {member.place}; checkpoint saved.")
         self.accelerator.end_training()
 
     @contextmanager
@@ -124,13 +124,13 @@ class Fit:
                     raise out_of_memory(longest, self.train) from None
                 self.tokens = max(longest, self.tokens // 2)
                 self.watcher.say(f"Out of memory: going on with {self.tokens} tokens in a forward pass.")
-                self.run.note(batch={"tokens_per_device": self.tokens, "steps": self.member.steps})
+                self.run.note(batch={"tokens_per_device": self.tokens, "steps": self.member.total})
                 self._free_memory()
 
     def _step(self) -> dict[str, Any]:
         began = time.monotonic()
         member, rows = self.member, self.member.batch()
-        self.clock.share = member.progress.step / member.steps
+        self.clock.share = member.progress.share
         supervised = self.train.supervised[rows].sum().item()
         loss = torch.zeros((), device=self.device)
         for indices in micro_batches(rows, self.train.lengths, tokens=self.tokens):
@@ -168,7 +168,7 @@ class Fit:
                 tokens = int(remembered)
             elif self.device.type != "cpu":
                 tokens = self._largest_that_fits(tokens)
-        self.run.note(batch={"tokens_per_device": tokens, "steps": self.member.steps})
+        self.run.note(batch={"tokens_per_device": tokens, "steps": self.member.total})
         return tokens
 
     def _largest_that_fits(self, tokens: int) -> int:

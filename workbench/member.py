@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from workbench.checkpoints import Progress
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices, global_batch, steps_per_epoch
 from workbench.errors import ResumeError, TrainingError
+from workbench.limits import Timer, limits
 from workbench.runs import Run
 
 
@@ -31,6 +33,8 @@ class Course:
     config: RunConfig
     run: Run
     """Where its metrics and checkpoints go, as if it trained alone."""
+    timer: Timer | None = None
+    """Ends it in time, where wall clock limits the run."""
 
 
 class Member:
@@ -45,16 +49,22 @@ class Member:
         self.trainable = trainable
         config = course.config
         self._per_epoch = steps_per_epoch(len(course.train), config.batch.size)
-        self.steps = total_steps(config, len(course.train))
+        self._limits = limits(config, len(course.train), course.timer)
         self.progress = Progress()
         self.error: TrainingError | None = None
         """Why it ended before its time."""
         self._optimizer = _optimizer(trainable, config)
-        self._companion = config.adapter.companion(trainable, steps=self.steps)
-        self._evaluate_at = schedules.moments(config.evaluate.every, self.steps)
-        self._save_at = schedules.moments(config.save.every, self.steps) | {self.steps}
+        self._companion = config.adapter.companion(trainable, steps=self._limits.steps)
+        self._before = 0.0
+        """Share of the run that was done before the last step."""
         self._recent: deque[float] = deque(maxlen=20)
         self._saved_step: int | None = None
+
+    @property
+    def total(self) -> int:
+        """Optimizer steps of the whole run; where tokens or wall clock may end it, as many as it looks like now."""
+        step, share = self.progress.step, self.progress.share
+        return round(step / share) if share else self._limits.steps or 1
 
     @property
     def live(self) -> bool:
@@ -64,12 +74,17 @@ class Member:
     @property
     def due(self) -> bool:
         """Whether its state is to be saved: at the steps that the configuration says, and where it ends."""
-        return self.progress.step in self._save_at or not self.live
+        return self._is_due(self.course.config.save.every) or not self.live
 
     @property
     def epoch(self) -> int:
         """The pass over its data that its next step belongs to, from 0."""
         return self.progress.step // self._per_epoch
+
+    @property
+    def place(self) -> str:
+        """How far it is, in words."""
+        return f"step {self.progress.step} of {self.total}"
 
     def batch(self) -> Indices:
         """Rows of its next step."""
@@ -85,7 +100,7 @@ class Member:
         Returns:
             The step's line of metrics.jsonl; None where the loss exploded, which `error` then says.
         """
-        config, step, rows = self.course.config, self.progress.step, self.batch()
+        config, before, rows = self.course.config, self.progress, self.batch()
         if self._companion is not None:
             self._companion.penalty().backward()
         norm = float(nn.utils.clip_grad_norm_(list(self.trainable.values()), config.train.max_grad_norm))
@@ -93,21 +108,25 @@ class Member:
         if self.error is not None:
             self._optimizer.zero_grad(set_to_none=True)
             return None
-        rate = config.train.learning_rate * schedules.factor((step + 0.5) / self.steps, config.schedule)
+        tokens = int(self.course.train.lengths[rows].sum())
+        rate = config.train.learning_rate * schedules.factor(self._share(0.5, tokens), config.schedule)
         for group in self._optimizer.param_groups:
             group["lr"] = rate * group["rate_factor"]
         self._optimizer.step()
         if self._companion is not None:
-            self._companion.after_step(step + 1)
+            self._companion.after_step(before.step + 1)
         self._optimizer.zero_grad(set_to_none=True)
         self._recent.append(loss)
-        self.progress = replace(self.progress, step=step + 1)
+        self._before = before.share
+        self.progress = replace(
+            before, step=before.step + 1, tokens=before.tokens + tokens, share=self._share(1.0, tokens)
+        )
         return {
-            "step": step + 1,
+            "step": self.progress.step,
             "loss": loss,
             "learning_rate": rate,
             "grad_norm": norm,
-            "tokens": int(self.course.train.lengths[rows].sum()),
+            "tokens": tokens,
             "supervised_tokens": self.course.train.supervised[rows].sum().item(),
         }
 
@@ -117,8 +136,13 @@ class Member:
         Args:
             began: What `time.monotonic` would have said at its start, had nothing interrupted it.
         """
-        if self.progress.step in self._evaluate_at:
+        timer = self.course.timer
+        if timer is not None and not timer.fits_another():
+            self.progress = replace(self.progress, share=1.0)
+        if self._is_due(self.course.config.evaluate.every):
             record = {**record, "held_out_loss": self._evaluate()}
+            if timer is not None and not timer.fits_another():
+                self.progress = replace(self.progress, share=1.0)
         self.progress = replace(self.progress, elapsed_s=round(time.monotonic() - began, 3))
         record = {**record, "elapsed_s": self.progress.elapsed_s}
         self.course.run.log(record)
@@ -138,13 +162,13 @@ class Member:
         """Go back to the values with the lowest held-out loss."""
         self._load(checkpoints.read_tensors(self.course.run.best, "trainable"))
 
-    def reaches(self, step: int) -> int:
+    def reaches(self, step: float) -> float:
         """The last step up to `step` that its run can go on from; `step` itself where it had ended by then."""
         path, _ = checkpoints.newest(self.course.run.checkpoints, at_most=step)
         progress = Progress() if path is None else checkpoints.read_progress(path)
         return step if self._failed_by(step) or self._is_end(progress) else progress.step
 
-    def resume(self, *, at_most: int) -> list[str]:
+    def resume(self, *, at_most: float = math.inf) -> list[str]:
         """Continue from its run's newest intact checkpoint of step `at_most` or before, and forget what came after.
 
         A failure by step `at_most` stays one. Returns what a person should read.
@@ -164,14 +188,28 @@ class Member:
             return [*said, f"Not resumed, because it failed: {self.error}"]
         if run.manifest.get("failed_step") is not None:
             run.note(status="running", reason=None, failed_step=None)
-        return [*said, f"Resuming after step {self.progress.step} of {self.steps}."]
+        return [*said, f"Resuming after {self.place}."]
 
     def _is_end(self, progress: Progress) -> bool:
         patience = self.course.config.evaluate.patience
         tired = patience is not None and progress.evaluations_without_gain >= patience
-        return tired or progress.step >= self.steps
+        return tired or progress.share >= 1
 
-    def _failed_by(self, step: int) -> bool:
+    def _is_due(self, every: int | float | None) -> bool:
+        """Whether something periodic happens after the step that was just done."""
+        return schedules.due(every, step=self.progress.step, before=self._before, after=self.progress.share)
+
+    def _share(self, part: float, tokens: int) -> float:
+        """Share of the run that is done when a part of the step is, whose gradients are there and whose update is not.
+
+        Args:
+            tokens: Of the step.
+        """
+        done = self.progress
+        share = self._limits.share(steps=done.step + part, tokens=done.tokens + part * tokens, ahead=part - 1)
+        return max(done.share, share)
+
+    def _failed_by(self, step: float) -> bool:
         failed = self.course.run.manifest.get("failed_step")
         return failed is not None and failed <= step
 
@@ -235,11 +273,6 @@ class Member:
     def _load(self, saved: Mapping[str, Tensor]) -> None:
         for name, parameter in self.trainable.items():
             parameter.copy_(saved[name])
-
-
-def total_steps(config: RunConfig, draws: int) -> int:
-    """Optimizer steps of a run whose epochs draw so many rows."""
-    return config.train.steps or max(1, round(config.train.epochs * steps_per_epoch(draws, config.batch.size)))
 
 
 def _optimizer(trainable: Mapping[str, nn.Parameter], config: RunConfig) -> torch.optim.AdamW:

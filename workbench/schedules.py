@@ -30,16 +30,30 @@ def falls_from(config: ScheduleConfig) -> float:
     return 1 - config.decay if config.name == "wsd" else config.warmup
 
 
-def moments(every: int | float | None, steps: int) -> set[int]:
-    """The steps at which something periodic happens, the last one always among them; none where `every` is None.
+def due(every: int | float | None, *, step: int, before: float, after: float) -> bool:
+    """Whether something periodic happens after a step; always after the last one, never where `every` is None.
 
     Args:
         every: A number of steps, or, as a float, a share of the run.
+        step: Counted from 1.
+        before: Progress before the step.
+        after: Progress after it; 1 where it was the last.
     """
     if every is None:
-        return set()
-    interval = every if isinstance(every, int) else max(1, round(every * steps))
-    return {*range(interval, steps + 1, interval), steps}
+        return False
+    if after >= 1:
+        return True
+    if isinstance(every, int):
+        return step % every == 0
+    # A share of 0.1 is due ten times, whatever binary fractions make of it.
+    return math.floor(after / every + 1e-9) > math.floor(before / every + 1e-9)
+
+
+def moments(every: int | float | None, steps: int) -> set[int]:
+    """The steps of a run of so many at which something periodic happens; see `due`."""
+    return {
+        step for step in range(1, steps + 1) if due(every, step=step, before=(step - 1) / steps, after=step / steps)
+    }
 
 
 def _cosine(done: float) -> float:

@@ -24,7 +24,8 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from workbench import adapters, backbones, plugins
 from workbench.adapters import METHODS, Full, Lora, Method
 from workbench.adapters.shipping import as_shipped
-from workbench.config import ModelConfig, unable
+from workbench.config import ModelConfig
+from workbench.consistency import unable
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.schema import Section, did_you_mean, override, parse
 from workbench.tasks import TEXT, Task

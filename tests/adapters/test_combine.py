@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,29 @@ def test_the_sum_is_exact_for_different_ranks_scales_and_targets(name: str, tmp_
     stock = PeftModel.from_pretrained(copy.deepcopy(base), str(tmp_path / "sum"))
     assert torch.equal(_logits(ours), _logits(stock))
     assert not torch.allclose(_logits(ours), _logits(base), atol=1e-2)
+
+
+def test_a_soup_is_the_mean_of_the_updates_and_not_of_their_factors(tmp_path: Path) -> None:
+    base = tiny("Llama")
+    saved = [combine.read(_save(base, tmp_path / str(seed), seed, rank=3, alpha=6.0)) for seed in range(3)]
+    soup = combine.weighted_sum(saved, [1 / 3] * 3)
+    combine.write(combine.nearest(soup, 9), tmp_path / "soup", like=saved[0])
+    found = combine.read(tmp_path / "soup").updates
+    for layer in soup:
+        updates = [each.updates[layer] for each in saved]
+        wanted = sum(each.up_OR @ each.down_RI for each in updates) / 3
+        torch.testing.assert_close(found[layer].up_OR @ found[layer].down_RI, wanted, rtol=1e-5, atol=1e-6)
+        down, up = (torch.stack(factors).mean(dim=0) for factors in zip(*updates, strict=True))
+        assert torch.linalg.norm(up @ down - wanted) > 0.3 * torch.linalg.norm(wanted)
+
+
+def test_a_soup_does_not_mind_how_an_update_is_written_as_factors(tmp_path: Path) -> None:
+    """A twin with both factors negated does the same; the mean of their factors does nothing at all."""
+    base = tiny("Llama")
+    saved = combine.read(_save(base, tmp_path / "one", rank=3))
+    twin = {layer: combine.Update(-down, -up) for layer, (down, up) in saved.updates.items()}
+    soup = combine.weighted_sum([saved, replace(saved, updates=twin)], (0.5, 0.5))
+    assert combine.error(combine.nearest(soup, 3), saved.updates).overall < 1e-7
 
 
 @pytest.mark.parametrize("rank", [1, 4, 7])

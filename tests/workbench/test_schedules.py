@@ -224,8 +224,9 @@ def test_equals_one_cycle_of_torch(share: float, divided: float, finally_divided
         (None, 9, set()),
         (4, 9, {4, 8, 9}),
         (20, 9, {9}),
-        (0.25, 14, {4, 8, 12, 14}),
+        (0.25, 14, {4, 7, 11, 14}),
         (0.01, 3, {1, 2, 3}),
+        (0.1, 10, set(range(1, 11))),
         (1, 2, {1, 2}),
     ],
 )

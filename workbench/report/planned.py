@@ -1,4 +1,4 @@
-"""The learning rate that a run will follow, as a picture of its own: `workbench check RECIPE --plot FILE`."""
+"""What a run will do to its learning rate and layers, as a picture of its own: `workbench check RECIPE --plot FILE`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from workbench import files
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
+from workbench.report import frozen
 from workbench.report.plots import palette, settings
 from workbench.schedules import factor, falls_from, moments
+from workbench.sections.freezing import FreezeConfig
 
 SUFFIXES = (".png", ".svg")
 """What can be written."""
@@ -40,35 +42,77 @@ def require_new(path: Path) -> None:
     files.require_writable(path)
 
 
-def write(path: Path, config: RunConfig, *, steps: int) -> None:
-    """Draw the learning rate of a run of `steps` steps, and when it evaluates and saves, to a new file."""
+def write(path: Path, config: RunConfig, *, steps: int, blocks: int | None = None) -> None:
+    """Draw the learning rate of a run, which layers train when, and when it evaluates and saves, to a new file.
+
+    Args:
+        steps: Of the run.
+        blocks: Of the backbone, without which no freezing can be drawn.
+    """
     require_new(path)
     colours, buffer = palette(), io.BytesIO()
     with matplotlib.rc_context({**settings(ink=colours["ink"], grid=colours["grid"]), "svg.hashsalt": "schedule"}):
-        figure = _draw(config, steps, colours)
+        figure = _draw(config, steps, colours, blocks=blocks)
         # Without the date, so that the same schedule is the same file.
         metadata = {"Date": None} if path.suffix == ".svg" else {}
         figure.savefig(buffer, format=path.suffix[1:], dpi=200, metadata=metadata)
     files.write_bytes(path, buffer.getvalue())
 
 
-def _draw(config: RunConfig, steps: int, colours: dict[str, str]) -> Figure:
+def _draw(config: RunConfig, steps: int, colours: dict[str, str], *, blocks: int | None = None) -> Figure:
+    policy = config.freeze
+    heights = {"curve": 1.0, "layers": _layers_height(policy, blocks), "strip": 0.17}
+    heights = {name: height for name, height in heights.items() if height}
     layout = ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.1, hspace=0.02)
-    figure = Figure(figsize=(9, 4.4), layout=layout, facecolor=colours["surface"])
-    curve, strip = figure.subplots(2, sharex=True, height_ratios=[1, 0.17])
-    for axes in (curve, strip):
+    figure = Figure(figsize=(9, 4.4 * sum(heights.values()) / 1.17), layout=layout, facecolor=colours["surface"])
+    panels = dict(zip(heights, figure.subplots(len(heights), sharex=True, height_ratios=list(heights.values()))))
+    for axes in panels.values():
         axes.set_facecolor("none")
         axes.grid(visible=False, axis="x")
+    curve = panels["curve"]
     curve.spines["bottom"].set_visible(False)
     _draw_curve(curve, config, steps, colours)
     _draw_phases(curve, config, steps, colours)
-    _draw_moments(strip, config, steps, colours)
+    if "layers" in panels:
+        _draw_layers(panels["layers"], config, steps, colours, blocks=blocks)
+    _draw_moments(panels["strip"], config, steps, colours)
     curve.set_xlim(0, steps)
     curve.tick_params(bottom=False, labelbottom=False)
-    curve.set_title(f"Learning rate: {config.schedule.name}", loc="left", fontsize=12, fontweight="bold", pad=22)
-    said = {"transform": curve.transAxes, "color": colours["soft"], "fontsize": 9, "va": "bottom"}
-    curve.text(0, 1.03, _told(config, steps), **said)
+    _title(curve, f"Learning rate: {config.schedule.name}", _told(config, steps), colours)
     return figure
+
+
+def _layers_height(policy: FreezeConfig, blocks: int | None) -> float:
+    """Height of the panel of layers, in heights of the curve."""
+    if policy.policy == "none":
+        return 0
+    if blocks is None or frozen.told(policy, blocks):
+        return 0.02
+    return min(1.0, 0.3 + 0.03 * blocks)
+
+
+def _draw_layers(axes: Any, config: RunConfig, steps: int, colours: dict[str, str], *, blocks: int | None) -> None:
+    said = frozen.told(config.freeze, blocks)
+    if said is None:
+        assert blocks is not None
+        found = frozen.rates(config.freeze, steps=steps, blocks=blocks, seed=config.seed)
+        frozen.draw(axes, found, steps=steps, colours=colours)
+        said = f"{_percent(frozen.frozen_share(found))} of the layer-steps are frozen"
+    else:
+        axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.tick_params(bottom=False, labelbottom=False)
+    _title(axes, f"Freezing: {config.freeze.policy}", said, colours)
+
+
+def _title(axes: Any, title: str, said: str, colours: dict[str, str]) -> None:
+    """A title, and below it a line of words."""
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=22)
+    axes.annotate(said, (0, 1), (0, 6), **_ABOVE, color=colours["soft"], fontsize=9)
+
+
+_ABOVE = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
 
 
 def _draw_curve(axes: Any, config: RunConfig, steps: int, colours: dict[str, str]) -> None:

@@ -1,0 +1,122 @@
+"""Settings of a run that each are right and do not go together, and what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from workbench.adapters import METHODS, Method
+from workbench.adapters.method import HALF_OR_FULL
+from workbench.schema import Section
+
+if TYPE_CHECKING:
+    from workbench.config import ModelConfig, RunConfig
+
+_ONLY_FOR = {
+    "masking": ("mlm",),
+    "classes": ("classify", "crossval"),
+    "duplicates": ("crossval",),
+    "folds": ("crossval",),
+    "pseudo_label": ("crossval",),
+    "tta": ("crossval",),
+    "ensemble": ("crossval",),
+    "sweep": ("sweep",),
+    "distill": ("distill",),
+}
+"""Sections that only some recipes read."""
+
+
+def mistakes(config: RunConfig) -> Iterator[str]:
+    """What is wrong with a configuration as a whole, one sentence for each contradiction."""
+    if reason := unable(config.model, config.adapter):
+        yield reason
+    yield from _of_training(config)
+    yield from _of_budgets(config)
+    yield from _of_recipe(config)
+    if config.recipe in ("classify", "crossval"):
+        yield from _of_labelled_rows(config)
+    if config.recipe == "crossval":
+        yield from _of_folds(config)
+
+
+def unable(model: ModelConfig, adapter: Method) -> str | None:
+    """Why a method does not go with how the backbone is loaded, and what to write instead; None where it does."""
+    facts, method = adapter.facts, adapter.method
+    possible = HALF_OR_FULL if model.weights == "auto" else (model.weights,)
+    if not set(possible) <= set(facts.weights):
+        return (
+            f"adapter.method={method} does not work over {model.weights} weights: {facts.why_weights}. "
+            f"Write model.weights={'|'.join(facts.weights)}, or adapter.method=lora."
+        )
+    if model.new_tokens and not facts.token_rows:
+        able = ", ".join(name for name, each in METHODS.items() if each.about[name].token_rows)
+        return f"model.new_tokens trains single rows; adapter.method={method} cannot. Able: {able}."
+    return None
+
+
+def _of_training(config: RunConfig) -> Iterator[str]:
+    facts, method = config.adapter.facts, config.adapter.method
+    if config.train.checkpointing is True and facts.no_checkpointing:
+        yield (
+            f"train.checkpointing does not go with adapter.method={method}: {facts.no_checkpointing}. "
+            "Write train.checkpointing=false and a smaller batch.tokens_per_device."
+        )
+    if config.save.ship == "best" and config.evaluate.every is None:
+        yield "save.ship=best needs held-out losses to choose by: write evaluate.every=0.1."
+    if config.evaluate.patience is not None and config.save.ship == "last":
+        yield "evaluate.patience stops some evaluations after the best one: write save.ship=best as well."
+
+
+def _of_budgets(config: RunConfig) -> Iterator[str]:
+    budget, method = config.budget, config.adapter.method
+    if not budget.unlimited and config.adapter.facts.plans_steps:
+        yield (
+            f"adapter.method={method} plans over a known number of steps, and budget ends a run earlier. "
+            "Leave budget out and write train.steps, or take adapter.method=lora."
+        )
+    if budget.timed and config.recipe in ("crossval", "sweep"):
+        yield (
+            f"recipe={config.recipe} has stages whose time is not known beforehand, so budget.time, energy and money "
+            "cannot end it. Write train.steps or budget.tokens, which limit each of its adapters."
+        )
+
+
+def _of_recipe(config: RunConfig) -> Iterator[str]:
+    for name, recipes in _ONLY_FOR.items():
+        if config.recipe not in recipes and getattr(config, name) != _default(config, name):
+            yield f"{name} is for recipe={'|'.join(recipes)}; recipe={config.recipe} has none. Leave {name} out."
+    if config.recipe == "mlm" and (config.model.chat_template is not None or config.data.loss_on != "assistant"):
+        yield "recipe=mlm reads text as it is: leave model.chat_template and data.loss_on out."
+    if isinstance(config.data.held_out, str) and config.data.held_out == config.data.train:
+        yield "data.held_out names the training file. Write a share such as data.held_out=0.05."
+
+
+def _of_labelled_rows(config: RunConfig) -> Iterator[str]:
+    """Settings of written text that are given for rows that are classified."""
+    unused = ("format", "truncate", "loss_on")
+    given = [f"data.{key}" for key in unused if getattr(config.data, key) != _default(config.data, key)]
+    given += ["model.chat_template"] if config.model.chat_template is not None else []
+    if config.model.new_tokens:
+        yield f"recipe={config.recipe} trains no rows of new tokens: leave model.new_tokens out."
+    if given:
+        yield (
+            f"recipe={config.recipe} reads columns as classes.text puts them together, and cuts them as classes.keep "
+            f"and classes.shares say: leave {', '.join(given)} out."
+        )
+
+
+def _of_folds(config: RunConfig) -> Iterator[str]:
+    """Where the rows that a fold is scored on would also choose what is scored."""
+    if reason := config.pseudo_label.refusal(config.classes.kind) or config.tta.refusal(config.classes):
+        yield reason
+    if config.data.held_out != _default(config.data, "held_out"):
+        yield "recipe=crossval validates on folds: leave data.held_out out; folds.k says how many."
+    if config.save.ship == "best" or config.evaluate.patience is not None:
+        yield (
+            "save.ship=best and evaluate.patience would choose steps by the rows that the out-of-fold score is "
+            "measured on, and flatter it. Write save.ship=last, evaluate.patience=null and train.epochs."
+        )
+
+
+def _default(section: Section, key: str) -> Any:
+    return type(section).model_fields[key].default

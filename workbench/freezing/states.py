@@ -1,0 +1,275 @@
+"""Where outputs of a frozen prefix are kept: in memory, or in files that several runs share.
+
+Rows are known by 16 bytes that say what they hold. Legend: B rows, L padded length, D hidden, W bytes of D numbers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import struct
+import weakref
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from workbench.errors import FileError
+
+FORMAT = "1"
+"""Of the files, and of how rows are known: raise it when either changes."""
+CHUNK_BYTES = 2**26
+"""Of memory that is asked for at once. What is not written yet, the system does not give."""
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class States(ABC):
+    """Hidden states of rows by their keys. What it holds of a row never changes.
+
+    Args:
+        dtype: Precision that states are kept in.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    @abstractmethod
+    def missing(self, keys: Sequence[bytes]) -> list[int]:
+        """Where in `keys` those stand that it knows nothing of; of one that comes twice, the first place."""
+
+    @abstractmethod
+    def put(self, keys: Sequence[bytes], rows: Sequence[Tensor]) -> None:
+        """Keep the states (l, D) of each row; none of them is known yet."""
+
+    def get(self, keys: Sequence[bytes], length: int) -> Tensor:
+        """States (B, `length`, D) of known rows, on the CPU: cut, or with zeros after their end."""
+        width = max((self._width(key) for key in keys), default=0)
+        found_BLW = np.empty((len(keys), length, width), np.uint8)
+        for key, row_LW in zip(keys, found_BLW, strict=True):
+            row_LW[self._read(key, row_LW) :] = 0
+        return torch.from_numpy(found_BLW).view(self.dtype)
+
+    @abstractmethod
+    def _width(self, key: bytes) -> int:
+        """W of a known row; 0 where it has no tokens."""
+
+    @abstractmethod
+    def _read(self, key: bytes, row_LW: Bytes) -> int:
+        """Write the first states of a known row into `row_LW`; returns how many there are."""
+
+    def _bytes(self, row: Tensor) -> Bytes:
+        """States (l, D) as they are kept, (l, W)."""
+        kept = row.detach().to("cpu", self.dtype).contiguous()
+        return kept.view(torch.uint8).numpy()
+
+
+class MemoryStates(States):
+    """In the memory of this process, in large pieces: rows one by one would cost an allocation each."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(dtype)
+        self._rows: dict[bytes, Bytes] = {}
+        self._free: Bytes = np.empty(0, np.uint8)
+        """What is left of the newest piece."""
+
+    def missing(self, keys: Sequence[bytes]) -> list[int]:
+        return [place for key, place in _firsts(keys).items() if key not in self._rows]
+
+    def put(self, keys: Sequence[bytes], rows: Sequence[Tensor]) -> None:
+        for key, row in zip(keys, rows, strict=True):
+            content = self._bytes(row)
+            if content.nbytes > len(self._free):
+                self._free = np.empty(max(CHUNK_BYTES, content.nbytes), np.uint8)
+            kept, self._free = self._free[: content.nbytes], self._free[content.nbytes :]
+            kept[:] = content.reshape(-1)
+            self._rows[key] = kept.reshape(content.shape)
+
+    def _width(self, key: bytes) -> int:
+        return self._rows[key].shape[1]
+
+    def _read(self, key: bytes, row_LW: Bytes) -> int:
+        kept_LW = self._rows[key][: len(row_LW)]
+        row_LW[: len(kept_LW)] = kept_LW
+        return len(kept_LW)
+
+
+class _Place(NamedTuple):
+    """Where in the file the states of a row are."""
+
+    start: int
+    length: int
+    width: int
+    checksum: int | None
+    """Of their bytes, as long as nobody has compared it."""
+
+
+_RECORD = struct.Struct("<16sQIII")
+"""Key, start, length, width, checksum of the states; a checksum of these follows."""
+_RECORD_BYTES = _RECORD.size + 4
+
+
+class DiskStates(States):
+    """In two files that grow, of all runs whose prefix has the same `fingerprint`, at the same time too.
+
+    States are written first, then a record in the index that says where they are, with checksums of both: whatever a
+    killed process, a full disk or a power cut leaves behind is either whole or missing. Files are read rather than
+    mapped: a mapped file that somebody cuts kills the process, and cannot grow.
+
+    Raises:
+        FileError: the files cannot be read or written.
+    """
+
+    def __init__(self, folder: Path, *, fingerprint: str, dtype: torch.dtype) -> None:
+        super().__init__(dtype)
+        self.folder = folder / fingerprint
+        with self._told():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._states, self._index = (_opened(self.folder / name) for name in ("states.bin", "index.bin"))
+        weakref.finalize(self, _close, self._states, self._index)
+        self._places: dict[bytes, _Place] = {}
+        self._indexed = 0
+        """Bytes of the index that were read."""
+
+    def missing(self, keys: Sequence[bytes]) -> list[int]:
+        firsts = _firsts(keys)
+        if any(key not in self._places for key in firsts):
+            self._refresh()  # another process may have computed them meanwhile
+        return [place for key, place in firsts.items() if not self._holds(key)]
+
+    def put(self, keys: Sequence[bytes], rows: Sequence[Tensor]) -> None:
+        with self._told(), self._locked():
+            self._refresh()
+            records = [
+                self._append(key, self._bytes(row))
+                for key, row in zip(keys, rows, strict=True)
+                if key not in self._places
+            ]
+            # A process that was killed here may have left a part of a record.
+            end = os.fstat(self._index).st_size // _RECORD_BYTES * _RECORD_BYTES
+            os.ftruncate(self._index, end)
+            _write(self._index, b"".join(records), end)
+
+    def _append(self, key: bytes, content: Bytes) -> bytes:
+        """Write a row's states behind all others; returns its record."""
+        start = os.fstat(self._states).st_size
+        _write(self._states, content.tobytes(), start)
+        self._places[key] = _Place(start, *content.shape, None)
+        record = _RECORD.pack(key, start, *content.shape, zlib.crc32(content))
+        return record + zlib.crc32(record).to_bytes(4, "little")
+
+    def _refresh(self) -> None:
+        """Read what was added to the index, by whomever."""
+        added = os.fstat(self._index).st_size - self._indexed
+        content = os.pread(self._index, max(0, added), self._indexed)
+        for start in range(0, len(content) - _RECORD_BYTES + 1, _RECORD_BYTES):
+            record = content[start : start + _RECORD.size]
+            if zlib.crc32(record).to_bytes(4, "little") == content[start + _RECORD.size : start + _RECORD_BYTES]:
+                key, *place = _RECORD.unpack(record)
+                known = self._places.get(key)
+                if known is None or known.checksum is not None:  # a later record mends an earlier one
+                    self._places[key] = _Place(*place)
+        self._indexed += len(content) // _RECORD_BYTES * _RECORD_BYTES
+
+    def _holds(self, key: bytes) -> bool:
+        """Whether the states of a row are there; at the first time, whether they are what was written."""
+        place = self._places.get(key)
+        if place is None:
+            return False
+        if place.checksum is not None:
+            content = os.pread(self._states, place.length * place.width, place.start)
+            if len(content) < place.length * place.width or zlib.crc32(content) != place.checksum:
+                del self._places[key]
+                return False
+            self._places[key] = place._replace(checksum=None)
+        return True
+
+    def _width(self, key: bytes) -> int:
+        return self._places[key].width
+
+    def _read(self, key: bytes, row_LW: Bytes) -> int:
+        place = self._places[key]
+        known_LW = row_LW[: place.length]
+        if os.preadv(self._states, [known_LW], place.start) < known_LW.nbytes:
+            raise FileError(f"{self.folder}: cut while it was in use. Resume; what is lost is computed again.")
+        return len(known_LW)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Inside, no other process writes."""
+        fcntl.flock(self._index, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._index, fcntl.LOCK_UN)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise FileError(
+                f"{self.folder}: cannot be written ({error.strerror}). Make room there, set WORKBENCH_CACHE to "
+                "another place, or write freeze.cache=memory or freeze.cache=off."
+            ) from error
+
+
+def fingerprint(
+    backbone: PreTrainedModel, *, blocks: Sequence[nn.Module], depth: int, dtype: torch.dtype, about: Mapping[str, str]
+) -> str:
+    """A name for what the outputs of the first `depth` blocks depend on, besides the row.
+
+    The content of every frozen weight below the line counts, of adapters too, so it does not matter where a backbone
+    came from; what trains is left out, because the prefix may not depend on it.
+
+    Args:
+        dtype: Precision that states are kept in.
+        about: What tensors do not show: compute precision, format of the weights, versions of packages.
+    """
+    above = {id(tensor) for block in blocks[depth:] for tensor in (*block.parameters(), *block.buffers())}
+    settings = backbone.config.to_dict() | {"attention": backbone.config._attn_implementation}
+    named = {key: value for key, value in settings.items() if key not in _ORIGINS}
+    says = [FORMAT, type(backbone.base_model).__name__, depth, str(dtype), dict(about), named]
+    found = hashlib.sha256(json.dumps(says, sort_keys=True, default=str).encode())
+    for name, tensor in (*backbone.base_model.named_parameters(), *backbone.base_model.named_buffers()):
+        if id(tensor) not in above and not tensor.requires_grad:
+            content = tensor.detach().cpu().contiguous().reshape(-1)
+            found.update(f"{name} {content.dtype} {tuple(tensor.shape)}".encode())
+            found.update(content.view(torch.uint8).numpy())
+    return found.hexdigest()[:32]
+
+
+_ORIGINS = {"_name_or_path", "_commit_hash", "transformers_version", "architectures"}
+"""What a configuration says of where it came from."""
+
+
+def _firsts(keys: Sequence[bytes]) -> dict[bytes, int]:
+    """Where each key stands first."""
+    return {key: place for place, key in reversed(list(enumerate(keys)))}
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _write(descriptor: int, content: bytes, start: int) -> None:
+    """All of it; the system may take a part at a time."""
+    rest = memoryview(content)
+    while rest:
+        done = os.pwrite(descriptor, rest, start)
+        rest, start = rest[done:], start + done

@@ -1,0 +1,129 @@
+"""The gradient noise scale: how large a batch is before larger ones stop paying (McCandlish et al. 2018).
+
+The gradient of a step is that of the mean over its supervised tokens. A part of its rows, which has the share w of
+these tokens, has a mean gradient of its own, g; the step's is the sum of w g. Drawn at random, g varies about the true
+gradient G by S / b, where b are its rows and S is the covariance of one row's; so
+
+    E sum w |g|^2 = |G|^2 + tr(S) sum w / b        E |sum w g|^2 = |G|^2 + tr(S) sum w^2 / b,
+
+two equations for |G|^2 and tr(S). For parts of equal size they are those of the paper (appendix A.1). The parts have to
+be random: micro-batches, which hold rows of similar length, are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from workbench.data.batching import Indices
+
+MEMORY = 0.9
+"""How much of the smoothed estimates is kept when another comes."""
+
+
+class Part(NamedTuple):
+    """Some of a step's rows."""
+
+    squared: float
+    """Squared norm of what it adds to the step's gradient, w g."""
+    rows: int
+    share: float
+    """Of the step's supervised tokens, w."""
+
+
+class Estimate(NamedTuple):
+    """Of one step; both are unbiased, so that `signal` may be negative."""
+
+    signal: float
+    """|G|^2."""
+    noise: float
+    """tr(S), of a single row; never negative."""
+
+
+def cut(rows: Indices, *, parts: int = 8) -> list[Indices]:
+    """A step's rows, which come in random order, in parts of equal size, or as near as may be; a row at least in each."""
+    return np.array_split(rows, min(parts, len(rows)))
+
+
+def estimate(parts: Sequence[Part], squared: float) -> Estimate | None:
+    """|G|^2 and tr(S) from the parts of one step; None where fewer than two of them are supervised at all.
+
+    Args:
+        squared: Squared norm of the step's gradient, before it is clipped.
+    """
+    parts = [part for part in parts if part.share > 0]
+    if len(parts) < 2:
+        return None
+    apart = sum(part.squared / part.share for part in parts)
+    noise_apart = sum(part.share / part.rows for part in parts)
+    noise_together = sum(part.share**2 / part.rows for part in parts)
+    noise = (apart - squared) / (noise_apart - noise_together)
+    return Estimate(squared - noise * noise_together, noise)
+
+
+class Parts:
+    """Watches the gradients of a step grow, part by part.
+
+    Args:
+        parameters: Their gradients are None when the step begins.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+        self._before: dict[nn.Parameter, Tensor] = {}
+        self._parts: list[Part] = []
+
+    @torch.no_grad()
+    def add(self, rows: int, *, share: float) -> None:
+        """The gradients of another part are there, of so many rows, with this share of the supervised tokens."""
+        added = []
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                before = self._before.get(parameter)
+                added.append(parameter.grad if before is None else parameter.grad - before)
+                self._before[parameter] = parameter.grad.clone()
+        self._parts.append(Part(_squared(added), rows, share))
+
+    def estimate(self) -> Estimate | None:
+        """What they say together; None where fewer than two are supervised."""
+        return estimate(self._parts, _squared(self._before.values()))
+
+
+def _squared(tensors: Iterable[Tensor]) -> float:
+    """Squared norm of all values together."""
+    norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors]
+    return float(torch.stack(norms).square().sum()) if norms else 0.0
+
+
+class NoiseScale:
+    """The noise scale of a run: both estimates smoothed over its steps, and only then divided."""
+
+    def __init__(self) -> None:
+        self._signal = self._noise = 0.0
+
+    def add(self, found: Estimate | None) -> None:
+        """Another step's; nothing changes where there was none."""
+        if found is not None:
+            # Both sums have the same weights, so that their quotient needs no correction for how few there are.
+            self._signal = MEMORY * self._signal + (1 - MEMORY) * found.signal
+            self._noise = MEMORY * self._noise + (1 - MEMORY) * found.noise
+
+    @property
+    def value(self) -> float | None:
+        """tr(S) / |G|^2, the critical batch size in rows; None as long as no gradient stands out of the noise."""
+        return self._noise / self._signal if self._signal > 0 else None
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that it goes on from."""
+        return {
+            "signal": torch.tensor(self._signal, dtype=torch.float64),
+            "noise": torch.tensor(self._noise, dtype=torch.float64),
+        }
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` gave."""
+        self._signal, self._noise = state["signal"].item(), state["noise"].item()

@@ -1,0 +1,100 @@
+"""Which layers a run will train when, as a panel under its learning rate: `workbench check RECIPE --plot FILE`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.colors import to_rgb
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator
+
+from workbench.report.plots import Floats
+from workbench.sections.freezing import FreezeConfig, Moment
+
+COLUMNS = 1800
+"""Most steps that are drawn, as many as the picture has pixels; of a longer run, evenly spaced ones."""
+LABELS = 8
+"""Most blocks that are named beside the panel."""
+
+
+def rates(policy: FreezeConfig, *, steps: int, blocks: int, seed: int) -> Floats:
+    """Factor on the learning rate of each layer (its row) in each step, or in COLUMNS of them; NaN where it is frozen.
+
+    `policy` measures nothing.
+    """
+    columns = []
+    for step in np.linspace(0, steps - 1, min(steps, COLUMNS)).round():
+        plan = policy.plan(Moment(int(step), step / steps, seed), blocks=blocks)
+        columns.append(np.where(plan.trains, plan.rates, np.nan))
+    return np.array(columns).T
+
+
+def told(policy: FreezeConfig, blocks: int | None) -> str | None:
+    """Why the plan cannot be drawn, in words that stand in its place; None where it can."""
+    if policy.observes is not None:
+        return f"decided while training, from {policy.observes} measured every {policy.interval:,} steps"
+    return "the blocks of this backbone are not known" if blocks is None else None
+
+
+def draw(axes: Any, found: Floats, *, steps: int, colours: dict[str, str]) -> None:
+    """Rows from the embeddings up to the head: deep where the rate is high, pale where it is low, grey where frozen.
+
+    Args:
+        found: What `rates` gives.
+    """
+    highest = np.nanmax(found)
+    axes.imshow(
+        _shades(found / highest, colours),
+        extent=(0, steps, -0.5, len(found) - 0.5),
+        aspect="auto",
+        origin="lower",
+        interpolation="nearest",
+    )
+    for border in np.arange(len(found) - 1) + 0.5:
+        axes.axhline(border, color=colours["surface"], linewidth=min(1.5, 20 / len(found)))
+    axes.set_ylim(-0.5, len(found) - 0.5)
+    named = _named(len(found) - 2)
+    axes.yaxis.set_major_locator(FixedLocator([0, *named, len(found) - 1]))
+    axes.set_yticklabels(["embeddings", *(f"block {number}" for number in named), "head"])
+    axes.grid(visible=False)
+    axes.legend(handles=_key(found, colours), **_BESIDE_TITLE)
+
+
+def frozen_share(found: Floats) -> float:
+    """Share of all layer-steps in which a layer is frozen."""
+    return float(np.isnan(found).mean())
+
+
+_BESIDE_TITLE = {
+    "loc": "lower right",
+    "bbox_to_anchor": (1, 1),
+    "ncols": 3,
+    "frameon": False,
+    "borderaxespad": 0.2,
+    "handlelength": 1,
+    "handleheight": 1,
+    "fontsize": 9,
+}
+
+
+def _key(found: Floats, colours: dict[str, str]) -> list[Patch]:
+    """What the shades mean."""
+    highest = np.nanmax(found)
+    shown = [(1.0, "trains")] if np.nanmin(found) == highest else [(1.0, f"rate times {highest:.3g}"), (0.0, "near 0")]
+    patches = [Patch(color=_shades(np.array(strength), colours), label=label) for strength, label in shown]
+    return [*patches, Patch(color=colours["grid"], label="frozen")]
+
+
+def _shades(strengths: Floats, colours: dict[str, str]) -> Floats:
+    """Colours (.., 3) of strengths between 0 and 1."""
+    pale, deep, frozen = (np.array(to_rgb(colours[name])) for name in ("surface", "series-0", "grid"))
+    mix = (0.12 + 0.63 * np.nan_to_num(strengths))[..., None]
+    shades: Floats = np.where(np.isnan(strengths)[..., None], frozen, (1 - mix) * pale + mix * deep)
+    return shades
+
+
+def _named(blocks: int) -> list[int]:
+    """Numbers of blocks, evenly spaced, that get a label; none so near to the head that theirs would overlap."""
+    stride = -(-blocks // LABELS)
+    return list(range(stride, blocks + 2 - stride, stride))

@@ -1,0 +1,114 @@
+"""Section `freeze`: which layers train when. A policy is a file of `workbench/freezing`; this is what all have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from pydantic import model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
+
+from workbench.schema import Section, did_you_mean
+
+POLICIES: dict[str, type[FreezeConfig]] = {}
+"""Every `freeze.policy` and the section that configures it; `register` fills it."""
+
+
+class Observation(NamedTuple):
+    """What was measured over an interval of a run."""
+
+    step: int
+    """Optimizer steps done when it ended."""
+    values: tuple[float, ...]
+    """Of each layer; NaN where it does not train."""
+
+
+class Moment(NamedTuple):
+    """What a policy knows when it decides: where the run is, and what was measured so far."""
+
+    step: int
+    """Optimizer steps done."""
+    share: float
+    """Share of the run that is done, 0 to 1."""
+    seed: int
+    seen: tuple[Observation, ...] = ()
+
+
+class Plan(NamedTuple):
+    """What trains in the next step. Layers: 0 the embeddings, 1 to n the blocks, n + 1 what comes after them."""
+
+    trains: tuple[bool, ...]
+    rates: tuple[float, ...]
+    """Factors on the learning rate; 1 is as configured."""
+
+    @property
+    def depth(self) -> int:
+        """How many of the first layers are frozen: 0 none, 1 the embeddings, k + 1 the first k blocks too."""
+        return next((number for number, trains in enumerate(self.trains) if trains), len(self.trains))
+
+
+class FreezeConfig(Section):
+    """Base of every policy, and the policy `none`: everything trains that the adapter's method lets train.
+
+    A subclass has `policy: Literal[...]`, its settings and `plan`.
+    """
+
+    policy: str = "none"
+    cache: Literal["auto", "memory", "disk", "off"] = "auto"
+    """Where outputs of a frozen prefix are kept, computed once for each row; `auto`: where that pays, and fits."""
+    stored: Literal["compute", "bfloat16", "float32"] = "compute"
+    """Precision of what is kept; `compute`: the one that it was computed in, which changes no result."""
+
+    def refusal(self, blocks: int) -> str | None:
+        """Why this policy does not work on so many blocks, and what to write instead; None where it does."""
+        return None
+
+    @property
+    def observes(self) -> Literal["gradients", "activations"] | None:
+        """What has to be measured at the end of each interval of `interval` steps; None: nothing."""
+        return None
+
+    @property
+    def interval(self) -> int:
+        """Optimizer steps between observations."""
+        return 0
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the plan is the same in every step."""
+        return type(self) is FreezeConfig
+
+    def plan(self, moment: Moment, *, blocks: int) -> Plan:
+        """What trains in the next step: a pure function of where the run is and what was measured.
+
+        Args:
+            blocks: n, the transformer blocks of the backbone.
+        """
+        return Plan((True,) * (blocks + 2), (1.0,) * (blocks + 2))
+
+    @classmethod
+    def section_for(cls, values: Any) -> type[Section]:
+        if cls is not FreezeConfig:
+            return cls
+        name = values.get("policy", "none") if isinstance(values, dict) else None
+        return POLICIES.get(name, cls) if isinstance(name, str) else cls
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_its_own_class(cls, values: Any, validate: Callable[[Any], FreezeConfig]) -> FreezeConfig:
+        """`freeze: {policy: lisa}` becomes the section that POLICIES has for lisa."""
+        section = cls.section_for(values)
+        if cls is not FreezeConfig or not isinstance(values, dict) or values.get("policy", "none") == "none":
+            return validate(values)
+        if section is FreezeConfig:
+            text = f"unknown policy {values['policy']!r}." + did_you_mean(str(values["policy"]), ["none", *POLICIES])
+            error = PydanticCustomError("unknown_policy", "{text}", {"text": text})
+            details = InitErrorDetails(type=error, loc=("policy",), input=values["policy"])
+            raise ValidationError.from_exception_data("freeze", [details])
+        return section.model_validate(values)  # type: ignore[return-value]
+
+
+def register(section: type[FreezeConfig]) -> type[FreezeConfig]:
+    """Make the policy of `section` known by its name; use it as a decorator."""
+    POLICIES[section.model_fields["policy"].default] = section
+    return section

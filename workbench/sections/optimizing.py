@@ -1,0 +1,161 @@
+"""Section `optimizer`: what turns gradients into steps, and at which rates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from workbench.schema import Section
+from workbench.sections.scheduling import ScheduleConfig
+
+Name = Literal[
+    "adamw",
+    "adamw8bit",
+    "paged_adamw",
+    "paged_adamw8bit",
+    "adafactor",
+    "lion",
+    "sgd",
+    "muon",
+    "lamb",
+    "lars",
+    "soap",
+    "schedule_free",
+]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+
+_ADAM = ("betas", "eps")
+KNOWN: dict[Name, tuple[str, ...]] = {
+    "adamw": _ADAM,
+    "adamw8bit": _ADAM,
+    "paged_adamw": _ADAM,
+    "paged_adamw8bit": _ADAM,
+    "adafactor": (),
+    "lion": ("betas",),
+    "sgd": ("momentum",),
+    "muon": ("betas", "eps", "momentum"),
+    "lamb": _ADAM,
+    "lars": ("momentum",),
+    "soap": _ADAM,
+    "schedule_free": _ADAM,
+}
+"""Which of the settings betas, eps and momentum each optimizer has."""
+
+_POWER = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
+_WRITE_GRADIENTS = ("lars", "schedule_free")
+
+
+class OptimizerConfig(Section):
+    name: Name = "adamw"
+    """What takes the steps; each wants its own train.learning_rate.
+
+    `adamw` (Loshchilov & Hutter 2019); `adamw8bit` (Dettmers et al. 2022): its moments in 8 bits, of parameters with
+    4096 values or more; `paged_adamw`, `paged_adamw8bit`: moments that move to the host where an NVIDIA GPU's memory
+    runs out. `adafactor` (Shazeer & Stern 2018): factored second moments; its rate is relative to the size of the
+    weights, usually 1e-2. `lion` (Chen et al. 2023): signs; a third to a tenth of AdamW's rate. `sgd`. `muon` (Jordan
+    et al. 2024): orthogonal steps for matrices of the blocks, in AdamW's size (Liu et al. 2025), AdamW for the rest.
+    `lamb` (You et al. 2020), `lars` (You et al. 2017): steps relative to the size of the weights, for large batches.
+    `soap` (Vyas et al. 2024): AdamW in Shampoo's eigenbasis. `schedule_free` (Defazio et al. 2024): AdamW that averages
+    instead of lowering its rate; ask for schedule.name=constant.
+    Weight decay is decoupled from the gradient, but in sgd, lamb, lars and schedule_free it is part of the update.
+    """
+    betas: tuple[Momentum, Momentum] | None = None
+    """Memory of the averages of the gradient and of its square (lion: of the step and of the state); null: its own."""
+    eps: PositiveFloat | None = None
+    """Added to the root of the second moment; null: its own."""
+    momentum: Momentum | None = None
+    """Memory of sgd (0), lars (0.9) and muon (0.95); null: what stands in brackets."""
+    sam: PositiveFloat | None = None
+    """Sharpness-aware (Foret et al. 2021): the gradient is taken this far uphill, in units of the weights.
+
+    It costs a second forward and backward pass; usually 0.05. null: off.
+    """
+    sam_every: PositiveInt = 1
+    """Only in every so manieth step, the first among them."""
+    lookahead: Annotated[int, Field(ge=2)] | None = None
+    """Slow weights (Zhang et al. 2019) that follow every so many steps, usually 5, and are what is evaluated and shipped.
+
+    null: off.
+    """
+    lookahead_alpha: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """How much of the way to the fast weights the slow ones go."""
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Factor on the learning rate from one layer to the one below; 1: all alike (Howard & Ruder 2018: 1 / 2.6)."""
+    head_rate: PositiveFloat = 1.0
+    """Factor on the learning rate of what starts at random, such as a classification head."""
+    l1: NonNegativeFloat = 0.0
+    """Penalty in nats for each unit of a weight's size; of what train.weight_decay would act on."""
+    l2: NonNegativeFloat = 0.0
+    """Penalty in nats for each squared unit of a weight; goes through the optimizer, as train.weight_decay does not."""
+    scaling: Literal["none", "linear", "sqrt"] = "none"
+    """How train.learning_rate follows batch.size: times batch.size / reference_batch (Goyal et al. 2017), or its root
+    (Krizhevsky 2014)."""
+    reference_batch: PositiveInt | None = None
+    """Rows of the batch that train.learning_rate was found for."""
+    noise_scale: PositiveInt | None = None
+    """Estimate the critical batch size in rows (McCandlish et al. 2018) every so many steps, as `noise_scale` of
+    metrics.jsonl; null: never. It holds a copy of the gradients."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Those of betas, eps and momentum that are not left to the optimizer."""
+        return {key: value for key in ("betas", "eps", "momentum") if (value := getattr(self, key)) is not None}
+
+    @model_validator(mode="after")
+    def _fits(self) -> OptimizerConfig:
+        if mistakes := list(self._contradictions()):
+            raise ValueError(" ".join(mistakes))
+        return self
+
+    def _contradictions(self) -> Iterator[str]:
+        for key in self.given:
+            if key not in KNOWN[self.name]:
+                able = "|".join(name for name, known in KNOWN.items() if key in known)
+                yield f"{self.name} has no {key}. Leave optimizer.{key} out, or write optimizer.name={able}."
+        if self.name == "schedule_free" and self.betas is not None and not self.betas[0]:
+            yield "schedule_free averages by its first beta, which cannot be 0. Write optimizer.betas=[0.9, 0.999]."
+        if self.name == "schedule_free" and self.lookahead is not None:
+            yield "schedule_free averages already. Leave optimizer.lookahead out, or write optimizer.name=adamw."
+        if self.sam is None and self.sam_every != 1:
+            yield "sam_every says when SAM is used, and it is off. Write optimizer.sam=0.05, or leave sam_every out."
+        if self.lookahead is None and self.lookahead_alpha != 0.5:
+            yield "lookahead_alpha is for Lookahead, which is off. Write optimizer.lookahead=5, or leave it out."
+        if self.scaling != "none" and self.reference_batch is None:
+            yield (
+                f"scaling={self.scaling} needs the batch size that train.learning_rate was found for. "
+                "Write optimizer.reference_batch=32."
+            )
+        if self.scaling == "none" and self.reference_batch is not None:
+            yield "reference_batch is for scaling. Write optimizer.scaling=sqrt, or leave reference_batch out."
+
+    def misfits(self, *, schedule: ScheduleConfig, batch: int, method: str) -> Iterator[str]:
+        """What does not go with the rest of a run, one sentence for each contradiction.
+
+        Args:
+            batch: Rows of a step.
+            method: The adapter's.
+        """
+        if self.name == "schedule_free" and schedule.name != "constant":
+            yield (
+                f"optimizer.name=schedule_free averages instead of lowering its rate, and schedule.name={schedule.name} "
+                "lowers it. Write schedule.name=constant."
+            )
+        if self.name in _WRITE_GRADIENTS and method == "adalora":
+            yield (
+                f"optimizer.name={self.name} writes over the gradients that adapter.method=adalora weighs its ranks "
+                "by. Write optimizer.name=adamw, or adapter.method=lora."
+            )
+        if self.noise_scale is not None and batch < 2:
+            yield (
+                "optimizer.noise_scale compares parts of a batch, and batch.size=1 has none. "
+                "Write batch.size=2 or more, or leave optimizer.noise_scale out."
+            )
+
+    def scaled(self, rate: float, *, batch: int) -> float:
+        """A learning rate that was found for `reference_batch` rows, for a batch of so many."""
+        if self.reference_batch is None:
+            return rate
+        scaled: float = rate * (batch / self.reference_batch) ** _POWER[self.scaling]
+        return scaled
