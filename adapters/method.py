@@ -45,6 +45,8 @@ class About:
     """Why activations cannot be recomputed in the backward pass; empty where they can."""
     plans_steps: bool = False
     """Whether it has to know how many steps there will be."""
+    no_freezing: str = ""
+    """Why layers of the backbone cannot be frozen by a policy under it; empty where they can."""
     token_rows: bool = False
     """Whether rows of new tokens can train beside it."""
 
@@ -64,13 +66,13 @@ Sample = Callable[[], "Iterator[dict[str, Tensor]]"]
 
 
 class Companion(Protocol):
-    """What a method does during training besides having parameters: AdaLoRA moves its ranks.
+    """What goes on during training besides the loss and the optimizer: AdaLoRA moves its ranks.
 
     It works on the float32 values and gradients that the optimizer works on, never on the copies that compute.
     """
 
-    def penalty(self) -> Tensor:
-        """A scalar with a graph, whose gradient is added to the loss's once a step, before clipping."""
+    def on_gradients(self) -> None:
+        """Called once a step when the loss's gradients are there, before clipping: looks at them, or adds to them."""
 
     def after_step(self, step: int) -> None:
         """Called after optimizer step `step` (counted from 1), with that step's gradients in place."""

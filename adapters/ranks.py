@@ -75,6 +75,10 @@ class RankSchedule:
         self.uncertainty = {key: torch.zeros_like(each) for key, each in parts.items()}
         self.kept = {name: torch.ones_like(layer.E_R1, dtype=torch.bool) for name, layer in self.layers.items()}
 
+    def on_gradients(self) -> None:
+        """Add the gradient of `penalty`."""
+        self.penalty().backward()  # type: ignore[no-untyped-call]
+
     def penalty(self) -> Tensor:
         """Mean over the A and B of their distance from orthonormal rows or columns (paper, eq. 4)."""
         grams = [gram for A_RI, _, B_OR in self.layers.values() for gram in (A_RI @ A_RI.T, B_OR.T @ B_OR)]

@@ -62,7 +62,9 @@ class _LoraLinear(torch.autograd.Function):
         inner_NR = (x_NI @ down_RI.T).mul_(scale)
         output_NO = F.linear(x_NI, weight_OI.to(x.dtype), None if bias is None else bias.to(x.dtype))
         output_NO.addmm_(inner_NR, up_OR.T)
-        ctx.save_for_backward(x_NI, inner_NR, weight_OI, down_RI, up_OR)
+        # A frozen adapter's gradient needs neither the inputs nor the inner products: they are not kept.
+        learns = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]
+        ctx.save_for_backward(x_NI if learns else None, inner_NR if learns else None, weight_OI, down_RI, up_OR)
         ctx.scale = scale
         return output_NO.view(*x.shape[:-1], -1)
 
@@ -75,7 +77,9 @@ class _LoraLinear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             x_grad = (grad_NO @ weight_OI.to(grad.dtype)).addmm_(inner_grad_NR, down_RI)
             x_grad = x_grad.view(*grad.shape[:-1], -1)
-        return x_grad, None, None, inner_grad_NR.T @ x_NI, grad_NO.T @ inner_NR, None
+        down_grad = inner_grad_NR.T @ x_NI if ctx.needs_input_grad[3] else None
+        up_grad = grad_NO.T @ inner_NR if ctx.needs_input_grad[4] else None
+        return x_grad, None, None, down_grad, up_grad, None
 
 
 def fuse(model: nn.Module) -> None:

@@ -45,7 +45,7 @@ class Estimate(NamedTuple):
 
 
 def cut(rows: Indices, *, parts: int = 8) -> list[Indices]:
-    """A step's rows, which come in random order, in parts of equal size, or as near as may be; a row at least in each."""
+    """A step's rows, which come in random order, in parts of nearly equal size, of a row or more each."""
     return np.array_split(rows, min(parts, len(rows)))
 
 

@@ -1,18 +1,17 @@
-"""Optimizers by their names: their groups and rates, how they are made, and their whole state as tensors."""
+"""Optimizers by their names: their groups, their rates, and how they are made."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
-from workbench.sharpness import FAST_STEPS, SLOW, look_ahead
+from workbench.sharpness import look_ahead
 
 Group = dict[str, Any]
 """Parameters (`params`) with a learning rate and weight decay of their own.
@@ -23,14 +22,6 @@ muon, says whose steps are made so.
 
 _FROM_PYTORCH_OPTIMIZER = ("lion", "lamb", "lars", "soap", "schedule_free")
 _FROM_BITSANDBYTES = ("adamw8bit", "paged_adamw", "paged_adamw8bit")
-_COUNTED = ("step", "weight_sum", "lr_max", FAST_STEPS)
-"""What groups count; all else in them is configured."""
-_AVERAGED = "z"
-"""Where schedule-free has the point that it steps from; only its states have one."""
-_TOLD = ("weight_norm", "adam_norm", "trust_ratio")
-"""What lamb notes of its last step, and never reads."""
-_CODEBOOKS = ("qmap1", "qmap2")
-"""What 8-bit values stand for: constants, shared by all parameters."""
 
 
 def require(config: RunConfig, *, device: torch.device) -> None:
@@ -73,13 +64,13 @@ def groups(
     Args:
         layers: Of each parameter, by its name: 0 the embeddings, 1 to `blocks` the blocks, `blocks` + 1 what comes
             after; a name that is not there counts as after.
-        fresh: Names of the parameters that start at random.
+        fresh: Names of the parameters of a head that starts at random.
     """
     optimizer, top = config.optimizer, blocks + 1
     layered = not config.freeze.fixed or optimizer.layer_decay < 1
     found: dict[tuple[float, float, int | None, bool], list[nn.Parameter]] = {}
     for name, parameter in trainable.items():
-        layer = layers.get(name, top)
+        layer = top if name in fresh else layers.get(name, top)
         factor = config.adapter.rate_factor(name) * optimizer.layer_decay ** (top - layer)
         factor *= optimizer.head_rate if name in fresh else 1.0
         decay = config.train.weight_decay if _decays(name, parameter, config) else 0.0
@@ -102,7 +93,7 @@ def build(groups: list[Group], config: RunConfig) -> torch.optim.Optimizer:
 
 @torch.no_grad()
 def penalise(trainable: Mapping[str, nn.Parameter], config: RunConfig) -> None:
-    """Add the gradients of `optimizer.l1` times sum |w| and of `optimizer.l2` times sum w^2, where there are gradients."""
+    """Add to each gradient that of `optimizer.l1` times sum |w| and of `optimizer.l2` times sum w^2."""
     l1, l2 = config.optimizer.l1, config.optimizer.l2
     if not l1 and not l2:
         return
@@ -111,79 +102,102 @@ def penalise(trainable: Mapping[str, nn.Parameter], config: RunConfig) -> None:
             parameter.grad.add_(parameter.sign(), alpha=l1).add_(parameter, alpha=2 * l2)
 
 
-@contextmanager
-def evaluating(optimizer: torch.optim.Optimizer, *, refresh: Callable[[], None]) -> Iterator[None]:
-    """Inside the block the parameters hold what is to be evaluated and shipped; after it, the same bits as before.
-
-    That is the average of schedule-free, and the slow weights of Lookahead. Other optimizers have nothing else to show.
-
-    Args:
-        refresh: Called when the parameters have changed: copies them to where they compute.
-    """
-    kept: dict[nn.Parameter, Tensor] = {}
-    with torch.no_grad():
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                state = optimizer.state.get(parameter, {})
-                if SLOW in state or _AVERAGED in state:
-                    kept[parameter] = parameter.detach().clone()
-                if SLOW in state:
-                    parameter.copy_(state[SLOW])
-                elif _AVERAGED in state:
-                    # Gradients are taken at y = (1 - beta) z + beta x, where x is the average.
-                    parameter.lerp_(state[_AVERAGED], 1 - 1 / group["betas"][0])
-    if not kept:
-        yield
-        return
-    try:
-        refresh()
-        yield
-    finally:
-        with torch.no_grad():
-            for parameter, value in kept.items():
-                parameter.copy_(value)
-        refresh()
-
-
-def state_tensors(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Everything that decides the next step of these parameters: `name|kind`, with a `#` behind what is no tensor.
-
-    What a group counts is `group N|kind`, where all its parameters are named.
-    """
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in names.items():
-        for kind, value in optimizer.state.get(parameter, {}).items():
-            if kind not in (*_TOLD, *_CODEBOOKS):
-                tensors.update(_packed(f"{name}|{kind}", value))
-    for number, group in enumerate(optimizer.param_groups):
-        if set(group["params"]) <= set(names.values()):
-            for kind in _COUNTED:
-                if kind in group:
-                    tensors.update(_packed(f"group {number}|{kind}", group[kind]))
-    return tensors
-
-
-def load_state(
-    optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
-) -> None:
-    """Set the state of these parameters, and of the groups that are theirs alone, to what `state_tensors` gave."""
-    saved: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        name, _, kind = key.rpartition("|")
-        saved.setdefault(name, {})[kind] = tensor
-    for number, group in enumerate(optimizer.param_groups):
-        if set(group["params"]) <= set(names.values()):
-            group.update(_unpacked(saved.get(f"group {number}", {}), torch.device("cpu")))
-        for index, parameter in enumerate(group["params"]):
-            for name in (name for name, each in names.items() if each is parameter and name in saved):
-                parts = saved[name]
-                optimizer.state[parameter] = _emptied(optimizer, parts, (number, index))
-                _fill(optimizer.state[parameter], _unpacked(parts, parameter.device), group)
-
-
 def _decays(name: str, parameter: nn.Parameter, config: RunConfig) -> bool:
     return parameter.ndim >= 2 and config.adapter.decays(name)
 
 
 def _is_matrix(parameter: nn.Parameter) -> bool:
     return parameter.ndim == 2 and min(parameter.shape) > 1
+
+
+class Together(torch.optim.Optimizer):
+    """Several optimizers as one: each has some of the groups, and all share one state.
+
+    Args:
+        groups: Of all parameters, in the order of `param_groups`.
+        parts: Makes each optimizer from its own of the groups.
+    """
+
+    def __init__(self, groups: list[Group], parts: list[tuple[list[Group], Callable[[list[Group]], Any]]]) -> None:
+        super().__init__(groups, {})
+        self._parts: list[torch.optim.Optimizer] = [make(own) for own, make in parts if own]
+        for part in self._parts:
+            part.state = self.state
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One step of each."""
+        assert closure is None
+        for part in self._parts:
+            part.step()
+
+
+Settings = dict[str, Any]
+Builder = Callable[[list[Group], float, Settings], torch.optim.Optimizer]
+"""Makes an optimizer from groups, a learning rate, and those of betas, eps and momentum that are configured."""
+
+
+def _adamw(groups: list[Group], rate: float, given: Settings) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups, lr=rate, fused=True, **given)
+
+
+def _adafactor(groups: list[Group], rate: float, given: Settings) -> torch.optim.Optimizer:
+    return torch.optim.Adafactor(groups, lr=rate, **given)
+
+
+def _sgd(groups: list[Group], rate: float, given: Settings) -> torch.optim.Optimizer:
+    return torch.optim.SGD(groups, lr=rate, **given)
+
+
+def _muon(groups: list[Group], rate: float, given: Settings) -> torch.optim.Optimizer:
+    """Raises ConfigError where nothing is for Muon, so that all of it would silently be AdamW."""
+    orthogonal = [group for group in groups if group["orthogonal"]]
+    others = [group for group in groups if not group["orthogonal"]]
+    if not orthogonal:
+        raise ConfigError(
+            "optimizer.name=muon is for matrices inside the transformer blocks, and none of them trains. "
+            "Write optimizer.name=adamw, or another adapter.method."
+        )
+    momentum = {key: value for key, value in given.items() if key == "momentum"}
+    rest = {key: value for key, value in given.items() if key != "momentum"}
+
+    def muon(own: list[Group]) -> torch.optim.Optimizer:
+        return torch.optim.Muon(own, lr=rate, adjust_lr_fn="match_rms_adamw", **momentum)
+
+    return Together(groups, [(orthogonal, muon), (others, lambda own: _adamw(own, rate, rest))])
+
+
+def _bitsandbytes(kind: str) -> Builder:
+    def build(groups: list[Group], rate: float, given: Settings) -> torch.optim.Optimizer:
+        import bitsandbytes  # a second to import, and most runs need none of it
+
+        made: torch.optim.Optimizer = getattr(bitsandbytes.optim, kind)(groups, lr=rate, **given)
+        return made
+
+    return build
+
+
+def _pytorch_optimizer(kind: str, fixed: Settings | None = None) -> Builder:
+    def build(groups: list[Group], rate: float, given: Settings) -> torch.optim.Optimizer:
+        import pytorch_optimizer  # an optional dependency
+
+        made: torch.optim.Optimizer = getattr(pytorch_optimizer, kind)(groups, lr=rate, **(fixed or {}), **given)
+        return made
+
+    return build
+
+
+_BUILDERS: dict[str, Builder] = {
+    "adamw": _adamw,
+    "adamw8bit": _bitsandbytes("AdamW8bit"),
+    "paged_adamw": _bitsandbytes("PagedAdamW"),
+    "paged_adamw8bit": _bitsandbytes("PagedAdamW8bit"),
+    "adafactor": _adafactor,
+    "lion": _pytorch_optimizer("Lion"),
+    "sgd": _sgd,
+    "muon": _muon,
+    # As in the paper's last version: no bias correction, and weight decay inside of what is scaled.
+    "lamb": _pytorch_optimizer("Lamb", {"adam_debias": True, "weight_decouple": False}),
+    "lars": _pytorch_optimizer("LARS"),
+    "soap": _pytorch_optimizer("SOAP"),
+    "schedule_free": _pytorch_optimizer("ScheduleFreeAdamW"),
+}

@@ -23,7 +23,7 @@ class FreezeOut(FreezeConfig):
     first: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """t_0, the share of the run after which the embeddings are frozen; where `spacing` is cubic, before it is cubed."""
     spacing: Literal["linear", "cubic"] = "linear"
-    """`cubic` takes the cube of every t_i, which freezes first layers sooner; the authors then take first=0.8 and scaled."""
+    """`cubic` takes the cube of every t_i, which freezes sooner; the authors then take first=0.8 and scaled=true."""
     scaled: bool = False
     """Divide a layer's rate by its t_i, so that all layers would travel equally far."""
 

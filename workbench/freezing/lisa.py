@@ -25,6 +25,10 @@ class Lisa(FreezeConfig):
     every: PositiveInt = 20
     """Optimizer steps until other blocks are drawn."""
 
+    @property
+    def thaws(self) -> bool:
+        return True
+
     @model_validator(mode="after")
     def _keeps_no_prefix(self) -> Lisa:
         if self.cache in ("memory", "disk"):

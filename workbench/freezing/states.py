@@ -54,15 +54,14 @@ class States(ABC):
 
     def get(self, keys: Sequence[bytes], length: int) -> Tensor:
         """States (B, `length`, D) of known rows, on the CPU: cut, or with zeros after their end."""
-        width = max((self._width(key) for key in keys), default=0)
-        found_BLW = np.empty((len(keys), length, width), np.uint8)
+        found_BLW = np.empty((len(keys), length, self._width(keys[0])), np.uint8)
         for key, row_LW in zip(keys, found_BLW, strict=True):
             row_LW[self._read(key, row_LW) :] = 0
         return torch.from_numpy(found_BLW).view(self.dtype)
 
     @abstractmethod
     def _width(self, key: bytes) -> int:
-        """W of a known row; 0 where it has no tokens."""
+        """W, as a known row has it."""
 
     @abstractmethod
     def _read(self, key: bytes, row_LW: Bytes) -> int:

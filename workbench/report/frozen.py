@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator
 
@@ -27,7 +27,8 @@ def rates(policy: FreezeConfig, *, steps: int, blocks: int, seed: int) -> Floats
     for step in np.linspace(0, steps - 1, min(steps, COLUMNS)).round():
         plan = policy.plan(Moment(int(step), step / steps, seed), blocks=blocks)
         columns.append(np.where(plan.trains, plan.rates, np.nan))
-    return np.array(columns).T
+    found: Floats = np.array(columns).T
+    return found
 
 
 def told(policy: FreezeConfig, blocks: int | None) -> str | None:
@@ -82,7 +83,9 @@ def _key(found: Floats, colours: dict[str, str]) -> list[Patch]:
     """What the shades mean."""
     highest = np.nanmax(found)
     shown = [(1.0, "trains")] if np.nanmin(found) == highest else [(1.0, f"rate times {highest:.3g}"), (0.0, "near 0")]
-    patches = [Patch(color=_shades(np.array(strength), colours), label=label) for strength, label in shown]
+    patches = [
+        Patch(color=to_hex(_shades(np.array(strength), colours).tolist()), label=label) for strength, label in shown
+    ]
     return [*patches, Patch(color=colours["grid"], label="frozen")]
 
 

@@ -64,8 +64,10 @@ def _draw(config: RunConfig, steps: int, colours: dict[str, str], *, blocks: int
     heights = {"curve": 1.0, "layers": _layers_height(policy, blocks), "strip": 0.17}
     heights = {name: height for name, height in heights.items() if height}
     layout = ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.1, hspace=0.02)
-    figure = Figure(figsize=(9, 4.4 * sum(heights.values()) / 1.17), layout=layout, facecolor=colours["surface"])
-    panels = dict(zip(heights, figure.subplots(len(heights), sharex=True, height_ratios=list(heights.values()))))
+    inches = 4.4 / 1.17 * sum(heights.values()) + 0.6 * ("layers" in heights)  # its title
+    figure = Figure(figsize=(9, inches), layout=layout, facecolor=colours["surface"])
+    drawn = figure.subplots(len(heights), sharex=True, height_ratios=list(heights.values()))
+    panels = dict(zip(heights, drawn, strict=True))
     for axes in panels.values():
         axes.set_facecolor("none")
         axes.grid(visible=False, axis="x")

@@ -78,6 +78,15 @@ class FreezeConfig(Section):
         """Whether the plan is the same in every step."""
         return type(self) is FreezeConfig
 
+    @property
+    def thaws(self) -> bool:
+        """Whether a layer that has trained may freeze and train again."""
+        return False
+
+    def never(self, blocks: int) -> int:
+        """How many of the first blocks never train."""
+        return max(0, self.plan(Moment(0, 0.0, 0), blocks=blocks).depth - 1) if self.fixed else 0
+
     def plan(self, moment: Moment, *, blocks: int) -> Plan:
         """What trains in the next step: a pure function of where the run is and what was measured.
 

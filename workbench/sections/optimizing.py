@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from workbench.schema import Section
+from workbench.sections.freezing import FreezeConfig
 from workbench.sections.scheduling import ScheduleConfig
 
 Name = Literal[
@@ -75,7 +76,7 @@ class OptimizerConfig(Section):
     sam_every: PositiveInt = 1
     """Only in every so manieth step, the first among them."""
     lookahead: Annotated[int, Field(ge=2)] | None = None
-    """Slow weights (Zhang et al. 2019) that follow every so many steps, usually 5, and are what is evaluated and shipped.
+    """Slow weights that follow every so many steps, usually 5, and are evaluated and shipped (Zhang et al. 2019).
 
     null: off.
     """
@@ -130,7 +131,7 @@ class OptimizerConfig(Section):
         if self.scaling == "none" and self.reference_batch is not None:
             yield "reference_batch is for scaling. Write optimizer.scaling=sqrt, or leave reference_batch out."
 
-    def misfits(self, *, schedule: ScheduleConfig, batch: int, method: str) -> Iterator[str]:
+    def misfits(self, *, schedule: ScheduleConfig, freeze: FreezeConfig, batch: int, method: str) -> Iterator[str]:
         """What does not go with the rest of a run, one sentence for each contradiction.
 
         Args:
@@ -139,8 +140,15 @@ class OptimizerConfig(Section):
         """
         if self.name == "schedule_free" and schedule.name != "constant":
             yield (
-                f"optimizer.name=schedule_free averages instead of lowering its rate, and schedule.name={schedule.name} "
-                "lowers it. Write schedule.name=constant."
+                f"optimizer.name=schedule_free averages instead of lowering its rate; schedule.name={schedule.name} does "
+                "both. Write schedule.name=constant."
+            )
+        if not freeze.fixed and (self.name == "schedule_free" or self.lookahead is not None):
+            key, cure = ("name", "adamw") if self.lookahead is None else ("lookahead", "null")
+            yield (
+                f"optimizer.{key}={getattr(self, key)} holds two values of every weight, and "
+                f"freeze.policy={freeze.policy} would freeze the one that is not shipped. "
+                f"Write optimizer.{key}={cure}, or leave freeze out."
             )
         if self.name in _WRITE_GRADIENTS and method == "adalora":
             yield (

@@ -39,9 +39,9 @@ def recipe(tmp_path: Path, stories: str, questions: Path) -> Path:
     return path
 
 
-def _config(**schedule: object) -> RunConfig:
+def _config(freeze: dict[str, object] | None = None, **schedule: object) -> RunConfig:
     base = {"recipe": "sft", "model": {"id": "starter"}, "adapter": {"method": "lora"}, "data": {"train": "a.jsonl"}}
-    return RunConfig.model_validate({**base, "schedule": schedule})
+    return RunConfig.model_validate({**base, "schedule": schedule, "freeze": freeze or {}})
 
 
 def _texts(path: Path) -> list[str]:
@@ -106,6 +106,41 @@ def test_any_schedule_is_drawn_the_same_twice(schedule: dict[str, object], steps
     assert f"Learning rate: {schedule['name']}" in texts
     assert ("decay begins" in " ".join(texts)) == (schedule["name"] not in ("constant", "wsd"))
     assert any(text.startswith("steps done; a dot") for text in texts) == (steps <= planned.DOTS)
+
+
+@pytest.mark.parametrize(("policy", "steps"), [("static", 1), ("gradual", 30), ("freezeout", 5000), ("lisa", 30)])
+def test_layers_are_drawn_under_the_learning_rate(policy: str, steps: int, tmp_path: Path) -> None:
+    config, first, second = _config({"policy": policy}), tmp_path / "first.svg", tmp_path / "second.svg"
+    for path in (first, second):
+        planned.write(path, config, steps=steps, blocks=3)
+    assert first.read_bytes() == second.read_bytes()
+    texts = _texts(first)
+    assert {f"Freezing: {policy}", "embeddings", "block 1", "block 2", "block 3", "head", "frozen"} <= set(texts)
+    assert any(text.endswith("of the layer-steps are frozen") for text in texts)
+    curve, layers, strip = planned._draw(config, steps, palette(), blocks=3).axes
+    assert curve.get_xlim() == layers.get_xlim() == strip.get_xlim() == (0, steps)
+    assert tuple(layers.images[0].get_extent()) == (0, steps, -0.5, 4.5)
+
+
+@pytest.mark.parametrize(
+    ("freeze", "blocks", "said"),
+    [
+        ({"policy": "autofreeze", "every": 7}, 4, "decided while training, from gradients measured every 7 steps"),
+        ({"policy": "egeria"}, None, "decided while training, from activations measured every 20 steps"),
+        ({"policy": "lisa"}, None, "the blocks of this backbone are not known"),
+    ],
+)
+def test_a_plan_that_is_not_known_is_said_in_words(
+    freeze: dict[str, object], blocks: int | None, said: str, tmp_path: Path
+) -> None:
+    planned.write(tmp_path / "plot.svg", _config(freeze), steps=100, blocks=blocks)
+    texts = _texts(tmp_path / "plot.svg")
+    assert {f"Freezing: {freeze['policy']}", said} <= set(texts) and "embeddings" not in texts
+
+
+def test_without_freezing_there_is_no_panel_of_layers(tmp_path: Path) -> None:
+    planned.write(tmp_path / "plot.svg", _config(), steps=100, blocks=12)
+    assert not [text for text in _texts(tmp_path / "plot.svg") if "reezing" in text or "block" in text]
 
 
 @pytest.mark.parametrize(

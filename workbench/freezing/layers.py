@@ -1,0 +1,86 @@
+"""Which layer of a backbone a parameter belongs to.
+
+Layers: 0 what is computed before the blocks, 1 to n the blocks, n + 1 what is computed after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from workbench.adapters import anatomy
+from workbench.errors import BackboneError
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers of a bare backbone, by the paths of its modules; an adapter's parameters follow their module."""
+
+    blocks: tuple[str, ...]
+    """Paths of the transformer blocks, in the order that they are computed in."""
+    after: frozenset[str]
+    """Paths of the modules that are first computed after the blocks."""
+
+    def of(self, parameter: str) -> int:
+        """The layer of a parameter, by its name in the backbone or in what PEFT made of it.
+
+        A tensor that is used twice, such as an embedding that is the head too, belongs to its first use, and so does
+        what no module's call shows, such as tables that the blocks look into: whatever the outputs of a frozen prefix
+        may depend on freezes with it.
+        """
+        path = parameter.removeprefix("base_model.model.")
+        for number, block in enumerate(self.blocks, start=1):
+            if path.startswith(f"{block}."):
+                return number
+        parts = path.split(".")
+        leads = (".".join(parts[:end]) for end in range(1, len(parts)))
+        return len(self.blocks) + 1 if any(lead in self.after for lead in leads) else 0
+
+
+def survey(backbone: PreTrainedModel) -> Layers:
+    """The layers of a bare backbone, found by calling it once.
+
+    Raises:
+        BackboneError: it has two stacks of blocks, or none.
+    """
+    blocks, passed, after = stack(backbone), False, dict[str, bool]()
+
+    def last_block(*_: object) -> None:
+        nonlocal passed
+        passed = True
+
+    def seen(name: str) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            after.setdefault(name, passed)
+
+        return hook
+
+    inside = tuple(f"{block}." for block in blocks)
+    handles = [
+        module.register_forward_pre_hook(seen(name))
+        for name, module in backbone.named_modules()
+        if not f"{name}.".startswith(inside) and next(module.parameters(recurse=False), None) is not None
+    ]
+    handles.append(backbone.get_submodule(blocks[-1]).register_forward_hook(last_block))
+    ids_BL = torch.arange(2, 6, device=backbone.device)[None]
+    try:
+        with torch.no_grad():
+            backbone(input_ids=ids_BL)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return Layers(tuple(blocks), frozenset(name for name, is_after in after.items() if is_after))
+
+
+def stack(backbone: PreTrainedModel) -> list[str]:
+    """Paths of the transformer blocks; raises BackboneError where there are two stacks, or none."""
+    stacks = anatomy.blocks(backbone)
+    if len(stacks) != 1:
+        raise BackboneError(
+            f"freeze: {type(backbone).__name__} has {len(stacks)} stacks of blocks, and layers are frozen in one. "
+            "Leave freeze out, or take an encoder or a causal backbone."
+        )
+    return stacks[0]
