@@ -87,6 +87,7 @@ def attach(
     seed: int,
     new_token_ids: Sequence[int] = (),
     sample: Sample | None = None,
+    below: int = 0,
 ) -> nn.Module:
     """The backbone with a fresh, trainable adapter, and a trainable classification head where it has one.
 
@@ -96,6 +97,7 @@ def attach(
         seed: Decides the adapter's random initial values, and nothing else does.
         new_token_ids: Rows of the embedding, and of an untied head, that train beside the adapter.
         sample: Model inputs of some training rows, for methods that start from data.
+        below: The first so many blocks never train, and need no adapter.
 
     Raises:
         ConfigError: the method does not work on this backbone; the message says what does.
@@ -112,6 +114,7 @@ def attach(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         peft_config = config.to_peft(model, Beside(token_rows=rows, heads=anatomy.fresh_heads(model)))
+        anatomy.leave_out(peft_config, model, below=below)
         # Without values (sizes are predicted so) the adapter has none either, however large it is.
         with _without_hints(), torch.device("meta") if model.device.type == "meta" else nullcontext():
             attached = get_peft_model(model, peft_config)

@@ -24,7 +24,8 @@ class AdaLora(OnLinear):
 
     about: ClassVar[dict[str, About]] = {
         "adalora": About("a low-rank update of linear layers that shares out its ranks",
-                         "Zhang et al. 2023, arXiv:2303.10512", plans_steps=True, token_rows=True),
+                         "Zhang et al. 2023, arXiv:2303.10512", plans_steps=True,
+                         no_freezing="it shares out ranks among all layers", token_rows=True),
     }  # fmt: skip
     method: Literal["adalora"] = "adalora"
     rank: PositiveInt = 8

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from peft import PeftConfig
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
@@ -22,6 +25,16 @@ def blocks(model: nn.Module) -> list[list[str]]:
         if isinstance(module, nn.ModuleList) and not inside and any(is_linear(part) for part in module.modules()):
             stacks.append([f"{name}.{number}" for number in range(len(module))])
     return stacks
+
+
+def leave_out(config: PeftConfig, model: nn.Module, *, below: int) -> None:
+    """Let a method of PEFT pass over the first `below` blocks of the only stack, where it can pass over modules.
+
+    Where it cannot, what it puts there has to be frozen.
+    """
+    if below and "exclude_modules" in {field.name for field in dataclasses.fields(config)}:
+        (stack,) = blocks(model)
+        config.exclude_modules = rf"({'|'.join(map(re.escape, stack[:below]))})\..*"  # type: ignore[attr-defined]
 
 
 def linear_modules(model: nn.Module) -> list[str]:

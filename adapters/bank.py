@@ -112,12 +112,13 @@ def refusal(config: Method) -> str | None:
     return None
 
 
-def attach(model: PreTrainedModel, configs: Sequence[Method], *, seeds: Sequence[int]) -> Bank:
+def attach(model: PreTrainedModel, configs: Sequence[Method], *, seeds: Sequence[int], below: int = 0) -> Bank:
     """The backbone with K fresh, trainable adapters; the initial values of each are those that it has alone.
 
     Args:
         configs: One for each member. Ranks, scales and targets may differ.
         seeds: One for each member.
+        below: The first so many blocks never train, and need no adapters.
 
     Raises:
         ConfigError: the method does not work on this backbone, or not in a bank.
@@ -128,6 +129,8 @@ def attach(model: PreTrainedModel, configs: Sequence[Method], *, seeds: Sequence
             raise ConfigError(f"adapter.method={config.method}: {reason}.")
     # Before anything is attached: target names are those of the bare backbone.
     wanted: list[Any] = [config.to_peft(model, Beside(heads=anatomy.fresh_heads(model))) for config in configs]
+    for peft_config in wanted:
+        anatomy.leave_out(peft_config, model, below=below)
     attached: PeftModel | None = None
     for number, (peft_config, seed) in enumerate(zip(wanted, seeds, strict=True)):
         with torch.random.fork_rng(devices=[]), _without_hints():

@@ -88,7 +88,11 @@ class LinearProbe(Partial):
     """Only the output head, which gets weights of its own where it shares the embedding's."""
 
     about: ClassVar[dict[str, About]] = {
-        "linear-probe": About("the output head alone", "Alain & Bengio 2016, arXiv:1610.01644")
+        "linear-probe": About(
+            trains="the output head alone",
+            paper="Alain & Bengio 2016, arXiv:1610.01644",
+            no_freezing="it freezes every layer itself",
+        )
     }
     method: Literal["linear-probe"] = "linear-probe"
 
@@ -110,6 +114,7 @@ class LastLayers(Partial):
     about: ClassVar[dict[str, About]] = {
         "last-layers": About(
             trains="the last blocks and the final norm",
+            no_freezing="it freezes the first layers itself: adapter.layers says how many train",
             paper="Howard & Ruder 2018, arXiv:1801.06146",
             weights=HALF_OR_FULL,
             why_weights="quantised weights have no gradient",

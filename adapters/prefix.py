@@ -85,6 +85,7 @@ class Prefix(_Prefix):
             trains="a network that computes keys and values of virtual tokens",
             paper="Li & Liang 2021, arXiv:2101.00190",
             no_merge=NO_MERGE,
+            no_freezing="one set of values serves all layers",
             starts_elsewhere="the text attends to the prefix from the start",
             no_checkpointing=CHECKPOINTING,
         )
@@ -110,6 +111,7 @@ class DeepPrompt(_Prefix):
             trains="keys and values of virtual tokens",
             paper="Liu et al. 2022, arXiv:2110.07602",
             no_merge=NO_MERGE,
+            no_freezing="one set of values serves all layers",
             starts_elsewhere="the text attends to the prefix from the start",
             no_checkpointing=CHECKPOINTING,
         )

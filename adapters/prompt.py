@@ -36,6 +36,7 @@ class Prompt(_SoftPrompt):
             trains="embeddings of virtual tokens before each row",
             paper="Lester et al. 2021, arXiv:2104.08691",
             no_merge=NO_MERGE,
+            no_freezing="what it trains stands before the first layer, or in all of them",
             starts_elsewhere="the text sees the virtual tokens from the start",
         )
     }
@@ -106,6 +107,7 @@ class PTuning(_SoftPrompt):
             trains="a network that computes embeddings of virtual tokens",
             paper="Liu et al. 2021, arXiv:2103.10385",
             no_merge=NO_MERGE,
+            no_freezing="what it trains stands before the first layer, or in all of them",
             starts_elsewhere="the text sees the virtual tokens from the start",
         )
     }

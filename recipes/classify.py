@@ -13,7 +13,7 @@ import pandas as pd
 from torch import from_numpy
 from transformers import PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, classifier, describing, files, preflight, report
+from workbench import backbones, classifier, describing, files, preflight, report
 from workbench.adapters import Full
 from workbench.classifier import Classifier
 from workbench.config import RunConfig
@@ -25,6 +25,7 @@ from workbench.data.labels import Floats
 from workbench.data.sampling import balanced
 from workbench.engine import Clock, Fit, Supervision, Watcher
 from workbench.evaluation import predicting, targets
+from workbench.freezing import freezer as freezing
 from workbench.objectives.criterion import criterion
 from workbench.runs import Run
 
@@ -96,9 +97,10 @@ def train(
         trainable=isinstance(config.adapter, Full),
     )
     watcher.say(describing.storage(backbone))
-    model = adapters.attach(
-        backbone.model, config.adapter, seed=config.seed, sample=lambda: first_rows(data.train, seed=config.seed)
+    freezer = freezing.attach(
+        backbone.model, config, seed=config.seed, sample=lambda: first_rows(data.train, seed=config.seed)
     )
+    model = freezer.model
     run.note(model=describing.model(config, backbone, model))
     found = classifier.find(model, backbone.model, tokenizer, data.labels)
     clock = Clock()
@@ -106,7 +108,9 @@ def train(
     fit = Fit(
         model=model,
         supervision=supervise(found, clock),
+        freezer=freezer,
         width=backbone.model.config.get_text_config().hidden_size,
+        held_out=data.held_out,
         held_out_loss=lambda: score(found, data.held_out)[0]["loss"],
         config=config,
         compute=backbone.compute,

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from workbench import (
-    adapters,
     backbones,
     describing,
     evaluation,
@@ -37,6 +36,7 @@ from workbench.data.tokens import Splits, Tokens
 from workbench.engine import Clock, Fit, Supervision, Watcher
 from workbench.errors import ConfigError
 from workbench.evaluation import Answer
+from workbench.freezing import freezer as freezing
 from workbench.heads import Head
 from workbench.runs import Run
 from workbench.shipped import Shipped
@@ -105,13 +105,14 @@ def train(
     # Frozen backbone, trainable adapter.
     vocabulary = tokenizer.get_vocab()
     new_tokens = [vocabulary[token] for token in config.model.new_tokens]
-    model = adapters.attach(
+    freezer = freezing.attach(
         backbone.model,
-        config.adapter,
+        config,
         seed=config.seed,
         new_token_ids=new_tokens,
         sample=lambda: first_rows(data.train, seed=config.seed),
     )
+    model = freezer.model
     run.note(model=describing.model(config, backbone, model))
     head = heads.find(model, backbone.model)
     clock = Clock()
@@ -119,7 +120,9 @@ def train(
     fit = Fit(
         model=model,
         supervision=supervise(model, head, backbone, clock),
+        freezer=freezer,
         width=head.width,
+        held_out=data.held_out,
         held_out_loss=lambda: evaluation.likelihood(model, head, data.held_out).loss,
         config=config,
         compute=backbone.compute,

@@ -98,6 +98,7 @@ def together(subject: Subject, run: Run, entries: Sequence[Entry], failures: dic
             Course(train, partial(_held_out_loss, bench, member), entry.trial.config, entry.run)
             for member, entry, train in zip(members, entries, bench.train, strict=True)
         ],
+        freezer=bench.freezer,
         objectives=bench.objectives,
         predict=bench.predict,
         compute=bench.backbone.compute,
@@ -114,9 +115,7 @@ def together(subject: Subject, run: Run, entries: Sequence[Entry], failures: dic
         if entry.trial.name in failures:
             continue
         entry.run.note(batch={"tokens_per_device": tokens, "steps": fit.members[member].total})
-        if entry.trial.config.save.ship == "best":
-            fit.members[member].load_best()
-        with fit.masters.exposed():
+        with fit.members[member].shipping(chorus.say), fit.masters.exposed():
             bench.save(entry.run.adapter, partial(bench.bank.save, member))
 
 

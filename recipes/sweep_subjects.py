@@ -12,7 +12,7 @@ from torch import Tensor, from_numpy
 from transformers import PreTrainedTokenizerBase
 
 from workbench import backbones, classifier, describing, evaluation, heads, objectives, preflight, shipped, tasks
-from workbench.adapters import anatomy, bank
+from workbench.adapters import anatomy
 from workbench.adapters.bank import Bank
 from workbench.backbones import Backbone
 from workbench.config import RunConfig
@@ -23,6 +23,8 @@ from workbench.data.masking import Masking
 from workbench.data.sampling import balanced
 from workbench.data.tokens import Splits
 from workbench.engine import Watcher
+from workbench.freezing import freezer as freezing
+from workbench.freezing.freezer import Freezer
 from workbench.objectives.criterion import criterion
 from workbench.recipes import classify, sft
 from workbench.runs import Run
@@ -36,6 +38,7 @@ class Bench:
     """The members of a sweep in one bank, and all that their training needs."""
 
     bank: Bank
+    freezer: Freezer
     backbone: Backbone
     predict: Callable[[MicroBatch], Tensor]
     """Inside the bank's `route`: what the objectives want of each label."""
@@ -80,7 +83,7 @@ class Text:
         backbone = backbones.load(self.config.model, self.tokenizer, task=tasks.of(self.config))
         watcher.say(describing.storage(backbone))
         sft.score_before(self.config, run, backbone, self.data, self.tokenizer, self.template, watcher)
-        together = _attach(backbone, trials)
+        together, freezer = _attach(backbone, self.config, trials)
         with together.only(together.members[0]):
             head = heads.find(together.model, backbone.model)
         stop = evaluation.stop_tokens(self.tokenizer, self.data.train)
@@ -92,6 +95,7 @@ class Text:
 
         return Bench(
             bank=together,
+            freezer=freezer,
             backbone=backbone,
             predict=lambda batch: head.hidden(together.model, batch.inputs).flatten(0, 1)[batch.positions_N],
             train=[self.data.train] * len(trials),
@@ -128,7 +132,7 @@ class Classes:
     def bench(self, run: Run, trials: Sequence[Trial], watcher: Watcher) -> Bench:
         backbone = self._backbone(self.config.seed)
         watcher.say(describing.storage(backbone))
-        together = _attach(backbone, trials)
+        together, freezer = _attach(backbone, self.config, trials)
         for seed in {trial.config.seed for trial in trials} - {self.config.seed}:
             members = [name for name, trial in zip(together.members, trials, strict=True) if trial.config.seed == seed]
             _begin_heads(together, members, self._backbone(seed))
@@ -137,6 +141,7 @@ class Classes:
         targets_NC = from_numpy(self.data.train.targets_NC)
         return Bench(
             bank=together,
+            freezer=freezer,
             backbone=backbone,
             predict=model.outputs,
             train=[balanced(self.data.train, trial.config) for trial in trials],
@@ -168,10 +173,9 @@ def require_members(config: RunConfig, trials: Sequence[Trial], data: Splits | C
             preflight.require_runnable(other, data)
 
 
-def _attach(backbone: Backbone, trials: Sequence[Trial]) -> Bank:
-    return bank.attach(
-        backbone.model, [trial.config.adapter for trial in trials], seeds=[trial.config.seed for trial in trials]
-    )
+def _attach(backbone: Backbone, shared: RunConfig, trials: Sequence[Trial]) -> tuple[Bank, Freezer]:
+    methods, seeds = [trial.config.adapter for trial in trials], [trial.config.seed for trial in trials]
+    return freezing.attach_bank(backbone.model, shared, methods, seeds=seeds)
 
 
 @torch.no_grad()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,8 +20,11 @@ from workbench.adapters.routed import Rows
 from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch
 from workbench.data.mixing import Part, join, mixed_batches, padded_length
-from workbench.engine import Watcher, measured, out_of_memory
+from workbench.engine import Watcher, measured, out_of_memory, trained
 from workbench.errors import Stopped
+from workbench.freezing.freezer import Freezer
+from workbench.freezing.prefix import Prefix, Work
+from workbench.freezing.states import States
 from workbench.masters import Masters
 from workbench.member import Course, Member
 
@@ -37,6 +42,9 @@ def refusal(config: RunConfig) -> str | None:
         "model.dropout": (config.model.dropout, "the backbone's own dropout would draw other numbers in a bank"),
         "train.checkpointing": (config.train.checkpointing is True, "a bank recomputes no activations"),
         "train.compile": (config.train.compile, "a bank's layers are not compiled"),
+        "freeze.policy": (not config.freeze.fixed, "the members of a bank would freeze different layers"),
+        "optimizer.sam": (config.optimizer.sam is not None, "a bank computes each gradient once"),
+        "optimizer.noise_scale": (config.optimizer.noise_scale is not None, "a bank does not compute a batch in parts"),
     }
     for key, (is_on, why) in alone.items():
         if is_on:
@@ -52,6 +60,8 @@ class BankFit:
 
     Args:
         courses: One for each member of the bank.
+        freezer: Of the bank's model.
+        states: What frozen blocks gave in an earlier training of the same run.
         objectives: One for each member, for the labels that its rows have.
         compute: What matrix products run in.
         tokens: In one forward pass, padding included. Changes nothing but last bits; the same again in a resume.
@@ -62,6 +72,8 @@ class BankFit:
         bank: Bank,
         courses: Sequence[Course],
         *,
+        freezer: Freezer,
+        states: States | None = None,
         objectives: Sequence[Objective],
         predict: Predict,
         compute: torch.dtype,
@@ -75,11 +87,25 @@ class BankFit:
         self.watcher = watcher
         self.device = next(bank.model.parameters()).device
         self.masters = Masters(bank.model, compute)
-        trainable = self.masters.named()
+        every = trained(self.masters, freezer)
+        own = {name: bank.parameters_of(name) for name in bank.members}
         self.members = {
-            name: Member(course, {key: trainable[key] for key in bank.parameters_of(name)})
+            name: Member(
+                course, replace(every, values={key: each for key, each in every.values.items() if key in own[name]})
+            )
             for name, course in zip(bank.members, courses, strict=True)
         }
+        first = courses[0]
+        self.prefix = Prefix(
+            freezer,
+            Work([course.train for course in courses], passes=_passes(self.members.values())),
+            first.config,
+            compute=compute,
+            folder=first.run.path / "trunk",
+            say=watcher.say,
+            trying=partial(bank.only, bank.members[0]),
+            states=states,
+        )
 
     def work(self) -> None:
         """Train every member to its end, or to its error; raises Stopped after checkpoints when the watcher asks.
@@ -90,9 +116,11 @@ class BankFit:
         self._resume()
         self.masters.refresh()
         self.bank.train()
+        self.prefix.follow(share=0.0)
         began = time.monotonic() - max(member.progress.elapsed_s for member in self.members.values())
         while live := {name: member for name, member in self.members.items() if member.live}:
             self._step(live, began)
+        self.prefix.close()
         errors = [member.error for member in self.members.values() if member.error is not None]
         if len(errors) == len(self.members):
             raise errors[0]
@@ -174,3 +202,9 @@ class BankFit:
             ]
             torch.stack(losses).sum().backward()
         return torch.stack([loss.detach() for loss in losses]).double()
+
+
+def _passes(members: Collection[Member]) -> float:
+    """How often training computes each row, where all members have about the same rows."""
+    drawn = sum(member.total * member.course.config.batch.size for member in members)
+    return drawn / max(len(member.course.train) for member in members)

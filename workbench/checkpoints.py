@@ -31,6 +31,10 @@ class Progress:
     best_loss: float | None = None
     """Lowest held-out loss so far, nats per token."""
     best_step: int | None = None
+    best_averaged: bool = False
+    """Whether it was that of the average."""
+    averaged: bool = False
+    """Whether at the last evaluation the average had the lower held-out loss."""
     evaluations_without_gain: int = 0
 
 

@@ -17,12 +17,15 @@ from pydantic import (
 
 from workbench import consistency, plugins
 from workbench.adapters import Lora, Method
+from workbench.freezing import policies  # noqa: F401 - makes freeze.policy known
 from workbench.schema import Section, override, parse, read_yaml
+from workbench.sections.averaging import AverageConfig
 from workbench.sections.budgeting import BudgetConfig
 from workbench.sections.classing import ClassesConfig
 from workbench.sections.distilling import DistillConfig, as_plain_run
 from workbench.sections.folding import DuplicatesConfig, EnsembleConfig, FoldsConfig
 from workbench.sections.freezing import FreezeConfig
+from workbench.sections.optimizing import OptimizerConfig
 from workbench.sections.pseudo_labelling import PseudoLabelConfig
 from workbench.sections.scheduling import ScheduleConfig
 from workbench.sections.sweeping import SweepConfig, trials
@@ -116,7 +119,7 @@ class TrainConfig(Section):
     steps: PositiveInt | None = None
     """Optimizer steps; wins over `epochs` where it is set."""
     learning_rate: PositiveFloat = 2.0e-4
-    """Peak learning rate of AdamW."""
+    """Peak learning rate."""
     weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay of matrices; vectors are never decayed."""
     max_grad_norm: PositiveFloat = 1.0
@@ -172,9 +175,11 @@ class RunConfig(Section):
     distill: DistillConfig = DistillConfig()
     batch: BatchConfig = BatchConfig()
     train: TrainConfig = TrainConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     budget: BudgetConfig = BudgetConfig()
     freeze: SerializeAsAny[FreezeConfig] = FreezeConfig()
+    average: AverageConfig = AverageConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     save: SaveConfig = SaveConfig()
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()

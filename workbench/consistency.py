@@ -32,6 +32,11 @@ def mistakes(config: RunConfig) -> Iterator[str]:
         yield reason
     yield from _of_training(config)
     yield from _of_budgets(config)
+    yield from _of_freezing(config)
+    yield from config.optimizer.misfits(
+        schedule=config.schedule, freeze=config.freeze, batch=config.batch.size, method=config.adapter.method
+    )
+    yield from _of_averages(config)
     yield from _of_recipe(config)
     if config.recipe in ("classify", "crossval"):
         yield from _of_labelled_rows(config)
@@ -78,6 +83,48 @@ def _of_budgets(config: RunConfig) -> Iterator[str]:
         yield (
             f"recipe={config.recipe} has stages whose time is not known beforehand, so budget.time, energy and money "
             "cannot end it. Write train.steps or budget.tokens, which limit each of its adapters."
+        )
+
+
+def _of_freezing(config: RunConfig) -> Iterator[str]:
+    freeze, method = config.freeze, config.adapter.method
+    if freeze.policy != "none" and (reason := config.adapter.facts.no_freezing):
+        yield (
+            f"freeze.policy={freeze.policy} does not go with adapter.method={method}: {reason}. "
+            "Leave freeze out, or take adapter.method=lora or full."
+        )
+    if freeze.policy != "none" and config.model.new_tokens:
+        yield (
+            f"model.new_tokens train rows of the embeddings, which freeze.policy={freeze.policy} freezes. "
+            "Leave one of them out."
+        )
+    if freeze.cache in ("memory", "disk") and config.model.dropout:
+        yield (
+            f"freeze.cache={freeze.cache} keeps what frozen blocks give, and with model.dropout they give something "
+            "else each time. Write model.dropout=false, or freeze.cache=off."
+        )
+
+
+def _of_averages(config: RunConfig) -> Iterator[str]:
+    average = config.average.method
+    if average == "none":
+        return
+    if config.evaluate.every is None and config.recipe != "crossval":
+        yield (
+            f"average.method={average} ships the average where its held-out loss is the lower one, and "
+            "evaluate.every=null measures none. Write evaluate.every=0.25, or leave average out."
+        )
+    if config.recipe == "crossval":
+        yield (
+            f"average.method={average} would choose by the rows that the out-of-fold score is measured on. "
+            "Leave average out."
+        )
+    if config.optimizer.name == "schedule_free" or config.optimizer.lookahead is not None:
+        yield f"average.method={average} beside an optimizer that averages already. Leave one of them out."
+    if average == "ema" and config.adapter.method == "adalora":
+        yield (
+            "average.method=ema would keep traces of ranks that adapter.method=adalora took back. "
+            "Write average.method=lawa, or adapter.method=lora."
         )
 
 

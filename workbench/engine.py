@@ -14,16 +14,26 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from workbench import capacity, fused
+from workbench import capacity, fused, noise_scale, sharpness
+from workbench.adapters.method import Companion
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices, MicroBatch, micro_batches
 from workbench.errors import Stopped, TrainingError
+from workbench.freezing.freezer import Freezer
+from workbench.freezing.prefix import Prefix, Work
+from workbench.freezing.watching import ActivationWatch, GradientWatch
+from workbench.limits import Timer
 from workbench.masters import Masters
-from workbench.member import Course, Member
+from workbench.member import Course, Member, Trained
+from workbench.noise_scale import NoiseScale, Parts
 from workbench.runs import Run
 
 Loss = Callable[[MicroBatch, float], Tensor]
 """Summed loss of a micro-batch times a factor, as a scalar with a graph."""
+
+
+LOOKED_AT = 8
+"""Rows that a policy watches the model on."""
 
 
 class Supervision(NamedTuple):
@@ -64,8 +74,12 @@ class Fit:
 
     model: nn.Module
     supervision: Supervision
+    freezer: Freezer
+    """Of that model."""
     width: int
     """Hidden size of the backbone."""
+    held_out: Examples | None
+    """What `held_out_loss` reads, where it reads anything."""
     held_out_loss: Callable[[], float]
     config: RunConfig
     compute: torch.dtype
@@ -73,12 +87,30 @@ class Fit:
     watcher: Watcher
     clock: Clock = field(default_factory=Clock)
     """Shows the loss how far the run is."""
+    timer: Timer | None = None
+    """Ends it in time, where wall clock limits it."""
 
     def __post_init__(self) -> None:
         self.train, self.loss, beside = self.supervision
         self.device = next(self.model.parameters()).device
         self.masters = Masters(self.model, self.compute, beside=beside)
-        self.member = Member(Course(self.train, self._held_out_loss, self.config, self.run), self.masters.named())
+        self.noise = NoiseScale()
+        self.member = Member(
+            Course(self.train, self._held_out_loss, self.config, self.run, self.timer),
+            trained(self.masters, self.freezer),
+            beside=self._beside(),
+        )
+        self.prefix = Prefix(
+            self.freezer,
+            Work(
+                [self.train, *([] if self.held_out is None else [self.held_out])],
+                passes=self.member.total * self.config.batch.size / len(self.train),
+            ),
+            self.config,
+            compute=self.compute,
+            folder=self.run.path / "trunk",
+            say=self.watcher.say,
+        )
         self.accelerator = Accelerator(
             cpu=self.device.type == "cpu", log_with=list(self.config.trackers) or None, project_dir=self.run.path
         )
@@ -93,6 +125,7 @@ class Fit:
         self.tokens = self._prepare()
         began = time.monotonic() - member.progress.elapsed_s
         while member.live:
+            self._follow_policy()
             record = member.settle(self._step_that_fits(), began=began)
             self.accelerator.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])
             self.watcher.step(record, total=member.total)
@@ -101,16 +134,14 @@ class Fit:
                 member.save(keep=self.config.save.keep)
             if member.live and stopping:
                 raise Stopped(f"Stopped after {member.place}; checkpoint saved.")
+        self.prefix.close()
         self.accelerator.end_training()
 
     @contextmanager
     def shipping(self) -> Iterator[None]:
         """After `work`: the model holds what is to be saved, the float32 masters of the best or of the last step."""
         self.run.note(elapsed_s=self.member.progress.elapsed_s, peak_bytes=peak_bytes(self.device))
-        if self.config.save.ship == "best":
-            self.member.load_best()
-            self.watcher.say(f"Shipping step {self.member.progress.best_step}, which has the lowest held-out loss.")
-        with self.masters.exposed():
+        with self.member.shipping(self.watcher.say), self.masters.exposed():
             yield
 
     def _step_that_fits(self) -> dict[str, Any]:
@@ -131,19 +162,71 @@ class Fit:
         began = time.monotonic()
         member, rows = self.member, self.member.batch()
         self.clock.share = member.progress.share
-        supervised = self.train.supervised[rows].sum().item()
-        loss = torch.zeros((), device=self.device)
-        for indices in micro_batches(rows, self.train.lengths, tokens=self.tokens):
-            torch.manual_seed(_dropout_seed(self.config.seed, member.progress.step, indices))
-            part = self.loss(self.train.batch(indices, epoch=member.epoch).to(self.device), 1 / supervised)
-            part.backward()
-            loss += part.detach()
+        loss, found = self._gradients(rows)
         record = member.update(float(loss))
         if record is None:
             assert member.error is not None
             raise member.error
         self.masters.refresh()
-        return measured(record, since=began, device=self.device)
+        if self.timer is not None:
+            self.timer.stepped(record["tokens"])
+        return measured({**record, **found}, since=began, device=self.device)
+
+    def _gradients(self, rows: Indices) -> tuple[Tensor, dict[str, float]]:
+        """The gradients of a step's rows; their mean loss, and what else was found out about them."""
+        settings, step = self.config.optimizer, self.member.progress.step
+        parts = Parts(self.masters) if settings.noise_scale and step % settings.noise_scale == 0 else None
+        loss = self._backward(rows, parts)
+        if settings.sam is not None and step % settings.sam_every == 0:
+            with sharpness.ascended(self.masters, rho=settings.sam, refresh=self.masters.refresh):
+                self._backward(rows)
+        if parts is not None:  # last: a step that runs out of memory is done again
+            self.noise.add(parts.estimate())
+        return loss, {} if parts is None or self.noise.value is None else {"noise_scale": self.noise.value}
+
+    def _backward(self, rows: Indices, parts: Parts | None = None) -> Tensor:
+        """Add up the gradients of rows, in micro-batches; returns their mean loss.
+
+        Args:
+            parts: Is shown the gradients growing.
+        """
+        supervised = self.train.supervised[rows].sum().item()
+        loss = torch.zeros((), device=self.device)
+        for own in [rows] if parts is None else noise_scale.cut(rows):
+            for indices in micro_batches(own, self.train.lengths, tokens=self.tokens):
+                torch.manual_seed(_dropout_seed(self.config.seed, self.member.progress.step, indices))
+                part = self.loss(self.train.batch(indices, epoch=self.member.epoch).to(self.device), 1 / supervised)
+                part.backward()
+                loss += part.detach()
+            if parts is not None:
+                parts.add(len(own), share=self.train.supervised[own].sum().item() / supervised)
+        return loss
+
+    def _follow_policy(self) -> None:
+        """Let those layers train whose turn it is in the next step."""
+        progress, freezer = self.member.progress, self.freezer
+        freezer.follow(step=progress.step, share=progress.share)
+        self.member.follow(freezer.frozen, freezer.plan.rates)
+        self.prefix.follow(share=progress.share)
+
+    def _beside(self) -> dict[str, Companion]:
+        """What goes on in training besides the loss and the optimizer, by the name of its file in a checkpoint."""
+        beside: dict[str, Companion] = {}
+        observed = self.config.freeze.observes
+        if observed == "gradients":
+            beside["freezing"] = GradientWatch(self.freezer, self.masters.named())
+        elif observed == "activations":
+            beside["freezing"] = ActivationWatch(self.freezer, self._look)
+        if self.config.optimizer.noise_scale:
+            beside["noise"] = self.noise
+        return beside
+
+    def _look(self) -> None:
+        """Run the model on the first few rows, for who watches it inside."""
+        self.model.eval()
+        with torch.no_grad():
+            self.loss(self.train.batch(np.arange(min(LOOKED_AT, len(self.train)))).to(self.device), 1.0)
+        self.model.train()
 
     def _held_out_loss(self) -> float:
         self.model.eval()
@@ -195,6 +278,17 @@ class Fit:
         for parameter in [*self.model.parameters(), *self.masters]:
             parameter.grad = None
         self.accelerator.free_memory()
+
+
+def trained(masters: Masters, freezer: Freezer) -> Trained:
+    """All that trains in a model."""
+    return Trained(
+        masters.named(),
+        layers=freezer.layers,
+        blocks=len(freezer.blocks),
+        fresh=freezer.fresh,
+        refresh=masters.refresh,
+    )
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:

@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from workbench import checkpoints, schedules
+from workbench import averaging, checkpoints, optimizer_states, optimizers, schedules
+from workbench.adapters.method import Companion
+from workbench.averaging import Average
 from workbench.checkpoints import Progress
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices, global_batch, steps_per_epoch
+from workbench.diagnosis import Diagnosis
 from workbench.errors import ResumeError, TrainingError
+from workbench.freezing.eviction import Evicted
 from workbench.limits import Timer, limits
 from workbench.runs import Run
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The values that train, in float32 or wider, and where in the model they belong."""
+
+    values: Mapping[str, nn.Parameter]
+    """By name."""
+    layers: Mapping[str, int]
+    """Layer of the backbone of each: 0 the embeddings, 1 to n the blocks, n + 1 what comes after them."""
+    blocks: int
+    """n."""
+    fresh: Collection[str]
+    """Names of those that start at random, such as a classification head."""
+    refresh: Callable[[], None]
+    """Copies the values to where they compute."""
 
 
 @dataclass(frozen=True)
@@ -41,23 +59,30 @@ class Member:
     """An adapter that trains. Its state is a function of its course and of the steps it has done, of nothing else.
 
     Args:
-        trainable: The values that train, in float32 or wider, by name.
+        beside: What else goes on in training, by the name of its file in a checkpoint.
     """
 
-    def __init__(self, course: Course, trainable: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, course: Course, trained: Trained, *, beside: Mapping[str, Companion] | None = None) -> None:
         self.course = course
-        self.trainable = trainable
+        self.trainable = trainable = trained.values
         config = course.config
         self._per_epoch = steps_per_epoch(len(course.train), config.batch.size)
         self._limits = limits(config, len(course.train), course.timer)
+        self._refresh = trained.refresh
         self.progress = Progress()
         self.error: TrainingError | None = None
         """Why it ended before its time."""
-        self._optimizer = _optimizer(trainable, config)
-        self._companion = config.adapter.companion(trainable, steps=self._limits.steps)
+        groups = optimizers.groups(trainable, config, layers=trained.layers, blocks=trained.blocks, fresh=trained.fresh)
+        self._optimizer = optimizers.build(groups, config)
+        self._evicted = Evicted(course.run.path / "evicted")
+        self._rates: Sequence[float] | None = None
+        self._average = averaging.average(config.average, trainable)
+        self._companions = dict(beside or {})
+        if (own := config.adapter.companion(trainable, steps=self._limits.steps)) is not None:
+            self._companions["companion"] = own
+        self._diagnosis = Diagnosis(course)
         self._before = 0.0
         """Share of the run that was done before the last step."""
-        self._recent: deque[float] = deque(maxlen=20)
         self._saved_step: int | None = None
 
     @property
@@ -65,6 +90,11 @@ class Member:
         """Optimizer steps of the whole run; where tokens or wall clock may end it, as many as it looks like now."""
         step, share = self.progress.step, self.progress.share
         return round(step / share) if share else self._limits.steps or 1
+
+    @property
+    def place(self) -> str:
+        """How far it is, in words."""
+        return f"step {self.progress.step} of {self.total}"
 
     @property
     def live(self) -> bool:
@@ -81,11 +111,6 @@ class Member:
         """The pass over its data that its next step belongs to, from 0."""
         return self.progress.step // self._per_epoch
 
-    @property
-    def place(self) -> str:
-        """How far it is, in words."""
-        return f"step {self.progress.step} of {self.total}"
-
     def batch(self) -> Indices:
         """Rows of its next step."""
         config = self.course.config
@@ -94,6 +119,21 @@ class Member:
             global_batch(step, rows=len(train), size=config.batch.size, seed=config.seed), epoch=self.epoch
         )
 
+    def follow(self, frozen: Collection[str], rates: Sequence[float]) -> None:
+        """From the next step on, these values do not train; each layer learns at its factor of the learning rate.
+
+        What the optimizer remembers of frozen values leaves the memory, and comes back when they train again.
+        """
+        self._rates = rates
+        keep = self.course.config.freeze.thaws
+        for name, parameter in self.trainable.items():
+            if name in frozen:
+                state = optimizer_states.state_tensors(self._optimizer, {name: parameter})
+                if self._optimizer.state.pop(parameter, None) and keep:
+                    self._evicted.put(name, state)
+            elif name in self._evicted:
+                optimizer_states.load_state(self._optimizer, {name: parameter}, self._evicted.pop(name))
+
     def update(self, loss: float) -> dict[str, Any] | None:
         """Clip, check, and take the optimizer step; the gradients are there, `loss` is the mean of the step's rows.
 
@@ -101,22 +141,20 @@ class Member:
             The step's line of metrics.jsonl; None where the loss exploded, which `error` then says.
         """
         config, before, rows = self.course.config, self.progress, self.batch()
-        if self._companion is not None:
-            self._companion.penalty().backward()
+        for companion in self._companions.values():
+            companion.on_gradients()
+        optimizers.penalise(self.trainable, config)
         norm = float(nn.utils.clip_grad_norm_(list(self.trainable.values()), config.train.max_grad_norm))
-        self.error = self._diagnosis(loss, norm, rows)
+        self.error = self._diagnosis(loss, norm, rows, step=before.step)
         if self.error is not None:
             self._optimizer.zero_grad(set_to_none=True)
             return None
         tokens = int(self.course.train.lengths[rows].sum())
-        rate = config.train.learning_rate * schedules.factor(self._share(0.5, tokens), config.schedule)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate * group["rate_factor"]
+        rate = self._set_rate(self._share(0.5, tokens))
         self._optimizer.step()
-        if self._companion is not None:
-            self._companion.after_step(before.step + 1)
+        for companion in self._companions.values():
+            companion.after_step(before.step + 1)
         self._optimizer.zero_grad(set_to_none=True)
-        self._recent.append(loss)
         self._before = before.share
         self.progress = replace(
             before, step=before.step + 1, tokens=before.tokens + tokens, share=self._share(1.0, tokens)
@@ -136,13 +174,12 @@ class Member:
         Args:
             began: What `time.monotonic` would have said at its start, had nothing interrupted it.
         """
-        timer = self.course.timer
-        if timer is not None and not timer.fits_another():
-            self.progress = replace(self.progress, share=1.0)
+        self._end_in_time()
+        if self._average is not None:
+            self._average.update(self.progress.step, before=self._before, after=self.progress.share)
         if self._is_due(self.course.config.evaluate.every):
-            record = {**record, "held_out_loss": self._evaluate()}
-            if timer is not None and not timer.fits_another():
-                self.progress = replace(self.progress, share=1.0)
+            record = {**record, **self._evaluate()}
+            self._end_in_time()
         self.progress = replace(self.progress, elapsed_s=round(time.monotonic() - began, 3))
         record = {**record, "elapsed_s": self.progress.elapsed_s}
         self.course.run.log(record)
@@ -158,9 +195,27 @@ class Member:
         if self.error is not None:
             run.note(status="failed", reason=str(self.error), failed_step=self.progress.step + 1)
 
-    def load_best(self) -> None:
-        """Go back to the values with the lowest held-out loss."""
-        self._load(checkpoints.read_tensors(self.course.run.best, "trainable"))
+    @contextmanager
+    def shipping(self, say: Callable[[str], None]) -> Iterator[None]:
+        """Inside the block it holds the values that are shipped: of the best or the last step, or their average."""
+        with optimizer_states.evaluating(self._optimizer, refresh=self._refresh):
+            if said := self._choose():
+                say(said)
+            yield
+
+    def _choose(self) -> str | None:
+        """Hold what is shipped; returns which that is, and None where only the last step's values can be."""
+        progress = self.progress
+        if self.course.config.save.ship == "best":
+            self._load(checkpoints.read_tensors(self.course.run.best, "trainable"))
+            which = "the average at step" if progress.best_averaged else "step"
+            return f"Shipping {which} {progress.best_step}, which has the lowest held-out loss."
+        if self._average is None:
+            return None
+        if not progress.averaged:
+            return "Shipping the values of the last step: their held-out loss is not above that of their average."
+        self._load(self._average.values())
+        return "Shipping the average: its held-out loss is lower than that of the last step's values."
 
     def reaches(self, step: float) -> float:
         """The last step up to `step` that its run can go on from; `step` itself where it had ended by then."""
@@ -181,7 +236,7 @@ class Member:
             self._read(path)
         checkpoints.drop_after(run.checkpoints, self.progress.step)
         run.rewind(self.progress.step)
-        self._recent.extend(record["loss"] for record in run.metrics())
+        self._diagnosis.recall([record["loss"] for record in run.metrics()])
         said = [f"{sentence} Using the one before it." for sentence in damaged]
         if self._failed_by(at_most):
             self.error = TrainingError(run.manifest["reason"])
@@ -195,9 +250,18 @@ class Member:
         tired = patience is not None and progress.evaluations_without_gain >= patience
         return tired or progress.share >= 1
 
+    def _failed_by(self, step: float) -> bool:
+        failed = self.course.run.manifest.get("failed_step")
+        return failed is not None and failed <= step
+
     def _is_due(self, every: int | float | None) -> bool:
         """Whether something periodic happens after the step that was just done."""
         return schedules.due(every, step=self.progress.step, before=self._before, after=self.progress.share)
+
+    def _end_in_time(self) -> None:
+        timer = self.course.timer
+        if timer is not None and not timer.fits_another():
+            self.progress = replace(self.progress, share=1.0)
 
     def _share(self, part: float, tokens: int) -> float:
         """Share of the run that is done when a part of the step is, whose gradients are there and whose update is not.
@@ -209,50 +273,60 @@ class Member:
         share = self._limits.share(steps=done.step + part, tokens=done.tokens + part * tokens, ahead=part - 1)
         return max(done.share, share)
 
-    def _failed_by(self, step: float) -> bool:
-        failed = self.course.run.manifest.get("failed_step")
-        return failed is not None and failed <= step
+    def _set_rate(self, share: float) -> float:
+        """The learning rate at a share of the run, given to the optimizer."""
+        rate = optimizers.peak_rate(self.course.config) * schedules.factor(share, self.course.config.schedule)
+        for group in self._optimizer.param_groups:
+            own = 1.0 if self._rates is None or group["layer"] is None else self._rates[group["layer"]]
+            group["lr"] = rate * group["rate_factor"] * own
+        return rate
 
-    def _diagnosis(self, loss: float, norm: float, rows: Indices) -> TrainingError | None:
-        """What is wrong with a loss that is not finite, or is three times the recent ones and still rising."""
-        usual = statistics.median(self._recent) if len(self._recent) >= 5 else float("inf")
-        if not np.isfinite(loss):
-            what = "The loss is not finite"
-        elif not np.isfinite(norm):
-            what = "The norm of the gradient is not finite"
-        elif loss > max(3 * usual, 2.0):
-            what = "The loss exploded"
-        else:
-            return None
-        kept, _ = checkpoints.newest(self.course.run.checkpoints)
-        places = ", ".join(self.course.train.place(int(row)) for row in rows[:8]) + (", ..." if len(rows) > 8 else "")
-        return TrainingError(
-            f"{what} at step {self.progress.step + 1}: loss {loss:.4g}, gradient norm {norm:.4g}, "
-            f"median of the last steps {usual:.4g}.\n"
-            f"  Rows of the batch: {places}\n"
-            f"  Last good checkpoint: {kept or 'none yet'}\n"
-            f"  Lower train.learning_rate (now {self.course.config.train.learning_rate:g}), raise schedule.warmup, "
-            "or look at these rows."
-        )
-
-    def _evaluate(self) -> float:
-        loss, before = self.course.held_out_loss(), self.progress
+    def _evaluate(self) -> dict[str, float]:
+        """Held-out loss of the values that train, and of their average; the lower one counts."""
+        found, average = {"held_out_loss": self._held_out_loss()}, self._average
+        if average is not None and average.ready:
+            with self._averaged(average):
+                found["averaged_held_out_loss"] = self.course.held_out_loss()
+        loss = min(found.values())
+        before = replace(self.progress, averaged=loss < found["held_out_loss"])
         if before.best_loss is None or loss < before.best_loss:
-            self.progress = replace(before, best_loss=loss, best_step=before.step, evaluations_without_gain=0)
-            checkpoints.write(self.course.run.best, {"trainable": self.trainable}, self.progress)
+            self.progress = replace(
+                before,
+                best_loss=loss,
+                best_step=before.step,
+                best_averaged=before.averaged,
+                evaluations_without_gain=0,
+            )
+            values = average.values() if average is not None and before.averaged else self.trainable
+            with optimizer_states.evaluating(self._optimizer, refresh=self._refresh):
+                checkpoints.write(self.course.run.best, {"trainable": values}, self.progress)
         else:
             self.progress = replace(before, evaluations_without_gain=before.evaluations_without_gain + 1)
-        return loss
+        return found
+
+    def _held_out_loss(self) -> float:
+        with optimizer_states.evaluating(self._optimizer, refresh=self._refresh):
+            return self.course.held_out_loss()
+
+    @contextmanager
+    def _averaged(self, average: Average) -> Iterator[None]:
+        """What computes holds the average inside the block."""
+        try:
+            with average.applied():
+                self._refresh()
+                yield
+        finally:
+            self._refresh()
 
     def _state(self) -> checkpoints.Tensors:
-        states = {
-            f"{name}|{key}": value
-            for name, parameter in self.trainable.items()
-            for key, value in self._optimizer.state[parameter].items()
+        states = optimizer_states.state_tensors(self._optimizer, self.trainable)
+        tensors: dict[str, Mapping[str, Tensor]] = {
+            "trainable": self.trainable,
+            "optimizer": {**states, **self._evicted.state()},
+            **{name: companion.state() for name, companion in self._companions.items()},
         }
-        tensors: dict[str, Mapping[str, Tensor]] = {"trainable": self.trainable, "optimizer": states}
-        if self._companion is not None:
-            tensors["companion"] = self._companion.state()
+        if self._average is not None:
+            tensors["average"] = self._average.state()
         return tensors
 
     def _read(self, path: Path) -> None:
@@ -261,11 +335,12 @@ class Member:
         if saved.keys() != self.trainable.keys():
             raise ResumeError(f"{path}: its tensors are not those of this adapter. Start a new run.")
         self._load(saved)
-        for key, value in checkpoints.read_tensors(path, "optimizer").items():
-            name, _, kind = key.rpartition("|")
-            self._optimizer.state[self.trainable[name]][kind] = value.to(self.trainable[name].device)
-        if self._companion is not None:
-            self._companion.load(checkpoints.read_tensors(path, "companion"))
+        optimizer_states.load_state(self._optimizer, self.trainable, checkpoints.read_tensors(path, "optimizer"))
+        self._evicted.clear()
+        for name, companion in self._companions.items():
+            companion.load(checkpoints.read_tensors(path, name))
+        if self._average is not None:
+            self._average.load(checkpoints.read_tensors(path, "average"))
         self.progress = checkpoints.read_progress(path)
         self._saved_step = self.progress.step
 
@@ -273,16 +348,3 @@ class Member:
     def _load(self, saved: Mapping[str, Tensor]) -> None:
         for name, parameter in self.trainable.items():
             parameter.copy_(saved[name])
-
-
-def _optimizer(trainable: Mapping[str, nn.Parameter], config: RunConfig) -> torch.optim.AdamW:
-    """AdamW with a group for each learning rate and weight decay that the method asks for; vectors never decay."""
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-    for name, parameter in trainable.items():
-        decays = parameter.ndim >= 2 and config.adapter.decays(name)
-        key = (config.adapter.rate_factor(name), config.train.weight_decay if decays else 0.0)
-        groups.setdefault(key, []).append(parameter)
-    described = [
-        {"params": group, "rate_factor": factor, "weight_decay": decay} for (factor, decay), group in groups.items()
-    ]
-    return torch.optim.AdamW(described, lr=config.train.learning_rate, fused=True)

@@ -12,7 +12,7 @@ be random: micro-batches, which hold rows of similar length, are not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -117,6 +117,12 @@ class NoiseScale:
         """tr(S) / |G|^2, the critical batch size in rows; None as long as no gradient stands out of the noise."""
         return self._noise / self._signal if self._signal > 0 else None
 
+    def on_gradients(self) -> None:
+        """Nothing: it is shown them part by part."""
+
+    def after_step(self, step: int) -> None:
+        """Nothing."""
+
     def state(self) -> dict[str, Tensor]:
         """Everything that it goes on from."""
         return {
@@ -124,6 +130,6 @@ class NoiseScale:
             "noise": torch.tensor(self._noise, dtype=torch.float64),
         }
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
+    def load(self, state: dict[str, Tensor]) -> None:
         """Go on from what `state` gave."""
         self._signal, self._noise = state["signal"].item(), state["noise"].item()

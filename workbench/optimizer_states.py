@@ -15,6 +15,7 @@ _COUNTED = ("step", "weight_sum", "lr_max", FAST_STEPS)
 """What groups count; all else in them is configured."""
 _STEPPED_FROM = "z"
 """The point that schedule-free steps from; only its states have one."""
+_NUMBER, _IN_COLUMNS = "#", "'"
 _FIRST_MOMENT = "state1"
 """The first moment, as bitsandbytes calls it and no other."""
 _NOT_NEEDED = ("weight_norm", "adam_norm", "trust_ratio", "qmap1", "qmap2")
@@ -24,8 +25,8 @@ _NOT_NEEDED = ("weight_norm", "adam_norm", "trust_ratio", "qmap1", "qmap2")
 def state_tensors(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     """Everything that decides the next step of these parameters, by `name|kind`.
 
-    A `#` stands behind the kind of what is no tensor, and `.0`, `.1`, ... behind that of a list's items. What a group
-    counts is there as `group N|kind`, where all its parameters are named.
+    Behind the kind stand `.0`, `.1`, ... for the items of a list, `#` for what is no tensor, and `'` for a matrix that
+    lies in columns and is turned. What a group counts is there as `group N|kind`, where all its parameters are named.
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in names.items():
@@ -108,12 +109,15 @@ def _whole_groups(
 
 def _packed(key: str, value: Any) -> dict[str, Tensor]:
     if isinstance(value, Tensor):
-        return {key: value}
-    if isinstance(value, list):  # of soap: an empty list is a side that is too long for a basis of its own
+        # Files hold rows one after another, and a product of matrices that lie in columns has other last bits.
+        in_columns = value.ndim == 2 and not value.is_contiguous() and value.T.is_contiguous()
+        return {f"{key}{_IN_COLUMNS}": value.T} if in_columns else {key: value}
+    if isinstance(value, list):  # of soap: an empty item is a side that is too long for a basis of its own
         items = [item if isinstance(item, Tensor) else torch.empty(0) for item in value]
-        return {f"{key}.{number}": item for number, item in enumerate(items)}
+        packed = [_packed(f"{key}.{number}", item) for number, item in enumerate(items)]
+        return {name: tensor for each in packed for name, tensor in each.items()} or {f"{key}.": torch.empty(0)}
     assert isinstance(value, (int, float)), f"{key} is a {type(value).__name__}"
-    return {f"{key}#": torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64)}
+    return {f"{key}{_NUMBER}": torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64)}
 
 
 def _unpacked(parts: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -121,13 +125,14 @@ def _unpacked(parts: Mapping[str, Tensor]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     lists: dict[str, dict[int, Any]] = {}
     for kind, tensor in parts.items():
-        stem, dot, number = kind.partition(".")
+        value = tensor.item() if kind.endswith(_NUMBER) else tensor.T if kind.endswith(_IN_COLUMNS) else tensor
+        stem, dot, number = kind.rstrip(_NUMBER + _IN_COLUMNS).partition(".")
         if dot:
-            lists.setdefault(stem, {})[int(number)] = tensor if tensor.numel() else []
-        elif kind.endswith("#"):
-            values[kind.removesuffix("#")] = tensor.item()
+            items = lists.setdefault(stem, {})
+            if number:  # an empty list has none
+                items[int(number)] = value if tensor.numel() else []
         else:
-            values[kind] = tensor
+            values[stem] = value
     return {**values, **{stem: [items[number] for number in range(len(items))] for stem, items in lists.items()}}
 
 
@@ -145,7 +150,7 @@ def _make_room(
         from bitsandbytes.optim.optimizer import Optimizer8bit
 
         assert isinstance(optimizer, Optimizer8bit)
-        optimizer.init_state(group, parameter, *place)
+        optimizer.init_state(group, parameter, *place)  # type: ignore[no-untyped-call]
 
 
 def _fill(state: dict[str, Any], values: Mapping[str, Any], *, device: torch.device, group: dict[str, Any]) -> None:

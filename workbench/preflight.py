@@ -6,15 +6,16 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Protocol
 
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
-from workbench import adapters, backbones, capacity, tasks
-from workbench.adapters import Full
+from workbench import adapters, backbones, capacity, optimizers, tasks
+from workbench.adapters import Full, anatomy
 from workbench.config import RunConfig
 from workbench.data import checks
 from workbench.data.batching import Examples, Indices
 from workbench.data.tokens import Splits
 from workbench.errors import ConfigError
+from workbench.freezing.layers import stack
 from workbench.tasks import TEXT, Task
 
 
@@ -58,10 +59,29 @@ def require_backbone(config: RunConfig, splits: Sequence[Measured], task: Task) 
                 f"Leave it out, or run: pip install 'peft-workbench[{name}]'"
             )
     capacity.require_longest_fits(config, splits[0])
+    optimizers.require(config, device=backbones.device())
     model = backbones.skeleton(config.model, task=task, trainable=isinstance(config.adapter, Full))
     _require_positions(config, splits, model.config)
     adapters.require_fit(model, config.adapter)
+    _require_layers(config, model)
     return config.adapter.modules(model)
+
+
+def _require_layers(config: RunConfig, model: PreTrainedModel) -> None:
+    """A policy must have one stack of blocks to freeze, as many as it asks for, and leave something that trains."""
+    if config.freeze.policy == "none" and config.optimizer.layer_decay == 1:
+        return
+    blocks = len(stack(model))
+    if reason := config.freeze.refusal(blocks):
+        raise ConfigError(reason)
+    if config.freeze.never(blocks) == blocks and not (
+        isinstance(config.adapter, Full) or anatomy.fresh_heads(model)
+    ):
+        raise ConfigError(
+            f"freeze.policy={config.freeze.policy} freezes all {blocks} blocks, and adapter.method="
+            f"{config.adapter.method} has nothing outside of them, so that nothing would train. "
+            f"Write freeze.layers={max(1, blocks // 2)}, or adapter.method=linear-probe."
+        )
 
 
 def longest_sequence(hub: PretrainedConfig) -> int | None:

@@ -107,7 +107,7 @@ def explain(section: type[Section], values: Mapping[str, Any], error: Validation
             text = "unknown key." + did_you_mean(str(path[-1]), _siblings(section, path[:-1], values))
         elif item["type"] == "missing":
             text = "is required."
-        elif item["type"] == "unknown_method":
+        elif item["type"] in ("unknown_method", "unknown_policy"):
             text = item["msg"]
         elif item["type"] == "value_error":
             text = str(item["ctx"]["error"])

@@ -21,7 +21,6 @@ from torch import from_numpy
 
 from workbench import adapters, backbones, capacity, classifier, runs
 from workbench.adapters import anatomy
-from workbench.adapters import bank as banks
 from workbench.backbones import Backbone
 from workbench.banking import BankFit
 from workbench.classifier import Classifier
@@ -32,6 +31,7 @@ from workbench.data.fields import Writer
 from workbench.data.labels import Labels
 from workbench.engine import Fit, Supervision, peak_bytes
 from workbench.evaluation import predicting
+from workbench.freezing import freezer as freezing
 from workbench.member import Course
 from workbench.objectives.criterion import Objective, criterion
 from workbench.runs import Run
@@ -165,8 +165,9 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
 
 def _bank(job: Job, watcher: Silent) -> Done:
     """All folds in one bank."""
-    bank = banks.attach(
+    bank, freezer = freezing.attach_bank(
         job.backbone.model,
+        job.folds[0].config,
         [fold.config.adapter for fold in job.folds],
         seeds=[fold.config.seed for fold in job.folds],
     )
@@ -176,6 +177,7 @@ def _bank(job: Job, watcher: Silent) -> Done:
     fit = BankFit(
         bank,
         [Course(fold.train, lambda: 0.0, fold.config, fold.run) for fold in job.folds],
+        freezer=freezer,
         objectives=[fold.objective for fold in job.folds],
         predict=model.outputs,
         compute=job.backbone.compute,
@@ -200,11 +202,14 @@ def _one_after_another(job: Job, watcher: Silent) -> Done:
     heads = {name: copy.deepcopy(backbone.get_submodule(name)) for name in anatomy.fresh_heads(backbone)}
     watch, right, trainable = Watch(), 0.0, 0
     for fold in job.folds:
-        attached: Any = adapters.attach(backbone, fold.config.adapter, seed=fold.config.seed)
+        freezer = freezing.attach(backbone, fold.config, seed=fold.config.seed)
+        attached: Any = freezer.model
         model = job.classifier(attached)
         fit = Fit(
             model=attached,
             supervision=Supervision(fold.train, model.row_loss(fold.objective)),
+            freezer=freezer,
+            held_out=None,
             width=job.width,
             held_out_loss=lambda: 0.0,
             config=fold.config,

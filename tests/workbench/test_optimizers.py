@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import pytest
@@ -11,26 +11,17 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from tests.workbench import formulas
 from workbench import optimizers
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
 from workbench.sections.freezing import FreezeConfig
-from workbench.sections.optimizing import Name, OptimizerConfig
+from workbench.sections.optimizing import Name
 
 CPU = torch.device("cpu")
 ON_CPU = [name for name in get_args(Name) if not name.startswith("paged_")]
 RATES = {"adafactor": 1e-2, "sgd": 0.3, "lars": 1.0, "lamb": 1e-2, "lion": 3e-4}
 """Rates that lower the loss, where it is not 1e-3."""
-
-Steps = list[dict[str, Tensor]]
-"""Gradients of each step."""
-Values = dict[str, Tensor]
-
-
-class Run(RunConfig):
-    """A run with its optimizer."""
-
-    optimizer: OptimizerConfig = OptimizerConfig()
 
 
 class Moving(FreezeConfig):
@@ -39,8 +30,8 @@ class Moving(FreezeConfig):
     policy: Literal["moving"] = "moving"  # type: ignore[assignment]
 
 
-def settled(optimizer: Mapping[str, Any] | None = None, **sections: Any) -> Run:
-    return Run.model_validate(
+def settled(optimizer: Mapping[str, Any] | None = None, **sections: Any) -> RunConfig:
+    return RunConfig.model_validate(
         {
             "recipe": "sft",
             "data": {"train": "x.jsonl"},
@@ -51,7 +42,7 @@ def settled(optimizer: Mapping[str, Any] | None = None, **sections: Any) -> Run:
     )
 
 
-def made(config: Run, trainable: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+def made(config: RunConfig, trainable: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
     """An optimizer over parameters of block 1."""
     layers = dict.fromkeys(trainable, 1)
     return optimizers.build(optimizers.groups(trainable, config, layers=layers, blocks=1, fresh=()), config)
@@ -63,22 +54,17 @@ def weights() -> dict[str, nn.Parameter]:
     return {name: nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in shapes.items()}
 
 
-def gradients(steps: int = 6) -> Steps:
+def gradients(steps: int = 6) -> formulas.Steps:
     generator = torch.Generator().manual_seed(1)
     return [{name: torch.randn(p.shape, generator=generator) for name, p in weights().items()} for _ in range(steps)]
 
 
-def rate(step: int) -> float:
-    """It moves, as in a run."""
-    return 1e-2 * (1 - 0.1 * step)
-
-
-def stepped(optimizer: torch.optim.Optimizer, trainable: Mapping[str, nn.Parameter], steps: Steps) -> None:
+def stepped(optimizer: torch.optim.Optimizer, trainable: Mapping[str, nn.Parameter], steps: formulas.Steps) -> None:
     for step, found in enumerate(steps):
         for name, parameter in trainable.items():
             parameter.grad = found[name].clone()
         for group in optimizer.param_groups:
-            group["lr"] = rate(step) * group["rate_factor"]
+            group["lr"] = formulas.rate(step) * group["rate_factor"]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -143,140 +129,18 @@ def test_the_rate_grows_with_the_batch() -> None:
 # ---- formulas, in float64
 
 
-Formula = Callable[[Values, Steps, Mapping[str, float]], None]
-
-
-def _adamw(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
-    """Loshchilov & Hutter 2019, algorithm 2."""
-    for name, theta in values.items():
-        m, v = torch.zeros_like(theta), torch.zeros_like(theta)
-        for t, found in enumerate(steps, start=1):
-            g, lr = found[name].double(), rate(t - 1)
-            m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g**2
-            m_hat, v_hat = m / (1 - 0.8**t), v / (1 - 0.95**t)
-            theta -= lr * (m_hat / (v_hat.sqrt() + 1e-6) + decay[name] * theta)
-
-
-def _sgd(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
-    """Sutskever et al. 2013, with the decay in the gradient."""
-    for name, theta in values.items():
-        b = torch.zeros_like(theta)
-        for t, found in enumerate(steps):
-            b = 0.7 * b + found[name].double() + decay[name] * theta
-            theta -= rate(t) * b
-
-
-def _lion(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
-    """Chen et al. 2023, algorithm 2."""
-    for name, theta in values.items():
-        m = torch.zeros_like(theta)
-        for t, found in enumerate(steps):
-            g = found[name].double()
-            theta -= rate(t) * (torch.sign(0.9 * m + 0.1 * g) + decay[name] * theta)
-            m = 0.99 * m + 0.01 * g
-
-
-def _lamb(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
-    """You et al. 2020, algorithm 2, without bias correction; the norm of the weights counts up to 10."""
-    for name, theta in values.items():
-        m, v = torch.zeros_like(theta), torch.zeros_like(theta)
-        for t, found in enumerate(steps):
-            g = found[name].double()
-            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
-            update = m / (v.sqrt() + 1e-6) + decay[name] * theta
-            theta -= rate(t) * theta.norm().clamp(max=10) / update.norm() * update
-
-
-def _lars(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
-    """You et al. 2017, equation 6 and algorithm 1; vectors take plain steps."""
-    for name, theta in values.items():
-        v = torch.zeros_like(theta)
-        for t, found in enumerate(steps):
-            g = found[name].double()
-            if theta.ndim > 1:
-                local = 0.001 * theta.norm() / (g.norm() + decay[name] * theta.norm())
-                g = local * (g + decay[name] * theta)
-            v = 0.9 * v + g
-            theta -= rate(t) * v
-
-
-def _adafactor(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
-    """Shazeer & Stern 2018, algorithms 4 and 5, with relative steps; eps1 is float32's, as torch has it."""
-    for name, theta in values.items():
-        rows, columns, v = torch.zeros(()).double(), torch.zeros(()).double(), torch.zeros(()).double()
-        for t, found in enumerate(steps, start=1):
-            g, keep, lr = found[name].double(), 1 - t**-0.8, rate(t - 1)
-            alpha = max(1e-3, float(theta.square().mean().sqrt())) * min(lr, t**-0.5)
-            theta -= lr * decay[name] * theta
-            if theta.ndim > 1:
-                rows = keep * rows + (1 - keep) * g.square().mean(dim=1, keepdim=True)
-                columns = keep * columns + (1 - keep) * g.square().mean(dim=0, keepdim=True)
-                v = rows * columns / rows.mean()
-            else:
-                v = keep * v + (1 - keep) * g.square()
-            update = g / v.sqrt()
-            theta -= alpha * update / max(1.0, float(update.square().mean().sqrt()))
-
-
-def _schedule_free(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
-    """Defazio et al. 2024, algorithm 1: gradients at y, weights of the average by the highest rate so far."""
-    for name, y in values.items():
-        z, x, v, total, highest = y.clone(), y.clone(), torch.zeros_like(y), 0.0, 0.0
-        for t, found in enumerate(steps, start=1):
-            g, lr = found[name].double(), rate(t - 1)
-            v = 0.999 * v + 0.001 * g**2
-            highest = max(highest, lr)
-            total += highest**2
-            z = z - lr * (g / ((v / (1 - 0.999**t)).sqrt() + 1e-8) + decay[name] * y)
-            x = (1 - highest**2 / total) * x + highest**2 / total * z
-            y.copy_(0.1 * z + 0.9 * x)
-
-
-def _muon(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
-    """Jordan et al. 2024 in the size of Liu et al. 2025, 0.2 sqrt(max(A, B)); vectors take AdamW's steps."""
-    for name, theta in values.items():
-        if theta.ndim == 1:
-            _adamw_default({name: theta}, steps)
-            continue
-        b = torch.zeros_like(theta)
-        for t, found in enumerate(steps):
-            g, lr = found[name].double(), rate(t)
-            # torch averages: b is (1 - momentum) times that of the paper, which makes no difference to a direction
-            b = 0.9 * b + 0.1 * g
-            theta -= lr * decay[name] * theta
-            theta -= lr * 0.2 * max(theta.shape) ** 0.5 * _quintic(0.1 * g + 0.9 * b)
-
-
-def _adamw_default(values: Values, steps: Steps) -> None:
-    for name, theta in values.items():
-        m, v = torch.zeros_like(theta), torch.zeros_like(theta)
-        for t, found in enumerate(steps, start=1):
-            g = found[name].double()
-            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
-            theta -= rate(t - 1) * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
-
-
-def _quintic(g: Tensor) -> Tensor:
-    """Five Newton-Schulz steps of X <- a X + (b X X' + c (X X')^2) X."""
-    x = g / g.norm()
-    for _ in range(5):
-        gram = x @ x.T
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    return x
-
-
-FORMULAS: dict[str, tuple[Formula, dict[str, Any], float]] = {
-    "adamw": (_adamw, {"betas": [0.8, 0.95], "eps": 1e-6}, 1e-6),
+FORMULAS: dict[str, tuple[formulas.Formula, dict[str, Any], float]] = {
+    "adamw": (formulas.adamw, {"betas": [0.8, 0.95], "eps": 1e-6}, 1e-6),
     # 8 bits have three digits of each moment; these parameters are small and keep all of them.
-    "adamw8bit": (_adamw, {"betas": [0.8, 0.95], "eps": 1e-6}, 1e-6),
-    "sgd": (_sgd, {"momentum": 0.7}, 1e-6),
-    "lion": (_lion, {}, 1e-6),
-    "lamb": (_lamb, {}, 2e-6),
-    "lars": (_lars, {}, 1e-6),
-    "adafactor": (_adafactor, {}, 1e-6),
-    "schedule_free": (_schedule_free, {}, 2e-6),
+    "adamw8bit": (formulas.adamw, {"betas": [0.8, 0.95], "eps": 1e-6}, 1e-6),
+    "sgd": (formulas.sgd, {"momentum": 0.7}, 1e-6),
+    "lion": (formulas.lion, {}, 1e-6),
+    "lamb": (formulas.lamb, {}, 2e-6),
+    "lars": (formulas.lars, {}, 1e-6),
+    "adafactor": (formulas.adafactor, {}, 1e-6),
+    "schedule_free": (formulas.schedule_free, {}, 2e-6),
     # torch orthogonalises in bfloat16
-    "muon": (_muon, {"momentum": 0.9}, 3e-3),
+    "muon": (formulas.muon, {"momentum": 0.9}, 3e-3),
 }
 
 
@@ -311,7 +175,7 @@ def test_eight_bits_go_nearly_where_adamw_goes() -> None:
 # ---- every optimizer
 
 
-def _config(name: str, **settings: Any) -> Run:
+def _config(name: str, **settings: Any) -> RunConfig:
     schedule = {"schedule": {"name": "constant"}} if name == "schedule_free" else {}
     return settled(
         {"name": name, **settings}, train={"learning_rate": RATES.get(name, 1e-3), "weight_decay": 0.0}, **schedule

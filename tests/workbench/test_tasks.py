@@ -33,6 +33,7 @@ from workbench.console import Terminal
 from workbench.data.batching import Indices, MicroBatch, encoder_inputs
 from workbench.engine import Fit, Supervision
 from workbench.errors import BackboneError
+from workbench.freezing import freezer as freezing
 from workbench.tasks import MASKED, TEXT, Task
 
 # Stock PEFT uses what transformers calls deprecated.
@@ -159,12 +160,22 @@ def test_a_real_encoder_learns_to_classify(weights: str, tmp_path: Path, request
     tokenizer = backbones.tokenizer(config.model)
     rows = _sentences(tokenizer)
     backbone = backbones.load(config.model, tokenizer, task=INTENTS)
-    model: Any = adapters.attach(backbone.model, config.adapter, seed=0)
+    freezer = freezing.attach(backbone.model, config, seed=0)
+    model: Any = freezer.model
     assert model.config.id2label == {0: "card_arrival", 1: "exchange_rate", 2: "lost_card"}
     run = runs.start(tmp_path / "run", config, resume=False)
     request.addfinalizer(run.close)
     fit = Fit(
-        model, Supervision(rows, _loss(model)), 384, lambda: 0.0, config, backbone.compute, run, Terminal(quiet=True)
+        model,
+        Supervision(rows, _loss(model)),
+        freezer,
+        width=384,
+        held_out=None,
+        held_out_loss=lambda: 0.0,
+        config=config,
+        compute=backbone.compute,
+        run=run,
+        watcher=Terminal(quiet=True),
     )
     fit.work()
     losses = [record["loss"] for record in run.metrics()]

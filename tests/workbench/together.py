@@ -21,6 +21,7 @@ from workbench.adapters import bank as banks
 from workbench.banking import BankFit, Objective, Predict
 from workbench.config import RunConfig
 from workbench.data.batching import Indices, MicroBatch, Row, collate, encoder_inputs
+from workbench.freezing import freezer as freezing
 from workbench.member import Course
 
 
@@ -142,7 +143,12 @@ class Together:
 
     def fit(self, watcher: Silent | None = None, *, resume: bool = False) -> Trained:
         model = copy.deepcopy(self.model)
-        bank = banks.attach(model, [each.adapter for each in self.configs], seeds=[each.seed for each in self.configs])
+        bank, freezer = freezing.attach_bank(
+            model,
+            self.configs[0],
+            [each.adapter for each in self.configs],
+            seeds=[each.seed for each in self.configs],
+        )
         self.prepare(bank)
         predict, objective = self.outputs(model, bank.members[0], bank)
         run = runs.start(self.folder, self.configs[0], resume=resume)
@@ -155,6 +161,7 @@ class Together:
         fit = BankFit(
             bank,
             courses,
+            freezer=freezer,
             objectives=[objective] * len(courses),
             predict=predict,
             compute=self.compute,

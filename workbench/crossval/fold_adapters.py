@@ -31,6 +31,7 @@ from workbench.data.sampling import balanced
 from workbench.engine import Fit, Supervision, Watcher
 from workbench.errors import TrainingError
 from workbench.evaluation import predicting, targets
+from workbench.freezing import freezer as freezing
 from workbench.member import Course
 from workbench.objectives.criterion import Objective, criterion
 from workbench.runs import Run
@@ -148,7 +149,9 @@ def _said(model: Classifier, sets: Sequence[Labelled]) -> list[Floats]:
 def _together(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Watcher) -> None:
     """All lessons in one bank."""
     backbone = room.backbone()
-    together = bank.attach(backbone.model, [room.config.adapter] * len(lessons), seeds=[each.seed for each in lessons])
+    together, freezer = freezing.attach_bank(
+        backbone.model, room.config, [room.config.adapter] * len(lessons), seeds=[each.seed for each in lessons]
+    )
     watcher.say(describing.storage(backbone))
     own = sum(each.numel() for each in together.parameters_of(together.members[0]).values())
     run.note(model=describing.model(room.config, backbone, together.model, own=own))
@@ -162,6 +165,7 @@ def _together(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Wat
     fit = BankFit(
         together,
         courses,
+        freezer=freezer,
         objectives=[_objective(room.config, each) for each in lessons],
         predict=model.outputs,
         compute=backbone.compute,
@@ -188,15 +192,18 @@ def _apart(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Watche
         if own.adapter.exists():
             continue
         backbone = backbone or room.backbone()
-        attached = adapters.attach(
-            backbone.model, room.config.adapter, seed=each.seed, sample=partial(first_rows, each.train, seed=each.seed)
+        freezer = freezing.attach(
+            backbone.model, room.config, seed=each.seed, sample=partial(first_rows, each.train, seed=each.seed)
         )
+        attached = freezer.model
         run.note(model=describing.model(room.config, backbone, attached))
         model = classifier.find(attached, backbone.model, room.tokenizer, room.labels)
         course = _course(own, room.config, each, model, nullcontext)
         fit = Fit(
             model=attached,
             supervision=Supervision(course.train, model.row_loss(_objective(room.config, each))),
+            freezer=freezer,
+            held_out=each.validation,
             width=backbone.model.config.get_text_config().hidden_size,
             held_out_loss=course.held_out_loss,
             config=course.config,

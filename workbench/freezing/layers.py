@@ -40,12 +40,17 @@ class Layers:
         return len(self.blocks) + 1 if any(lead in self.after for lead in leads) else 0
 
 
-def survey(backbone: PreTrainedModel) -> Layers:
+def survey(backbone: PreTrainedModel, *, needed: bool = True) -> Layers:
     """The layers of a bare backbone, found by calling it once.
+
+    Args:
+        needed: Something depends on them; otherwise a backbone with two stacks of blocks, or none, counts as one layer.
 
     Raises:
         BackboneError: it has two stacks of blocks, or none.
     """
+    if not needed and len(anatomy.blocks(backbone)) != 1:
+        return Layers((), frozenset())
     blocks, passed, after = stack(backbone), False, dict[str, bool]()
 
     def last_block(*_: object) -> None:
@@ -80,7 +85,7 @@ def stack(backbone: PreTrainedModel) -> list[str]:
     stacks = anatomy.blocks(backbone)
     if len(stacks) != 1:
         raise BackboneError(
-            f"freeze: {type(backbone).__name__} has {len(stacks)} stacks of blocks, and layers are frozen in one. "
-            "Leave freeze out, or take an encoder or a causal backbone."
+            f"{type(backbone).__name__} has {len(stacks)} stacks of blocks; freeze and optimizer.layer_decay are for "
+            "one. Leave them out, or take an encoder or a causal backbone."
         )
     return stacks[0]

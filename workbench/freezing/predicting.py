@@ -224,7 +224,7 @@ def refusal(backbone: PreTrainedModel, *, blocks: Sequence[nn.Module], depth: in
 
 def _refusal_of_trial(backbone: PreTrainedModel, blocks: Sequence[nn.Module], depth: int) -> str | None:
     """`refusal` by what the backbone does with a few tokens."""
-    family, base = type(backbone).__name__, backbone.base_model
+    family = type(backbone).__name__
     tokens_BL = torch.arange(2, 9, device=backbone.device)[None] % backbone.config.get_text_config().vocab_size
     seen: list[tuple[int, Any]] = []
     hooks = [
@@ -233,7 +233,7 @@ def _refusal_of_trial(backbone: PreTrainedModel, blocks: Sequence[nn.Module], de
     ]
     try:
         with torch.enable_grad():
-            wanted = base(input_ids=tokens_BL)[0]
+            wanted = backbone(input_ids=tokens_BL)[0].detach()
     finally:
         for hook in hooks:
             hook.remove()
@@ -248,7 +248,7 @@ def _refusal_of_trial(backbone: PreTrainedModel, blocks: Sequence[nn.Module], de
     trunk.install()
     try:
         with torch.no_grad():
-            found = base(input_ids=tokens_BL)[0]
+            found = backbone(input_ids=tokens_BL)[0]
     except (LookupError, TypeError, AttributeError):
         return f"the upper blocks of {family} read more of the lower ones than hidden states"
     finally:

@@ -28,8 +28,6 @@ from workbench.errors import FileError
 
 FORMAT = "1"
 """Of the files, and of how rows are known: raise it when either changes."""
-CHUNK_BYTES = 2**26
-"""Of memory that is asked for at once. What is not written yet, the system does not give."""
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -74,28 +72,22 @@ class States(ABC):
 
 
 class MemoryStates(States):
-    """In the memory of this process, in large pieces: rows one by one would cost an allocation each."""
+    """In the memory of this process."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__(dtype)
         self._rows: dict[bytes, Bytes] = {}
-        self._free: Bytes = np.empty(0, np.uint8)
-        """What is left of the newest piece."""
 
     def missing(self, keys: Sequence[bytes]) -> list[int]:
         return [place for key, place in _firsts(keys).items() if key not in self._rows]
 
     def put(self, keys: Sequence[bytes], rows: Sequence[Tensor]) -> None:
         for key, row in zip(keys, rows, strict=True):
-            content = self._bytes(row)
-            if content.nbytes > len(self._free):
-                self._free = np.empty(max(CHUNK_BYTES, content.nbytes), np.uint8)
-            kept, self._free = self._free[: content.nbytes], self._free[content.nbytes :]
-            kept[:] = content.reshape(-1)
-            self._rows[key] = kept.reshape(content.shape)
+            self._rows[key] = self._bytes(row).copy()  # on its own, not the batch that it came in
 
     def _width(self, key: bytes) -> int:
-        return self._rows[key].shape[1]
+        width: int = self._rows[key].shape[1]
+        return width
 
     def _read(self, key: bytes, row_LW: Bytes) -> int:
         kept_LW = self._rows[key][: len(row_LW)]
@@ -163,8 +155,8 @@ class DiskStates(States):
         """Write a row's states behind all others; returns its record."""
         start = os.fstat(self._states).st_size
         _write(self._states, content.tobytes(), start)
-        self._places[key] = _Place(start, *content.shape, None)
-        record = _RECORD.pack(key, start, *content.shape, zlib.crc32(content))
+        self._places[key] = _Place(start, len(content), content.shape[1], None)
+        record = _RECORD.pack(key, start, *content.shape, zlib.crc32(content.data))
         return record + zlib.crc32(record).to_bytes(4, "little")
 
     def _refresh(self) -> None:
@@ -199,7 +191,7 @@ class DiskStates(States):
     def _read(self, key: bytes, row_LW: Bytes) -> int:
         place = self._places[key]
         known_LW = row_LW[: place.length]
-        if os.preadv(self._states, [known_LW], place.start) < known_LW.nbytes:
+        if os.preadv(self._states, [known_LW.data], place.start) < known_LW.nbytes:
             raise FileError(f"{self.folder}: cut while it was in use. Resume; what is lost is computed again.")
         return len(known_LW)
 
@@ -238,13 +230,13 @@ def fingerprint(
     above = {id(tensor) for block in blocks[depth:] for tensor in (*block.parameters(), *block.buffers())}
     settings = backbone.config.to_dict() | {"attention": backbone.config._attn_implementation}
     named = {key: value for key, value in settings.items() if key not in _ORIGINS}
-    says = [FORMAT, type(backbone.base_model).__name__, depth, str(dtype), dict(about), named]
+    says = [FORMAT, type(backbone).base_model_prefix, depth, str(dtype), dict(about), named]
     found = hashlib.sha256(json.dumps(says, sort_keys=True, default=str).encode())
     for name, tensor in (*backbone.base_model.named_parameters(), *backbone.base_model.named_buffers()):
         if id(tensor) not in above and not tensor.requires_grad:
             content = tensor.detach().cpu().contiguous().reshape(-1)
             found.update(f"{name} {content.dtype} {tuple(tensor.shape)}".encode())
-            found.update(content.view(torch.uint8).numpy())
+            found.update(content.view(torch.uint8).numpy().data)
     return found.hexdigest()[:32]
 
 
@@ -254,7 +246,10 @@ _ORIGINS = {"_name_or_path", "_commit_hash", "transformers_version", "architectu
 
 def _firsts(keys: Sequence[bytes]) -> dict[bytes, int]:
     """Where each key stands first."""
-    return {key: place for place, key in reversed(list(enumerate(keys)))}
+    found: dict[bytes, int] = {}
+    for place, key in enumerate(keys):
+        found.setdefault(key, place)
+    return found
 
 
 def _opened(path: Path) -> int:

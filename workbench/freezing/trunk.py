@@ -33,6 +33,11 @@ class Rows(NamedTuple):
     types: list[Indices] | None
     """Of each token, where the model is told them."""
 
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each."""
+        return [len(row) for row in self.tokens]
+
 
 class Trunk:
     """Gives the output of block `depth` as it was computed once; computes only the rows that `states` lacks.
@@ -59,14 +64,14 @@ class Trunk:
         """Rows of all calls that read states."""
         self.passed = 0
         """Calls that computed as ever."""
-        self._base = backbone.base_model
+        self._stack = stack_of(backbone, blocks[0])
         self._prefix = list(blocks[:depth])
         self._tuners = [each for block in self._prefix for each in block.modules() if isinstance(each, BaseTunerLayer)]
         self._switches = self._adapters()
         self._causal = backbone.can_generate()
         self._trailing = trailing
         self._longest = getattr(backbone.config.get_text_config(), "max_position_embeddings", None) or 0
-        self._names = list(inspect.signature(self._base.forward).parameters)
+        self._names = list(inspect.signature(self._stack.forward).parameters)
         self._beside: dict[int, tuple[None, ...] | None] = {}
         """What a block gives beside hidden states, by its number: nothing in a tuple, which the trial of
         `predicting.refusal` shows to be enough (it is attention's weights, if anything), or None: it is no tuple."""
@@ -80,8 +85,8 @@ class Trunk:
         """From now on, calls read states; blocks that are to be compiled are so before, but those below the line."""
         assert not self._undo, "it is installed"
         hooks = [
-            self._base.register_forward_pre_hook(self._before, with_kwargs=True),
-            self._base.register_forward_hook(self._after, always_call=True),
+            self._stack.register_forward_pre_hook(self._before, with_kwargs=True),
+            self._stack.register_forward_hook(self._after, always_call=True),
         ]
         self._undo = [hook.remove for hook in hooks]
         for number, block in enumerate(self._prefix):
@@ -137,7 +142,7 @@ class Trunk:
         inputs = {name: torch.from_numpy(array).to(call[name]) for name, array in arrays.items()}
         self._catching = True
         try:
-            self._base.forward(**{**call, **inputs})
+            self._stack.forward(**{**call, **inputs})
             raise AssertionError("the stack ran past its frozen blocks")
         except _Reached as reached:
             found_BLD = reached.hidden_BLD.cpu()
@@ -145,8 +150,8 @@ class Trunk:
             self._catching = False
         if found_BLD.shape[:2] != arrays[_TOKENS].shape:
             raise BackboneError(
-                f"{type(self._base).__name__} pads long rows by itself, so that outputs of its frozen blocks cannot be "
-                "kept. Write freeze.cache=off."
+                f"{type(self._stack).__name__} pads long rows by itself, so that outputs of its blocks cannot be kept. "
+                "Write freeze.cache=off."
             )
         return [found_LD[: len(row)] for found_LD, row in zip(found_BLD, tokens, strict=True)]
 
@@ -191,11 +196,9 @@ def rows_of(inputs: Mapping[str, Any], *, causal: bool, trailing: int = 0, longe
     most `longest` tokens; any other model looks at everything.
     """
     tokens, mask, types = (inputs.get(name) for name in (_TOKENS, _MASK, _TYPES))
-    if (
-        tokens is None
-        or tokens.ndim != 2
-        or any(each.shape != tokens.shape for each in (mask, types) if each is not None)
-    ):
+    if tokens is None or tokens.ndim != 2:
+        return None
+    if any(each is not None and each.shape != tokens.shape for each in (mask, types)):
         return None
     tokens_BL = tokens.cpu().numpy()
     lengths_B = np.full(len(tokens_BL), tokens_BL.shape[1])
@@ -216,8 +219,14 @@ def rows_of(inputs: Mapping[str, Any], *, causal: bool, trailing: int = 0, longe
         return Rows([blake2b(row.tobytes(), digest_size=16).digest() for row in kept], kept, None)
     kinds = _cut(types.cpu().numpy(), lengths_B)
     # Token ids have eight bytes each, so that no row without types looks like one with them.
-    parts = (row.tobytes() + b"types" + kind.tobytes() for row, kind in zip(kept, kinds, strict=True))
-    return Rows([blake2b(part, digest_size=16).digest() for part in parts], kept, kinds)
+    both = (row.tobytes() + b"types" + kind.tobytes() for row, kind in zip(kept, kinds, strict=True))
+    return Rows([blake2b(each, digest_size=16).digest() for each in both], kept, kinds)
+
+
+def stack_of(backbone: PreTrainedModel, block: nn.Module) -> nn.Module:
+    """The innermost module around a block that reads tokens: what every call of the backbone goes through."""
+    around = [each for each in backbone.modules() if any(part is block for part in each.modules())]
+    return next(each for each in reversed(around) if _TOKENS in inspect.signature(each.forward).parameters)
 
 
 def parts(output: Any) -> tuple[Tensor, tuple[None, ...] | None]:

@@ -140,8 +140,8 @@ class OptimizerConfig(Section):
         """
         if self.name == "schedule_free" and schedule.name != "constant":
             yield (
-                f"optimizer.name=schedule_free averages instead of lowering its rate; schedule.name={schedule.name} does "
-                "both. Write schedule.name=constant."
+                f"schedule.name={schedule.name} lowers the rate, and optimizer.name=schedule_free averages instead. "
+                "Write schedule.name=constant."
             )
         if not freeze.fixed and (self.name == "schedule_free" or self.lookahead is not None):
             key, cure = ("name", "adamw") if self.lookahead is None else ("lookahead", "null")

@@ -1,0 +1,138 @@
+"""What optimizers do, from their papers, in float64: an implementation of its own for tests to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+Steps = list[dict[str, Tensor]]
+"""Gradients of each step."""
+Values = dict[str, Tensor]
+Formula = Callable[[Values, Steps, Mapping[str, float]], None]
+"""Moves the values as an optimizer does in these steps; the last argument is the weight decay of each."""
+
+
+def rate(step: int) -> float:
+    """It moves, as in a run."""
+    return 1e-2 * (1 - 0.1 * step)
+
+
+def adamw(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
+    """Loshchilov & Hutter 2019, algorithm 2."""
+    for name, theta in values.items():
+        m, v = torch.zeros_like(theta), torch.zeros_like(theta)
+        for t, found in enumerate(steps, start=1):
+            g, lr = found[name].double(), rate(t - 1)
+            m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g**2
+            m_hat, v_hat = m / (1 - 0.8**t), v / (1 - 0.95**t)
+            theta -= lr * (m_hat / (v_hat.sqrt() + 1e-6) + decay[name] * theta)
+
+
+def sgd(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
+    """Sutskever et al. 2013, with the decay in the gradient."""
+    for name, theta in values.items():
+        b = torch.zeros_like(theta)
+        for t, found in enumerate(steps):
+            b = 0.7 * b + found[name].double() + decay[name] * theta
+            theta -= rate(t) * b
+
+
+def lion(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
+    """Chen et al. 2023, algorithm 2."""
+    for name, theta in values.items():
+        m = torch.zeros_like(theta)
+        for t, found in enumerate(steps):
+            g = found[name].double()
+            theta -= rate(t) * (torch.sign(0.9 * m + 0.1 * g) + decay[name] * theta)
+            m = 0.99 * m + 0.01 * g
+
+
+def lamb(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
+    """You et al. 2020, algorithm 2, without bias correction; the norm of the weights counts up to 10."""
+    for name, theta in values.items():
+        m, v = torch.zeros_like(theta), torch.zeros_like(theta)
+        for t, found in enumerate(steps):
+            g = found[name].double()
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+            update = m / (v.sqrt() + 1e-6) + decay[name] * theta
+            theta -= rate(t) * theta.norm().clamp(max=10) / update.norm() * update
+
+
+def lars(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
+    """You et al. 2017, equation 6 and algorithm 1; vectors take plain steps."""
+    for name, theta in values.items():
+        v = torch.zeros_like(theta)
+        for t, found in enumerate(steps):
+            g = found[name].double()
+            if theta.ndim > 1:
+                local = 0.001 * theta.norm() / (g.norm() + decay[name] * theta.norm())
+                g = local * (g + decay[name] * theta)
+            v = 0.9 * v + g
+            theta -= rate(t) * v
+
+
+def adafactor(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
+    """Shazeer & Stern 2018, algorithms 4 and 5, with relative steps; eps1 is float32's, as torch has it."""
+    for name, theta in values.items():
+        rows, columns, v = torch.zeros(()).double(), torch.zeros(()).double(), torch.zeros(()).double()
+        for t, found in enumerate(steps, start=1):
+            g, keep, lr = found[name].double(), 1 - t**-0.8, rate(t - 1)
+            alpha = max(1e-3, float(theta.square().mean().sqrt())) * min(lr, t**-0.5)
+            theta -= lr * decay[name] * theta
+            if theta.ndim > 1:
+                rows = keep * rows + (1 - keep) * g.square().mean(dim=1, keepdim=True)
+                columns = keep * columns + (1 - keep) * g.square().mean(dim=0, keepdim=True)
+                v = rows * columns / rows.mean()
+            else:
+                v = keep * v + (1 - keep) * g.square()
+            update = g / v.sqrt()
+            theta -= alpha * update / max(1.0, float(update.square().mean().sqrt()))
+
+
+def schedule_free(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
+    """Defazio et al. 2024, algorithm 1: gradients at y, weights of the average by the highest rate so far."""
+    for name, y in values.items():
+        z, x, v, total, highest = y.clone(), y.clone(), torch.zeros_like(y), 0.0, 0.0
+        for t, found in enumerate(steps, start=1):
+            g, lr = found[name].double(), rate(t - 1)
+            v = 0.999 * v + 0.001 * g**2
+            highest = max(highest, lr)
+            total += highest**2
+            z = z - lr * (g / ((v / (1 - 0.999**t)).sqrt() + 1e-8) + decay[name] * y)
+            x = (1 - highest**2 / total) * x + highest**2 / total * z
+            y.copy_(0.1 * z + 0.9 * x)
+
+
+def muon(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
+    """Jordan et al. 2024 in the size of Liu et al. 2025, 0.2 sqrt(max(A, B)); vectors take AdamW's steps."""
+    for name, theta in values.items():
+        if theta.ndim == 1:
+            adamw_default({name: theta}, steps)
+            continue
+        b = torch.zeros_like(theta)
+        for t, found in enumerate(steps):
+            g, lr = found[name].double(), rate(t)
+            # torch averages: b is (1 - momentum) times that of the paper, which makes no difference to a direction
+            b = 0.9 * b + 0.1 * g
+            theta -= lr * decay[name] * theta
+            theta -= lr * 0.2 * max(theta.shape) ** 0.5 * _quintic(0.1 * g + 0.9 * b)
+
+
+def adamw_default(values: Values, steps: Steps) -> None:
+    for name, theta in values.items():
+        m, v = torch.zeros_like(theta), torch.zeros_like(theta)
+        for t, found in enumerate(steps, start=1):
+            g = found[name].double()
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+            theta -= rate(t - 1) * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+
+
+def _quintic(g: Tensor) -> Tensor:
+    """Five Newton-Schulz steps of X <- a X + (b X X' + c (X X')^2) X."""
+    x = g / g.norm()
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x

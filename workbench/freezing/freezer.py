@@ -1,0 +1,119 @@
+"""Carries out a policy on one model: which of its parameters train in the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from workbench import adapters
+from workbench.adapters import Method, Sample, anatomy, bank
+from workbench.adapters.bank import Bank
+from workbench.config import RunConfig
+from workbench.errors import ConfigError
+from workbench.freezing.layers import Layers, survey
+from workbench.sections.freezing import FreezeConfig, Moment, Observation
+
+
+class Freezer:
+    """The layers of a model that trains.
+
+    Made where everything that the adapter's method lets train has its gradient switched on. A plan that never changes
+    is carried out at once, any other before each step.
+
+    Args:
+        model: The backbone with what trains on it.
+        backbone: The same without the adapter around it.
+        layers: Of the bare backbone.
+        seed: Of the run.
+    """
+
+    def __init__(
+        self, model: nn.Module, backbone: PreTrainedModel, layers: Layers, policy: FreezeConfig, *, seed: int
+    ) -> None:
+        self.model, self.backbone, self.policy = model, backbone, policy
+        self.blocks = [backbone.get_submodule(path) for path in layers.blocks]
+        self._parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        self._seed = seed
+        self.layers = {name: layers.of(name) for name in self._parameters}
+        """Layer of each parameter that the method lets train, by name."""
+        self.fresh = _fresh(backbone, self._parameters)
+        """Names of those that start at random: a classification head."""
+        self.seen: tuple[Observation, ...] = ()
+        self.plan = policy.plan(Moment(0, 0.0, seed), blocks=len(self.blocks))
+        if policy.fixed:
+            self._carry_out()
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Names of the parameters that the method lets train and the policy does not, now."""
+        return frozenset(name for name, layer in self.layers.items() if not self.plan.trains[layer])
+
+    @property
+    def depth(self) -> int:
+        """How many of the first blocks have nothing that trains now, nor has anything before them."""
+        live = (self.layers[name] for name, each in self._parameters.items() if each.requires_grad)
+        return max(0, min(live, default=len(self.blocks) + 1) - 1)
+
+    def follow(self, *, step: int, share: float) -> None:
+        """Switch gradients as the policy says for the next step.
+
+        Args:
+            step: Optimizer steps done.
+            share: Share of the run that is done.
+        """
+        if not self.policy.fixed:
+            self.plan = self.policy.plan(Moment(step, share, self._seed, self.seen), blocks=len(self.blocks))
+            self._carry_out()
+
+    def _carry_out(self) -> None:
+        for name, parameter in self._parameters.items():
+            parameter.requires_grad_(self.plan.trains[self.layers[name]])
+
+
+def attach(
+    backbone: PreTrainedModel,
+    config: RunConfig,
+    *,
+    seed: int,
+    new_token_ids: Sequence[int] = (),
+    sample: Sample | None = None,
+) -> Freezer:
+    """A bare backbone with the adapter of a run, fresh, none where the policy freezes for good; see `adapters.attach`.
+
+    Returns:
+        The freezer of the model, which it holds.
+    """
+    layers = _layers(backbone, config)
+    model = adapters.attach(
+        backbone,
+        config.adapter,
+        seed=seed,
+        new_token_ids=new_token_ids,
+        sample=sample,
+        below=config.freeze.never(len(layers.blocks)),
+    )
+    return Freezer(model, backbone, layers, config.freeze, seed=seed)
+
+
+def attach_bank(
+    backbone: PreTrainedModel, config: RunConfig, methods: Sequence[Method], *, seeds: Sequence[int]
+) -> tuple[Bank, Freezer]:
+    """A bare backbone with a bank of fresh adapters, none where the policy freezes for good; see `bank.attach`."""
+    layers = _layers(backbone, config)
+    together = bank.attach(backbone, methods, seeds=seeds, below=config.freeze.never(len(layers.blocks)))
+    return together, Freezer(together.model, backbone, layers, config.freeze, seed=config.seed)
+
+
+def _layers(backbone: PreTrainedModel, config: RunConfig) -> Layers:
+    """Raises ConfigError where the policy does not work on so many layers."""
+    layers = survey(backbone, needed=config.freeze.policy != "none" or config.optimizer.layer_decay < 1)
+    if reason := config.freeze.refusal(len(layers.blocks)):
+        raise ConfigError(reason)
+    return layers
+
+
+def _fresh(backbone: PreTrainedModel, parameters: Mapping[str, nn.Parameter]) -> frozenset[str]:
+    heads = anatomy.fresh_heads(backbone)
+    return frozenset(name for name in parameters if set(name.split(".")) & set(heads))

@@ -1,0 +1,281 @@
+"""The wall clock of a run that has to end in time: what is spent, what is kept for the end, what is left for training.
+
+The time of a run is counted through all processes that worked on it, in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from workbench.errors import ConfigError
+from workbench.pace import Pace
+
+SPARE, MOST_SPARE = 0.015, 10.0
+"""Share of the limit, and seconds, by which a run aims to end before it."""
+MARGIN = 1.15
+"""What is kept for after training, as a multiple of what that is expected to take."""
+ALIKE = {"evaluation": "scoring", "scoring": "evaluation"}
+"""What takes about as long as something else."""
+REPORT, LEAST_REPORT = 0.06, 0.5
+"""Until a report is measured: its time as a share of what the command took to start, and the least seconds."""
+
+
+class Measured(NamedTuple):
+    """What a part of the run took."""
+
+    seconds: float
+    """Of one unit of it."""
+    at: float
+    """When, in seconds of the run."""
+    slowness: float | None = None
+    """Of the machine at that time, where it was known then."""
+
+
+class Pause(NamedTuple):
+    """What interrupts training."""
+
+    name: str
+    every: int | float | None
+    """Steps, or share of the run."""
+    units: float = 1.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does besides training steps, in units of what is measured under the same names."""
+
+    after: Mapping[str, float]
+    """What comes after the last step."""
+    pauses: Sequence[Pause]
+    tokens: int
+    """In one unit of `evaluation` and of `scoring`, which are guessed until they are measured."""
+    optional: tuple[str, ...] = ("answers",)
+    """What is left out first, where time runs short."""
+
+
+class Timer:
+    """The clock of one run.
+
+    What a part of the run took once, and how much slower the machine has become since then, give what it would take
+    now. A step is begun where it fits before all that comes after training. Parts that are known here: `evaluation`,
+    in training, the same work each time; `scoring`, of the same rows, before and after; `report`.
+
+    Args:
+        limit_s: Of all processes together.
+        began: When this process began, by `clock`.
+        spent_s: By earlier processes.
+        clock: Seconds, that only grow.
+        state: What `state` gave at the end of an earlier process.
+        larger: What to write where so many seconds are needed.
+    """
+
+    def __init__(
+        self,
+        limit_s: float,
+        *,
+        began: float,
+        spent_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+        state: Mapping[str, Any] | None = None,
+        larger: Callable[[float], str] = lambda seconds: f"budget.time={seconds:.0f}s",
+    ) -> None:
+        self.limit_s = limit_s
+        self.began = began - spent_s
+        """When the run would have begun, had nothing interrupted it; by the clock."""
+        self.ended = False
+        """Whether it was the clock that ended training."""
+        self._clock = clock
+        self._target = limit_s - min(SPARE * limit_s, MOST_SPARE)
+        self._larger = larger
+        self._plan: Plan | None = None
+        guess = max(LEAST_REPORT, REPORT * (clock() - began))
+        self._measured = {"report": Measured(guess, self.spent)}
+        self._pace = Pace(state)
+        if state is not None:
+            self.ended = state["ended"]
+            self._measured = {name: Measured(*found) for name, found in state["measured"].items()}
+        self._at: float | None = None
+        """When the last step ended, or training began."""
+        self._paused = 0.0
+        """Time since then in which nothing trained."""
+        self._done = 0.0
+        """Share of the run that was done then."""
+        self._fresh = False
+
+    @property
+    def spent(self) -> float:
+        """Time spent so far by all processes."""
+        return self._clock() - self.began
+
+    def plan(self, plan: Plan) -> None:
+        """Say what the run will do."""
+        self._plan = plan
+
+    @contextmanager
+    def phase(self, name: str, units: float = 1.0) -> Iterator[None]:
+        """Measure so many units of a part of the run that is no training step, unless it raises."""
+        began, paused = self.spent, self._paused
+        yield
+        seconds = self.spent - began
+        self._measured[name] = Measured(seconds / units, began + seconds / 2)
+        if name == "evaluation":
+            self._pace.evaluated(self._measured[name].at, seconds=seconds / units)
+        self._paused = paused + seconds  # phases inside are part of it
+
+    def begin(self, share: float) -> None:
+        """Training begins, or goes on where `share` of the run is done.
+
+        Raises:
+            ConfigError: There is not enough time to do anything useful.
+        """
+        self._at, self._paused, self._done, self._fresh = self.spent, 0.0, share, share == 0
+        if self._fresh:
+            self._require_training()
+        elif self._target - self._at < self._needed(optional=False):
+            raise ConfigError(self._refusal("there is not even time to finish it"))
+
+    def require_time(self, what: str) -> None:
+        """Raise ConfigError where the time was over before `what` was done."""
+        if self.left() <= 0:
+            raise ConfigError(
+                f"budget: {self.limit_s:.0f} s are not enough for {what}.\n"
+                f"  Write {self._larger(2 * self.limit_s)} or more, or fewer evaluate.answers, or a smaller data.held_out."
+            )
+
+    def stepped(self, tokens: int) -> None:
+        """A training step of so many tokens is done.
+
+        Raises:
+            ConfigError: It was the run's first, and showed that there is no time for what comes after.
+        """
+        assert self._at is not None, "training has begun"
+        share, now = self.share(ahead=0), self.spent
+        seconds = now - self._at - self._paused
+        self._pace.stepped(now, seconds=seconds, tokens=tokens)
+        self._at, self._paused, self._done = now, 0.0, share
+        self.ended = self.ended or share >= 1
+        if self._fresh and self._pace.steps == 1:
+            self._require_training()
+
+    def share(self, *, ahead: float) -> float:
+        """Share of the time for training that is used when so many more steps are done.
+
+        Between two steps it grows by the time since the last one over the time that whole steps can still use, so that
+        it never falls, and is 1 at the end of the last step that fits, however the speed changes.
+
+        Args:
+            ahead: Steps of usual length from now on; less than 0 for a moment that has passed.
+        """
+        assert self._at is not None, "training has begun"
+        since = self.spent - self._at - self._paused
+        step = self._pace.usual or since
+        if step <= 0:
+            return self._done
+        rest = self._training_left(self._at + self._paused, step)
+        whole = max(1, math.floor((rest - (self._pace.longest or step)) / step) + 1) * step
+        return self._done + (1 - self._done) * min(max((since + ahead * step) / whole, 0.0), 1.0)
+
+    def fits_another(self) -> bool:
+        """Whether there is time for another step, and for what comes after training.
+
+        An evaluation after it may be the last one, whose time is kept: those before it are left out of the account.
+        """
+        fits = self._rest(self.spent) > (self._pace.longest or 0.0)
+        self.ended = self.ended or not fits
+        return fits
+
+    def left(self) -> float:
+        """Seconds until nothing but the last report fits."""
+        return self._target - self.spent - 2 * self.seconds("report")
+
+    def seconds(self, name: str, units: float = 1.0) -> float:
+        """What a part of the run would take now."""
+        found = self._measured.get(name)
+        if found is None:
+            return units * self._guess(name)
+        now, then = self._pace.slowness(self.spent), found.slowness or self._pace.slowness(found.at)
+        return units * found.seconds * (now / then if now and then else 1.0)
+
+    def state(self) -> dict[str, Any]:
+        """All that a later process must know, as JSON."""
+        measured = dict(self._measured)  # another thread asks while this one measures
+        return {
+            "limit_s": round(self.limit_s, 3),
+            "spent_s": round(self.spent, 3),
+            "ended": self.ended,
+            **self._pace.state(),
+            "measured": {
+                name: found._replace(slowness=found.slowness or self._pace.slowness(found.at))
+                for name, found in measured.items()
+            },
+        }
+
+    def _guess(self, name: str) -> float:
+        """A unit of what was not measured yet."""
+        if name not in ALIKE:
+            return 0.0
+        other = self._measured.get(ALIKE[name])
+        if other is not None:
+            return self.seconds(ALIKE[name])
+        # Without the backward pass, which takes as long as the forward pass at least.
+        return self._planned.tokens * (self._pace.per_token(self.spent) or 0.0) / 2
+
+    def _needed(self, *, optional: bool = True) -> float:
+        """What comes after training will take."""
+        plan = self._planned
+        chosen = {name: units for name, units in plan.after.items() if optional or name not in plan.optional}
+        return sum(self.seconds(name, units) for name, units in chosen.items())
+
+    def _rest(self, at: float) -> float:
+        """Time from a moment on until what comes after training must begin."""
+        return self._target - MARGIN * self._needed() - at
+
+    def _training_left(self, at: float, step: float) -> float:
+        """Time for training steps, from a moment on, when interruptions are taken off: half of it at most."""
+        rest = self._rest(at)
+        between = sum(self.seconds(name, units) / every for name, every, units in self._pauses(int))
+        pauses = sum(
+            self.seconds(name, units) * _moments_left(every, self._done) for name, every, units in self._pauses(float)
+        )
+        return max(rest - pauses, rest / 2) * step / (step + between)
+
+    def _pauses(self, kind: type) -> list[tuple[str, float, float]]:
+        return [(name, every, units) for name, every, units in self._planned.pauses if isinstance(every, kind)]
+
+    @property
+    def _planned(self) -> Plan:
+        assert self._plan is not None, "the recipe has said what it will do"
+        return self._plan
+
+    def _require_training(self) -> None:
+        if self._rest(self.spent) <= 0:
+            raise ConfigError(self._refusal("no time is left to train"))
+
+    def _refusal(self, why: str) -> str:
+        without_training = (
+            self.spent
+            + MARGIN * self._needed()
+            + sum(self.seconds(name, units) * _moments_left(every, 0.0) for name, every, units in self._pauses(float))
+        )
+        enough = 5 * math.ceil(1.25 * without_training / 5)
+        return (
+            f"budget: {self.spent:.0f} of {self.limit_s:.0f} s are spent, and scoring, saving and reports still take "
+            f"about {MARGIN * self._needed():.0f} s: {why}.\n"
+            f"  Write {self._larger(enough)} or more, or fewer evaluate.answers, a rarer evaluate.every, or a smaller "
+            "data.held_out."
+        )
+
+
+def phase(timer: Timer | None, name: str, units: float = 1.0) -> AbstractContextManager[None]:
+    """`timer.phase` where a clock limits the run."""
+    return nullcontext() if timer is None else timer.phase(name, units)
+
+
+def _moments_left(every: float, share: float) -> int:
+    """How often something that happens after each such share of a run is still to happen before its end."""
+    return max(0, math.ceil(1 / every - 1e-9) - 1 - math.floor(share / every + 1e-9))
