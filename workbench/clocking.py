@@ -17,7 +17,7 @@ from workbench import files
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
 from workbench.sections.budgeting import BudgetConfig
-from workbench.timing import Pause, Plan, Timer
+from workbench.timing import LEAVING, Pause, Plan, Timer
 
 BEAT = 0.5
 """Seconds between two notes of what is spent."""
@@ -45,7 +45,7 @@ def start(config: BudgetConfig, file: Path, *, began: float) -> Timer | None:
 def plan(config: RunConfig, *, held_out: int, test: int) -> Plan:
     """What a run of one training does besides its steps; of its sets in tokens."""
     sets = 1 + test / held_out
-    after = {"checkpoint": 2.0, "load": 1.0, "scoring": sets, "answers": 1.0 + (test > 0), "report": 3.0}
+    after = {"checkpoint": 2.0, "load": 1.0, "scoring": sets, "answers": 1.0 + (test > 0), "report": 2 + LEAVING}
     if config.evaluate.every is not None:
         after["evaluation"] = 1.0
     pauses = [Pause("evaluation", config.evaluate.every), Pause("checkpoint", config.save.every)]

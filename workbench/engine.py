@@ -180,9 +180,13 @@ class Fit:
         if settings.sam is not None and step % settings.sam_every == 0:
             with sharpness.ascended(self.masters, rho=settings.sam, refresh=self.masters.refresh):
                 self._backward(rows)
+        found: dict[str, float] = {}
         if parts is not None:  # last: a step that runs out of memory is done again
             self.noise.add(parts.estimate())
-        return loss, {} if parts is None or self.noise.value is None else {"noise_scale": self.noise.value}
+            found |= {} if self.noise.value is None else {"noise_scale": self.noise.value}
+        if self.config.freeze.policy != "none":
+            found["frozen_layers"] = self.freezer.plan.trains.count(False)
+        return loss, found
 
     def _backward(self, rows: Indices, parts: Parts | None = None) -> Tensor:
         """Add up the gradients of rows, in micro-batches; returns their mean loss.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,7 +47,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
             f"{path}: cannot be read as UTF-8 text ({error}). Name a YAML file, saved as UTF-8."
         ) from None
     try:
-        values = yaml.load(text, _UniqueKeyLoader)
+        values = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML.\n  {str(error).replace(chr(10), chr(10) + '  ')}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
@@ -63,7 +64,7 @@ def override(values: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
         if not equals or not all(parts):
             raise ConfigError(f"{word!r}: expected key=value, such as train.epochs=3.")
         try:
-            value = yaml.safe_load(text)
+            value = yaml.load(text, _Loader)
         except yaml.YAMLError:
             value = text
         section = result
@@ -174,8 +175,11 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key written twice, which YAML would silently resolve to the last."""
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a key written twice, and reads `off`, `no`, `on` and `yes` as the words that they are.
+
+    YAML would silently resolve a key to the last, and its version 1.1 these words to truth values, as 1.2 does not.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -185,3 +189,12 @@ class _UniqueKeyLoader(yaml.SafeLoader):
                     None, None, f"the key `{key}` stands twice", node.value[index][0].start_mark
                 )
         return super().construct_mapping(node, deep=deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)

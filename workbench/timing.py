@@ -21,6 +21,8 @@ MARGIN = 1.15
 """What is kept for after training, as a multiple of what that is expected to take."""
 ALIKE = {"evaluation": "scoring", "scoring": "evaluation"}
 """What takes about as long as something else."""
+LEAVING = 0.5
+"""Time from the last report to the end of the process, as a share of that of a report."""
 REPORT, LEAST_REPORT = 0.06, 0.5
 """Until a report is measured: its time as a share of what the command took to start, and the least seconds."""
 
@@ -142,9 +144,10 @@ class Timer:
     def require_time(self, what: str) -> None:
         """Raise ConfigError where the time was over before `what` was done."""
         if self.left() <= 0:
+            enough = self._larger(2 * self.limit_s)
             raise ConfigError(
                 f"budget: {self.limit_s:.0f} s are not enough for {what}.\n"
-                f"  Write {self._larger(2 * self.limit_s)} or more, or fewer evaluate.answers, or a smaller data.held_out."
+                f"  Write {enough} or more, or fewer evaluate.answers, or a smaller data.held_out."
             )
 
     def stepped(self, tokens: int) -> None:
@@ -190,8 +193,8 @@ class Timer:
         return fits
 
     def left(self) -> float:
-        """Seconds until nothing but the last report fits."""
-        return self._target - self.spent - 2 * self.seconds("report")
+        """Seconds until nothing but a report fits, and leaving."""
+        return self._target - self.spent - self.seconds("report", 1 + LEAVING)
 
     def seconds(self, name: str, units: float = 1.0) -> float:
         """What a part of the run would take now."""

@@ -87,3 +87,10 @@ def test_missing_and_binary_files(tmp_path: Path) -> None:
 def test_a_written_configuration_reads_back_equal() -> None:
     config = parse(RunConfig, override(GOOD, ["evaluate.every=0.1", "adapter.targets=[q_proj]"]), source="x")
     assert RunConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+@pytest.mark.parametrize("word", ["off", "no", "on", "yes", "No", "OFF"])
+def test_words_that_yaml_would_take_for_truth_values_are_words(tmp_path: Path, word: str) -> None:
+    (tmp_path / "a.yaml").write_text(f"a: {word}\nb: true\nc: [false, True]\n")
+    assert read_yaml(tmp_path / "a.yaml") == {"a": word, "b": True, "c": [False, True]}
+    assert override({}, [f"a={word}", "b=false"]) == {"a": word, "b": False}

@@ -51,7 +51,7 @@ class Job:
     answers: float = 3.0
     evaluation: float = 2.5
     report: float = 0.4
-    leaving: float = 0.3
+    leaving: float = 0.2
     checkpoint: float = 0.05
     steps: tuple[float, ...] = (0.9, 1.0, 1.1, 1.0)
     every: float | int | None = 0.25
@@ -60,7 +60,7 @@ class Job:
 
     @property
     def plan(self) -> Plan:
-        after = {"scoring": 1.0, "answers": 1.0, "load": 1.0, "report": 3.0, "checkpoint": 2.0, "evaluation": 1.0}
+        after = {"scoring": 1.0, "answers": 1.0, "load": 1.0, "report": 2.5, "checkpoint": 2.0, "evaluation": 1.0}
         return Plan(after, [Pause("evaluation", self.every), Pause("checkpoint", 0.25)], tokens=4 * TOKENS)
 
 
