@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, preflight
+from workbench import backbones, classifier, preflight, tasks
 from workbench.config import RunConfig
 from workbench.data import tokens
 from workbench.data.batching import Row
 from workbench.data.forms import form
 from workbench.data.tokens import Splits
+from workbench.freezing.layers import stack
 from workbench.limits import total_steps
 from workbench.recipes import classify_verbs, crossval_verbs, distill_verbs, sweep
 from workbench.recipes.classify_verbs import ClassInspection
@@ -36,26 +38,42 @@ class Inspection:
     """Place and pieces of some examples: decoded text, and whether it carries loss."""
     targets: list[str]
     """Modules that get an adapter; empty for full fine-tuning."""
-    steps: int
+    steps: int | None
+    """None where a budget alone ends the run."""
     notes: list[str]
+    blocks: int | None = None
+    """Transformer blocks of the backbone, where layers freeze."""
 
 
-def check(config: RunConfig) -> Inspection | ClassInspection | CrossvalInspection:
+Found = Inspection | ClassInspection | CrossvalInspection
+
+
+def check(config: RunConfig) -> Found:
     """Everything that `run` does before it loads weights.
 
     Raises:
         WorkbenchError: the run would fail, or would silently learn nothing.
     """
-    if config.recipe == "sweep":
-        return _first_member(config)
     if config.recipe == "distill":
-        found: Inspection | ClassInspection = distill_verbs.with_student(config, check)
-        return found
-    if config.recipe == "classify":
-        return classify_verbs.inspect(config)
-    if config.recipe == "crossval":
-        return crossval_verbs.inspect(config)
-    return _text(config)
+        student: Inspection | ClassInspection = distill_verbs.with_student(config, check)
+        return student
+    ways: dict[str, Callable[[RunConfig], Found]] = {
+        "sweep": _first_member,
+        "classify": classify_verbs.inspect,
+        "crossval": crossval_verbs.inspect,
+    }
+    found = ways.get(config.recipe, _text)(config)
+    return replace(found, blocks=_blocks(found))
+
+
+def _blocks(found: Found) -> int | None:
+    """Of the backbone; None where no layer freezes."""
+    config = found.config
+    if config.freeze.policy == "none":
+        return None
+    text = isinstance(found, Inspection)
+    task = tasks.of(config) if text else classifier.task(found.data.labels, seed=config.seed)
+    return len(stack(backbones.skeleton(config.model, task=task)))
 
 
 def _text(config: RunConfig) -> Inspection:

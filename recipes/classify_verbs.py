@@ -40,8 +40,11 @@ class ClassInspection:
     """Modules that get an adapter; empty for full fine-tuning."""
     drawn: int
     """Rows in one epoch, repeated and left out ones considered."""
-    steps: int
+    steps: int | None
+    """None where a budget alone ends the run."""
     notes: list[str]
+    blocks: int | None = None
+    """Transformer blocks of the backbone, where layers freeze."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
     known = combining.out_of_fold(
         data.labels, data.rows.targets_NC, [each.split for each in who], cluster_N=data.cluster_N, seed=config.seed
     )
-    room = Classroom(config, data.labels, tokenizer)
+    room = Classroom(config, data.labels, tokenizer, rows=[rows for rows in sets.values() if rows is not None])
     work = Work(room, run, data, who, known, Ledger(run, data, watcher), watcher)
 
     # Each fold is judged by adapters that trained on the others; so is every stage that follows.

@@ -31,11 +31,13 @@ class CrossvalInspection:
     """Place, what the model reads, and the label of some rows."""
     targets: list[str]
     """Modules that get an adapter; empty for full fine-tuning."""
-    steps: int
-    """Of each adapter."""
+    steps: int | None
+    """Of each adapter; None where a budget alone ends its training."""
     members: int
     """Adapters that train together."""
     notes: list[str]
+    blocks: int | None = None
+    """Transformer blocks of the backbone, where layers freeze."""
 
 
 def inspect(config: RunConfig) -> CrossvalInspection:

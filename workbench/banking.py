@@ -18,13 +18,12 @@ from workbench.adapters import bank as banks
 from workbench.adapters.bank import Bank
 from workbench.adapters.routed import Rows
 from workbench.config import RunConfig
-from workbench.data.batching import MicroBatch
+from workbench.data.batching import Examples, MicroBatch
 from workbench.data.mixing import Part, join, mixed_batches, padded_length
 from workbench.engine import Watcher, measured, out_of_memory, trained
 from workbench.errors import Stopped
 from workbench.freezing.freezer import Freezer
-from workbench.freezing.prefix import Prefix, Work
-from workbench.freezing.states import States
+from workbench.freezing.prefix import Kept, Prefix, Work
 from workbench.masters import Masters
 from workbench.member import Course, Member
 
@@ -61,7 +60,8 @@ class BankFit:
     Args:
         courses: One for each member of the bank.
         freezer: Of the bank's model.
-        states: What frozen blocks gave in an earlier training of the same run.
+        rows: What else the run reads besides the courses' rows.
+        kept: What frozen blocks gave in an earlier training of the same run.
         objectives: One for each member, for the labels that its rows have.
         compute: What matrix products run in.
         tokens: In one forward pass, padding included. Changes nothing but last bits; the same again in a resume.
@@ -73,7 +73,8 @@ class BankFit:
         courses: Sequence[Course],
         *,
         freezer: Freezer,
-        states: States | None = None,
+        rows: Sequence[Examples] = (),
+        kept: Kept | None = None,
         objectives: Sequence[Objective],
         predict: Predict,
         compute: torch.dtype,
@@ -98,13 +99,13 @@ class BankFit:
         first = courses[0]
         self.prefix = Prefix(
             freezer,
-            Work([course.train for course in courses], passes=_passes(self.members.values())),
+            Work([*(course.train for course in courses), *rows], passes=_passes(self.members.values())),
             first.config,
             compute=compute,
             folder=first.run.path / "trunk",
             say=watcher.say,
             trying=partial(bank.only, bank.members[0]),
-            states=states,
+            kept=kept,
         )
 
     def work(self) -> None:

@@ -43,7 +43,7 @@ def run(
 def check(
     recipe: Recipe,
     overrides: Overrides = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the learning rate to this .png or .svg file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw learning rate and frozen layers to this .png or .svg file.")] = None,
 ) -> None:
     """Show what the model will see and which tokens carry loss; refuse what would not train."""
     from workbench import show
@@ -57,7 +57,7 @@ def check(
     found = inspect(load(recipe, overrides or ()))
     show.inspection(found)
     if plot is not None:
-        planned.write(plot, found.config, steps=found.steps)
+        planned.write(plot, found.config, steps=found.steps, blocks=found.blocks)
         typer.echo(f"Plot: {plot}")
 
 

@@ -79,10 +79,10 @@ def _of_budgets(config: RunConfig) -> Iterator[str]:
             f"adapter.method={method} plans over a known number of steps, and budget ends a run earlier. "
             "Leave budget out and write train.steps, or take adapter.method=lora."
         )
-    if budget.timed and config.recipe in ("crossval", "sweep"):
+    if budget.timed and config.recipe == "crossval":
         yield (
-            f"recipe={config.recipe} has stages whose time is not known beforehand, so budget.time, energy and money "
-            "cannot end it. Write train.steps or budget.tokens, which limit each of its adapters."
+            "recipe=crossval has stages whose time is not known beforehand, so budget.time, energy and money cannot "
+            "end it. Write train.steps or budget.tokens, which limit each of its adapters."
         )
 
 
@@ -98,10 +98,27 @@ def _of_freezing(config: RunConfig) -> Iterator[str]:
             f"model.new_tokens train rows of the embeddings, which freeze.policy={freeze.policy} freezes. "
             "Leave one of them out."
         )
-    if freeze.cache in ("memory", "disk") and config.model.dropout:
+    if freeze.cache in ("memory", "disk"):
+        yield from _of_kept_outputs(config)
+
+
+def _of_kept_outputs(config: RunConfig) -> Iterator[str]:
+    """Where outputs of frozen blocks are to be kept, and there are none, or they never come again."""
+    freeze = config.freeze
+    if freeze.policy == "none" and not config.adapter.facts.no_freezing:
+        yield (
+            f"freeze.cache={freeze.cache} keeps what frozen blocks give, and freeze.policy=none freezes none. "
+            "Write freeze.policy=static, or leave freeze.cache out."
+        )
+    if config.model.dropout:
         yield (
             f"freeze.cache={freeze.cache} keeps what frozen blocks give, and with model.dropout they give something "
             "else each time. Write model.dropout=false, or freeze.cache=off."
+        )
+    if config.recipe == "mlm":
+        yield (
+            f"freeze.cache={freeze.cache} keeps what frozen blocks give, and recipe=mlm hides other tokens in each "
+            "epoch, so that no row comes twice. Write freeze.cache=off."
         )
 
 

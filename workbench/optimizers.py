@@ -74,7 +74,7 @@ def groups(
         factor = config.adapter.rate_factor(name) * optimizer.layer_decay ** (top - layer)
         factor *= optimizer.head_rate if name in fresh else 1.0
         decay = config.train.weight_decay if _decays(name, parameter, config) else 0.0
-        orthogonal = optimizer.name == "muon" and 0 < layer < top and _is_matrix(parameter)
+        orthogonal = optimizer.name == "muon" and 0 < layer < top and is_matrix(parameter)
         found.setdefault((factor, decay, layer if layered else None, orthogonal), []).append(parameter)
     return [
         {"params": group, "rate_factor": factor, "weight_decay": decay, "layer": layer, "orthogonal": orthogonal}
@@ -106,7 +106,8 @@ def _decays(name: str, parameter: nn.Parameter, config: RunConfig) -> bool:
     return parameter.ndim >= 2 and config.adapter.decays(name)
 
 
-def _is_matrix(parameter: nn.Parameter) -> bool:
+def is_matrix(parameter: nn.Parameter) -> bool:
+    """Whether it has several rows and columns, so that Muon's orthogonal steps mean something."""
     return parameter.ndim == 2 and min(parameter.shape) > 1
 
 

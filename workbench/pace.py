@@ -36,6 +36,8 @@ class Pace:
         self._lengths: list[float] = []
         self._paces: list[float] = []
         """Seconds a token of each."""
+        self._sums = [(0.0, 0)]
+        """Seconds and tokens of all steps before each, and of all."""
         self._before: float | None = state["step_s"] if state else None
         self._evaluations = [Evaluation(*found) for found in state["evaluations"]] if state else []
 
@@ -44,6 +46,7 @@ class Pace:
         self._moments.append(at)
         self._lengths.append(seconds)
         self._paces.append(seconds / tokens)
+        self._sums.append((self._sums[-1][0] + seconds, self._sums[-1][1] + tokens))
 
     def evaluated(self, at: float, *, seconds: float) -> None:
         """An evaluation was done."""
@@ -74,13 +77,25 @@ class Pace:
         first = max(0, min(middle - wanted // 2, count - wanted))
         return statistics.median(self._paces[first : first + wanted])
 
-    def slowness(self, at: float) -> float | None:
+    def lately(self, now: float, seconds: float) -> float | None:
+        """Seconds a token over all steps of the last `seconds`: what to expect of the next ones."""
+        count = len(self._paces)
+        if not count:
+            return None
+        first = max(0, min(bisect.bisect(self._moments, now - seconds, hi=count), count - FEW))
+        return (self._sums[count][0] - self._sums[first][0]) / (self._sums[count][1] - self._sums[first][1])
+
+    def slowness(self, at: float, *, lately: float | None = None) -> float | None:
         """A number that the time of the same work at a moment is proportional to; None where nothing tells it.
 
         The steps tell it, but what a step is may change in the course of a run: where evaluations have told more since
         the first of them, they are believed, and the steps only from the last one on.
+
+        Args:
+            lately: Instead of that of a moment, the mean of so many seconds before it.
         """
-        pace, earlier = self.per_token(at), [found for found in self._evaluations if found.at <= at]
+        pace = self.per_token(at) if lately is None else self.lately(at, lately)
+        earlier = [found for found in self._evaluations if found.at <= at]
         if pace is None or not earlier:
             return pace
         first, last = earlier[0], earlier[-1]

@@ -15,7 +15,7 @@ from workbench.data import checks
 from workbench.data.batching import Examples, Indices
 from workbench.data.tokens import Splits
 from workbench.errors import ConfigError
-from workbench.freezing.layers import stack
+from workbench.freezing.layers import Layers, stack
 from workbench.tasks import TEXT, Task
 
 
@@ -59,12 +59,15 @@ def require_backbone(config: RunConfig, splits: Sequence[Measured], task: Task) 
                 f"Leave it out, or run: pip install 'peft-workbench[{name}]'"
             )
     capacity.require_longest_fits(config, splits[0])
+    _require_tokens(config, splits[0])
     optimizers.require(config, device=backbones.device())
     model = backbones.skeleton(config.model, task=task, trainable=isinstance(config.adapter, Full))
     _require_positions(config, splits, model.config)
     adapters.require_fit(model, config.adapter)
     _require_layers(config, model)
-    return config.adapter.modules(model)
+    modules = config.adapter.modules(model)
+    _require_matrices(config, model)
+    return modules
 
 
 def _require_layers(config: RunConfig, model: PreTrainedModel) -> None:
@@ -74,13 +77,36 @@ def _require_layers(config: RunConfig, model: PreTrainedModel) -> None:
     blocks = len(stack(model))
     if reason := config.freeze.refusal(blocks):
         raise ConfigError(reason)
-    if config.freeze.never(blocks) == blocks and not (
-        isinstance(config.adapter, Full) or anatomy.fresh_heads(model)
-    ):
+    if config.freeze.never(blocks) == blocks and not (isinstance(config.adapter, Full) or anatomy.fresh_heads(model)):
         raise ConfigError(
             f"freeze.policy={config.freeze.policy} freezes all {blocks} blocks, and adapter.method="
             f"{config.adapter.method} has nothing outside of them, so that nothing would train. "
-            f"Write freeze.layers={max(1, blocks // 2)}, or adapter.method=linear-probe."
+            f"Write {f'freeze.layers={blocks // 2}' if blocks > 1 else 'freeze.policy=none'}, or adapter.method=full."
+        )
+
+
+def _require_matrices(config: RunConfig, model: PreTrainedModel) -> None:
+    """Muon must have something to do, or all of it would silently be AdamW. The model is an adapter's from now on."""
+    if config.optimizer.name != "muon":
+        return
+    layers = Layers(tuple(stack(model)), frozenset())
+    below = config.freeze.never(len(layers.blocks))
+    attached = adapters.attach(model.float(), config.adapter, seed=0, below=below)
+    trained = [(name, each) for name, each in attached.named_parameters() if each.requires_grad]
+    if not any(layers.of(name) > below and optimizers.is_matrix(each) for name, each in trained):
+        raise ConfigError(
+            f"optimizer.name=muon is for matrices inside the transformer blocks, and adapter.method="
+            f"{config.adapter.method} trains none there. Write optimizer.name=adamw, or adapter.method=lora."
+        )
+
+
+def _require_tokens(config: RunConfig, train: Measured) -> None:
+    """A budget that the first step uses up would take that step at the learning rate of the end."""
+    budget, step = config.budget.tokens, round(config.batch.size * float(train.lengths.mean()))
+    if budget is not None and budget < step:
+        raise ConfigError(
+            f"budget.tokens={budget} is used up within the first step, which reads about {step:,} tokens. "
+            f"Write budget.tokens={100 * step} for a hundred steps, or a smaller batch.size."
         )
 
 

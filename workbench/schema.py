@@ -106,6 +106,10 @@ def explain(section: type[Section], values: Mapping[str, Any], error: Validation
         place = ".".join(map(str, path)) or "the recipe"
         if item["type"] == "extra_forbidden":
             text = "unknown key." + did_you_mean(str(path[-1]), _siblings(section, path[:-1], values))
+        elif item["type"] == "missing" and isinstance(item["loc"][-1], int):
+            text = f"expected a list such as [a, b], found {_shown(item['input'])}."
+        elif item["type"] == "too_long":
+            text = f"expected at most {item['ctx']['max_length']} items, found {_shown(item['input'])}."
         elif item["type"] == "missing":
             text = "is required."
         elif item["type"] in ("unknown_method", "unknown_policy"):

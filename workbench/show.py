@@ -219,8 +219,9 @@ def _duplicates(data: Folded) -> str:
 
 def _plan(found: Inspection | ClassInspection | CrossvalInspection) -> None:
     where = f"{len(found.targets)} kinds of module: {', '.join(found.targets[:12])}" if found.targets else "all weights"
-    _out.print(f"\n{found.steps} steps of {found.config.batch.size} examples, training {where}.", markup=False)
-    for note in found.notes:
+    steps = "As many steps as the budget allows" if found.steps is None else f"{found.steps} steps"
+    _out.print(f"\n{steps}, of {found.config.batch.size} examples, training {where}.", markup=False)
+    for note in [*outlook.sentences(found.config, steps=found.steps, blocks=found.blocks), *found.notes]:
         _out.print(note, markup=False)
 
 

@@ -17,7 +17,7 @@ from workbench.pace import Pace
 
 SPARE, MOST_SPARE = 0.015, 10.0
 """Share of the limit, and seconds, by which a run aims to end before it."""
-MARGIN = 1.15
+MARGIN = 1.2
 """What is kept for after training, as a multiple of what that is expected to take."""
 ALIKE = {"evaluation": "scoring", "scoring": "evaluation"}
 """What takes about as long as something else."""
@@ -107,7 +107,8 @@ class Timer:
         """Time since then in which nothing trained."""
         self._done = 0.0
         """Share of the run that was done then."""
-        self._fresh = False
+        self._horizon = 0.0
+        """The machine is expected to be as fast as it was for as long as what comes after training takes."""
 
     @property
     def spent(self) -> float:
@@ -135,11 +136,8 @@ class Timer:
         Raises:
             ConfigError: There is not enough time to do anything useful.
         """
-        self._at, self._paused, self._done, self._fresh = self.spent, 0.0, share, share == 0
-        if self._fresh:
-            self._require_training()
-        elif self._target - self._at < self._needed(optional=False):
-            raise ConfigError(self._refusal("there is not even time to finish it"))
+        self._at, self._paused, self._done = self.spent, 0.0, share
+        self._require_the_end()
 
     def require_time(self, what: str) -> None:
         """Raise ConfigError where the time was over before `what` was done."""
@@ -154,7 +152,7 @@ class Timer:
         """A training step of so many tokens is done.
 
         Raises:
-            ConfigError: It was the run's first, and showed that there is no time for what comes after.
+            ConfigError: It was the first of this process, and showed that there is no time for what comes after.
         """
         assert self._at is not None, "training has begun"
         share, now = self.share(ahead=0), self.spent
@@ -162,8 +160,8 @@ class Timer:
         self._pace.stepped(now, seconds=seconds, tokens=tokens)
         self._at, self._paused, self._done = now, 0.0, share
         self.ended = self.ended or share >= 1
-        if self._fresh and self._pace.steps == 1:
-            self._require_training()
+        if self._pace.steps == 1:
+            self._require_the_end()
 
     def share(self, *, ahead: float) -> float:
         """Share of the time for training that is used when so many more steps are done.
@@ -201,8 +199,15 @@ class Timer:
         found = self._measured.get(name)
         if found is None:
             return units * self._guess(name)
-        now, then = self._pace.slowness(self.spent), found.slowness or self._pace.slowness(found.at)
-        return units * found.seconds * (now / then if now and then else 1.0)
+        if self._at is not None and found.at >= self._at:
+            return units * found.seconds  # no step since then says that anything has changed
+        now = self._pace.slowness(self.spent, lately=self._horizon)
+        then = found.slowness or self._pace.slowness(found.at)
+        expected = found.seconds * (now / then if now and then else 1.0)
+        if name == "scoring" and "evaluation" in self._measured:
+            # Of the same rows, and without what makes training fast.
+            expected = max(expected, self.seconds("evaluation"))
+        return units * expected
 
     def state(self) -> dict[str, Any]:
         """All that a later process must know, as JSON."""
@@ -232,7 +237,10 @@ class Timer:
         """What comes after training will take."""
         plan = self._planned
         chosen = {name: units for name, units in plan.after.items() if optional or name not in plan.optional}
-        return sum(self.seconds(name, units) for name, units in chosen.items())
+        found = sum(self.seconds(name, units) for name, units in chosen.items())
+        if optional:
+            self._horizon = found
+        return found
 
     def _rest(self, at: float) -> float:
         """Time from a moment on until what comes after training must begin."""
@@ -255,11 +263,11 @@ class Timer:
         assert self._plan is not None, "the recipe has said what it will do"
         return self._plan
 
-    def _require_training(self) -> None:
-        if self._rest(self.spent) <= 0:
-            raise ConfigError(self._refusal("no time is left to train"))
+    def _require_the_end(self) -> None:
+        if self.spent + self._needed(optional=False) > self._target:
+            raise ConfigError(self._refusal())
 
-    def _refusal(self, why: str) -> str:
+    def _refusal(self) -> str:
         without_training = (
             self.spent
             + MARGIN * self._needed()
@@ -268,7 +276,7 @@ class Timer:
         enough = 5 * math.ceil(1.25 * without_training / 5)
         return (
             f"budget: {self.spent:.0f} of {self.limit_s:.0f} s are spent, and scoring, saving and reports still take "
-            f"about {MARGIN * self._needed():.0f} s: {why}.\n"
+            f"about {self._needed():.0f} s: no time is left to train.\n"
             f"  Write {self._larger(enough)} or more, or fewer evaluate.answers, a rarer evaluate.every, or a smaller "
             "data.held_out."
         )

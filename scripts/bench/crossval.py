@@ -3,6 +3,7 @@
     python scripts/bench/crossval.py --model FOLDER --rows banking77/train.csv
     python scripts/bench/crossval.py --model FOLDER --rows train.csv --weights nf4 --pairs 3 --json folds.json
     python scripts/bench/crossval.py --model random:100m --rows train.csv --limit 200    # a Llama with random weights
+    python scripts/bench/crossval.py --model FOLDER --rows train.csv --freeze 0.5 --epochs 5 --against Trainer
 
 Four arms in turn, each in processes of its own, on the same rows and folds:
 bank        all folds at once over one frozen backbone
@@ -12,7 +13,8 @@ Trainer     peer_trainer.py with PEFT, a process for each fold
 
 LoRA of the same rank on the same layers, the same steps of as many rows, the same precision, the backbone's dropout
 off, and every arm scores the rows that its folds held out. Bank, sequential and Trainer must see the same number of
-tokens and train the same number of parameters, or no ratio is printed.
+tokens and train the same number of parameters, or no ratio is printed. With --freeze ours train fewer: the first blocks
+have no adapter, and what they give for a row is kept in memory; the Trainer stays as it is.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ from measuring import Ratio, Usage
 
 HERE = Path(__file__).parent
 ARMS = ("bank", "sequential", "one", "Trainer")
-TARGETS = {"Trainer": 0.6, "nf4": 0.5, "memory": 1.15}
-"""Wall time of the bank through the Trainer's, for any weights and for nf4; its peak memory through that of `one`."""
+TARGETS = {"Trainer": 0.6, "nf4": 0.5, "frozen": 0.35, "memory": 1.15}
+"""Wall time of the bank through the Trainer's, for any weights, for nf4, and with half of the blocks frozen; its peak
+memory through that of `one`."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +70,17 @@ def main() -> None:
         model = _prepare(folder, arguments)
         targets = _targets(model)
         results: list[Result] = []
-        for number in range(len(ARMS) * arguments.pairs):
+        for number, arm in enumerate(("bank", *arguments.against) * arguments.pairs):
             out = folder / f"run{number}"
             out.mkdir()
-            arm = ARMS[number % len(ARMS)]
             if arm == "Trainer":
                 results.append(_trainer(model, targets, out, arguments))
             else:
                 results.append(_ours(arm, model, out, arguments))
             print(_line(results[-1]) if number else f"{_HEADER}\n{_line(results[-1])}", flush=True)
-            _require_same_work(results)
-    ratios = {field: _ratios(results, field) for field in ("wall_s", "cpu_s", "train_s", "peak_bytes")}
+            _require_same_work(results, frozen=arguments.freeze is not None)
+    fields = ("wall_s", "cpu_s", "train_s", "peak_bytes")
+    ratios = {field: _ratios(results, field, arguments.against) for field in fields}
     print(*_summary(ratios, arguments), sep="\n")
     measuring.write_report(arguments, machine=machine, runs=results, ratios=ratios)
 
@@ -99,6 +102,10 @@ def _arguments() -> argparse.Namespace:
         "--compute", choices=("float32", "bfloat16"), help="of all arms; by default what the device has units for"
     )
     parser.add_argument("--tokens", type=int, help="of a micro-batch of ours; by default as the workbench decides")
+    parser.add_argument("--freeze", type=float, help="share of the blocks that ours freeze and keep the outputs of")
+    parser.add_argument(
+        "--against", nargs="+", choices=ARMS[1:], default=ARMS[1:], help="arms that the bank is compared with"
+    )
     arguments = parser.parse_args()
     if arguments.compute is None:
         units = arguments.device == "cuda" or measuring.has_bfloat16_units()
@@ -145,8 +152,9 @@ def _ours(arm: str, model: str, out: Path, arguments: argparse.Namespace) -> Res
     rows = arguments.batch * (arguments.folds if arm == "one" else 1)
     command = [sys.executable, str(HERE / "our_folds.py"), arm, model, str(out.parent / "rows.csv"), str(out / "runs")]
     command += ["--folds", str(arguments.folds), "--batch", str(rows), *_shared(arguments)]
-    if arguments.tokens:
-        command += ["--tokens", str(arguments.tokens)]
+    for name in ("tokens", "freeze"):
+        if value := getattr(arguments, name):
+            command += [f"--{name}", str(value)]
     usage = measuring.run(command, out / "log", arguments.device)
     return _result(arm, [(usage, _said(out / "log"))], arguments)
 
@@ -186,16 +194,16 @@ def _result(arm: str, done: Sequence[tuple[Usage, dict[str, Any]]], arguments: a
     )
 
 
-def _require_same_work(results: Sequence[Result]) -> None:
-    counts = {each.arm: (each.tokens, each.trainable) for each in results if each.arm != "one"}
+def _require_same_work(results: Sequence[Result], *, frozen: bool) -> None:
+    counts = {each.arm: (each.tokens, 0 if frozen else each.trainable) for each in results if each.arm != "one"}
     if len(set(counts.values())) > 1:
         sys.exit(f"not the same work, so no ratio (tokens, trainable parameters of a fold): {counts}")
 
 
-def _ratios(results: Sequence[Result], field: str) -> dict[str, Ratio]:
-    """The bank through each other arm."""
+def _ratios(results: Sequence[Result], field: str, others: Sequence[str]) -> dict[str, Ratio]:
+    """The bank through each of the other arms."""
     values = {arm: [float(getattr(each, field)) for each in results if each.arm == arm] for arm in ARMS}
-    return {arm: measuring.ratio(values["bank"], values[arm]) for arm in ARMS[1:]}
+    return {arm: measuring.ratio(values["bank"], values[arm]) for arm in others}
 
 
 _HEADER = (
@@ -213,7 +221,8 @@ def _line(result: Result) -> str:
 
 
 def _summary(ratios: dict[str, dict[str, Ratio]], arguments: argparse.Namespace) -> list[str]:
-    wanted = {("wall_s", "Trainer"): TARGETS["nf4" if arguments.weights == "nf4" else "Trainer"]}
+    plain = "nf4" if arguments.weights == "nf4" else "Trainer"
+    wanted = {("wall_s", "Trainer"): TARGETS["frozen" if arguments.freeze else plain]}
     wanted["peak_bytes", "one"] = TARGETS["memory"]
     lines = ["", f"The bank through:{'':13} {'ratio':>6} {'rounds':>13} {'target':>7}"]
     for field, name in (("wall_s", "wall"), ("cpu_s", "cpu"), ("train_s", "training"), ("peak_bytes", "peak memory")):

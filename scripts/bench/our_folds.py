@@ -157,6 +157,7 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
             },
             "batch": {"size": arguments.batch, "tokens_per_device": arguments.tokens or "auto"},
             "train": {"epochs": arguments.epochs, "learning_rate": arguments.lr},
+            "freeze": {"policy": "static", "layers": arguments.freeze, "cache": "memory"} if arguments.freeze else {},
             "evaluate": {"every": None},
             "save": {"every": None},
         }
@@ -252,6 +253,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32, help="rows of a step of a fold")
     parser.add_argument("--tokens", type=int, help="of a micro-batch, padding included; by default as the workbench")
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--freeze", type=float, help="share of the blocks that do not train, computed once for a row")
     parser.add_argument("--weights", choices=("float32", "bfloat16", "nf4"), default="float32")
     parser.add_argument("--compute", choices=("auto", "float32", "bfloat16"), default="auto")
     return parser.parse_args()

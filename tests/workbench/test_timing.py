@@ -83,7 +83,7 @@ def go(machine: Machine, job: Job, limit: float, *, timer: Timer | None = None, 
     timer.begin(share)
     shares, middles = [share], []
     lengths = itertools.cycle(job.steps)
-    live = timer.fits_another()
+    live = not share or timer.fits_another()
     while live:
         machine.work(next(lengths))
         middles.append(max(shares[-1], timer.share(ahead=-0.5)))

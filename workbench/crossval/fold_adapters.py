@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +32,7 @@ from workbench.engine import Fit, Supervision, Watcher
 from workbench.errors import TrainingError
 from workbench.evaluation import predicting, targets
 from workbench.freezing import freezer as freezing
+from workbench.freezing.prefix import Kept, reading
 from workbench.member import Course
 from workbench.objectives.criterion import Objective, criterion
 from workbench.runs import Run
@@ -75,6 +76,10 @@ class Classroom:
     config: RunConfig
     labels: Labels
     tokenizer: PreTrainedTokenizerBase
+    rows: Sequence[Labelled] = ()
+    """All that the run reads."""
+    kept: Kept = field(default_factory=Kept)
+    """What frozen blocks gave."""
 
     def backbone(self) -> Backbone:
         """Loaded, with a fresh head."""
@@ -129,7 +134,7 @@ def outputs(room: Classroom, folders: Sequence[Path], wanted: Sequence[Sequence[
     """
     if bank.refusal(room.config.adapter) is not None:
         return [
-            _said(classifier.load(folder.parent, room.config), sets)
+            _said(room, classifier.load(folder.parent, room.config), sets)
             for folder, sets in zip(folders, wanted, strict=True)
         ]
     backbone = room.backbone()
@@ -138,12 +143,13 @@ def outputs(room: Classroom, folders: Sequence[Path], wanted: Sequence[Sequence[
     for member, sets in zip(together.members, wanted, strict=True):
         with together.only(member):
             model = classifier.find(together.model, backbone.model, room.tokenizer, room.labels)
-            found.append(_said(model, sets))
+            found.append(_said(room, model, sets))
     return found
 
 
-def _said(model: Classifier, sets: Sequence[Labelled]) -> list[Floats]:
-    return [predicting.outputs(model.model, model.outputs, rows) for rows in sets]
+def _said(room: Classroom, model: Classifier, sets: Sequence[Labelled]) -> list[Floats]:
+    with reading(room.kept, model.backbone):
+        return [predicting.outputs(model.model, model.outputs, rows) for rows in sets]
 
 
 def _together(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Watcher) -> None:
@@ -166,6 +172,8 @@ def _together(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Wat
         together,
         courses,
         freezer=freezer,
+        rows=room.rows,
+        kept=room.kept,
         objectives=[_objective(room.config, each) for each in lessons],
         predict=model.outputs,
         compute=backbone.compute,

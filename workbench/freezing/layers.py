@@ -85,7 +85,7 @@ def stack(backbone: PreTrainedModel) -> list[str]:
     stacks = anatomy.blocks(backbone)
     if len(stacks) != 1:
         raise BackboneError(
-            f"{type(backbone).__name__} has {len(stacks)} stacks of blocks; freeze and optimizer.layer_decay are for "
-            "one. Leave them out, or take an encoder or a causal backbone."
+            f"{type(backbone).__name__} has {len(stacks)} stacks of blocks; freeze, optimizer.layer_decay and "
+            "optimizer.name=muon are for one. Leave them out, or take an encoder or a causal backbone."
         )
     return stacks[0]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 import torch
+from transformers import PreTrainedModel
 
 from workbench import runs
 from workbench.adapters import Full
@@ -18,11 +20,36 @@ from workbench.data.batching import Examples
 from workbench.data.tokens import cache_folder
 from workbench.freezing import predicting
 from workbench.freezing.freezer import Freezer
+from workbench.freezing.layers import stack
 from workbench.freezing.predicting import Choice, Survey
 from workbench.freezing.states import DiskStates, MemoryStates, States, fingerprint
 from workbench.freezing.trunk import Trunk
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass
+class Kept:
+    """What the frozen blocks of a run's backbone gave: all its trainings and predictions may read it."""
+
+    states: States | None = None
+    depth: int = 0
+    trailing: int = 0
+
+
+@contextmanager
+def reading(kept: Kept, backbone: PreTrainedModel) -> Iterator[None]:
+    """Inside the block a backbone, loaded again and without adapters in its frozen blocks, reads what was kept."""
+    if kept.states is None:
+        yield
+        return
+    blocks = [backbone.get_submodule(path) for path in stack(backbone)]
+    trunk = Trunk(backbone, blocks=blocks, depth=kept.depth, states=kept.states, trailing=kept.trailing)
+    trunk.install()
+    try:
+        yield
+    finally:
+        trunk.remove()
 
 
 class Work(NamedTuple):
@@ -42,7 +69,7 @@ class Prefix:
         folder: Where outputs are kept on disk that no other run can use.
         say: Tells a person what was decided.
         trying: Inside it, the model may be called with rows of its own.
-        states: What was kept before, by the same blocks.
+        kept: By the same blocks of the same run; what this keeps is put there too, unless the line moves.
     """
 
     def __init__(
@@ -55,12 +82,12 @@ class Prefix:
         folder: Path,
         say: Callable[[str], None],
         trying: Callable[[], AbstractContextManager[object]] = nullcontext,
-        states: States | None = None,
+        kept: Kept | None = None,
     ) -> None:
         self._freezer, self._work, self._config = freezer, work, config
         self._dtype = compute if config.freeze.stored == "compute" else _DTYPES[config.freeze.stored]
         self._compute, self._folder, self._say, self._trying = compute, folder, say, trying
-        self.states = states
+        self._kept = kept or Kept()
         self.trunk: Trunk | None = None
         self._survey: Survey | None = None
         self._depth = 0
@@ -82,15 +109,17 @@ class Prefix:
         self._say(choice.sentence)
         if choice.where == "off":
             return
-        if self.states is None:
-            self.states = MemoryStates(self._dtype) if choice.where == "memory" else self._on_disk(depth)
         assert self._survey is not None, "the choice was made by it"
+        kept = self._kept
+        if kept.states is None:
+            kept.states = MemoryStates(self._dtype) if choice.where == "memory" else self._on_disk(depth)
+            kept.depth, kept.trailing = depth, self._survey.trailing
         self.trunk = Trunk(
             self._freezer.backbone,
             blocks=self._freezer.blocks,
             depth=depth,
-            states=self.states,
-            trailing=self._survey.trailing,
+            states=kept.states,
+            trailing=kept.trailing,
         )
         self.trunk.install()
 
@@ -99,7 +128,7 @@ class Prefix:
         if self.trunk is not None:
             self.trunk.remove()
             if not self._config.freeze.fixed:
-                self.states = None
+                self._kept.states = None
                 shutil.rmtree(self._folder, ignore_errors=True)
         self.trunk = None
 

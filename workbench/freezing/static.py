@@ -27,7 +27,7 @@ class Static(FreezeConfig):
             return None
         return (
             f"freeze.layers={self.layers} is more than the {blocks} blocks of this backbone. "
-            f"Write freeze.layers={blocks} or less, or a share such as freeze.layers=0.5."
+            f"Write a number below {blocks}, or a share such as freeze.layers=0.5."
         )
 
     def plan(self, moment: Moment, *, blocks: int) -> Plan:

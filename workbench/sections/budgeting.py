@@ -11,14 +11,14 @@ from pydantic import BeforeValidator, PositiveFloat, PositiveInt, model_validato
 from workbench.schema import Section
 
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-_DURATION = re.compile("".join(rf"(?:([0-9.]+){unit})?" for unit in _UNITS))
+_DURATION = re.compile("".join(rf"(?:(\d+\.?\d*){unit})?" for unit in _UNITS), re.ASCII)
 
 
 def _seconds(value: Any) -> Any:
-    """`1h30m` or `90m` to seconds; anything that is no text as it is."""
-    if not isinstance(value, str) or value == "slurm":
+    """`1h30m` or `90m` to seconds; a number as it is."""
+    if value == "slurm" or not isinstance(value, (str, bool)):
         return value
-    found = _DURATION.fullmatch(value.replace(" ", ""))
+    found = _DURATION.fullmatch(str(value).replace(" ", ""))
     if found is None or not any(found.groups()):
         raise ValueError(f"{value!r} is no time. Write 90m, 1h30m, 45s, or a number of seconds.")
     return sum(float(part) * unit for part, unit in zip(found.groups(), _UNITS.values(), strict=True) if part)

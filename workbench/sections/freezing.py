@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from pydantic import model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
-from workbench.schema import Section, did_you_mean
+from workbench.schema import Mistakes, Section, did_you_mean
 
 POLICIES: dict[str, type[FreezeConfig]] = {}
 """Every `freeze.policy` and the section that configures it; `register` fills it."""
@@ -107,14 +107,26 @@ class FreezeConfig(Section):
     def _of_its_own_class(cls, values: Any, validate: Callable[[Any], FreezeConfig]) -> FreezeConfig:
         """`freeze: {policy: lisa}` becomes the section that POLICIES has for lisa."""
         section = cls.section_for(values)
-        if cls is not FreezeConfig or not isinstance(values, dict) or values.get("policy", "none") == "none":
+        if cls is not FreezeConfig or not isinstance(values, dict):
             return validate(values)
-        if section is FreezeConfig:
+        none = values.get("policy", "none") == "none"
+        if section is FreezeConfig and not none:
             text = f"unknown policy {values['policy']!r}." + did_you_mean(str(values["policy"]), ["none", *POLICIES])
             error = PydanticCustomError("unknown_policy", "{text}", {"text": text})
             details = InitErrorDetails(type=error, loc=("policy",), input=values["policy"])
             raise ValidationError.from_exception_data("freeze", [details])
-        return section.model_validate(values)  # type: ignore[return-value]
+        if mistakes := list(_of_others(section, values)):
+            raise Mistakes(mistakes)
+        return validate(values) if none else section.model_validate(values)  # type: ignore[return-value]
+
+
+def _of_others(section: type[Section], values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Settings that other policies have, with place and cure."""
+    for key in values:
+        able = [name for name, other in POLICIES.items() if key in other.model_fields]
+        if able and key not in section.model_fields:
+            text = f"is for freeze.policy={'|'.join(able)}, not for {values.get('policy', 'none')}."
+            yield f"freeze.{key}", f"{text} Write freeze.policy={able[0]}, or leave freeze.{key} out."
 
 
 def register(section: type[FreezeConfig]) -> type[FreezeConfig]:

@@ -1,0 +1,67 @@
+"""How many bytes of tensors are alive: exact, where the resident memory of a process blurs them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class LiveBytes(TorchDispatchMode):
+    """Inside of it, bytes of the storages on the CPU that torch's operations make there, until each is freed.
+
+    A storage counts once, whoever looks at it, and a tensor that was there before not at all. So nothing counts twice
+    where one stands inside another: the outer counts everything, the inner what is made inside it. What a kernel
+    takes and frees while it runs is not seen, nor are numbers that numpy and memory-mapped files hold.
+    """
+
+    now: int
+    """Bytes alive."""
+    peak: int
+    """The most that were alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        # torch.tensor(...) hands over what it has just made; whatever else comes in was there before.
+        if func is not torch.ops.aten.lift_fresh.default:
+            for storage in _storages((args, kwargs or {})):
+                self._see(storage, 0)
+        result = func(*args, **(kwargs or {}))
+        for storage in _storages(result):
+            self._see(storage, storage.nbytes())
+        return result
+
+    def _see(self, storage: torch.UntypedStorage, size: int) -> None:
+        address = storage._cdata  # of the storage itself, not of its numbers: empty ones have none
+        if address in self._known:
+            return
+        self._known.add(address)
+        weakref.finalize(storage, self._forget, address, size).atexit = False
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+    def _forget(self, address: int, size: int) -> None:
+        self._known.remove(address)
+        self.now -= size
+
+
+def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
+    """Those of the tensors in nested containers that are on the CPU."""
+    if isinstance(value, Tensor):
+        if value.device.type == "cpu" and value.layout == torch.strided:
+            yield value.untyped_storage()
+    elif isinstance(value, Mapping):
+        yield from _storages(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _storages(each)

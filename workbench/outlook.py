@@ -1,0 +1,116 @@
+"""What a run will do, in sentences for `workbench check`: what ends it, what takes its steps, which layers train."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from workbench import optimizers
+from workbench.config import RunConfig
+from workbench.freezing.policies import Egeria
+from workbench.report import frozen, units
+from workbench.sections.freezing import FreezeConfig, Moment
+
+WHOLE = 1000
+"""Steps of a run whose own number nobody knows."""
+
+
+def sentences(config: RunConfig, *, steps: int | None, blocks: int | None) -> list[str]:
+    """What differs from a plain run.
+
+    Args:
+        steps: Of the run; None where a budget alone ends it.
+        blocks: Transformer blocks of the backbone; None only without freezing.
+    """
+    found = [_end(config, steps), _optimizer(config)]
+    if config.freeze.policy != "none":
+        assert blocks is not None, "nobody can freeze layers of a backbone without any"
+        found.append(f"Freezing: {config.freeze.policy}, {_layers(config, steps=steps, blocks=blocks)}.")
+    return [sentence for sentence in found if sentence is not None]
+
+
+def _end(config: RunConfig, steps: int | None) -> str | None:
+    """What ends the run; None where that is its number of steps."""
+    budget = config.budget
+    if budget.unlimited:
+        return None
+    limits = [] if steps is None else [f"{steps:,} steps"]
+    limits += [] if budget.tokens is None else [f"{budget.tokens:,} tokens"]
+    limits += [] if budget.seconds is None else [units.duration(budget.seconds)]
+    said = f"Ends after {_listed(limits, 'or')}" if limits else "Ends"
+    if budget.time == "slurm":
+        said += f"{' or' if limits else ''} in time for the end of its Slurm job"
+        if "SLURM_JOB_END_TIME" not in os.environ:
+            said += ", which it has to run in: here is none"
+    first = ", whichever comes first" if len(limits) + (budget.time == "slurm") > 1 else ""
+    return f"{said}{first}{'; scores and reports are part of the time' if budget.timed else ''}."
+
+
+def _optimizer(config: RunConfig) -> str | None:
+    """What takes the steps; None where that is plain AdamW."""
+    settings, rate = config.optimizer, config.train.learning_rate
+    said = []
+    if settings.sam is not None:
+        said.append("SAM in each step" if settings.sam_every == 1 else f"SAM every {settings.sam_every:,} steps")
+    if settings.lookahead is not None:
+        said.append(f"Lookahead every {settings.lookahead} steps")
+    if settings.layer_decay < 1:
+        said.append(f"each layer at {settings.layer_decay:.3g} times the rate of the one above it")
+    if settings.scaling != "none":
+        said.append(
+            f"learning rate {rate:.3g} of {settings.reference_batch} rows scaled to {optimizers.peak_rate(config):.3g}"
+        )
+    return f"Optimizer: {', '.join([settings.name, *said])}." if said or settings.name != "adamw" else None
+
+
+def _layers(config: RunConfig, *, steps: int | None, blocks: int) -> str:
+    """Which layers a policy lets train, and how much of the work it saves at most."""
+    policy = config.freeze
+    if policy.observes is not None:
+        return f"{frozen.told(policy, blocks)}{_too_late(policy, steps)}"
+    count = steps or WHOLE
+    first = policy.plan(Moment(0, 0.0, config.seed), blocks=blocks).trains
+    last = policy.plan(Moment(count - 1, (count - 1) / count, config.seed), blocks=blocks).trains
+    if policy.fixed:
+        said = f"{_named([not each for each in first])} of {blocks} never train"
+    elif policy.thaws:
+        said = f"{sum(first)} of {blocks + 2} layers may train at a time, at first {_named(first)}"
+    else:
+        said = f"at first {_named(first)} may train, at the end {_named(last)}"
+    share = frozen.frozen_share(frozen.rates(policy, steps=count, blocks=blocks, seed=config.seed))
+    return f"{said}; {units.percent(share)} of the layer-steps are frozen"
+
+
+def _too_late(policy: FreezeConfig, steps: int | None) -> str:
+    """Where a run is too short for a decision."""
+    earliest = policy.interval * (policy.window if isinstance(policy, Egeria) else 2)
+    if steps is None or steps > earliest:
+        return f", after step {earliest:,} at the earliest"
+    return f"; the first decision comes after step {earliest:,}, so that none of {steps:,} steps has a frozen layer"
+
+
+def _named(layers: Sequence[bool]) -> str:
+    """The embeddings, blocks 2 to 4 and the head: the layers that are marked."""
+    if all(layers):
+        return "all layers"
+    names = ["the embeddings"] if layers[0] else []
+    spans = list(_spans(layers[1:-1]))
+    if spans:
+        each = [str(start) if start == end else f"{start} to {end}" for start, end in spans]
+        names.append(f"block{'s' if len(spans) > 1 or spans[0][0] < spans[0][1] else ''} {', '.join(each)}")
+    return _listed([*names, *(["the head"] if layers[-1] else [])], "and")
+
+
+def _spans(marked: Sequence[bool]) -> Iterator[tuple[int, int]]:
+    """First and last of marked neighbours, counted from 1."""
+    start = None
+    for number, is_marked in enumerate([*marked, False], start=1):
+        if is_marked and start is None:
+            start = number
+        elif not is_marked and start is not None:
+            yield start, number - 1
+            start = None
+
+
+def _listed(names: Sequence[str], word: str) -> str:
+    return f" {word} ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
