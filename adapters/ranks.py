@@ -77,7 +77,7 @@ class RankSchedule:
 
     def on_gradients(self) -> None:
         """Add the gradient of `penalty`."""
-        self.penalty().backward()  # type: ignore[no-untyped-call]
+        self.penalty().backward()
 
     def penalty(self) -> Tensor:
         """Mean over the A and B of their distance from orthonormal rows or columns (paper, eq. 4)."""

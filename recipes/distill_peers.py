@@ -7,13 +7,13 @@ from functools import partial
 from transformers import PreTrainedTokenizerBase
 
 from workbench import backbones, describing, evaluation, heads, shipped, tasks
-from workbench.adapters import bank
 from workbench.config import RunConfig
 from workbench.data.chat import Template
 from workbench.data.masking import Masking
 from workbench.data.tokens import Splits
 from workbench.distillation.peers import mutual_loss
 from workbench.engine import Clock, Fit, Supervision, Watcher
+from workbench.freezing import freezer as freezing
 from workbench.recipes import sft
 from workbench.runs import Run
 
@@ -33,9 +33,8 @@ def train(
     backbone = backbones.load(base.model, tokenizer, task=tasks.of(base))
     watcher.say(describing.storage(backbone))
     sft.score_before(base, run, backbone, data, tokenizer, template, watcher)
-    together = bank.attach(
-        backbone.model, [base.adapter] * count, seeds=[base.seed + number for number in range(count)]
-    )
+    seeds = [base.seed + number for number in range(count)]
+    together, freezer = freezing.attach_bank(backbone.model, base, [base.adapter] * count, seeds=seeds)
     own = sum(each.numel() for each in together.parameters_of(together.members[0]).values())
     run.note(model=describing.model(base, backbone, together.model, own=own))
     with together.only(together.members[0]):
@@ -52,13 +51,16 @@ def train(
     fit = Fit(
         model=together.model,
         supervision=Supervision(data.train, mutual_loss(config.distill, together, head, clock)),
+        freezer=freezer,
         width=head.width,
+        held_out=data.held_out,
         held_out_loss=lambda: sum(losses().values()) / count,
         config=base,
         compute=backbone.compute,
         run=run,
         watcher=watcher,
         clock=clock,
+        trying=partial(together.only, together.members[0]),
     )
     fit.work()
     with fit.shipping():

@@ -117,7 +117,7 @@ class BankFit:
         self._resume()
         self.masters.refresh()
         self.bank.train()
-        self.prefix.follow(share=0.0)
+        self.prefix.follow()
         began = time.monotonic() - max(member.progress.elapsed_s for member in self.members.values())
         while live := {name: member for name, member in self.members.items() if member.live}:
             self._step(live, began)
@@ -207,5 +207,5 @@ class BankFit:
 
 def _passes(members: Collection[Member]) -> float:
     """How often training computes each row, where all members have about the same rows."""
-    drawn = sum(member.total * member.course.config.batch.size for member in members)
+    drawn = sum(member.passes * len(member.course.train) for member in members)
     return drawn / max(len(member.course.train) for member in members)

@@ -43,7 +43,9 @@ def run(
 def check(
     recipe: Recipe,
     overrides: Overrides = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw learning rate and frozen layers to this .png or .svg file.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the learning rate, and which layers train, to this .png or .svg file.")
+    ] = None,
 ) -> None:
     """Show what the model will see and which tokens carry loss; refuse what would not train."""
     from workbench import show

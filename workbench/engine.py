@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -89,6 +89,8 @@ class Fit:
     """Shows the loss how far the run is."""
     timer: Timer | None = None
     """Ends it in time, where wall clock limits it."""
+    trying: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Inside it, the model may be called with other rows."""
 
     def __post_init__(self) -> None:
         self.train, self.loss, beside = self.supervision
@@ -104,12 +106,13 @@ class Fit:
             self.freezer,
             Work(
                 [self.train, *([] if self.held_out is None else [self.held_out])],
-                passes=self.member.total * self.config.batch.size / len(self.train),
+                passes=self.member.passes,
             ),
             self.config,
             compute=self.compute,
             folder=self.run.path / "trunk",
             say=self.watcher.say,
+            trying=self.trying,
         )
         self.accelerator = Accelerator(
             cpu=self.device.type == "cpu", log_with=list(self.config.trackers) or None, project_dir=self.run.path
@@ -211,7 +214,7 @@ class Fit:
         progress, freezer = self.member.progress, self.freezer
         freezer.follow(step=progress.step, share=progress.share)
         self.member.follow(freezer.frozen, freezer.plan.rates)
-        self.prefix.follow(share=progress.share)
+        self.prefix.follow()
 
     def _beside(self) -> dict[str, Companion]:
         """What goes on in training besides the loss and the optimizer, by the name of its file in a checkpoint."""

@@ -19,6 +19,9 @@ class Timer(Protocol):
             ahead: Steps of usual length from now on; less than 0 for a moment that has passed.
         """
 
+    def stepped(self, tokens: int) -> None:
+        """A step of so many tokens was done."""
+
     def fits_another(self) -> bool:
         """Whether there is time for another step, and for what comes after training."""
 

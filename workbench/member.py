@@ -92,6 +92,14 @@ class Member:
         return round(step / share) if share else self._limits.steps or 1
 
     @property
+    def passes(self) -> float:
+        """How often the whole run computes each row, on average; infinite where only wall clock ends it."""
+        ends, train = self._limits, self.course.train
+        steps = math.inf if ends.steps is None else ends.steps * self.course.config.batch.size / len(train)
+        tokens = math.inf if ends.tokens is None else ends.tokens / float(train.lengths.sum())
+        return min(steps, tokens)
+
+    @property
     def place(self) -> str:
         """How far it is, in words."""
         return f"step {self.progress.step} of {self.total}"
@@ -130,7 +138,8 @@ class Member:
             if name in frozen:
                 state = optimizer_states.state_tensors(self._optimizer, {name: parameter})
                 if self._optimizer.state.pop(parameter, None) and keep:
-                    self._evicted.put(name, state)
+                    # What its group counts goes on without it.
+                    self._evicted.put(name, {key: each for key, each in state.items() if key.startswith(f"{name}|")})
             elif name in self._evicted:
                 optimizer_states.load_state(self._optimizer, {name: parameter}, self._evicted.pop(name))
 
@@ -194,6 +203,8 @@ class Member:
             self._saved_step = self.progress.step
         if self.error is not None:
             run.note(status="failed", reason=str(self.error), failed_step=self.progress.step + 1)
+        if not self.live:
+            self._evicted.clear()
 
     @contextmanager
     def shipping(self, say: Callable[[str], None]) -> Iterator[None]:

@@ -25,7 +25,7 @@ def sentences(config: RunConfig, *, steps: int | None, blocks: int | None) -> li
     found = [_end(config, steps), _optimizer(config)]
     if config.freeze.policy != "none":
         assert blocks is not None, "nobody can freeze layers of a backbone without any"
-        found.append(f"Freezing: {config.freeze.policy}, {_layers(config, steps=steps, blocks=blocks)}.")
+        found.append(f"freeze.policy={config.freeze.policy}: {_layers(config, steps=steps, blocks=blocks)}.")
     return [sentence for sentence in found if sentence is not None]
 
 
@@ -37,13 +37,13 @@ def _end(config: RunConfig, steps: int | None) -> str | None:
     limits = [] if steps is None else [f"{steps:,} steps"]
     limits += [] if budget.tokens is None else [f"{budget.tokens:,} tokens"]
     limits += [] if budget.seconds is None else [units.duration(budget.seconds)]
-    said = f"Ends after {_listed(limits, 'or')}" if limits else "Ends"
-    if budget.time == "slurm":
-        said += f"{' or' if limits else ''} in time for the end of its Slurm job"
-        if "SLURM_JOB_END_TIME" not in os.environ:
-            said += ", which it has to run in: here is none"
-    first = ", whichever comes first" if len(limits) + (budget.time == "slurm") > 1 else ""
-    return f"{said}{first}{'; scores and reports are part of the time' if budget.timed else ''}."
+    limits += ["the time of its Slurm job"] if budget.time == "slurm" else []
+    said = f"Ends after {_listed(limits, 'or')}{', whichever comes first' if limits[1:] else ''}."
+    if budget.timed:
+        said = f"{said[:-1]}; scores and reports are part of the time."
+    if budget.time == "slurm" and "SLURM_JOB_END_TIME" not in os.environ:
+        said += " Here is no Slurm job, so that `run` would be refused: submit it with sbatch."
+    return said
 
 
 def _optimizer(config: RunConfig) -> str | None:

@@ -53,11 +53,6 @@ class Pace:
         self._evaluations.append(Evaluation(at, seconds))
 
     @property
-    def steps(self) -> int:
-        """Steps of this process."""
-        return len(self._paces)
-
-    @property
     def usual(self) -> float | None:
         """What a step takes; None where none was done."""
         return statistics.median(self._lengths[-FEW:]) if self._lengths else self._before

@@ -218,9 +218,15 @@ def _duplicates(data: Folded) -> str:
 
 
 def _plan(found: Inspection | ClassInspection | CrossvalInspection) -> None:
+    from workbench import outlook
+
     where = f"{len(found.targets)} kinds of module: {', '.join(found.targets[:12])}" if found.targets else "all weights"
-    steps = "As many steps as the budget allows" if found.steps is None else f"{found.steps} steps"
-    _out.print(f"\n{steps}, of {found.config.batch.size} examples, training {where}.", markup=False)
+    batches = f"steps of {found.config.batch.size} examples"
+    if found.steps is None:
+        batches = f"{batches.capitalize()} until the budget is used up"
+    else:
+        batches = f"{'' if found.config.budget.unlimited else 'At most '}{found.steps} {batches}"
+    _out.print(f"\n{batches}, training {where}.", markup=False)
     for note in [*outlook.sentences(found.config, steps=found.steps, blocks=found.blocks), *found.notes]:
         _out.print(note, markup=False)
 

@@ -137,7 +137,8 @@ class Timer:
             ConfigError: There is not enough time to do anything useful.
         """
         self._at, self._paused, self._done = self.spent, 0.0, share
-        self._require_the_end()
+        if self.spent + self._needed(optional=False) > self._target:
+            raise ConfigError(self._refusal())
 
     def require_time(self, what: str) -> None:
         """Raise ConfigError where the time was over before `what` was done."""
@@ -149,19 +150,13 @@ class Timer:
             )
 
     def stepped(self, tokens: int) -> None:
-        """A training step of so many tokens is done.
-
-        Raises:
-            ConfigError: It was the first of this process, and showed that there is no time for what comes after.
-        """
+        """A training step of so many tokens is done."""
         assert self._at is not None, "training has begun"
         share, now = self.share(ahead=0), self.spent
         seconds = now - self._at - self._paused
         self._pace.stepped(now, seconds=seconds, tokens=tokens)
         self._at, self._paused, self._done = now, 0.0, share
         self.ended = self.ended or share >= 1
-        if self._pace.steps == 1:
-            self._require_the_end()
 
     def share(self, *, ahead: float) -> float:
         """Share of the time for training that is used when so many more steps are done.
@@ -262,10 +257,6 @@ class Timer:
     def _planned(self) -> Plan:
         assert self._plan is not None, "the recipe has said what it will do"
         return self._plan
-
-    def _require_the_end(self) -> None:
-        if self.spent + self._needed(optional=False) > self._target:
-            raise ConfigError(self._refusal())
 
     def _refusal(self) -> str:
         without_training = (

@@ -25,6 +25,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -102,18 +103,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=float, default=0.5, help="blocks that are frozen: a share, or their number")
     parser.add_argument("--rows", type=int, default=32, help="that a pass sees, of 256 from GSM8K")
     parser.add_argument("--steps", type=int, default=16, help="optimizer steps, of as many passes as that takes")
-    parser.add_argument(
-        "--micro-batch", type=int, help="rows of a forward pass of the Trainer: 1 on a CPU, all on cuda"
-    )
+    parser.add_argument("--micro-batch", type=int, help="rows the Trainer computes at once: 1 on a CPU, all on cuda")
     parser.add_argument("--ours", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of `workbench run`")
     arguments = parser.parse_args()
     known = gsm8k.epoch() * gsm8k.BATCH
     if arguments.rows % gsm8k.BATCH or not 0 < arguments.rows <= known:
         parser.error(f"--rows {arguments.rows}: write a multiple of {gsm8k.BATCH}, {known} or less.")
     if arguments.steps % _per_pass(arguments) or arguments.steps < 2 * _per_pass(arguments):
-        parser.error(
-            f"--steps {arguments.steps}: write a multiple of {_per_pass(arguments)} steps, two passes or more."
-        )
+        parser.error(f"--steps {arguments.steps}: write a multiple of {_per_pass(arguments)}, two passes or more.")
     return arguments
 
 
@@ -195,7 +192,7 @@ def _has_units(arguments: argparse.Namespace) -> bool:
 def _result(method: str, arm: str, said: dict[str, Any], usage: Usage, arguments: argparse.Namespace) -> Result:
     per_pass, losses = _per_pass(arguments), said["losses"]
     ends = [0.0, *said["elapsed_s"]][::per_pass]
-    passes = [(end - start) / per_pass for start, end in zip(ends[:-1], ends[1:], strict=True)]
+    passes = [(end - start) / per_pass for start, end in pairwise(ends)]
     return Result(
         method=method,
         arm=arm,
@@ -236,10 +233,8 @@ def _line(result: Result) -> str:
 def _table(results: Sequence[Result], method: str, faster: dict[str, dict[str, Ratio]], setting: Setting) -> str:
     own = {arm: [each for each in results if (each.method, each.arm) == (method, arm)] for arm in ARMS}
     head = f"{method}, {setting.frozen} of {setting.blocks} blocks frozen"
-    rows: list[list[object]] = [
-        [head, "s a step", *(f"times faster than {other}" for other in (OURS, PEER, PEER_FROZEN)), "target"]
-        + ["trainable M", "optimizer MB", "peak GB", "loss"]
-    ]
+    times = (f"times faster than {other}" for other in (OURS, PEER, PEER_FROZEN))
+    rows: list[list[object]] = [[head, "s a step", *times, "target", "trainable M", "optimizer MB", "peak GB", "loss"]]
     for arm, runs in own.items():
         unfrozen = own[PEER if arm in (PEER, PEER_FROZEN) else OURS][0]
         cells: list[object] = [arm, f"{median(run.step_s for run in runs):.3f}", *map(_rounds, faster[arm].values())]

@@ -108,13 +108,15 @@ def _measured(run: Path, config: RunConfig) -> dict[str, float]:
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     layers = backbones.hub_config(config.model).get_text_config().num_hidden_layers + 2
     scores = standing.scores(run)["after"]
-    evaluated = [step for step in steps if "averaged_held_out_loss" in step][-1:]
+    gains = [
+        step["held_out_loss"] - step["averaged_held_out_loss"] for step in steps if "averaged_held_out_loss" in step
+    ]
     return {
         **{key: scores[key] for key in SCORES[config.recipe]},
         "steps": len(steps),
         "train_s": steps[-1]["elapsed_s"],
         "frozen": mean(step.get("frozen_layers", 0) for step in steps) / layers,
-        **{"gain": step["held_out_loss"] - step["averaged_held_out_loss"] for step in evaluated},
+        **({"gain": gains[-1]} if gains else {}),
     }
 
 

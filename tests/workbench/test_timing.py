@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -134,3 +133,135 @@ def finish(machine: Machine, job: Job, timer: Timer) -> tuple[float, int]:
         machine.work(job.report)
     machine.work(job.leaving)
     return timer.spent, done["answers"]
+
+
+@st.composite
+def changing(draw: st.DrawFn) -> Machine:
+    """A machine whose speed at most halves or doubles every few seconds."""
+    factors, until, factor = [], 0.0, draw(st.sampled_from([0.5, 1.0, 2.0, 3.0]))
+    for _ in range(12):
+        until += draw(st.floats(4, 40))
+        factor = min(3.0, max(0.5, factor * draw(st.sampled_from([0.5, 0.7, 1.4, 2.0]))))
+        factors.append((until, factor))
+    return Machine([*factors, (1e9, factor)])
+
+
+jobs = st.builds(
+    Job,
+    start=st.floats(1, 8),
+    scoring=st.floats(0.5, 4),
+    answers=st.floats(0, 4),
+    evaluation=st.floats(0.3, 2.5),
+    report=st.floats(0.1, 0.3),
+    leaving=st.floats(0.05, 0.15),
+    steps=st.lists(st.floats(0.3, 1.5), min_size=4, max_size=4).map(tuple),
+    every=st.sampled_from([None, 0.1, 0.25, 0.5, 10]),
+)
+
+
+@given(machine=changing(), job=jobs, limit=st.sampled_from([90.0, 120.0, 300.0]))
+@settings(max_examples=40, deadline=None)
+def test_ends_within_the_window_however_the_speed_changes(machine: Machine, job: Job, limit: float) -> None:
+    try:
+        outcome = go(machine, job, limit)
+    except ConfigError:
+        assert limit < 120, "there is time for this"
+        return
+    assert 0.97 * limit <= outcome.ends <= limit
+    assert outcome.shares == sorted(outcome.shares)
+    assert outcome.shares[-1] == 1
+
+
+def test_at_constant_speed_the_schedule_is_that_of_a_known_number_of_steps() -> None:
+    outcome = go(Machine(), Job(steps=(1.0,), every=None, checkpoint=0.0), 120.0)
+    count = len(outcome.shares)
+    assert count > 85
+    assert outcome.middles == pytest.approx([(number + 0.5) / count for number in range(count)], abs=0.6 / count)
+    assert outcome.middles[-1] > 1 - 1 / count
+    assert outcome.answered == Job.parts
+
+
+@pytest.mark.parametrize("factors", [[(40.0, 1.0), (1e9, 2.0)], [(40.0, 2.0), (1e9, 1.0)], [(30.0, 1.0), (60.0, 2.0)]])
+def test_a_change_of_speed_leaves_the_end_of_the_schedule_where_it_is(factors: list[tuple[float, float]]) -> None:
+    outcome = go(Machine(factors), Job(), 120.0)
+    assert 0.97 * 120 <= outcome.ends <= 120
+    assert outcome.middles[-1] > 0.95
+    assert outcome.answered == Job.parts
+
+
+def test_answers_are_cut_where_the_machine_becomes_slow_at_the_end() -> None:
+    outcome = go(Machine([(102.0, 1.0), (1e9, 2.0)]), Job(), 120.0)
+    assert 0.97 * 120 <= outcome.ends <= 120
+    assert outcome.answered < Job.parts
+
+
+def test_evaluations_do_not_count_as_training() -> None:
+    machine, job = Machine(), Job(steps=(1.0,), scoring=10.0, evaluation=10.0, every=0.5)
+    outcome = go(machine, job, 120.0)
+    grown = [after - before for before, after in itertools.pairwise([0.0, *outcome.shares[:-1]])]
+    assert max(grown) < 1.1 * min(grown)
+
+
+@pytest.mark.parametrize("killed_after", [5.0, 30.0, 60.0, 80.0])
+def test_a_resumed_run_honours_what_was_spent(killed_after: float) -> None:
+    machine, job = Machine(), Job()
+    first = begun(machine, job, 120.0)
+    first.plan(job.plan)
+    first.begin(0.0)
+    share = 0.0
+    while machine.now < killed_after:
+        machine.work(1.0)
+        share = first.share(ahead=0)
+        first.stepped(TOKENS)
+    state = json.loads(json.dumps(first.state()))
+    saved = share / 2  # the last checkpoint lies far back
+
+    again = Machine(now=1000.0)
+    again.work(job.start)
+    second = Timer(120.0, began=1000.0, spent_s=state["spent_s"], state=state, clock=again)
+    assert second.spent == pytest.approx(first.spent + job.start, abs=1e-3)
+    outcome = go(again, job, 120.0, timer=second, share=saved)
+    assert 0.97 * 120 <= outcome.ends <= 120
+    assert saved <= outcome.shares[0] <= saved + 0.25
+    assert outcome.middles[-1] > 0.9
+
+
+def test_a_run_that_is_over_is_refused_with_what_to_write() -> None:
+    machine, job = Machine(), Job()
+    timer = begun(machine, job, 30.0)
+    timer.plan(job.plan)
+    machine.work(8.0)
+    with pytest.raises(ConfigError, match=r"budget: 24 of 30 s are spent.*\n.*budget\.time=\d+s or more") as refused:
+        timer.begin(0.3)
+    enough = float(str(refused.value).split("budget.time=")[1].split("s")[0])
+    go(Machine(), job, enough)
+
+
+def test_a_budget_that_scoring_before_uses_up_is_refused() -> None:
+    machine = Machine()
+    timer = Timer(30.0, began=0.0, clock=machine)
+    timer.require_time("scoring")
+    machine.work(29.0)
+    with pytest.raises(ConfigError, match="30 s are not enough for scoring"):
+        timer.require_time("scoring")
+
+
+def test_time_in_a_phase_is_no_time_of_a_step() -> None:
+    def steps(pause: float) -> Any:
+        machine = Machine()
+        timer = Timer(100.0, began=0.0, clock=machine)
+        timer.plan(replace(Job().plan, after={}, pauses=[]))
+        timer.begin(0.0)
+        for _ in range(3):
+            machine.work(1.0)
+            timer.stepped(TOKENS)
+            with timer.phase("evaluation"), timer.phase("inside"):
+                machine.work(pause)
+        return timer.state()["step_s"]
+
+    assert steps(0.5) == steps(7.0) == pytest.approx(1.0)
+
+
+def test_nothing_is_measured_without_a_clock() -> None:
+    with phase(None, "evaluation"):
+        pass

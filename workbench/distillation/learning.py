@@ -64,10 +64,11 @@ def mixed(said: Signal, alpha: float) -> Criterion:
 
     def criterion(logits_nV: Tensor, labels_n: Tensor, *taught: Tensor) -> Tensor:
         terms = []
-        if alpha < 1:
-            terms.append((1 - alpha) * cross_entropy(logits_nV, labels_n))
+        # The divergence first: what it takes for a moment is free again before the labels' loss takes its own.
         if alpha > 0:
             terms.append(alpha * said.loss(logits_nV, *taught))
+        if alpha < 1:
+            terms.append((1 - alpha) * cross_entropy(logits_nV, labels_n))
         return sum(terms[1:], terms[0])
 
     return criterion

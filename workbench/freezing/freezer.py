@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from torch import nn
 from transformers import PreTrainedModel
 
 from workbench import adapters
-from workbench.adapters import Method, Sample, anatomy, bank
+from workbench.adapters import Method, anatomy, bank
 from workbench.adapters.bank import Bank
+from workbench.adapters.method import Sample
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
 from workbench.freezing.layers import Layers, survey
-from workbench.sections.freezing import FreezeConfig, Moment, Observation
+from workbench.sections.freezing import FreezeConfig, Moment, Observation, Plan
+
+_GRAIN = 0.01
+"""Share of a run: as finely is it known when the line moves."""
 
 
 class Freezer:
@@ -41,7 +46,8 @@ class Freezer:
         self.fresh = _fresh(backbone, self._parameters)
         """Names of those that start at random: a classification head."""
         self.seen: tuple[Observation, ...] = ()
-        self.plan = policy.plan(Moment(0, 0.0, seed), blocks=len(self.blocks))
+        self._now = Moment(0, 0.0, seed)
+        self.plan = policy.plan(self._now, blocks=len(self.blocks))
         if policy.fixed:
             self._carry_out()
 
@@ -53,7 +59,23 @@ class Freezer:
     @property
     def depth(self) -> int:
         """How many of the first blocks have nothing that trains now, nor has anything before them."""
-        live = (self.layers[name] for name, each in self._parameters.items() if each.requires_grad)
+        return self._depth(self.plan)
+
+    def lasts(self) -> float:
+        """For which share of the whole run `depth` is what it is now, as far as that is known now.
+
+        It says the same in a run that is resumed there.
+        """
+        step, share = self._now.step, self._now.share
+        same = 0
+        for when in np.arange(0, 1, _GRAIN).tolist():
+            seen = tuple(each for each in self.seen if not share or each.step <= step * when / share)
+            plan = self.policy.plan(Moment(0, when, self._seed, seen), blocks=len(self.blocks))
+            same += self._depth(plan) == self.depth
+        return same * _GRAIN
+
+    def _depth(self, plan: Plan) -> int:
+        live = (layer for layer in self.layers.values() if plan.trains[layer])
         return max(0, min(live, default=len(self.blocks) + 1) - 1)
 
     def follow(self, *, step: int, share: float) -> None:
@@ -64,7 +86,8 @@ class Freezer:
             share: Share of the run that is done.
         """
         if not self.policy.fixed:
-            self.plan = self.policy.plan(Moment(step, share, self._seed, self.seen), blocks=len(self.blocks))
+            self._now = Moment(step, share, self._seed, self.seen)
+            self.plan = self.policy.plan(self._now, blocks=len(self.blocks))
             self._carry_out()
 
     def _carry_out(self) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import psutil
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from workbench import runs
@@ -19,11 +20,12 @@ from workbench.config import RunConfig
 from workbench.data.batching import Examples
 from workbench.data.tokens import cache_folder
 from workbench.freezing import predicting
+from workbench.freezing.batches import Batches
 from workbench.freezing.freezer import Freezer
 from workbench.freezing.layers import stack
 from workbench.freezing.predicting import Choice, Survey
 from workbench.freezing.states import DiskStates, MemoryStates, States, fingerprint
-from workbench.freezing.trunk import Trunk
+from workbench.freezing.trunk import Trunk, reader
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -35,6 +37,20 @@ class Kept:
     states: States | None = None
     depth: int = 0
     trailing: int = 0
+    batches: Batches | None = None
+    """In which its rows are computed."""
+
+    def trunk(self, backbone: PreTrainedModel, blocks: Sequence[nn.Module]) -> Trunk:
+        """For a backbone with these blocks."""
+        assert self.states is not None and self.batches is not None
+        return Trunk(
+            backbone,
+            blocks=blocks,
+            depth=self.depth,
+            states=self.states,
+            trailing=self.trailing,
+            batch_of=self.batches.of,
+        )
 
 
 @contextmanager
@@ -44,7 +60,7 @@ def reading(kept: Kept, backbone: PreTrainedModel) -> Iterator[None]:
         yield
         return
     blocks = [backbone.get_submodule(path) for path in stack(backbone)]
-    trunk = Trunk(backbone, blocks=blocks, depth=kept.depth, states=kept.states, trailing=kept.trailing)
+    trunk = kept.trunk(backbone, blocks)
     trunk.install()
     try:
         yield
@@ -92,20 +108,16 @@ class Prefix:
         self._survey: Survey | None = None
         self._depth = 0
 
-    def follow(self, *, share: float) -> None:
-        """Look where the line is now; where it moved, what was kept of it is worth nothing any more.
-
-        Args:
-            share: Share of the run that is done.
-        """
-        depth = self._freezer.depth
+    def follow(self) -> None:
+        """Look where the line is now; where it moved, what was kept of it is worth nothing any more."""
+        depth = 0 if self._config.freeze.thaws else self._freezer.depth
         if depth == self._depth:
             return
         self.close()
         self._depth = depth
         if depth == 0:
             return
-        choice = self._chosen(depth, share)
+        choice = self._chosen(depth)
         self._say(choice.sentence)
         if choice.where == "off":
             return
@@ -114,13 +126,11 @@ class Prefix:
         if kept.states is None:
             kept.states = MemoryStates(self._dtype) if choice.where == "memory" else self._on_disk(depth)
             kept.depth, kept.trailing = depth, self._survey.trailing
-        self.trunk = Trunk(
-            self._freezer.backbone,
-            blocks=self._freezer.blocks,
-            depth=depth,
-            states=kept.states,
-            trailing=kept.trailing,
-        )
+        if kept.batches is None:
+            # What is read last may hold the rest: all rows of a run, of which some training sets are a part.
+            read = reader(self._freezer.backbone, trailing=kept.trailing)
+            kept.batches = Batches(self._work.rows[::-1], read)
+        self.trunk = kept.trunk(self._freezer.backbone, self._freezer.blocks)
         self.trunk.install()
 
     def close(self) -> None:
@@ -132,7 +142,7 @@ class Prefix:
                 shutil.rmtree(self._folder, ignore_errors=True)
         self.trunk = None
 
-    def _chosen(self, depth: int, share: float) -> Choice:
+    def _chosen(self, depth: int) -> Choice:
         freezer, config = self._freezer, self._config
         backbone, blocks = freezer.backbone, freezer.blocks
         with self._trying():
@@ -149,7 +159,7 @@ class Prefix:
             blocks=blocks,
             depth=depth,
             itemsize=self._dtype.itemsize,
-            passes=max(1.0, self._work.passes * (1 - share)),
+            passes=max(1.0, self._work.passes * freezer.lasts()),
             everything=isinstance(config.adapter, Full),
             supervised=min(1.0, float(train.supervised.sum() / train.lengths.sum())),
         )
@@ -172,6 +182,4 @@ class Prefix:
 
 def _changing(config: RunConfig) -> str | None:
     """What changes the rows from epoch to epoch."""
-    if config.recipe == "mlm":
-        return "masking"
-    return "distill.on_policy" if config.recipe == "distill" and config.distill.on_policy.share else None
+    return "masking" if config.recipe == "mlm" else None

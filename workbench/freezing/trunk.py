@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -52,10 +53,18 @@ class Trunk:
         depth: How many of the first ones are frozen, 1 or more; `predicting.refusal` says where that cannot work.
         trailing: Most zeros that a real row ends with that comes without an attention mask. Zeros pad such rows, so
             that as many are kept as if they were real.
+        batch_of: The rows that a row, given by its key, is computed with; None: with those of the call that are lacked.
     """
 
     def __init__(
-        self, backbone: PreTrainedModel, *, blocks: Sequence[nn.Module], depth: int, states: States, trailing: int = 0
+        self,
+        backbone: PreTrainedModel,
+        *,
+        blocks: Sequence[nn.Module],
+        depth: int,
+        states: States,
+        trailing: int = 0,
+        batch_of: Callable[[bytes], Rows | None] = lambda _: None,
     ) -> None:
         self.states = states
         self.computed = 0
@@ -68,9 +77,8 @@ class Trunk:
         self._prefix = list(blocks[:depth])
         self._tuners = [each for block in self._prefix for each in block.modules() if isinstance(each, BaseTunerLayer)]
         self._switches = self._adapters()
-        self._causal = backbone.can_generate()
-        self._trailing = trailing
-        self._longest = getattr(backbone.config.get_text_config(), "max_position_embeddings", None) or 0
+        self._read = reader(backbone, trailing=trailing)
+        self._batch_of = batch_of
         self._names = list(inspect.signature(self._stack.forward).parameters)
         self._beside: dict[int, tuple[None, ...] | None] = {}
         """What a block gives beside hidden states, by its number: nothing in a tuple, which the trial of
@@ -106,12 +114,9 @@ class Trunk:
         if rows is None:
             self.passed += 1
             return
-        unknown = self.states.missing(rows.keys)
-        if unknown:
-            self.states.put([rows.keys[place] for place in unknown], self._compute(call, rows, unknown))
-        elif len(self._beside) < len(self._prefix):
+        self._fetch(call, rows)
+        if len(self._beside) < len(self._prefix):
             self._compute(call, rows, [0])  # which shows what the blocks' outputs look like
-        self.computed += len(unknown)
         self.read += len(rows.keys)
         tokens_BL = call[_TOKENS]
         given_BLD = self.states.get(rows.keys, tokens_BL.shape[1])
@@ -128,7 +133,23 @@ class Trunk:
             return None
         if self._adapters() != self._switches:
             return None
-        return rows_of(call, causal=self._causal, trailing=self._trailing, longest=self._longest)
+        return self._read(call)
+
+    def _fetch(self, call: Mapping[str, Any], rows: Rows) -> None:
+        """Compute what the store lacks of the rows of a call."""
+        for key in [rows.keys[place] for place in self.states.missing(rows.keys)]:
+            if self.states.missing([key]) and (batch := self._batch_of(key)) is not None:
+                self._keep(call, batch, range(len(batch.keys)))
+        if unknown := self.states.missing(rows.keys):
+            self._keep(call, rows, unknown)
+
+    def _keep(self, call: Mapping[str, Any], rows: Rows, places: Sequence[int]) -> None:
+        """Compute some rows together, and put what the store lacks of them there."""
+        found = self._compute(call, rows, places)
+        keys = [rows.keys[place] for place in places]
+        unknown = self.states.missing(keys)
+        self.states.put([keys[number] for number in unknown], [found[number] for number in unknown])
+        self.computed += len(unknown)
 
     @torch.no_grad()
     def _compute(self, call: Mapping[str, Any], rows: Rows, places: Sequence[int]) -> list[Tensor]:
@@ -187,6 +208,16 @@ class _Reached(Exception):
     def __init__(self, hidden_BLD: Tensor) -> None:
         super().__init__()
         self.hidden_BLD = hidden_BLD
+
+
+def reader(backbone: PreTrainedModel, *, trailing: int) -> Callable[[Mapping[str, Any]], Rows | None]:
+    """`rows_of` for the calls of a backbone.
+
+    Args:
+        trailing: As `Trunk` is told.
+    """
+    longest = getattr(backbone.config.get_text_config(), "max_position_embeddings", None) or 0
+    return partial(rows_of, causal=backbone.can_generate(), trailing=trailing, longest=longest)
 
 
 def rows_of(inputs: Mapping[str, Any], *, causal: bool, trailing: int = 0, longest: int = 0) -> Rows | None:

@@ -206,9 +206,9 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, None, None]:
         (slope_NE,) = ctx.saved_tensors
-        return slope_NE * grad, None, None
+        return None if grad is None else slope_NE * grad, None, None
 
 
 def _lowest(logp: Tensor) -> float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Set
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -17,6 +17,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from workbench import files
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
+from workbench.optimizers import peak_rate
 from workbench.report import frozen
 from workbench.report.plots import palette, settings
 from workbench.schedules import factor, falls_from, moments
@@ -26,6 +27,9 @@ SUFFIXES = (".png", ".svg")
 """What can be written."""
 DOTS = 80
 """Most steps whose own learning rates are dots on the curve."""
+PERCENT = 100
+FINE = 10_000
+"""Parts of a run whose steps nobody knows, to find where something periodic happens."""
 
 
 def require_new(path: Path) -> None:
@@ -42,26 +46,48 @@ def require_new(path: Path) -> None:
     files.require_writable(path)
 
 
-def write(path: Path, config: RunConfig, *, steps: int, blocks: int | None = None) -> None:
+def write(path: Path, config: RunConfig, *, steps: int | None, blocks: int | None = None) -> None:
     """Draw the learning rate of a run, which layers train when, and when it evaluates and saves, to a new file.
 
     Args:
-        steps: Of the run.
+        steps: Of the run, if nothing ends it earlier; None where nobody knows. A run that a budget may end is drawn by
+            the share that is done, which is how its learning rate moves.
         blocks: Of the backbone, without which no freezing can be drawn.
     """
     require_new(path)
     colours, buffer = palette(), io.BytesIO()
     with matplotlib.rc_context({**settings(ink=colours["ink"], grid=colours["grid"]), "svg.hashsalt": "schedule"}):
-        figure = _draw(config, steps, colours, blocks=blocks)
+        figure = _draw(config, Span(steps if config.budget.unlimited else None), colours, blocks=blocks)
         # Without the date, so that the same schedule is the same file.
         metadata = {"Date": None} if path.suffix == ".svg" else {}
         figure.savefig(buffer, format=path.suffix[1:], dpi=200, metadata=metadata)
     files.write_bytes(path, buffer.getvalue())
 
 
-def _draw(config: RunConfig, steps: int, colours: dict[str, str], *, blocks: int | None = None) -> Figure:
+class Span(NamedTuple):
+    """The run from left to right: in steps, or in percent where nobody knows how many steps that are."""
+
+    steps: int | None
+
+    @property
+    def end(self) -> int:
+        """The right end of the picture."""
+        return PERCENT if self.steps is None else self.steps
+
+    def place(self, share: float) -> str:
+        """Where a share of the run is, in words."""
+        return f"at {_percent(share)} of the run" if self.steps is None else f"at step {_step(share * self.steps)}"
+
+    def moments(self, every: int | float | None) -> set[float]:
+        """Where something periodic happens; of what counts steps that nobody knows, only the last time."""
+        if self.steps is not None:
+            return {float(step) for step in moments(every, self.steps)}
+        return {PERCENT * step / FINE for step in moments(FINE if isinstance(every, int) else every, FINE)}
+
+
+def _draw(config: RunConfig, span: Span, colours: dict[str, str], *, blocks: int | None = None) -> Figure:
     policy = config.freeze
-    heights = {"curve": 1.0, "layers": _layers_height(policy, blocks), "strip": 0.17}
+    heights = {"curve": 1.0, "layers": _layers_height(policy, span, blocks), "strip": 0.17}
     heights = {name: height for name, height in heights.items() if height}
     layout = ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.1, hspace=0.02)
     inches = 4.4 / 1.17 * sum(heights.values()) + 0.6 * ("layers" in heights)  # its title
@@ -73,32 +99,39 @@ def _draw(config: RunConfig, steps: int, colours: dict[str, str], *, blocks: int
         axes.grid(visible=False, axis="x")
     curve = panels["curve"]
     curve.spines["bottom"].set_visible(False)
-    _draw_curve(curve, config, steps, colours)
-    _draw_phases(curve, config, steps, colours)
+    _draw_curve(curve, config, span, colours)
+    _draw_phases(curve, config, span, colours)
     if "layers" in panels:
-        _draw_layers(panels["layers"], config, steps, colours, blocks=blocks)
-    _draw_moments(panels["strip"], config, steps, colours)
-    curve.set_xlim(0, steps)
+        _draw_layers(panels["layers"], config, span, colours, blocks=blocks)
+    _draw_moments(panels["strip"], config, span, colours)
+    curve.set_xlim(0, span.end)
     curve.tick_params(bottom=False, labelbottom=False)
-    _title(curve, f"Learning rate: {config.schedule.name}", _told(config, steps), colours)
+    _title(curve, f"Learning rate: {config.schedule.name}", _told(config, span), colours)
     return figure
 
 
-def _layers_height(policy: FreezeConfig, blocks: int | None) -> float:
+def _layers_height(policy: FreezeConfig, span: Span, blocks: int | None) -> float:
     """Height of the panel of layers, in heights of the curve."""
     if policy.policy == "none":
         return 0
-    if blocks is None or frozen.told(policy, blocks):
+    if blocks is None or _unknown(policy, span, blocks):
         return 0.02
     return min(1.0, 0.3 + 0.03 * blocks)
 
 
-def _draw_layers(axes: Any, config: RunConfig, steps: int, colours: dict[str, str], *, blocks: int | None) -> None:
-    said = frozen.told(config.freeze, blocks)
+def _unknown(policy: FreezeConfig, span: Span, blocks: int | None) -> str | None:
+    """Why nobody knows which layers train when, in words; None where it can be drawn."""
+    if policy.thaws and span.steps is None:
+        return "changes with the number of steps, and a budget decides how many there are"
+    return frozen.told(policy, blocks)
+
+
+def _draw_layers(axes: Any, config: RunConfig, span: Span, colours: dict[str, str], *, blocks: int | None) -> None:
+    said = _unknown(config.freeze, span, blocks)
     if said is None:
         assert blocks is not None
-        found = frozen.rates(config.freeze, steps=steps, blocks=blocks, seed=config.seed)
-        frozen.draw(axes, found, steps=steps, colours=colours)
+        found = frozen.rates(config.freeze, steps=span.steps or FINE, blocks=blocks, seed=config.seed)
+        frozen.draw(axes, found, steps=span.end, colours=colours)
         said = f"{_percent(frozen.frozen_share(found))} of the layer-steps are frozen"
     else:
         axes.set_yticks([])
@@ -117,21 +150,23 @@ def _title(axes: Any, title: str, said: str, colours: dict[str, str]) -> None:
 _ABOVE = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
 
 
-def _draw_curve(axes: Any, config: RunConfig, steps: int, colours: dict[str, str]) -> None:
-    """The rate against the steps done, and as dots, at their middles, the rates of the steps themselves."""
-    schedule, peak = config.schedule, config.train.learning_rate
+def _draw_curve(axes: Any, config: RunConfig, span: Span, colours: dict[str, str]) -> None:
+    """The rate against what is done, and as dots, at their middles, the rates of the steps themselves."""
+    schedule, peak = config.schedule, peak_rate(config)
     # Its corners are among the points.
     progress = np.union1d(np.linspace(0, 1, 1001), [schedule.warmup, falls_from(schedule)])
     rates = [peak * factor(each, schedule) for each in progress]
-    axes.fill_between(progress * steps, rates, color=colours["series-0"], alpha=0.1, linewidth=0)
-    axes.plot(progress * steps, rates, color=colours["series-0"], linewidth=2, clip_on=False, zorder=3)
-    if steps <= DOTS:
-        middles = np.arange(steps) + 0.5
-        dots = [peak * factor(each / steps, schedule) for each in middles]
+    axes.fill_between(progress * span.end, rates, color=colours["series-0"], alpha=0.1, linewidth=0)
+    axes.plot(progress * span.end, rates, color=colours["series-0"], linewidth=2, clip_on=False, zorder=3)
+    if span.steps is not None and span.steps <= DOTS:
+        middles = np.arange(span.steps) + 0.5
+        dots = [peak * factor(each / span.steps, schedule) for each in middles]
         look = {"color": colours["series-0"], "markersize": 5, "markeredgecolor": colours["surface"], "zorder": 4}
         axes.plot(middles, dots, "o", **look)
     end = f"ends at\n{_rate(rates[-1], peak)}"
-    axes.annotate(end, (steps, rates[-1]), (8, 0), textcoords="offset points", va="center", color=colours["series-0"])
+    axes.annotate(
+        end, (span.end, rates[-1]), (8, 0), textcoords="offset points", va="center", color=colours["series-0"]
+    )
     if schedule.floor:
         axes.axhline(peak * schedule.floor, color=colours["soft"], linewidth=0.8, linestyle=(0, (1, 3)))
     axes.set_ylim(0, 1.2 * peak)
@@ -139,58 +174,65 @@ def _draw_curve(axes: Any, config: RunConfig, steps: int, colours: dict[str, str
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _rate(value, peak)))
 
 
-def _draw_phases(axes: Any, config: RunConfig, steps: int, colours: dict[str, str]) -> None:
-    """Tints of the warm-up and of the decay, and the steps at which one ends and the other begins."""
+def _draw_phases(axes: Any, config: RunConfig, span: Span, colours: dict[str, str]) -> None:
+    """Tints of the warm-up and of the decay, and where one ends and the other begins."""
     rises, falls = config.schedule.warmup, falls_from(config.schedule)
     if rises > 0:
-        axes.axvspan(0, rises * steps, color=colours["series-1"], alpha=0.07, linewidth=0)
+        axes.axvspan(0, rises * span.end, color=colours["series-1"], alpha=0.07, linewidth=0)
     if falls < 1:
-        axes.axvspan(falls * steps, steps, color=colours["series-2"], alpha=0.07, linewidth=0)
+        axes.axvspan(falls * span.end, span.end, color=colours["series-2"], alpha=0.07, linewidth=0)
     if 0 < rises == falls:
-        label = f"warm-up ends and decay begins at step {_step(rises * steps)}"
-        _draw_edge(axes, rises, steps, label, colours["soft"], height=0.92)
+        _draw_edge(axes, rises, span, "warm-up ends and decay begins", colours["soft"], height=0.92)
         return
     if rises > 0:
-        label = f"warm-up ends at step {_step(rises * steps)}"
-        _draw_edge(axes, rises, steps, label, colours["series-1"], height=0.96)
+        _draw_edge(axes, rises, span, "warm-up ends", colours["series-1"], height=0.96)
     if 0 < falls < 1:
-        label = f"decay begins at step {_step(falls * steps)}"
-        _draw_edge(axes, falls, steps, label, colours["series-2"], height=0.89)
+        _draw_edge(axes, falls, span, "decay begins", colours["series-2"], height=0.89)
 
 
-def _draw_edge(axes: Any, at: float, steps: int, label: str, colour: str, *, height: float) -> None:
+def _draw_edge(axes: Any, at: float, span: Span, what: str, colour: str, *, height: float) -> None:
     """A dashed line at a share of the run, and what it is, on the side where there is room."""
-    axes.axvline(at * steps, ymax=height + 0.03, color=colour, linewidth=1, linestyle=(0, (4, 3)))
+    axes.axvline(at * span.end, ymax=height + 0.03, color=colour, linewidth=1, linestyle=(0, (4, 3)))
     offset, side = ((6, 0), "left") if at < 0.6 else ((-6, 0), "right")
     place = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points", "ha": side, "va": "center"}
-    axes.annotate(label, (at * steps, height), offset, color=colour, **place)
+    axes.annotate(f"{what} {span.place(at)}", (at * span.end, height), offset, color=colour, **place)
 
 
-def _draw_moments(axes: Any, config: RunConfig, steps: int, colours: dict[str, str]) -> None:
+def _draw_moments(axes: Any, config: RunConfig, span: Span, colours: dict[str, str]) -> None:
     """A row of ticks for the evaluations, and one for the checkpoints."""
-    saves = moments(config.save.every, steps) | {steps}
-    _draw_row(axes, 1, moments(config.evaluate.every, steps), colours["series-3"])
-    _draw_row(axes, 0, saves, colours["series-5"])
-    if config.evaluate.every is None:
-        beside = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "va": "center"}
-        look = {"color": colours["series-3"], "backgroundcolor": colours["surface"]}
-        axes.annotate("only before and after training", (0, 1), (10, 0), **beside, **look)
+    _draw_row(axes, 1, span.moments(config.evaluate.every), colours["series-3"])
+    _draw_row(axes, 0, span.moments(config.save.every) | {float(span.end)}, colours["series-5"])
+    beside = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "va": "center"}
+    for row, every, colour in ((1, config.evaluate.every, "series-3"), (0, config.save.every, "series-5")):
+        said = "only before and after training" if row == 1 and every is None else None
+        if span.steps is None and isinstance(every, int):
+            said = f"every {every:,} steps, and at the end"
+        if said is not None:
+            axes.annotate(said, (0, row), (10, 0), **beside, color=colours[colour], backgroundcolor=colours["surface"])
     axes.set_ylim(-0.6, 1.6)
     axes.set_yticks([0, 1], ["save", "evaluate"])
-    axes.set_xlabel("steps done; a dot is the learning rate of one step" if steps <= DOTS else "steps done")
+    axes.set_xlabel(_unit(span))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
-def _draw_row(axes: Any, row: int, at: Set[int], colour: str) -> None:
+def _unit(span: Span) -> str:
+    """What the numbers under the picture count."""
+    if span.steps is None:
+        return "percent of the run, whose budget decides how many steps that are"
+    return "steps done; a dot is the learning rate of one step" if span.steps <= DOTS else "steps done"
+
+
+def _draw_row(axes: Any, row: int, at: Collection[float], colour: str) -> None:
     # Ticks that would melt into a bar become hairlines.
     width = min(2.0, max(0.3, 300 / max(1, len(at))))
     axes.vlines(sorted(at), row - 0.32, row + 0.32, color=colour, linewidth=width, clip_on=False)
 
 
-def _told(config: RunConfig, steps: int) -> str:
-    schedule, peak = config.schedule, config.train.learning_rate
-    said = [f"{steps:,} steps", f"peak {_rate(peak, peak)}"]
+def _told(config: RunConfig, span: Span) -> str:
+    schedule, peak = config.schedule, peak_rate(config)
+    said = ["until the budget is used up" if span.steps is None else f"{span.steps:,} steps"]
+    said += [f"peak {_rate(peak, peak)}"]
     said += [f"warm-up in {_percent(schedule.warmup)} of the run"] if schedule.warmup else []
     said += [f"from {_percent(schedule.start)} of the peak"] if schedule.start else []
     said += [f"{schedule.decay_shape} decay in {_percent(schedule.decay)}"] if schedule.name == "wsd" else []

@@ -215,6 +215,13 @@ def as_plain_run(config: RunConfig) -> RunConfig:
     if config.model.id == TEACHER and section.teacher.id is None:
         mistakes.append(("model.id", "`teacher` asks for the weights of distill.teacher.id, which is not there."))
     values = {**config.model_dump(mode="json"), "recipe": section.of, "distill": {}}
+    if section.match or section.on_policy.share:
+        what = (
+            "distill.match looks into blocks that would not run" if section.match else "distill.on_policy changes rows"
+        )
+        if config.freeze.cache in ("memory", "disk"):
+            mistakes.append(("freeze.cache", f"{what}. Write freeze.cache=off, or leave it out."))
+        values["freeze"]["cache"] = "off"
     try:
         found = type(config).model_validate(values)
     except ValidationError as error:

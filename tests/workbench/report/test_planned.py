@@ -50,7 +50,7 @@ def _texts(path: Path) -> list[str]:
 
 def test_what_is_drawn_is_what_a_run_does(recipe: Path, tmp_path: Path) -> None:
     config = load(recipe)
-    curve, strip = planned._draw(config, 10, palette()).axes
+    curve, strip = planned._draw(config, planned.Span(10), palette()).axes
     x, y = curve.lines[1].get_data()
     drawn = [{int(at) for at, _ in np.concatenate(row.get_segments())} for row in strip.collections]
     run = workbench.run(recipe, out=tmp_path / "run", quiet=True)
@@ -117,7 +117,7 @@ def test_layers_are_drawn_under_the_learning_rate(policy: str, steps: int, tmp_p
     texts = _texts(first)
     assert {f"Freezing: {policy}", "embeddings", "block 1", "block 2", "block 3", "head", "frozen"} <= set(texts)
     assert any(text.endswith("of the layer-steps are frozen") for text in texts)
-    curve, layers, strip = planned._draw(config, steps, palette(), blocks=3).axes
+    curve, layers, strip = planned._draw(config, planned.Span(steps), palette(), blocks=3).axes
     assert curve.get_xlim() == layers.get_xlim() == strip.get_xlim() == (0, steps)
     assert tuple(layers.images[0].get_extent()) == (0, steps, -0.5, 4.5)
 

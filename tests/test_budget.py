@@ -1,0 +1,101 @@
+"""A run that was told how long it may take ends then, scored and with its schedule at its end, on a loaded machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WINDOW = 0.03
+BURN = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end: sum(range(10_000))"
+
+
+def command(out: Path, limit: float, *words: str) -> list[str]:
+    overrides = [f"budget.time={limit:g}", "train.epochs=null", *words]
+    return [sys.executable, "-m", "workbench.cli", "run", "sft/quickstart", *overrides, "--out", str(out)]
+
+
+@contextmanager
+def load(*, after: float, seconds: float) -> Iterator[None]:
+    """Other processes use every core for some of the time."""
+    cores = len(os.sched_getaffinity(0))
+    code = f"import time\ntime.sleep({after})\n" + BURN.format(seconds=seconds)
+    burning = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(cores)]
+    try:
+        yield
+    finally:
+        for process in burning:
+            process.kill()
+            process.wait()
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    path = out / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def require_finished(out: Path) -> None:
+    """Saved, scored, told, and at the end of its schedule."""
+    assert json.loads((out / "manifest.json").read_text())["status"] == "done"
+    assert (out / "adapter" / "adapter_model.safetensors").exists()
+    scores = json.loads((out / "scores.json").read_text())
+    assert scores["after"]["loss"] < scores["before"]["loss"]
+    assert (out / "report.html").exists()
+    rates = [line["learning_rate"] for line in lines(out)]
+    assert rates[-1] < 0.1 * max(rates)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [90.0])
+def test_ends_in_time_while_others_use_the_cores(tmp_path: Path, limit: float) -> None:
+    began = time.monotonic()
+    with load(after=0.3 * limit, seconds=0.2 * limit):
+        done = subprocess.run(command(tmp_path / "run", limit), capture_output=True, text=True, timeout=2 * limit)
+    took = time.monotonic() - began
+    assert done.returncode == 0, done.stderr
+    assert (1 - WINDOW) * limit <= took <= limit
+    require_finished(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_with_what_is_left(tmp_path: Path) -> None:
+    limit, out = 90.0, tmp_path / "run"
+    began = time.monotonic()
+    first = subprocess.Popen(command(out, limit, "save.every=3"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while len(lines(out)) < 8 and first.poll() is None:
+        time.sleep(0.05)
+    assert first.poll() is None
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    spent = time.monotonic() - began
+    told = json.loads((out / "clock.json").read_text())["spent_s"]
+    assert spent - 2 < told <= spent + 0.1
+
+    began = time.monotonic()
+    words = [*command(out, limit, "save.every=3"), "--resume"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=2 * limit)
+    took = spent + time.monotonic() - began
+    assert done.returncode == 0, done.stderr
+    assert (1 - WINDOW) * limit <= took <= limit
+    require_finished(out)
+    again = subprocess.run(words, capture_output=True, text=True, timeout=2 * limit)
+    assert again.returncode == 2
+    assert "its time is over" in again.stderr
+
+
+@pytest.mark.slow
+def test_a_budget_that_is_too_small_says_what_to_write(tmp_path: Path) -> None:
+    done = subprocess.run(command(tmp_path / "run", 12.0), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "budget.time=" in done.stderr
+    assert not lines(tmp_path / "run")
+    assert not (tmp_path / "run" / "adapter").exists()
