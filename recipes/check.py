@@ -71,8 +71,7 @@ def _blocks(found: Found) -> int | None:
     config = found.config
     if config.freeze.policy == "none":
         return None
-    text = isinstance(found, Inspection)
-    task = tasks.of(config) if text else classifier.task(found.data.labels, seed=config.seed)
+    task = tasks.of(config) if isinstance(found, Inspection) else classifier.task(found.data.labels, seed=config.seed)
     return len(stack(backbones.skeleton(config.model, task=task)))
 
 

@@ -66,7 +66,13 @@ def _floor(module: str) -> int:
     """How high a module stands; imports go down or stay."""
     tops = {"workbench.cli": 5, "workbench.show": 4, "workbench.recipes": 3}
     bottoms = {"workbench.schema": 0, "workbench.errors": 0, "workbench.plugins": 0, "workbench.files": 0}
-    middle = {"workbench.adapters": 1, "workbench.config": 1, "workbench.consistency": 1, "workbench.sections": 1}
+    middle = {
+        "workbench.adapters": 1,
+        "workbench.config": 1,
+        "workbench.consistency": 1,
+        "workbench.policies": 1,
+        "workbench.sections": 1,
+    }
     for name, floor in {**tops, **middle, **bottoms}.items():
         if module == name or module.startswith(name + "."):
             return floor

@@ -42,13 +42,24 @@ def start(config: BudgetConfig, file: Path, *, began: float) -> Timer | None:
     return Timer(min(limits), began=began, spent_s=spent, state=state, larger=lambda seconds: _larger(config, seconds))
 
 
-def plan(config: RunConfig, *, held_out: int, test: int) -> Plan:
-    """What a run of one training does besides its steps; of its sets in tokens."""
-    sets = 1 + test / held_out
-    after = {"checkpoint": 2.0, "load": 1.0, "scoring": sets, "answers": 1.0 + (test > 0), "report": 2 + LEAVING}
-    if config.evaluate.every is not None:
-        after["evaluation"] = 1.0
-    pauses = [Pause("evaluation", config.evaluate.every), Pause("checkpoint", config.save.every)]
+def plan(config: RunConfig, *, held_out: int, test: int, peers: int = 1) -> Plan:
+    """What a run does besides training steps.
+
+    Args:
+        held_out: Tokens of the held-out rows.
+        test: Tokens of the test rows.
+        peers: Models that train together, the best of which is shipped.
+    """
+    evaluations = peers * (1.0 if config.average.method == "none" else 2.0)
+    after = {
+        "evaluation": (0.0 if config.evaluate.every is None else evaluations) + (peers if peers > 1 else 0),
+        "checkpoint": 2.0,
+        "load": 1.0,
+        "scoring": 1 + test / held_out,
+        "answers": 1.0 + (test > 0),
+        "report": 2 + LEAVING,
+    }
+    pauses = [Pause("evaluation", config.evaluate.every, evaluations), Pause("checkpoint", config.save.every)]
     return Plan(after, pauses, tokens=held_out)
 
 

@@ -15,9 +15,12 @@ from pydantic import (
     model_validator,
 )
 
-from workbench import consistency, plugins
+from workbench import (
+    consistency,
+    plugins,
+    policies,  # noqa: F401 - makes freeze.policy known
+)
 from workbench.adapters import Lora, Method
-from workbench.freezing import policies  # noqa: F401 - makes freeze.policy known
 from workbench.schema import Section, override, parse, read_yaml
 from workbench.sections.averaging import AverageConfig
 from workbench.sections.budgeting import BudgetConfig

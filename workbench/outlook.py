@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from workbench import optimizers
 from workbench.config import RunConfig
-from workbench.freezing.policies import Egeria
+from workbench.policies import Egeria
 from workbench.report import frozen, units
 from workbench.sections.freezing import FreezeConfig, Moment
 

@@ -19,6 +19,12 @@ SPARE, MOST_SPARE = 0.015, 10.0
 """Share of the limit, and seconds, by which a run aims to end before it."""
 MARGIN = 1.2
 """What is kept for after training, as a multiple of what that is expected to take."""
+LATELY = 3.0
+"""How long the past is that tells how fast the machine will be after training, as a multiple of how long that takes.
+
+A shorter one ends a run early where others use the machine for a while; a longer one finds out late that they came to
+stay, and cuts answers.
+"""
 ALIKE = {"evaluation": "scoring", "scoring": "evaluation"}
 """What takes about as long as something else."""
 LEAVING = 0.5
@@ -91,6 +97,8 @@ class Timer:
         """When the run would have begun, had nothing interrupted it; by the clock."""
         self.ended = False
         """Whether it was the clock that ended training."""
+        self.steady = True
+        """Whether steps and evaluations tell how fast the machine is: they are the same work in all of the run."""
         self._clock = clock
         self._target = limit_s - min(SPARE * limit_s, MOST_SPARE)
         self._larger = larger
@@ -108,7 +116,7 @@ class Timer:
         self._done = 0.0
         """Share of the run that was done then."""
         self._horizon = 0.0
-        """The machine is expected to be as fast as it was for as long as what comes after training takes."""
+        """The machine is expected to be as fast as it was in so many seconds before."""
 
     @property
     def spent(self) -> float:
@@ -198,7 +206,8 @@ class Timer:
             return units * found.seconds  # no step since then says that anything has changed
         now = self._pace.slowness(self.spent, lately=self._horizon)
         then = found.slowness or self._pace.slowness(found.at)
-        expected = found.seconds * (now / then if now and then else 1.0)
+        slower = now / then if now and then else 1.0
+        expected = found.seconds * (slower if self.steady else max(slower, 1.0))
         if name == "scoring" and "evaluation" in self._measured:
             # Of the same rows, and without what makes training fast.
             expected = max(expected, self.seconds("evaluation"))
@@ -234,7 +243,7 @@ class Timer:
         chosen = {name: units for name, units in plan.after.items() if optional or name not in plan.optional}
         found = sum(self.seconds(name, units) for name, units in chosen.items())
         if optional:
-            self._horizon = found
+            self._horizon = LATELY * found
         return found
 
     def _rest(self, at: float) -> float:

@@ -6,7 +6,8 @@
 
 cached  a student on labels, and the same student on labels and a cached teacher; the cache is made before, apart
 live    forward KL from a teacher in memory, with this workbench and with TRL's GKDTrainer
-shared  a student on labels, and the same student taught by its own backbone, of which there is one copy in memory
+shared  a student on labels, and the same student taught by its own backbone, of which there is one copy in memory; on
+        a CPU also the bytes of tensors that were alive at once, which the resident memory of a process blurs
 
 Random Llamas of one vocabulary, GSM8K as prompt and completion, LoRA of rank 16 on all linear layers of the student,
 8 examples a step. Every run is a process of its own, both sides in turn; both must see the same number of tokens, and
@@ -119,8 +120,32 @@ def _shared(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     results = measuring.in_turn(sides, folder, arguments)
     ratios = measuring.ratios(results)
     print(measuring.summary(ratios, results))
-    print(f"Target: at most {TARGETS['shared']} times the peak memory, beside what the teacher's own pass needs.")
-    return {"runs": results, "ratios": ratios}
+    print(f"Target: at most {TARGETS['shared']} times the memory, beside what the teacher's own pass needs.")
+    facts: dict[str, Any] = {"runs": results, "ratios": ratios}
+    if arguments.device == "cpu":  # what torch had allocated on a GPU is exact already
+        facts["live"] = {name: _live_bytes(folder / f"{name}.yaml", arguments) for name in sides}
+        print(_live_summary(**facts["live"]))
+    return facts
+
+
+def _live_bytes(recipe: Path, arguments: argparse.Namespace) -> dict[str, int]:
+    """What live_run.py finds of one run."""
+    out = recipe.with_suffix(".live")
+    command = [sys.executable, str(gsm8k.HERE / "live_run.py"), str(recipe), str(out), *arguments.ours]
+    measuring.run(command, out.with_suffix(".log"), arguments.device)
+    found: dict[str, int] = json.loads((out / "live.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _live_summary(*, shared: dict[str, int], alone: dict[str, int]) -> str:
+    """One side through the other in bytes of live tensors, with the teacher's pass beside the student alone."""
+    taught, heard, plain = shared["peak"], shared["teacher_pass"], alone["peak"]
+    return (
+        f"Tensors alive at once, beside {alone['weights'] / 1e6:.1f} MB of frozen weights: alone {plain / 1e6:.1f} MB, "
+        f"shared {taught / 1e6:.1f} MB, {taught / plain:.3f} times as much.\n"
+        f"The teacher's own pass holds {heard / 1e6:.1f} MB; through alone and that pass: "
+        f"{taught / (plain + heard):.3f} (target at most {TARGETS['shared']})."
+    )
 
 
 def _write_recipe(

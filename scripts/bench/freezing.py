@@ -23,7 +23,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -37,6 +37,8 @@ from standing import markdown
 
 OURS, FROZEN, CACHED, PEER, PEER_FROZEN = ARMS = ("ours", "ours, frozen", "ours, cached", "Trainer", "Trainer, frozen")
 LORA = {"method": "lora", "rank": 16, "alpha": 32, "targets": "all-linear"}
+Faster = Mapping[str, Mapping[str, Ratio]]
+"""How many times faster each arm's step is than that of those that it is compared with."""
 TARGETS = {"lora": {FROZEN: 1.25, CACHED: 1.85}, "full": {FROZEN: 1.4, CACHED: 1.9}}
 """How many times faster than unfrozen, with half of the layers frozen."""
 
@@ -59,12 +61,14 @@ class Result:
     arm: str
     step_s: float
     """Of a warm step."""
+    step_cpu_s: float
+    """The same of processor time; on a busy machine it says more than the wall."""
     first_s: float
     """Of a step of the first pass, in which a cache fills."""
     wall_s: float
     """Of the whole process."""
     cpu_s: float
-    """Processor time of the same; on a busy machine it says more than the wall."""
+    """Processor time of the same."""
     peak_bytes: int
     """Most memory until the last step."""
     optimizer_bytes: int
@@ -89,7 +93,10 @@ def main() -> None:
                     results.append(_run(method, arm, setting, arguments))
                     print(_line(results[-1]), flush=True)
                     _require_same_work(results)
-    faster = {method: _faster(results, method) for method in arguments.only or TARGETS}
+    faster = {
+        method: {field: _faster(results, method, field) for field in ("step_s", "step_cpu_s")}
+        for method in arguments.only or TARGETS
+    }
     for method, ratios in faster.items():
         print("", _table(results, method, ratios, setting), sep="\n")
     print(*_notes(arguments), sep="\n")
@@ -107,8 +114,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--ours", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of `workbench run`")
     arguments = parser.parse_args()
     known = gsm8k.epoch() * gsm8k.BATCH
-    if arguments.rows % gsm8k.BATCH or not 0 < arguments.rows <= known:
-        parser.error(f"--rows {arguments.rows}: write a multiple of {gsm8k.BATCH}, {known} or less.")
+    if arguments.rows % gsm8k.BATCH or not 2 * gsm8k.BATCH <= arguments.rows <= known:
+        parser.error(f"--rows {arguments.rows}: write a multiple of {gsm8k.BATCH}, from {2 * gsm8k.BATCH} to {known}.")
     if arguments.steps % _per_pass(arguments) or arguments.steps < 2 * _per_pass(arguments):
         parser.error(f"--steps {arguments.steps}: write a multiple of {_per_pass(arguments)}, two passes or more.")
     return arguments
@@ -149,9 +156,12 @@ def _ours(method: str, arm: str, setting: Setting, out: Path, arguments: argpars
         sections["freeze"] = {"policy": "static", "layers": setting.frozen, "cache": cache}
     recipe = setting.folder / "ours.yaml"
     gsm8k.write_recipe(recipe, arguments.steps, sections)
-    usage = measuring.run(gsm8k.our_command(recipe, arguments, out), out.with_suffix(".log"), arguments.device)
+    command = [sys.executable, str(gsm8k.HERE / "our_steps.py"), str(recipe), str(out), *arguments.ours]
+    log = out.with_suffix(".log")
+    usage = measuring.run(command, log, arguments.device)
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     said = {
+        **_said(log),
         "elapsed_s": [step["elapsed_s"] for step in steps],
         "losses": [step["loss"] for step in steps],
         "tokens": sum(step["tokens"] for step in steps),
@@ -181,8 +191,12 @@ def _theirs(method: str, arm: str, setting: Setting, out: Path, arguments: argpa
     command += [word for key, value in settings.items() for word in (f"--{key}", str(value))]
     log = out.with_suffix(".log")
     usage = measuring.run(command, log, arguments.device)
-    said = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
-    return _result(method, arm, said, usage, arguments)
+    return _result(method, arm, _said(log), usage, arguments)
+
+
+def _said(log: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
+    return found
 
 
 def _has_units(arguments: argparse.Namespace) -> bool:
@@ -191,13 +205,13 @@ def _has_units(arguments: argparse.Namespace) -> bool:
 
 def _result(method: str, arm: str, said: dict[str, Any], usage: Usage, arguments: argparse.Namespace) -> Result:
     per_pass, losses = _per_pass(arguments), said["losses"]
-    ends = [0.0, *said["elapsed_s"]][::per_pass]
-    passes = [(end - start) / per_pass for start, end in pairwise(ends)]
+    wall, cpu = (_steps(said[key], per_pass) for key in ("elapsed_s", "processor_s"))
     return Result(
         method=method,
         arm=arm,
-        step_s=median(passes[1:]),
-        first_s=passes[0],
+        step_s=median(wall[1:]),
+        step_cpu_s=median(cpu[1:]),
+        first_s=wall[0],
         wall_s=usage.wall_s,
         cpu_s=usage.cpu_s,
         peak_bytes=said["peak_bytes"],
@@ -208,15 +222,22 @@ def _result(method: str, arm: str, said: dict[str, Any], usage: Usage, arguments
     )
 
 
+def _steps(ends: Sequence[float], per_pass: int) -> list[float]:
+    """Seconds of a step, of each pass; of the first pass without its first step, in which a process warms up."""
+    marks = [ends[0], *ends[per_pass - 1 :: per_pass]]
+    counts = [per_pass - 1, *[per_pass] * (len(marks) - 2)]
+    return [(end - start) / count for (start, end), count in zip(pairwise(marks), counts, strict=True)]
+
+
 def _require_same_work(results: Sequence[Result]) -> None:
     counts = {each.arm: each.tokens for each in results}
     if len(set(counts.values())) > 1:
         sys.exit(f"not the same work, so no ratio (tokens): {counts}")
 
 
-def _faster(results: Sequence[Result], method: str) -> dict[str, dict[str, Ratio]]:
-    """How many times faster each arm's step is than that of those that it is compared with."""
-    seconds = {arm: [each.step_s for each in results if (each.method, each.arm) == (method, arm)] for arm in ARMS}
+def _faster(results: Sequence[Result], method: str, field: str) -> Faster:
+    own = [each for each in results if each.method == method]
+    seconds = {arm: [getattr(each, field) for each in own if each.arm == arm] for arm in ARMS}
     return {
         arm: {other: measuring.ratio(seconds[other], seconds[arm]) for other in (OURS, PEER, PEER_FROZEN)}
         for arm in ARMS
@@ -225,20 +246,24 @@ def _faster(results: Sequence[Result], method: str) -> dict[str, dict[str, Ratio
 
 def _line(result: Result) -> str:
     return (
-        f"{result.method:5} {result.arm:16} {result.step_s:7.3f} s a step, {result.first_s:7.3f} in the first pass; "
-        f"whole process {result.wall_s:6.1f} s ({result.cpu_s:6.1f} of processor), {result.peak_bytes / 1e9:5.2f} GB"
+        f"{result.method:5} {result.arm:16} {result.step_s:7.3f} s a step ({result.step_cpu_s:7.3f} of processor, "
+        f"{result.first_s:7.3f} in the first pass); whole process {result.wall_s:6.1f} s, {result.cpu_s:6.1f} of "
+        f"processor, {result.peak_bytes / 1e9:5.2f} GB"
     )
 
 
-def _table(results: Sequence[Result], method: str, faster: dict[str, dict[str, Ratio]], setting: Setting) -> str:
+def _table(results: Sequence[Result], method: str, faster: Mapping[str, Faster], setting: Setting) -> str:
     own = {arm: [each for each in results if (each.method, each.arm) == (method, arm)] for arm in ARMS}
-    head = f"{method}, {setting.frozen} of {setting.blocks} blocks frozen"
-    times = (f"times faster than {other}" for other in (OURS, PEER, PEER_FROZEN))
-    rows: list[list[object]] = [[head, "s a step", *times, "target", "trainable M", "optimizer MB", "peak GB", "loss"]]
+    wall, cpu = faster["step_s"], faster["step_cpu_s"]
+    head = [f"{method}, {setting.frozen} of {setting.blocks} blocks frozen", "s a step"]
+    head += [*(f"times faster than {other}" for other in (OURS, PEER, PEER_FROZEN)), "target"]
+    head += ["processor s a step", f"times less than {OURS}", "trainable M", "optimizer MB", "peak GB", "loss"]
+    rows: list[list[object]] = [list(head)]
     for arm, runs in own.items():
         unfrozen = own[PEER if arm in (PEER, PEER_FROZEN) else OURS][0]
-        cells: list[object] = [arm, f"{median(run.step_s for run in runs):.3f}", *map(_rounds, faster[arm].values())]
+        cells: list[object] = [arm, f"{median(run.step_s for run in runs):.3f}", *map(_rounds, wall[arm].values())]
         cells.append(TARGETS[method].get(arm, ""))
+        cells += [f"{median(run.step_cpu_s for run in runs):.3f}", _rounds(cpu[arm][OURS])]
         cells.append(f"{runs[0].trainable / 1e6:.2f}{_fall(runs[0].trainable, unfrozen.trainable)}")
         cells.append(f"{runs[0].optimizer_bytes / 1e6:.1f}{_fall(runs[0].optimizer_bytes, unfrozen.optimizer_bytes)}")
         cells += [f"{median(run.peak_bytes for run in runs) / 1e9:.2f}", f"{runs[-1].loss:.4f}"]

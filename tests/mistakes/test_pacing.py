@@ -14,6 +14,7 @@ from tests.mistakes.test_folds import ROWS as LABELLED
 Table = dict[str, tuple[str, str, str]]
 """By its name: overrides of my.yaml, or a recipe with overrides; the place and the cure that a message must name."""
 
+TEACHER = "recipe=distill distill.teacher.id=stories"
 FREEZING: Table = {
     "policy": ("freeze.policy=lysa", "freeze.policy: unknown policy 'lysa'.", "Did you mean `lisa`?"),
     "policy that is none": ("freeze.policy=7", "freeze.policy: unknown policy 7.", "Known: autofreeze, egeria,"),
@@ -101,6 +102,26 @@ FREEZING: Table = {
         "freeze.cache=memory keeps what frozen blocks give, and with model.dropout",
         "Write model.dropout=false, or freeze.cache=off",
     ),
+    "cache of rows that a student writes": (
+        f"{TEACHER} freeze.policy=static freeze.cache=disk distill.on_policy.share=0.5",
+        "freeze.cache: distill.on_policy changes rows",
+        "Write freeze.cache=off",
+    ),
+    "cache of blocks that are looked into": (
+        f"{TEACHER} freeze.policy=static freeze.cache=memory 'distill.match=[{{what: hidden_mse, layers: last}}]'",
+        "freeze.cache: distill.match looks into blocks",
+        "Write freeze.cache=off",
+    ),
+    "all layers of a student": (
+        f"{TEACHER} freeze.policy=static freeze.layers=3 distill.student.layers=first-3",
+        "freezes all 3 blocks",
+        "Write freeze.layers=1",
+    ),
+    "layers of peers": (
+        "recipe=distill distill.peers=2 freeze.policy=lisa",
+        "distill.peers: freeze.policy: the members of a bank would freeze different layers",
+        "leave that out",
+    ),
     "cache of hidden tokens": (
         "recipe=mlm freeze.policy=static freeze.cache=disk",
         "recipe=mlm hides other tokens in each epoch",
@@ -111,7 +132,7 @@ FREEZING: Table = {
 BUDGETS: Table = {
     "time": ("budget.time=90x", "budget.time: '90x' is no time", "Write 90m, 1h30m, 45s"),
     "number of a time": ("budget.time=1.2.3h", "budget.time: '1.2.3h' is no time", "Write 90m"),
-    "time that is none": ("budget.time=true", "budget.time: 'True' is no time", "or a number of seconds"),
+    "time that is none": ("budget.time=true", "budget.time: True is no time", "or a number of seconds"),
     "negative time": ("budget.time=-5m", "budget.time: '-5m' is no time", "Write 90m"),
     "no time": ("budget.time=0s", "budget.time", "greater than 0 or 'slurm'"),
     "no section": ("budget=90m", "budget: expected keys of its own", "such as budget.time"),

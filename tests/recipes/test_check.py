@@ -145,3 +145,46 @@ def test_rows_that_were_left_out_are_told(inspect: Inspect, questions: Path) -> 
     _refused(inspect, DataError, "questions.jsonl, row 121", "`answer` is empty")
     found = inspect(data={"on_bad_row": "skip"})
     assert len(found.notes) == 1 and "row 121" in found.notes[0] and found.notes[0].startswith("Left out: ")
+
+
+@pytest.mark.parametrize("freeze", [{}, {"policy": "lisa"}])
+def test_blocks_are_counted_where_layers_freeze(inspect: Inspect, freeze: dict[str, Any]) -> None:
+    assert inspect(freeze=freeze).blocks == (5 if freeze else None)
+
+
+def test_blocks_of_a_student_that_is_to_be_made_and_of_a_sweep_are_counted(inspect: Inspect, stories: str) -> None:
+    freeze, evaluate = {"policy": "static"}, {"every": 0.5}
+    distill = {"teacher": {"id": stories}, "student": {"layers": "first-3"}}
+    assert inspect(recipe="distill", distill=distill, freeze=freeze).blocks == 3
+    assert inspect(recipe="sweep", sweep={"over": {"seed": [0, 1]}}, freeze=freeze, evaluate=evaluate).blocks == 5
+
+
+@pytest.mark.parametrize(
+    "own", [{"recipe": "classify"}, {"recipe": "crossval", "duplicates": {"on_duplicate": "ignore"}}]
+)
+def test_blocks_of_a_classifier_are_counted(own: dict[str, Any], stories: str, tmp_path: Path) -> None:
+    rows = [{"text": f"The {name} said {n}.", "label": name} for n in range(20) for name in ("cat", "dog")]
+    sections = {"model": {"id": stories}, "data": {"train": _write(tmp_path / "rows.jsonl", rows)}}
+    found = check(RunConfig.model_validate({**own, **sections, "freeze": {"policy": "gradual"}}))
+    assert found.blocks == 5
+
+
+def test_a_run_that_only_a_budget_ends_has_no_number_of_steps(inspect: Inspect) -> None:
+    assert inspect(budget={"tokens": 50_000}).steps is None
+    assert inspect(budget={"tokens": 50_000}, train={"epochs": 2}).steps == 28
+
+
+def test_a_budget_that_the_first_step_uses_up_is_refused(inspect: Inspect) -> None:
+    step = round(8 * float(inspect().data.train.lengths.mean()))
+    _refused(inspect, ConfigError, f"budget.tokens={step - 1}", f"about {step} tokens", budget={"tokens": step - 1})
+    assert inspect(budget={"tokens": step}).steps is None
+
+
+def test_muon_is_refused_where_only_vectors_train(inspect: Inspect) -> None:
+    muon = {"name": "muon"}
+    for method in ("ia3", "layernorm", "prompt"):
+        _refused(inspect, ConfigError, "optimizer.name=muon", method, adapter={"method": method}, optimizer=muon)
+    for method in ("lora", "full", "last-layers"):
+        inspect(adapter={"method": method}, optimizer=muon)
+    head = {"policy": "static", "layers": 5}
+    _refused(inspect, ConfigError, "optimizer.name=muon", adapter={"method": "full"}, optimizer=muon, freeze=head)

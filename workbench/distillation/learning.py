@@ -20,8 +20,14 @@ from workbench.objectives.chunked import Criterion
 from workbench.objectives.next_token import cross_entropy
 from workbench.sections.distilling import DistillConfig, at
 
-ARRAYS = 2
-"""Labels, divergence and their gradients hold so many times the numbers at once that cross-entropy alone holds."""
+ARRAYS, CPU_ARRAYS = 1, 4
+"""By these, the numbers of a position count more than in the cross-entropy of its labels alone: chunks are smaller.
+
+Forward KL holds 5.3 arrays of a chunk at once, where cross-entropy holds 3. As a chunk is over the teacher's vocabulary
+too, and so half as long, its peak is below that of cross-entropy. On a CPU chunks of a few megabytes are faster, and
+the process gives their memory back. LoRA of a 109 M Llama with 32,000 words, taught by its own backbone: 1.58 GB in the
+process at 4, 1.81 at 2, 1.90 at 1, and 23.6, 25.1, 28.0 s of processor time; 1.66 GB and 24.9 s on labels alone.
+"""
 
 
 def taught_loss(
@@ -45,12 +51,13 @@ def taught_loss(
             said = teacher.signal(batch, config, temperature=at(config.temperature, progress()))
         with matching.student() if matching else nullcontext():
             hidden_BLD = head.hidden(model, batch.inputs)
+        arrays = CPU_ARRAYS if hidden_BLD.device.type == "cpu" else ARRAYS
         total = objectives.chunked(
             hidden_BLD.flatten(0, 1)[batch.positions_N],
             [batch.labels_N, *said.tensors],
             mixed(said, at(config.alpha, progress())),
             head.project,
-            vocabulary=ARRAYS * (head.vocabulary + said.vocabulary),
+            vocabulary=arrays * (head.vocabulary + said.vocabulary),
             weights=head.trainable(),
             scale=scale,
         )

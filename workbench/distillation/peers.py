@@ -27,7 +27,10 @@ from workbench.sections.distilling import DistillConfig, at
 def require_able(base: RunConfig) -> None:
     """Raise ConfigError where no bank holds such adapters."""
     if reason := banking.refusal(base):
-        raise ConfigError(f"distill.peers: {reason}. Adapters teach each other in one bank: write adapter.method=lora.")
+        raise ConfigError(
+            f"distill.peers: {reason}. Adapters teach each other in one bank: "
+            "leave that out, or write adapter.method=lora."
+        )
 
 
 def mutual_loss(config: DistillConfig, together: Bank, head: Head, progress: Callable[[], float]) -> Loss:

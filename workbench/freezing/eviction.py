@@ -9,8 +9,6 @@ from pathlib import Path
 from safetensors.torch import load, save
 from torch import Tensor
 
-from workbench import files
-
 
 class Evicted:
     """Tensors by name of a parameter, in a folder. A checkpoint holds them too: the folder is a place, not a record."""
@@ -18,6 +16,8 @@ class Evicted:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[str, Path] = {}
+        self._count = 0
+        """Files that were ever written."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -25,9 +25,11 @@ class Evicted:
     def put(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Keep the tensors of a parameter."""
         self._folder.mkdir(exist_ok=True)
-        path = self._folder / f"{len(self._files)}-{abs(hash(name))}.safetensors"
-        files.write_bytes(path, save({key: tensor.detach().contiguous() for key, tensor in tensors.items()}))
+        path = self._folder / f"{self._count}.safetensors"
+        # No need to be durable: it is worth nothing to another process.
+        path.write_bytes(save({key: tensor.detach().contiguous() for key, tensor in tensors.items()}))
         self._files[name] = path
+        self._count += 1
 
     def pop(self, name: str) -> dict[str, Tensor]:
         """The tensors of a parameter, on the CPU; they are kept no longer."""

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from workbench.objectives.chunked import wide
 
@@ -186,7 +185,7 @@ def _mixed(one_NE: Tensor, other_NE: Tensor, share: float) -> Tensor:
 
 
 def _differentiable(sloped: Sloped, student_NE: Tensor, teacher_NE: Tensor) -> Tensor:
-    """The scalar of `sloped`; its gradient reaches the student alone, once."""
+    """The scalar of `sloped`. Its gradient reaches the student alone, and has none itself."""
     value, _ = _Differentiable.apply(student_NE, teacher_NE, sloped)  # type: ignore[no-untyped-call]
     return value
 
@@ -205,7 +204,6 @@ class _Differentiable(torch.autograd.Function):
         ctx.save_for_backward(output[1])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, None, None]:
         (slope_NE,) = ctx.saved_tensors
         return None if grad is None else slope_NE * grad, None, None

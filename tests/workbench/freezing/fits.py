@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from workbench.config import RunConfig
 from workbench.engine import Fit, Loss, Supervision
 from workbench.errors import Stopped
 from workbench.freezing import freezer as freezing
+from workbench.freezing.trunk import Trunk
 from workbench.recipes.sft import next_token_loss
 
 CLOCK = {"elapsed_s", "tokens_per_second", "peak_bytes"}
@@ -52,6 +54,24 @@ def configured(**sections: Any) -> RunConfig:
     return RunConfig.model_validate({"recipe": "sft", **known})
 
 
+class Looking(Silent):
+    """Remembers which trunks there were, and looks at the training after each step."""
+
+    def __init__(self, *, stop_after: int, look: Callable[[Fit], None]) -> None:
+        super().__init__(stop_after=stop_after)
+        self.fit: Fit | None = None
+        self.trunks: list[Trunk] = []
+        self._look = look
+
+    def step(self, record: dict[str, Any], *, total: int) -> None:
+        super().step(record, total=total)
+        assert self.fit is not None
+        trunk = self.fit.prefix.trunk
+        if trunk is not None and trunk not in self.trunks:
+            self.trunks.append(trunk)
+        self._look(self.fit)
+
+
 @dataclass
 class Trained:
     """What a training came to."""
@@ -60,7 +80,7 @@ class Trained:
     records: list[dict[str, Any]]
     shipped: dict[str, Tensor]
     """Each parameter of the model that the method lets train, as it is saved."""
-    watcher: Silent = field(default_factory=Silent)
+    watcher: Looking
 
     @property
     def losses(self) -> list[float]:
@@ -84,15 +104,20 @@ def train(
     resume: bool = False,
     stop_after: int = 10**9,
     compute: torch.dtype = torch.float32,
+    look: Callable[[Fit], None] = lambda _: None,
 ) -> Trained:
-    """Train a copy of `model` as `config` says; Stopped after so many steps."""
+    """Train a copy of `model` as `config` says; Stopped after so many steps.
+
+    Args:
+        look: Called after each step.
+    """
     model = copy.deepcopy(model)
     is_classifier = hasattr(model, "classifier")
     rows, held_out = (Labelled(24, 1), Labelled(9, 2)) if is_classifier else (Texts(24, 1), Texts(9, 2))
     run = runs.start(folder, config, resume=resume)
     freezer = freezing.attach(model, config, seed=config.seed)
     loss = _class_loss(model) if is_classifier else next_token_loss(freezer.model, heads.find(freezer.model, model))
-    watcher = Silent(stop_after=stop_after)
+    watcher = Looking(stop_after=stop_after, look=look)
     fit = Fit(
         model=freezer.model,
         supervision=Supervision(rows, loss),
@@ -105,10 +130,12 @@ def train(
         run=run,
         watcher=watcher,
     )
+    watcher.fit = fit
     try:
         fit.work()
         with fit.shipping():
-            shipped = {name: dict(freezer.model.named_parameters())[name].detach().clone() for name in freezer.layers}
+            named = dict(freezer.model.named_parameters())
+            shipped = {name: named[name].detach().clone() for name in freezer.layers}
     finally:
         run.close()
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -122,6 +149,14 @@ def interrupted(model: PreTrainedModel, config: RunConfig, folder: Path, *, afte
     except Stopped:
         return train(model, config, folder, resume=True)
     raise AssertionError("it ended before it was to be stopped")
+
+
+def assert_same_bits(found: Trained, wanted: Trained) -> None:
+    """Every line of metrics.jsonl and every value."""
+    assert found.lines == wanted.lines
+    assert found.shipped.keys() == wanted.shipped.keys()
+    for name, tensor in wanted.shipped.items():
+        assert torch.equal(found.shipped[name], tensor), name
 
 
 def _class_loss(model: PreTrainedModel) -> Loss:

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from workbench.freezing.policies import FreezeOut, Gradual, Lisa, Static
+from workbench.policies import FreezeOut, Gradual, Lisa, Static
 from workbench.report import frozen
 from workbench.report.plots import palette
 from workbench.sections.freezing import FreezeConfig, Moment

@@ -18,6 +18,7 @@ from workbench.errors import ConfigError
 from workbench.recipes.load import load
 from workbench.report import planned
 from workbench.report.plots import palette
+from workbench.schedules import factor
 
 RECIPE = """
 recipe: sft
@@ -141,6 +142,54 @@ def test_a_plan_that_is_not_known_is_said_in_words(
 def test_without_freezing_there_is_no_panel_of_layers(tmp_path: Path) -> None:
     planned.write(tmp_path / "plot.svg", _config(), steps=100, blocks=12)
     assert not [text for text in _texts(tmp_path / "plot.svg") if "reezing" in text or "block" in text]
+
+
+def _budgeted(freeze: dict[str, object] | None = None, **sections: dict[str, object]) -> RunConfig:
+    given = {"budget": {"time": "90m"}, **sections, "freeze": freeze or {}}
+    return RunConfig.model_validate({**_config().model_dump(mode="json"), **given})
+
+
+@pytest.mark.parametrize("steps", [None, 40])
+def test_a_run_that_a_budget_may_end_is_drawn_in_percent(steps: int | None, tmp_path: Path) -> None:
+    config = _budgeted(
+        {"policy": "gradual", "until": 0.4},
+        schedule={"name": "wsd", "warmup": 0.25, "decay": 0.3},
+        evaluate={"every": 0.3},
+        save={"every": 40},
+    )
+    planned.write(tmp_path / "plot.svg", config, steps=steps, blocks=4)
+    texts = _texts(tmp_path / "plot.svg")
+    told = {"warm-up ends at 25 % of the run", "decay begins at 70 % of the run", "every 40 steps, and at the end"}
+    assert told <= set(texts) and any(text.startswith("until the budget is used up") for text in texts)
+    curve, layers, strip = planned._draw(config, planned.Span(None), palette(), blocks=4).axes
+    assert curve.get_xlim() == layers.get_xlim() == strip.get_xlim() == (0, 100)
+    assert tuple(layers.images[0].get_extent()) == (0, 100, -0.5, 5.5)
+    x, y = curve.lines[0].get_data()
+    np.testing.assert_allclose(y, [config.train.learning_rate * factor(at / 100, config.schedule) for at in x])
+    drawn = [{round(at, 6) for at, _ in np.concatenate(row.get_segments())} for row in strip.collections]
+    assert drawn == [{30, 60, 90, 100}, {100}]
+
+
+def test_layers_that_change_with_the_steps_are_not_drawn_where_nobody_knows_these(tmp_path: Path) -> None:
+    planned.write(tmp_path / "plot.svg", _budgeted({"policy": "lisa"}), steps=None, blocks=4)
+    texts = _texts(tmp_path / "plot.svg")
+    assert "changes with the number of steps, and a budget decides how many there are" in texts
+    assert "embeddings" not in texts
+
+
+def test_the_rate_is_drawn_as_it_is_scaled() -> None:
+    given = {"optimizer": {"scaling": "linear", "reference_batch": 8}, "batch": {"size": 32}}
+    config = RunConfig.model_validate({**_config().model_dump(mode="json"), **given})
+    curve, _ = planned._draw(config, planned.Span(200), palette()).axes
+    assert max(curve.lines[0].get_ydata()) == pytest.approx(4 * config.train.learning_rate)
+
+
+def test_check_draws_the_layers_of_the_backbone(recipe: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plot.svg"
+    words = [str(recipe), "freeze.policy=static", "freeze.layers=2", "--plot", str(path)]
+    told = CliRunner().invoke(app, ["check", *words], catch_exceptions=False)
+    assert "the embeddings and blocks 1 to 2 of 5 never train" in " ".join(told.output.split())
+    assert {"Freezing: static", "block 5", "42.9 % of the layer-steps are frozen"} <= set(_texts(path))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from workbench.freezing.plans import above
+from workbench.policies.plans import above
 from workbench.sections.freezing import FreezeConfig, Moment, Plan, register
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from workbench.freezing.plans import above
+from workbench.policies.plans import above
 from workbench.sections.freezing import FreezeConfig, Moment, Plan, register
 
 _TINY = 1e-30

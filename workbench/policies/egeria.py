@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from workbench.freezing.plans import above
+from workbench.policies.plans import above
 from workbench.sections.freezing import FreezeConfig, Moment, Plan, register
 
 

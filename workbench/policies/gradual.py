@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from workbench.freezing.plans import full_rate
+from workbench.policies.plans import full_rate
 from workbench.sections.freezing import FreezeConfig, Moment, Plan, register
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from pydantic import PositiveInt, model_validator
 
-from workbench.freezing.plans import full_rate
+from workbench.policies.plans import full_rate
 from workbench.sections.freezing import FreezeConfig, Moment, Plan, register
 
 

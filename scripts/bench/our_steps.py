@@ -1,0 +1,44 @@
+"""Do what `workbench run` does, and print one line of JSON: processor time at the end of each step, in seconds.
+
+    python scripts/bench/our_steps.py RECIPE OUT [KEY=VALUE ...]
+
+scripts/bench/freezing.py starts this in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.recipes.load import load
+from workbench.recipes.run import run
+
+
+class Watch:
+    """Notes the processor time of all threads when a step ends."""
+
+    def __init__(self) -> None:
+        self.processor_s: list[float] = []
+
+    def step(self, record: dict[str, Any], *, total: int) -> None:
+        self.processor_s.append(time.process_time())
+
+    def say(self, text: str) -> None:
+        print(text)
+
+    def stop_requested(self) -> bool:
+        return False
+
+
+def main(recipe: str, out: Path, overrides: Sequence[str]) -> dict[str, list[float]]:
+    watch = Watch()
+    run(load(recipe, overrides), out=out, resume=False, watcher=watch)
+    return {"processor_s": watch.processor_s}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])))

@@ -1,0 +1,77 @@
+"""The loss of a student that is taught: labels and teacher in their shares, in no more memory than labels alone."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.workbench.distillation.staged import Student, run
+from workbench import fused
+from workbench.data.batching import MicroBatch, Row, collate
+from workbench.distillation import learning, sources
+from workbench.distillation.learning import mixed, taught_loss
+from workbench.distillation.signals import Spoken
+from workbench.engine import Loss
+from workbench.live_bytes import LiveBytes
+from workbench.objectives.next_token import NO_LABEL
+from workbench.recipes.sft import next_token_loss
+from workbench.sections.distilling import BACKBONE, DistillConfig, TeacherConfig
+
+N, D, V, T = 6, 4, 11, 2.0
+
+
+def _normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+def test_labels_and_teacher_have_their_shares(alpha: float) -> None:
+    """(1 - alpha) CE + alpha T^2 KL, of which a position without a label has the second part alone."""
+    logits, hidden, head = _normal(N, V, seed=0).requires_grad_(), _normal(N, D, seed=1), _normal(D, V, seed=2)
+    labels = torch.tensor([3, NO_LABEL, 0, 5, 1, NO_LABEL])
+    said = Spoken([hidden], [lambda states: states @ head], [V], DistillConfig(loss="forward_kl"), T)
+    found = mixed(said, alpha)(logits, labels, hidden)
+    p, q = (hidden @ head / T).softmax(-1), (logits / T).softmax(-1)
+    taught = T**2 * (p * (p / q).log()).sum()
+    wanted = (1 - alpha) * F.nll_loss(logits.softmax(-1).log(), labels, reduction="sum") + alpha * taught
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(torch.autograd.grad(found, logits), torch.autograd.grad(wanted, logits))
+
+
+def _rows() -> MicroBatch:
+    """Text of 64 tokens a row, four fifths of them supervised."""
+    chance = np.random.default_rng(0)
+    return collate([Row(chance.integers(3, 500, 64), np.arange(64) % 5 != 1) for _ in range(6)])
+
+
+def _peak(student: Student, loss: Loss, batch: MicroBatch) -> int:
+    student.model.train()
+    with LiveBytes() as live:
+        loss(batch, 1 / len(batch.labels_N)).backward()
+    for parameter in student.trained().values():
+        parameter.grad = None
+    return live.peak
+
+
+@pytest.mark.parametrize("factor", ["ARRAYS", "CPU_ARRAYS"])
+@pytest.mark.parametrize("divergence", ["forward_kl", "reverse_kl", "jsd"])
+def test_a_teacher_on_the_same_backbone_takes_no_more_memory_than_labels_alone(
+    factor: str, divergence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within 3 %: its own pass is over when the student keeps activations. Labels take all positions as one chunk."""
+    student, batch = Student(run("lora", rank=4)), _rows()
+    teacher = student.taught_by(sources.find(TeacherConfig(id=BACKBONE), student.config.model))
+    assert teacher.shared
+    fused.fuse(student.model)
+    chunk = student.head.vocabulary * len(batch.labels_N)
+    monkeypatch.setattr(sys.modules["workbench.objectives.chunked"], "CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(learning, "CPU_ARRAYS", getattr(learning, factor))
+    config = DistillConfig.model_validate({"loss": divergence, "alpha": 0.8})
+    alone = _peak(student, next_token_loss(student.model, student.head), batch)
+    taught = _peak(student, taught_loss(config, student.model, student.head, teacher, None, lambda: 0.0), batch)
+    assert taught <= 1.03 * alone
