@@ -213,15 +213,17 @@ class RunConfig(Section):
 def load_config(recipe: str | Path, overrides: tuple[str, ...] | list[str] = ()) -> RunConfig:
     """The resolved configuration of a YAML file; raises ConfigError with every mistake at once.
 
-    Where an override names another adapter method, the file's adapter settings that it does not have are left out.
+    Where an override names another adapter method or policy of freezing, the file's settings that it does not have are
+    left out.
     """
     path = Path(recipe)
     values = read_yaml(path)
     given = override({}, overrides)
     if isinstance(given.get("plugins"), list):
         plugins.load(given["plugins"])
-    wanted, written = given.get("adapter"), values.get("adapter")
-    if isinstance(wanted, dict) and "method" in wanted and isinstance(written, dict):
-        known = Method.section_for(wanted).model_fields
-        values["adapter"] = {key: value for key, value in written.items() if key in known}
+    for name, choice, base in (("adapter", "method", Method), ("freeze", "policy", FreezeConfig)):
+        wanted, written = given.get(name), values.get(name)
+        if isinstance(wanted, dict) and choice in wanted and isinstance(written, dict):
+            known = base.section_for(wanted).model_fields
+            values[name] = {key: value for key, value in written.items() if key in known}
     return parse(RunConfig, override(values, overrides), source=path.name)

@@ -19,6 +19,8 @@ SPARE, MOST_SPARE = 0.015, 10.0
 """Share of the limit, and seconds, by which a run aims to end before it."""
 MARGIN = 1.2
 """What is kept for after training, as a multiple of what that is expected to take."""
+LANDED = 0.9
+"""Share of a run after which its schedule is near enough to its end."""
 LATELY = 3.0
 """How long the past is that tells how fast the machine will be after training, as a multiple of how long that takes.
 
@@ -193,6 +195,11 @@ class Timer:
         self.ended = self.ended or not fits
         return fits
 
+    def affords(self, name: str) -> bool:
+        """Whether something that interrupts training takes no more than half of the time that is left for training."""
+        rest = self._rest(self.spent)
+        return self.seconds(name, sum(pause.units for pause in self._planned.pauses if pause.name == name)) < rest / 2
+
     def left(self) -> float:
         """Seconds until nothing but a report fits, and leaving."""
         return self._target - self.spent - self.seconds("report", 1 + LEAVING)
@@ -247,8 +254,15 @@ class Timer:
         return found
 
     def _rest(self, at: float) -> float:
-        """Time from a moment on until what comes after training must begin."""
-        return self._target - MARGIN * self._needed() - at
+        """Time from a moment on until what comes after training must begin.
+
+        Where that has come long before the schedule's end, because the machine became slow, what is optional gives way
+        to steps that bring the schedule there.
+        """
+        rest = self._target - MARGIN * self._needed() - at
+        if rest < (self._pace.longest or 0.0) and self._done < LANDED:
+            return self._target - self._needed(optional=False) - at
+        return rest
 
     def _training_left(self, at: float, step: float) -> float:
         """Time for training steps, from a moment on, when interruptions are taken off: half of it at most."""

@@ -94,3 +94,10 @@ def test_words_that_yaml_would_take_for_truth_values_are_words(tmp_path: Path, w
     (tmp_path / "a.yaml").write_text(f"a: {word}\nb: true\nc: [false, True]\n")
     assert read_yaml(tmp_path / "a.yaml") == {"a": word, "b": True, "c": [False, True]}
     assert override({}, [f"a={word}", "b=false"]) == {"a": word, "b": False}
+
+
+def test_another_policy_leaves_the_settings_of_the_file_that_it_does_not_have(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("recipe: sft\ndata: {train: rows.jsonl}\nfreeze: {policy: static, layers: 3}\n")
+    assert load_config(tmp_path / "a.yaml", ["freeze.policy=lisa"]).freeze.policy == "lisa"
+    with pytest.raises(ConfigError, match="layers"):
+        load_config(tmp_path / "a.yaml", ["freeze.policy=lisa", "freeze.layers=3"])

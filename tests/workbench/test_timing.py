@@ -90,7 +90,7 @@ def go(machine: Machine, job: Job, limit: float, *, timer: Timer | None = None, 
         timer.stepped(TOKENS)
         live = timer.fits_another()
         after = after if live else 1.0
-        if due(job.every, step=len(shares), before=before, after=after):
+        if due(job.every, step=len(shares), before=before, after=after) and (not live or timer.affords("evaluation")):
             with timer.phase("evaluation"):
                 machine.work(job.evaluation)
             live = live and timer.fits_another()
@@ -193,6 +193,13 @@ def test_answers_are_cut_where_the_machine_becomes_slow_at_the_end() -> None:
     outcome = go(Machine([(102.0, 1.0), (1e9, 2.0)]), Job(), 120.0)
     assert 0.97 * 120 <= outcome.ends <= 120
     assert outcome.answered < Job.parts
+
+
+def test_an_evaluation_that_leaves_no_time_to_train_waits_for_the_end() -> None:
+    outcome = go(Machine([(21.0, 1.0), (38.0, 3.0)]), Job(start=6.0, every=0.5), 60.0)
+    assert 0.97 * 60 <= outcome.ends <= 60
+    assert outcome.middles[-1] > 0.85
+    assert outcome.answered == Job.parts
 
 
 def test_evaluations_do_not_count_as_training() -> None:
