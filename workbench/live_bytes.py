@@ -25,7 +25,7 @@ class LiveBytes(TorchDispatchMode):
     """The most that were alive at once."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._known: set[int] = set()
 

@@ -18,6 +18,8 @@ from transformers import AutoModelForCausalLM
 import workbench
 from tests.conftest import MINILM, save_tiny
 from workbench import runs, shipped
+from workbench.console import Terminal
+from workbench.errors import Stopped
 from workbench.freezing import prefix
 from workbench.freezing.trunk import Trunk
 
@@ -35,7 +37,9 @@ def _write(path: Path, rows: int, *, first: int) -> str:
     """Sentences whose words say their class, no two of them alike."""
     names = list(WORDS)
     numbers = range(first, first + rows)
-    lines = [{"text": f"{WORDS[names[n % 3]]} over {'the ' * (n % 4)}house {n}", "label": names[n % 3]} for n in numbers]
+    lines = [
+        {"text": f"{WORDS[names[n % 3]]} over {'the ' * (n % 4)}house {n}", "label": names[n % 3]} for n in numbers
+    ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return str(path)
 
@@ -90,7 +94,6 @@ def plain(home: Path) -> Path:
 def test_a_bank_computes_each_row_once_in_the_whole_run(home: Path, plain: Path, trunks: list[Trunk]) -> None:
     """Five adapters, three epochs, predictions out of fold and of the test rows: fifty rows, fifty computed."""
     run = _crossval(home, "kept", HALF % "memory")
-    print("DBG", [(t.computed,t.read,t.passed) for t in trunks])
     assert len(trunks) == 1 + FOLDS, "one in training, and one for the predictions of each adapter"
     assert sum(trunk.computed for trunk in trunks) == ROWS + TEST
     assert sum(trunk.read for trunk in trunks) > 10 * (ROWS + TEST) and not any(trunk.passed for trunk in trunks)
@@ -111,6 +114,23 @@ def test_on_disk_the_next_run_computes_none(home: Path, plain: Path, trunks: lis
     for found, wanted in zip(_outputs(first), _outputs(plain), strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-5)
     assert not np.allclose(_outputs(second)[0], _outputs(first)[0], atol=1e-5)
+
+
+def test_a_bank_that_was_stopped_ends_with_the_same_result(
+    home: Path, trunks: list[Trunk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its second epoch: what was kept is gone."""
+    whole = _crossval(home, "whole", HALF % "memory")
+    asked = iter([False] * 6 + [True] * 100)
+    with monkeypatch.context() as patch:
+        patch.setattr(Terminal, "stop_requested", lambda _: next(asked))
+        with pytest.raises(Stopped):
+            _crossval(home, "stopped", HALF % "memory")
+    trunks.clear()
+    resumed = _crossval(home, "stopped", HALF % "memory", resume=True)
+    assert sum(trunk.computed for trunk in trunks) == ROWS + TEST
+    for found, wanted in zip(_outputs(resumed), _outputs(whole), strict=True):
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_a_bank_equals_its_adapters_alone_with_a_frozen_half(home: Path, plain: Path) -> None:

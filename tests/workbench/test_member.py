@@ -1,4 +1,4 @@
-"""Averages, budgets and optimizers of one adapter that trains: what is measured, what ships, what a resume goes on with."""
+"""Averages, budgets and optimizers of one adapter that trains: what is measured, and what ships."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from workbench.adapters.routed import Rows
 from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch
 from workbench.data.mixing import join, padded_length
-from workbench.distillation.learning import ARRAYS, mixed
+from workbench.distillation.learning import arrays, mixed
 from workbench.distillation.signals import Spoken
 from workbench.engine import Loss
 from workbench.errors import ConfigError
@@ -56,7 +56,7 @@ def mutual_loss(config: DistillConfig, together: Bank, head: Head, progress: Cal
                 [batch.labels_N, *said.tensors],
                 mixed(said, alpha),
                 head.project,
-                vocabulary=ARRAYS * head.vocabulary * count,
+                vocabulary=arrays(hidden_nD) * head.vocabulary * count,
                 weights=head.trainable(),
                 scale=scale / count,
             )

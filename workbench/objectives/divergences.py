@@ -186,7 +186,7 @@ def _mixed(one_NE: Tensor, other_NE: Tensor, share: float) -> Tensor:
 
 def _differentiable(sloped: Sloped, student_NE: Tensor, teacher_NE: Tensor) -> Tensor:
     """The scalar of `sloped`. Its gradient reaches the student alone, and has none itself."""
-    value, _ = _Differentiable.apply(student_NE, teacher_NE, sloped)  # type: ignore[no-untyped-call]
+    value: Tensor = _Differentiable.apply(student_NE, teacher_NE, sloped)[0]  # type: ignore[no-untyped-call]
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def _changes(values: list[dict[str, Tensor]], layers: Mapping[str, int]) -> list
     """Layers that changed in each step from the second on."""
     return [
         {layers[name] for name in after if not torch.equal(after[name], before[name])}
-        for before, after in zip(values[:-1], values[1:], strict=True)
+        for before, after in pairwise(values)
     ]
 
 

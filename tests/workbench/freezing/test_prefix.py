@@ -140,9 +140,7 @@ def test_a_resumed_run_computes_what_was_kept_to_the_same_bits(
     policy: dict[str, Any], stories_model: PreTrainedModel, tmp_path: Path
 ) -> None:
     """Stopped in the second epoch: its memory is empty, and the rows come in other batches than in the first."""
-    config = configured(
-        freeze={**policy, "cache": "memory"}, batch={"tokens_per_device": 20}, adapter=METHODS["lora"]
-    )
+    config = configured(freeze={**policy, "cache": "memory"}, batch={"tokens_per_device": 20}, adapter=METHODS["lora"])
     whole = train(stories_model, config, tmp_path / "whole")
     broken = interrupted(stories_model, config, tmp_path / "broken", after=5)
     assert whole.watcher.trunks and broken.watcher.trunks
