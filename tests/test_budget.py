@@ -20,7 +20,7 @@ BURN = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() 
 
 
 def command(out: Path, limit: float, *words: str) -> list[str]:
-    overrides = [f"budget.time={limit:g}", "train.epochs=null", *words]
+    overrides = [f"budget.time={limit:g}", "train.epochs=null", "evaluate.answers=32", *words]
     return [sys.executable, "-m", "workbench.cli", "run", "sft/quickstart", *overrides, "--out", str(out)]
 
 
@@ -55,8 +55,8 @@ def require_finished(out: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limit", [90.0])
-def test_ends_in_time_while_others_use_the_cores(tmp_path: Path, limit: float) -> None:
+def test_ends_in_time_while_others_use_the_cores(tmp_path: Path) -> None:
+    limit = 120.0
     began = time.monotonic()
     with load(after=0.3 * limit, seconds=0.2 * limit):
         done = subprocess.run(command(tmp_path / "run", limit), capture_output=True, text=True, timeout=2 * limit)
@@ -68,10 +68,10 @@ def test_ends_in_time_while_others_use_the_cores(tmp_path: Path, limit: float) -
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_with_what_is_left(tmp_path: Path) -> None:
-    limit, out = 90.0, tmp_path / "run"
+    limit, out = 120.0, tmp_path / "run"
     began = time.monotonic()
-    first = subprocess.Popen(command(out, limit, "save.every=3"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while len(lines(out)) < 8 and first.poll() is None:
+    first = subprocess.Popen(command(out, limit, "save.every=2"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while len(lines(out)) < 4 and first.poll() is None:
         time.sleep(0.05)
     assert first.poll() is None
     os.kill(first.pid, signal.SIGKILL)
@@ -81,7 +81,7 @@ def test_a_killed_run_goes_on_with_what_is_left(tmp_path: Path) -> None:
     assert spent - 2 < told <= spent + 0.1
 
     began = time.monotonic()
-    words = [*command(out, limit, "save.every=3"), "--resume"]
+    words = [*command(out, limit, "save.every=2"), "--resume"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=2 * limit)
     took = spent + time.monotonic() - began
     assert done.returncode == 0, done.stderr

@@ -57,6 +57,29 @@ def test_kept_outputs_give_the_same_curve_over_two_epochs(family: str, method: s
         assert (trunk.computed, trunk.read, trunk.passed) == (ROWS, 2 * 24 + 2 * 9, 0)
 
 
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        {"method": "lora", "rank": 3, "dropout": 0.2},
+        {"method": "dora", "rank": 3},
+        {"method": "houlsby"},
+        {"method": "bitfit"},
+        {"method": "last-layers", "layers": 2},
+        {"method": "linear-probe"},
+    ],
+    ids=lambda adapter: str(adapter["method"]),
+)
+def test_with_other_methods_and_dropout_above_the_line(adapter: dict[str, Any], tmp_path: Path) -> None:
+    """Methods that freeze the first layers by themselves need no policy."""
+    policy = {} if adapter["method"] in ("last-layers", "linear-probe") else {"policy": "static"}
+    wanted, found = (
+        train(build("Bert"), configured(adapter=adapter, freeze={**policy, "cache": cache}), tmp_path / cache)
+        for cache in ("off", "memory")
+    )
+    assert_close(found, wanted, rel=1e-6)
+    assert [trunk.computed for trunk in found.watcher.trunks] == [ROWS] and not wanted.watcher.trunks
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_with_activations_that_are_recomputed(method: str, tmp_path: Path) -> None:
     model = build("Llama")
