@@ -69,6 +69,10 @@ class Bottleneck(Method):
             raise ValueError("width and reduction both say how many units there are. Write one of them.")
         return self
 
+    @property
+    def noise(self) -> float:
+        return self.dropout
+
     def refusal(self, model: PreTrainedModel) -> str | None:
         """Where the backbone's blocks have no place that can be recognised, or the bottleneck would have no unit."""
         try:

@@ -97,6 +97,11 @@ class Method(Section):
         return self.about[self.method]
 
     @property
+    def noise(self) -> float:
+        """Share of what it computes that is dropped at random while training."""
+        return 0.0
+
+    @property
     def extra_positions(self) -> int:
         """Positions of the backbone that it takes before each row."""
         return 0

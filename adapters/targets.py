@@ -28,6 +28,10 @@ class OnLinear(Method):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of the adapter's inputs that is dropped while training."""
 
+    @property
+    def noise(self) -> float:
+        return self.dropout
+
     def modules(self, model: PreTrainedModel) -> list[str]:
         """Names of the linear layers that are changed."""
         return resolve(model, self.targets)

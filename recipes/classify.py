@@ -110,7 +110,7 @@ def train(
         supervision=supervise(found, clock),
         freezer=freezer,
         width=backbone.model.config.get_text_config().hidden_size,
-        held_out=data.held_out,
+        held_out=[data.held_out],
         held_out_loss=lambda: score(found, data.held_out)[0]["loss"],
         config=config,
         compute=backbone.compute,

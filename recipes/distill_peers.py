@@ -53,7 +53,7 @@ def train(
         supervision=Supervision(data.train, mutual_loss(config.distill, together, head, clock)),
         freezer=freezer,
         width=head.width,
-        held_out=data.held_out,
+        held_out=[data.held_out],
         held_out_loss=lambda: sum(losses().values()) / count,
         config=base,
         compute=backbone.compute,

@@ -122,7 +122,7 @@ def train(
         supervision=supervise(model, head, backbone, clock),
         freezer=freezer,
         width=head.width,
-        held_out=data.held_out,
+        held_out=[data.held_out],
         held_out_loss=lambda: evaluation.likelihood(model, head, data.held_out).loss,
         config=config,
         compute=backbone.compute,

@@ -115,6 +115,11 @@ def _of_kept_outputs(config: RunConfig) -> Iterator[str]:
             f"freeze.cache={freeze.cache} keeps what frozen blocks give, and with model.dropout they give something "
             "else each time. Write model.dropout=false, or freeze.cache=off."
         )
+    if not freeze.fixed and config.adapter.noise:
+        yield (
+            f"freeze.cache={freeze.cache} keeps what frozen blocks give, and freeze.policy={freeze.policy} freezes "
+            "adapters with adapter.dropout among them. Write adapter.dropout=0, or freeze.cache=off."
+        )
     if config.recipe == "mlm":
         yield (
             f"freeze.cache={freeze.cache} keeps what frozen blocks give, and recipe=mlm hides other tokens in each "

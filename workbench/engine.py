@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -20,7 +20,7 @@ from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices, MicroBatch, micro_batches
 from workbench.errors import Stopped, TrainingError
 from workbench.freezing.freezer import Freezer
-from workbench.freezing.prefix import Prefix, Work
+from workbench.freezing.prefix import Kept, Prefix, Work
 from workbench.freezing.watching import ActivationWatch, GradientWatch
 from workbench.limits import Timer
 from workbench.masters import Masters
@@ -78,8 +78,8 @@ class Fit:
     """Of that model."""
     width: int
     """Hidden size of the backbone."""
-    held_out: Examples | None
-    """What `held_out_loss` reads, where it reads anything."""
+    held_out: Sequence[Examples]
+    """What `held_out_loss` reads, and whatever else the model is to read."""
     held_out_loss: Callable[[], float]
     config: RunConfig
     compute: torch.dtype
@@ -91,6 +91,8 @@ class Fit:
     """Ends it in time, where wall clock limits it."""
     trying: Callable[[], AbstractContextManager[object]] = nullcontext
     """Inside it, the model may be called with other rows."""
+    kept: Kept | None = None
+    """What frozen blocks gave in other trainings of the same run."""
 
     def __post_init__(self) -> None:
         self.train, self.loss, beside = self.supervision
@@ -104,15 +106,13 @@ class Fit:
         )
         self.prefix = Prefix(
             self.freezer,
-            Work(
-                [self.train, *([] if self.held_out is None else [self.held_out])],
-                passes=self.member.passes,
-            ),
+            Work([self.train, *self.held_out], passes=self.member.passes),
             self.config,
             compute=self.compute,
             folder=self.run.path / "trunk",
             say=self.watcher.say,
             trying=self.trying,
+            kept=self.kept,
         )
         self.accelerator = Accelerator(
             cpu=self.device.type == "cpu", log_with=list(self.config.trackers) or None, project_dir=self.run.path

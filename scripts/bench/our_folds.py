@@ -210,7 +210,7 @@ def _one_after_another(job: Job, watcher: Silent) -> Done:
             model=attached,
             supervision=Supervision(fold.train, model.row_loss(fold.objective)),
             freezer=freezer,
-            held_out=None,
+            held_out=[],
             width=job.width,
             held_out_loss=lambda: 0.0,
             config=fold.config,

@@ -44,7 +44,7 @@ def main(arguments: argparse.Namespace) -> dict[str, Any]:
     trainer = Trainer(
         model=model,
         args=_settings(arguments),
-        train_dataset=rows,  # type: ignore[arg-type]
+        train_dataset=rows,
         data_collator=DataCollatorForSeq2Seq(tokenizer),
         callbacks=[watch],
     )

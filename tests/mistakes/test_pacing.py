@@ -97,6 +97,11 @@ FREEZING: Table = {
         "lisa freezes no prefix whose outputs freeze.cache=disk",
         "Leave freeze.cache out",
     ),
+    "cache over adapters with dropout": (
+        "freeze.policy=gradual freeze.cache=memory adapter.dropout=0.1",
+        "freeze.cache=memory keeps what frozen blocks give, and freeze.policy=gradual freezes adapters",
+        "Write adapter.dropout=0, or freeze.cache=off.",
+    ),
     "cache with dropout": (
         "freeze.policy=static freeze.cache=memory model.dropout=true",
         "freeze.cache=memory keeps what frozen blocks give, and with model.dropout",

@@ -170,7 +170,7 @@ def test_a_real_encoder_learns_to_classify(weights: str, tmp_path: Path, request
         Supervision(rows, _loss(model)),
         freezer,
         width=384,
-        held_out=None,
+        held_out=[],
         held_out_loss=lambda: 0.0,
         config=config,
         compute=backbone.compute,

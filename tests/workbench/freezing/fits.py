@@ -123,7 +123,7 @@ def train(
         supervision=Supervision(rows, loss),
         freezer=freezer,
         width=32,
-        held_out=held_out,
+        held_out=[held_out],
         held_out_loss=lambda: _mean(loss, held_out),
         config=config,
         compute=compute,
