@@ -96,7 +96,7 @@ def process_began() -> float:
     """When this process began, by `time.monotonic`."""
     stat = Path("/proc/self/stat")
     if not stat.exists():
-        return time.monotonic() - (time.time() - psutil.Process().create_time())
+        return time.monotonic() - time.time() + float(psutil.Process().create_time())
     # psutil counts from a boot time that the kernel tells in whole seconds.
     ticks = int(stat.read_text().rpartition(")")[2].split()[19])
     per_second: int = os.sysconf("SC_CLK_TCK")

@@ -31,7 +31,7 @@ ALIKE = {"evaluation": "scoring", "scoring": "evaluation"}
 """What takes about as long as something else."""
 LEAVING = 0.5
 """Time from the last report to the end of the process, as a share of that of a report."""
-REPORT, LEAST_REPORT = 0.06, 0.5
+REPORT, LEAST_REPORT = 0.1, 0.8
 """Until a report is measured: its time as a share of what the command took to start, and the least seconds."""
 
 
@@ -261,20 +261,19 @@ class Timer:
         """
         rest = self._target - MARGIN * self._needed() - at
         if rest < (self._pace.longest or 0.0) and self._done < LANDED:
-            return self._target - self._needed(optional=False) - at
+            return self._target - MARGIN * self._needed(optional=False) - at
         return rest
 
     def _training_left(self, at: float, step: float) -> float:
         """Time for training steps, from a moment on, when interruptions are taken off: half of it at most."""
         rest = self._rest(at)
-        between = sum(self.seconds(name, units) / every for name, every, units in self._pauses(int))
-        pauses = sum(
-            self.seconds(name, units) * _moments_left(every, self._done) for name, every, units in self._pauses(float)
-        )
+        between = pauses = 0.0
+        for name, every, units in self._planned.pauses:
+            if isinstance(every, int):
+                between += self.seconds(name, units) / every
+            elif every is not None:
+                pauses += self.seconds(name, units) * _moments_left(every, self._done)
         return max(rest - pauses, rest / 2) * step / (step + between)
-
-    def _pauses(self, kind: type) -> list[tuple[str, float, float]]:
-        return [(name, every, units) for name, every, units in self._planned.pauses if isinstance(every, kind)]
 
     @property
     def _planned(self) -> Plan:
@@ -282,12 +281,12 @@ class Timer:
         return self._plan
 
     def _refusal(self) -> str:
-        without_training = (
-            self.spent
-            + MARGIN * self._needed()
-            + sum(self.seconds(name, units) * _moments_left(every, 0.0) for name, every, units in self._pauses(float))
+        pauses = sum(
+            self.seconds(name, units) * _moments_left(every, 0.0)
+            for name, every, units in self._planned.pauses
+            if isinstance(every, float)
         )
-        enough = 5 * math.ceil(1.25 * without_training / 5)
+        enough = 5 * math.ceil(1.25 * (self.spent + MARGIN * self._needed() + pauses) / 5)
         return (
             f"budget: {self.spent:.0f} of {self.limit_s:.0f} s are spent, and scoring, saving and reports still take "
             f"about {self._needed():.0f} s: no time is left to train.\n"
@@ -299,6 +298,11 @@ class Timer:
 def phase(timer: Timer | None, name: str, units: float = 1.0) -> AbstractContextManager[None]:
     """`timer.phase` where a clock limits the run."""
     return nullcontext() if timer is None else timer.phase(name, units)
+
+
+def left(timer: Timer | None) -> Callable[[], float] | None:
+    """`timer.left` where a clock limits the run."""
+    return None if timer is None else timer.left
 
 
 def _moments_left(every: float, share: float) -> int:
