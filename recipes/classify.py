@@ -9,11 +9,12 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from torch import from_numpy
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, classifier, describing, files, preflight, report
+from workbench import backbones, classifier, clocking, describing, files, preflight, report
 from workbench.adapters import Full
 from workbench.classifier import Classifier
 from workbench.config import RunConfig
@@ -28,7 +29,10 @@ from workbench.evaluation import predicting, targets
 from workbench.freezing import freezer as freezing
 from workbench.objectives.criterion import criterion
 from workbench.runs import Run
+from workbench.timing import Timer, left, phase
 
+REST_TOKENS = 1024
+"""Padded tokens in one forward pass that uses up what is left of the time."""
 Scores = dict[str, Any]
 Supervise = Callable[[Classifier, Callable[[], float]], Supervision]
 """From the classifier that trains, and the share of the run that is done."""
@@ -55,16 +59,42 @@ def begin(run: Run, data: ClassSplits) -> None:
 def finish(config: RunConfig, run: Run, data: ClassSplits, watcher: Watcher) -> Scores:
     """Score what was saved: reload it, do not trust the live one."""
     watcher.say("Scoring what was saved ...")
-    model = classifier.load(run.path, config)
-    after, outputs = score(model, data.held_out)
+    timer = run.timer
+    with phase(timer, "load"):
+        model = classifier.load(run.path, config)
+    with phase(timer, "scoring"):
+        rows, outputs_NC = outputs(model, data.held_out, timer)
+    after = targets.scores(model.labels, outputs_NC, rows.targets_NC)
     scores = {"before": files.read_json(run.path / "before.json")["scores"], "after": after}
     if data.test is not None:
-        scores["test"], _ = score(model, data.test)
-    files.write_json(run.path / "scores.json", scores)
-    write_predictions(run, config, model, data.held_out, outputs)
-    run.note(status="done")
-    report.write(run.path)
+        tested, tested_NC = outputs(model, data.test, timer)
+        scores["test"] = targets.scores(model.labels, tested_NC, tested.targets_NC)
+    if len(rows) < len(data.held_out):
+        cut = f"Time ran out: {len(rows)} of {len(data.held_out)} held-out rows were scored."
+        run.note(cut=cut)
+        watcher.say(cut)
+    with phase(timer, "report"):
+        files.write_json(run.path / "scores.json", scores)
+        write_predictions(run, config, model, rows, outputs_NC)
+        run.note(status="done")
+        report.write(run.path)
+    if timer is not None and timer.ended:
+        _use_the_rest(timer, model, data, run, scores, watcher)
     return scores
+
+
+def _use_the_rest(
+    timer: Timer, model: Classifier, data: ClassSplits, run: Run, scores: Scores, watcher: Watcher
+) -> None:
+    """In the time that was kept and not needed: scores of rows that it learnt from, to see what is memorised."""
+    if timer.left() < timer.seconds("scoring", REST_TOKENS / int(data.held_out.lengths.sum())):
+        return
+    rows, outputs_NC = outputs(model, data.train, timer, batch_tokens=REST_TOKENS)
+    scores["train"] = targets.scores(model.labels, outputs_NC, rows.targets_NC)
+    loss = scores["train"]["loss"]
+    watcher.say(f"In the time that was left: loss {loss:.4f} on {len(rows)} of the rows that it learnt from.")
+    files.write_json(run.path / "scores.json", scores)
+    report.write(run.path)
 
 
 def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ClassSplits, list[str]]:
@@ -90,12 +120,13 @@ def train(
     Args:
         supervise: What the model learns from; by default the labels of `data`.
     """
-    backbone = backbones.load(
-        config.model,
-        tokenizer,
-        task=classifier.task(data.labels, seed=config.seed),
-        trainable=isinstance(config.adapter, Full),
-    )
+    with phase(run.timer, "load"):
+        backbone = backbones.load(
+            config.model,
+            tokenizer,
+            task=classifier.task(data.labels, seed=config.seed),
+            trainable=isinstance(config.adapter, Full),
+        )
     watcher.say(describing.storage(backbone))
     freezer = freezing.attach(
         backbone.model, config, seed=config.seed, sample=lambda: first_rows(data.train, seed=config.seed)
@@ -103,6 +134,13 @@ def train(
     model = freezer.model
     run.note(model=describing.model(config, backbone, model))
     found = classifier.find(model, backbone.model, tokenizer, data.labels)
+    if run.timer is not None:
+        _plan(run.timer, config, data, found)
+
+    def held_out_loss() -> float:
+        with phase(run.timer, "evaluation"):
+            return score(found, data.held_out)[0]["loss"]
+
     clock = Clock()
     supervise = supervise or (lambda found, _: labelled(config, data, found))
     fit = Fit(
@@ -111,7 +149,8 @@ def train(
         freezer=freezer,
         width=backbone.model.config.get_text_config().hidden_size,
         held_out=[data.held_out],
-        held_out_loss=lambda: score(found, data.held_out)[0]["loss"],
+        held_out_loss=held_out_loss,
+        timer=run.timer,
         config=config,
         compute=backbone.compute,
         run=run,
@@ -123,6 +162,17 @@ def train(
         classifier.save(found, run.adapter)
 
 
+def _plan(timer: Timer, config: RunConfig, data: ClassSplits, model: Classifier) -> None:
+    """Tell the clock what the run will do, and how long scoring takes: nothing was scored before training."""
+    tokens = int(data.held_out.lengths.sum())
+    timer.plan(clocking.plan(config, held_out=tokens, test=0 if data.test is None else int(data.test.lengths.sum())))
+    chosen = np.random.default_rng(0).permutation(len(data.held_out))
+    some = data.held_out.subset(chosen[: max(1, REST_TOKENS // int(data.held_out.lengths.max()))])
+    for _ in range(2):  # the first time is slower
+        with phase(timer, "scoring", int(some.lengths.sum()) / tokens):
+            score(model, some)
+
+
 def labelled(config: RunConfig, data: ClassSplits, model: Classifier) -> Supervision:
     """The training rows with their labels."""
     objective = criterion(config.classes, from_numpy(data.train.targets_NC))
@@ -131,8 +181,15 @@ def labelled(config: RunConfig, data: ClassSplits, model: Classifier) -> Supervi
 
 def score(model: Classifier, rows: Labelled) -> tuple[dict[str, float], Floats]:
     """Scores of a classifier on labelled rows, and its outputs (N, C)."""
-    found = predicting.outputs(model.model, model.outputs, rows)
+    _, found = outputs(model, rows)
     return targets.scores(model.labels, found, rows.targets_NC), found
+
+
+def outputs(
+    model: Classifier, rows: Labelled, timer: Timer | None = None, *, batch_tokens: int | None = None
+) -> tuple[Labelled, Floats]:
+    """What a classifier says of rows, or of as many of them as there is time for, and which they are."""
+    return predicting.outputs_in_time(model.model, model.outputs, rows, left(timer), batch_tokens=batch_tokens)
 
 
 def write_predictions(run: Run, config: RunConfig, model: Classifier, rows: Labelled, outputs_NC: Floats) -> None:

@@ -16,6 +16,7 @@ from workbench.engine import Clock, Fit, Supervision, Watcher
 from workbench.freezing import freezer as freezing
 from workbench.recipes import sft
 from workbench.runs import Run
+from workbench.timing import phase
 
 
 def train(
@@ -43,10 +44,12 @@ def train(
     def losses() -> dict[str, float]:
         found = {}
         for member in together.members:
-            with together.only(member):
+            with together.only(member), phase(run.timer, "evaluation"):
                 found[member] = evaluation.likelihood(together.model, head, data.held_out).loss
         return found
 
+    if run.timer is not None:
+        sft.plan(run.timer, base, data, peers=count)
     clock = Clock()
     fit = Fit(
         model=together.model,
@@ -60,6 +63,7 @@ def train(
         run=run,
         watcher=watcher,
         clock=clock,
+        timer=run.timer,
         trying=partial(together.only, together.members[0]),
     )
     fit.work()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
-from workbench import report, runs
+from workbench import clocking, files, report, runs
 from workbench.config import RunConfig
 from workbench.engine import Watcher
-from workbench.errors import Stopped, WorkbenchError
+from workbench.errors import ResumeError, Stopped, WorkbenchError
 from workbench.recipes import classify, crossval, distill, sft, sweep
 
 RECIPES = {
@@ -20,12 +21,22 @@ RECIPES = {
 }
 
 
-def run(config: RunConfig, *, out: Path, resume: bool, watcher: Watcher) -> Path:
-    """Run `config` in the directory `out`; returns that directory, whose report says how it ended."""
+def run(config: RunConfig, *, out: Path, resume: bool, watcher: Watcher, began: float | None = None) -> Path:
+    """Run `config` in the directory `out`; returns that directory, whose report says how it ended.
+
+    Args:
+        began: When its wall clock began, by `time.monotonic`; by default now.
+    """
+    began = time.monotonic() if began is None else began
+    if resume and config.budget.timed and files.read_json(out / "manifest.json").get("status") == "done":
+        raise ResumeError(f"{out} is done, and its time is over. `workbench evaluate {out}` scores it again.")
     directory = runs.start(out, config, resume=resume)
     watcher.say(f"Run directory: {directory.path}")
+    clock = directory.path / "clock.json"
     try:
-        RECIPES[config.recipe](config, directory, watcher)
+        directory.timer = clocking.start(config.budget, clock, began=began)
+        with clocking.kept(directory.timer, clock):
+            RECIPES[config.recipe](config, directory, watcher)
     except Stopped as stopped:
         directory.note(status="stopped", reason=str(stopped))
         report.write(directory.path)

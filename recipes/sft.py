@@ -6,7 +6,7 @@ Recipe sft teaches a causal or sequence-to-sequence model to answer, mlm an enco
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import (
     backbones,
+    clocking,
     describing,
     evaluation,
     files,
@@ -35,13 +36,16 @@ from workbench.data.masking import Masking
 from workbench.data.tokens import Splits, Tokens
 from workbench.engine import Clock, Fit, Supervision, Watcher
 from workbench.errors import ConfigError
-from workbench.evaluation import Answer
+from workbench.evaluation import Answer, Likelihood
 from workbench.freezing import freezer as freezing
 from workbench.heads import Head
 from workbench.runs import Run
 from workbench.shipped import Shipped
 from workbench.tasks import TEXT
+from workbench.timing import Timer, left, phase
 
+REST_TOKENS = 1024
+"""Padded tokens in one forward pass that uses up what is left of the time."""
 Scores = dict[str, Any]
 Supervise = Callable[[nn.Module, Head, Backbone, Callable[[], float]], Supervision]
 """From the model that trains, its head, the backbone under it, and the share of the run that is done."""
@@ -68,17 +72,53 @@ def prepare(config: RunConfig, run: Run) -> tuple[PreTrainedTokenizerBase, Templ
 def finish(config: RunConfig, run: Run, data: Splits, watcher: Watcher) -> Scores:
     """Score what was saved: reload it, do not trust the live one."""
     watcher.say("Scoring what was saved ...")
-    model = shipped.load(run.path, config)
-    after, answers = score(model, data.held_out, config)
+    with phase(run.timer, "load"):
+        model = shipped.load(run.path, config)
     before = files.read_json(run.path / "before.json")
-    scores = {"before": before["scores"], "after": after}
-    if data.test is not None:
-        scores["test"], _ = score(model, data.test, config)
-    files.write_json(run.path / "scores.json", scores)
-    evaluation.write_predictions(run.path / "predictions.parquet", answers, before=before["answers"])
-    run.note(status="done")
-    report.write(run.path)
+    timer = run.timer
+    splits = {"after": data.held_out} | ({} if data.test is None else {"test": data.test})
+    # What a model says of all rows is known before time may run out over its answers.
+    found = {name: likelihood(model, split, timer) for name, split in splits.items()}
+    answers = {name: answer(model, split, config, timer) for name, split in splits.items()}
+    scores = {"before": before["scores"]} | {name: evaluation.summary(found[name], answers[name]) for name in splits}
+    if cut := _cut(found, answers, splits, asked=len(before["answers"])):
+        scores["before"] |= evaluation.answer_scores(evaluation.answered_before(answers["after"], before["answers"]))
+        run.note(cut=cut)
+        watcher.say(cut)
+    with phase(timer, "report"):
+        files.write_json(run.path / "scores.json", scores)
+        evaluation.write_predictions(run.path / "predictions.parquet", answers["after"], before=before["answers"])
+        run.note(status="done")
+        report.write(run.path)
+    if timer is not None and timer.ended:
+        _use_the_rest(timer, model, data, run, scores, watcher)
     return scores
+
+
+def _cut(
+    found: Mapping[str, Likelihood], answers: Mapping[str, list[Answer]], splits: Mapping[str, Tokens], *, asked: int
+) -> str | None:
+    """What was left out because time ran out, in words."""
+    names = {"after": "held-out", "test": "test"}
+    parts = [
+        f"{found[name].rows} of {len(split)} {names[name]} rows were scored"
+        for name, split in splits.items()
+        if found[name].rows < len(split)
+    ]
+    if len(answers["after"]) < asked:
+        parts.append(f"{len(answers['after'])} of {asked} were answered")
+    return f"Time ran out: {', '.join(parts)}." if parts else None
+
+
+def _use_the_rest(timer: Timer, model: Shipped, data: Splits, run: Run, scores: Scores, watcher: Watcher) -> None:
+    """In the time that was kept and not needed: the loss on rows that it learnt from, to see what is memorised."""
+    if timer.left() < timer.seconds("scoring", REST_TOKENS / int(data.held_out.lengths.sum())):
+        return
+    found = evaluation.likelihood(model.model, model.head, data.train, left=timer.left, batch_tokens=REST_TOKENS)
+    scores["train"] = evaluation.summary(found, [])
+    watcher.say(f"In the time that was left: loss {found.loss:.4f} on {found.rows} of the rows that it learnt from.")
+    files.write_json(run.path / "scores.json", scores)
+    report.write(run.path)
 
 
 def train(
@@ -95,9 +135,10 @@ def train(
     Args:
         supervise: What the model learns from; by default the supervised tokens of `data`.
     """
-    backbone = backbones.load(
-        config.model, tokenizer, task=tasks.of(config), trainable=isinstance(config.adapter, Full)
-    )
+    with phase(run.timer, "load"):
+        backbone = backbones.load(
+            config.model, tokenizer, task=tasks.of(config), trainable=isinstance(config.adapter, Full)
+        )
     watcher.say(describing.storage(backbone))
 
     score_before(config, run, backbone, data, tokenizer, template, watcher)
@@ -115,7 +156,14 @@ def train(
     model = freezer.model
     run.note(model=describing.model(config, backbone, model))
     head = heads.find(model, backbone.model)
+    if run.timer is not None:
+        plan(run.timer, config, data)
     clock = Clock()
+
+    def held_out_loss() -> float:
+        with phase(run.timer, "evaluation"):
+            return evaluation.likelihood(model, head, data.held_out).loss
+
     supervise = supervise or (lambda *_: Supervision(data.train, next_token_loss(model, head)))
     fit = Fit(
         model=model,
@@ -123,7 +171,8 @@ def train(
         freezer=freezer,
         width=head.width,
         held_out=[data.held_out],
-        held_out_loss=lambda: evaluation.likelihood(model, head, data.held_out).loss,
+        held_out_loss=held_out_loss,
+        timer=run.timer,
         config=config,
         compute=backbone.compute,
         run=run,
@@ -133,6 +182,12 @@ def train(
     fit.work()
     with fit.shipping():
         shipped.save(model, run.adapter, tokenizer, template, evaluation.stop_tokens(tokenizer, data.train))
+
+
+def plan(timer: Timer, config: RunConfig, data: Splits, *, peers: int = 1) -> None:
+    """Tell the clock what the run will do."""
+    test = 0 if data.test is None else int(data.test.lengths.sum())
+    timer.plan(clocking.plan(config, held_out=int(data.held_out.lengths.sum()), test=test, peers=peers))
 
 
 def score_before(
@@ -149,8 +204,13 @@ def score_before(
         return
     watcher.say("Scoring the backbone before training ...")
     head = heads.find(backbone.model, backbone.model)
-    scores, answers = score(Shipped(backbone.model, head, tokenizer, template, []), data.held_out, config)
-    files.write_json(run.path / "before.json", {"scores": scores, "answers": [each.answer for each in answers]})
+    model = Shipped(backbone.model, head, tokenizer, template, [])
+    found = likelihood(model, data.held_out, run.timer)
+    answers = answer(model, data.held_out, config, run.timer)
+    if run.timer is not None:
+        run.timer.require_time("scoring the backbone before training")
+    said = {each.place: each.answer for each in answers}
+    files.write_json(run.path / "before.json", {"scores": evaluation.summary(found, answers), "answers": said})
 
 
 def next_token_loss(model: nn.Module, head: Head) -> Callable[[MicroBatch, float], Tensor]:
@@ -172,15 +232,27 @@ def next_token_loss(model: nn.Module, head: Head) -> Callable[[MicroBatch, float
 
 def score(model: Shipped, split: Tokens, config: RunConfig) -> tuple[dict[str, float], list[Answer]]:
     """Loss and answer scores of a saved model on a split, and the answers themselves."""
-    found = evaluation.likelihood(model.model, model.head, split)
-    answers = evaluation.answers(
-        model.model,
-        split,
-        model.tokenizer,
-        count=config.evaluate.answers if tasks.of(config) is TEXT else 0,
-        max_new_tokens=config.evaluate.max_new_tokens,
-    )
-    return evaluation.summary(found, answers), answers
+    answers = answer(model, split, config)
+    return evaluation.summary(likelihood(model, split), answers), answers
+
+
+def likelihood(model: Shipped, split: Tokens, timer: Timer | None = None) -> Likelihood:
+    """Loss of a model on a split, or on as much of it as there is time for."""
+    with phase(timer, "scoring"):
+        return evaluation.likelihood(model.model, model.head, split, left=left(timer))
+
+
+def answer(model: Shipped, split: Tokens, config: RunConfig, timer: Timer | None = None) -> list[Answer]:
+    """A model's answers to some rows of a split, or to as many of them as there is time for."""
+    with phase(timer, "answers"):
+        return evaluation.answers(
+            model.model,
+            split,
+            model.tokenizer,
+            count=config.evaluate.answers if tasks.of(config) is TEXT else 0,
+            max_new_tokens=config.evaluate.max_new_tokens,
+            left=left(timer),
+        )
 
 
 def read_template(config: RunConfig) -> str | None:

@@ -32,6 +32,7 @@ def run(
     out: Path | str | None = None,
     resume: bool = False,
     quiet: bool = False,
+    began: float | None = None,
 ) -> Path:
     """Train, score and report, as the command `workbench run` does.
 
@@ -41,6 +42,7 @@ def run(
         out: The run directory; by default a new one under `runs/`.
         resume: Continue the run in `out`.
         quiet: Draw no progress.
+        began: The moment that `budget.time` counts from, by `time.monotonic`; by default that of the call.
 
     Returns:
         The run directory: scores.json, adapter/, report.html and the rest.
@@ -49,6 +51,9 @@ def run(
         WorkbenchError: something is wrong that the caller can mend.
         Stopped: ended on SIGTERM or Ctrl-C, with a checkpoint to resume from.
     """
+    import time
+
+    began = time.monotonic() if began is None else began
     from workbench.recipes.load import directory, load
 
     config = load(recipe, overrides)
@@ -58,4 +63,4 @@ def run(
 
     path = Path(out) if out is not None else directory(recipe, resume=resume)
     with Terminal(quiet=quiet) as terminal:
-        return run_config(config, out=path, resume=resume, watcher=terminal)
+        return run_config(config, out=path, resume=resume, watcher=terminal, began=began)

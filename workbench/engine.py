@@ -22,11 +22,11 @@ from workbench.errors import Stopped, TrainingError
 from workbench.freezing.freezer import Freezer
 from workbench.freezing.prefix import Kept, Prefix, Work
 from workbench.freezing.watching import ActivationWatch, GradientWatch
-from workbench.limits import Timer
 from workbench.masters import Masters
 from workbench.member import Course, Member, Trained
 from workbench.noise_scale import NoiseScale, Parts
 from workbench.runs import Run
+from workbench.timing import Timer, phase
 
 Loss = Callable[[MicroBatch, float], Tensor]
 """Summed loss of a micro-batch times a factor, as a scalar with a graph."""
@@ -127,14 +127,17 @@ class Fit:
         self.masters.refresh()
         self.tokens = self._prepare()
         began = time.monotonic() - member.progress.elapsed_s
-        while member.live:
+        if self.timer is not None:
+            self.timer.begin(member.progress.share)
+        while self._goes_on():
             self._follow_policy()
             record = member.settle(self._step_that_fits(), began=began)
             self.accelerator.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])
             self.watcher.step(record, total=member.total)
             stopping = self.watcher.stop_requested()
             if member.due or stopping:
-                member.save(keep=self.config.save.keep)
+                with phase(self.timer, "checkpoint"):
+                    member.save(keep=self.config.save.keep)
             if member.live and stopping:
                 raise Stopped(f"Stopped after {member.place}; checkpoint saved.")
         self.prefix.close()
@@ -146,6 +149,11 @@ class Fit:
         self.run.note(elapsed_s=self.member.progress.elapsed_s, peak_bytes=peak_bytes(self.device))
         with self.member.shipping(self.watcher.say), self.masters.exposed():
             yield
+
+    def _goes_on(self) -> bool:
+        """Whether there is another step to do; a run does at least one."""
+        member = self.member
+        return member.live and (self.timer is None or member.progress.step == 0 or self.timer.fits_another())
 
     def _step_that_fits(self) -> dict[str, Any]:
         """One optimizer step; where memory runs out, the same step in smaller micro-batches."""
@@ -215,6 +223,8 @@ class Fit:
         freezer.follow(step=progress.step, share=progress.share)
         self.member.follow(freezer.frozen, freezer.plan.rates)
         self.prefix.follow()
+        if self.timer is not None:
+            self.timer.steady = self.prefix.trunk is None  # rows that are read again cost less than at first
 
     def _beside(self) -> dict[str, Companion]:
         """What goes on in training besides the loss and the optimizer, by the name of its file in a checkpoint."""

@@ -25,6 +25,9 @@ class Timer(Protocol):
     def fits_another(self) -> bool:
         """Whether there is time for another step, and for what comes after training."""
 
+    def affords(self, name: str) -> bool:
+        """Whether something that interrupts training leaves enough time to train on."""
+
 
 @dataclass(frozen=True)
 class Limits:

@@ -186,7 +186,7 @@ class Member:
         self._end_in_time()
         if self._average is not None:
             self._average.update(self.progress.step, before=self._before, after=self.progress.share)
-        if self._is_due(self.course.config.evaluate.every):
+        if self._is_due(self.course.config.evaluate.every) and self._affords_evaluation():
             record = {**record, **self._evaluate()}
             self._end_in_time()
         self.progress = replace(self.progress, elapsed_s=round(time.monotonic() - began, 3))
@@ -273,6 +273,11 @@ class Member:
         timer = self.course.timer
         if timer is not None and not timer.fits_another():
             self.progress = replace(self.progress, share=1.0)
+
+    def _affords_evaluation(self) -> bool:
+        """Whether there is time to evaluate and to train on; after the last step always."""
+        timer = self.course.timer
+        return timer is None or self.progress.share >= 1 or timer.affords("evaluation")
 
     def _share(self, part: float, tokens: int) -> float:
         """Share of the run that is done when a part of the step is, whose gradients are there and whose update is not.

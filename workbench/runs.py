@@ -23,6 +23,7 @@ from workbench.config import RunConfig
 from workbench.errors import ConfigError, ResumeError, WorkbenchError
 from workbench.schema import parse, read_yaml
 from workbench.sections import sweeping
+from workbench.timing import Timer
 
 PACKAGES = ("peft-workbench", "torch", "transformers", "peft", "accelerate", "bitsandbytes", "datasets", "safetensors")
 
@@ -35,6 +36,8 @@ class Run:
         self.resumed = resumed
         """Whether the directory held a run that this process continues."""
         self.adapter = path / "adapter"
+        self.timer: Timer | None = None
+        """Its clock, where wall clock limits it."""
         self.checkpoints = path / "checkpoints"
         self.best = path / "checkpoints" / "best"
         self._lock = lock
@@ -131,7 +134,7 @@ def start(path: Path, config: RunConfig, *, resume: bool) -> Run:
         lock.close()
         raise
     if not resume:
-        for stale in ("metrics.jsonl", "before.json", "report.html"):
+        for stale in ("metrics.jsonl", "before.json", "report.html", "clock.json"):
             (path / stale).unlink(missing_ok=True)
         text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         run.note(name=path.name, created=datetime.now(timezone.utc).isoformat(timespec="seconds"))
@@ -198,7 +201,7 @@ def _require_same(wanted: RunConfig, found: RunConfig, path: Path) -> None:
     differing = [
         f"{key}: {_shown(old)} there, {_shown(new)} asked for"
         for key, old, new in _differences(found.model_dump(mode="json"), wanted.model_dump(mode="json"))
-        if key not in ("batch.tokens_per_device", "trackers", "save.keep")
+        if key not in ("batch.tokens_per_device", "trackers", "save.keep", "budget.time")
     ]
     if differing:
         raise ResumeError(

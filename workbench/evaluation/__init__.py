@@ -4,6 +4,8 @@ from workbench.evaluation.decoding import generate
 from workbench.evaluation.scores import (
     Answer,
     Likelihood,
+    answer_scores,
+    answered_before,
     answers,
     complete,
     generation,
@@ -16,6 +18,8 @@ from workbench.evaluation.scores import (
 __all__ = [
     "Answer",
     "Likelihood",
+    "answer_scores",
+    "answered_before",
     "answers",
     "complete",
     "generate",

@@ -15,20 +15,39 @@ from torch import Tensor, nn
 from workbench.data.batching import MicroBatch, micro_batches
 from workbench.data.classes import Labelled
 from workbench.data.labels import Floats, Label, Labels
+from workbench.evaluation.timely import Left, in_time
 
 TOKENS = 4096
 """Padded tokens in one forward pass without gradients."""
 
 
-@torch.no_grad()
 def outputs(model: nn.Module, predict: Callable[[MicroBatch], Tensor], rows: Labelled) -> Floats:
     """Outputs (N, C) of rows in their order."""
+    return outputs_in_time(model, predict, rows, None)[1]
+
+
+@torch.no_grad()
+def outputs_in_time(
+    model: nn.Module,
+    predict: Callable[[MicroBatch], Tensor],
+    rows: Labelled,
+    left: Left | None,
+    *,
+    batch_tokens: int | None = None,
+) -> tuple[Labelled, Floats]:
+    """As many of the rows as there is time for, in their order, and their outputs (N, C).
+
+    Args:
+        left: Seconds for it; None where nothing limits it.
+        batch_tokens: Padded tokens in one forward pass; None: TOKENS.
+    """
     device = next(model.parameters()).device
     found: dict[int, Floats] = {}
-    for indices in micro_batches(np.arange(len(rows)), rows.lengths, tokens=TOKENS):
+    for indices in in_time(micro_batches(np.arange(len(rows)), rows.lengths, tokens=batch_tokens or TOKENS), left):
         said_BC = predict(rows.batch(indices).to(device)).double().cpu().numpy()
         found.update(zip(indices.tolist(), said_BC, strict=True))
-    return np.stack([found[row] for row in range(len(rows))])
+    done = sorted(found)
+    return rows if len(done) == len(rows) else rows.subset(np.asarray(done)), np.stack([found[row] for row in done])
 
 
 def table(labels: Labels, rows: Labelled, values_NC: Floats, *, texts: list[str], labelled: bool) -> pd.DataFrame:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from workbench.data.batching import Indices, Row, encoder_inputs, micro_batches
 from workbench.data.tokens import Tokens
 from workbench.evaluation import text
 from workbench.evaluation.decoding import generate
+from workbench.evaluation.timely import Left, in_time
 from workbench.heads import Head
 
 TOKENS = 4096
@@ -36,6 +37,8 @@ class Likelihood:
     """Mean negative log-likelihood, nats per supervised token."""
     token_accuracy: float
     """Share of supervised tokens that are the model's first choice."""
+    rows: int
+    """Rows that were looked at."""
 
     @property
     def perplexity(self) -> float:
@@ -63,14 +66,22 @@ class Answer:
         return text.rouge_l(self.answer, self.reference)
 
 
-def likelihood(model: nn.Module, head: Head, tokens: Tokens) -> Likelihood:
-    """Loss and accuracy over every supervised token of `tokens`, each counted once."""
-    losses, hits, count = 0.0, 0, 0
-    for loss_N, hit_N in _token_scores(model, head, tokens):
+def likelihood(
+    model: nn.Module, head: Head, tokens: Tokens, *, left: Left | None = None, batch_tokens: int | None = None
+) -> Likelihood:
+    """Loss and accuracy over every supervised token of `tokens`, each counted once.
+
+    Args:
+        left: Seconds for it, where it has to end in time; then of as many rows as there is time for.
+        batch_tokens: Padded tokens in one forward pass; None: TOKENS.
+    """
+    losses, hits, count, rows = 0.0, 0, 0, 0
+    for loss_N, hit_N, batch in _token_scores(model, head, tokens, left, batch_tokens or TOKENS):
         losses += float(loss_N.double().sum())
         hits += int(hit_N.sum())
         count += len(loss_N)
-    return Likelihood(losses / count, hits / count)
+        rows += batch
+    return Likelihood(losses / count, hits / count, rows)
 
 
 def answers(
@@ -80,15 +91,19 @@ def answers(
     *,
     count: int,
     max_new_tokens: int,
+    left: Left | None = None,
 ) -> list[Answer]:
     """Greedy answers to the last supervised turn of `count` examples, evenly spaced over the set.
 
-    Examples without a prompt (plain text) have no answer to compare and are passed over.
+    Examples without a prompt (plain text) have no answer to compare and are passed over. So are those that `left`,
+    which gives the seconds for all, leaves no time for.
     """
     spaced = np.unique(np.linspace(0, len(tokens) - 1, num=min(count, len(tokens)), dtype=np.int64))
     asked = [(int(index), turn) for index in spaced if (turn := _last_turn(tokens[int(index)])).start > 1]
     prompts = [turn.input_ids[: turn.asked] for _, turn in asked]
-    written = complete(model, prompts, tokenizer, stop=stop_tokens(tokenizer, tokens), max_new_tokens=max_new_tokens)
+    written = complete(
+        model, prompts, tokenizer, stop=stop_tokens(tokenizer, tokens), max_new_tokens=max_new_tokens, left=left
+    )
     return [
         Answer(
             place=tokens.place(index),
@@ -97,20 +112,31 @@ def answers(
             answer=answer,
         )
         for (index, turn), answer in zip(asked, written, strict=True)
+        if answer is not None
     ]
 
 
 def summary(found: Likelihood, answers: Sequence[Answer]) -> dict[str, float]:
     """The scores by name, as scores.json holds them; answer scores only where there are answers."""
     scores = {"loss": found.loss, "perplexity": found.perplexity, "token_accuracy": found.token_accuracy}
-    if answers:
-        scores["f1"] = sum(answer.f1 for answer in answers) / len(answers)
-        scores["rouge_l"] = sum(answer.rouge_l for answer in answers) / len(answers)
-    return {name: round(value, 6) for name, value in scores.items()}
+    return {name: round(value, 6) for name, value in scores.items()} | answer_scores(answers)
 
 
-def write_predictions(path: Path, answers: Sequence[Answer], *, before: Sequence[str]) -> None:
-    """One row per answered example, with what the backbone answered before training."""
+def answer_scores(answers: Sequence[Answer]) -> dict[str, float]:
+    """Mean scores of answers by name; none where there are no answers."""
+    if not answers:
+        return {}
+    f1, rouge_l = sum(each.f1 for each in answers), sum(each.rouge_l for each in answers)
+    return {"f1": round(f1 / len(answers), 6), "rouge_l": round(rouge_l / len(answers), 6)}
+
+
+def answered_before(answers: Sequence[Answer], before: Mapping[str, str]) -> list[Answer]:
+    """The same prompts with what was answered before training, by place."""
+    return [replace(each, answer=before[each.place]) for each in answers]
+
+
+def write_predictions(path: Path, answers: Sequence[Answer], *, before: Mapping[str, str]) -> None:
+    """One row per answered example, with what the backbone answered before training, by place."""
     import pandas as pd
 
     rows = [
@@ -118,14 +144,14 @@ def write_predictions(path: Path, answers: Sequence[Answer], *, before: Sequence
             "row": answer.place,
             "prompt": answer.prompt,
             "reference": answer.reference,
-            "before": old,
+            "before": before[answer.place],
             "after": answer.answer,
-            "f1_before": text.token_f1(old, answer.reference),
+            "f1_before": text.token_f1(before[answer.place], answer.reference),
             "f1_after": answer.f1,
-            "rouge_l_before": text.rouge_l(old, answer.reference),
+            "rouge_l_before": text.rouge_l(before[answer.place], answer.reference),
             "rouge_l_after": answer.rouge_l,
         }
-        for answer, old in zip(answers, before, strict=True)
+        for answer in answers
     ]
     buffer = io.BytesIO()
     pd.DataFrame(rows).to_parquet(buffer)
@@ -140,29 +166,39 @@ def complete(
     *,
     stop: Sequence[int],
     max_new_tokens: int,
-) -> list[str]:
-    """Greedy continuations of prompts, or a decoder's answers to them, in their order; similar lengths go together."""
+    left: Left | None = None,
+) -> list[str | None]:
+    """Greedy continuations of prompts, or a decoder's answers to them, in their order; similar lengths go together.
+
+    None where `left`, which gives the seconds for all of them, leaves no time for one.
+    """
     device = next(model.parameters()).device
     encodes: bool = model.config.is_encoder_decoder  # type: ignore[union-attr, assignment]
     written: dict[int, str] = {}
     lengths = np.asarray([len(prompt) + max_new_tokens for prompt in prompts], dtype=np.int64)
-    for indices in micro_batches(np.arange(len(prompts)), lengths, tokens=TOKENS):
+    for indices in in_time(micro_batches(np.arange(len(prompts)), lengths, tokens=TOKENS), left):
+        if left is not None and left() <= 0:
+            break
         chosen = [prompts[index] for index in indices]
         inputs = encoder_inputs(chosen) if encodes else _padded_on_the_left(chosen)
         on_device = {name: tensor.to(device) for name, tensor in inputs.items()}
-        output = generate(model, on_device, generation(stop, max_new_tokens=max_new_tokens))
+        most_s = None if left is None else left()
+        output = generate(model, on_device, generation(stop, max_new_tokens=max_new_tokens, most_s=most_s))
+        if left is not None and left() <= 0:
+            break  # they may be unfinished
         begin = 1 if encodes else inputs["input_ids"].shape[1]  # a decoder's own first token is its start token
         for index, ids in zip(indices, output[:, begin:], strict=True):
             written[int(index)] = _text(tokenizer, ids).strip()
-    return [written[index] for index in range(len(prompts))]
+    return [written.get(index) for index in range(len(prompts))]
 
 
-def generation(stop: Sequence[int], *, max_new_tokens: int) -> GenerationConfig:
-    """Greedy decoding that ends at any of the tokens `stop`."""
+def generation(stop: Sequence[int], *, max_new_tokens: int, most_s: float | None = None) -> GenerationConfig:
+    """Greedy decoding that ends at any of the tokens `stop`, or after `most_s` seconds."""
     return GenerationConfig(
         do_sample=False,
         num_beams=1,
         max_new_tokens=max_new_tokens,
+        max_time=most_s,
         eos_token_id=list(stop),
         pad_token_id=stop[0] if stop else 0,
     )
@@ -211,11 +247,15 @@ def _first(tokens: Tokens, count: int) -> Iterator[Row]:
     return (tokens[index] for index in range(min(count, len(tokens))))
 
 
-def _token_scores(model: nn.Module, head: Head, tokens: Tokens) -> Iterator[tuple[Tensor, Tensor]]:
+def _token_scores(
+    model: nn.Module, head: Head, tokens: Tokens, left: Left | None, batch_tokens: int
+) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Losses and hits of the supervised tokens of some rows, and how many rows."""
     device = next(model.parameters()).device
     everything: Any = np.arange(len(tokens))
     with torch.no_grad():
-        for indices in micro_batches(everything, tokens.lengths, tokens=TOKENS):
+        for indices in in_time(micro_batches(everything, tokens.lengths, tokens=batch_tokens), left):
             batch = tokens.batch(indices).to(device)
             hidden = head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N]
-            yield objectives.token_scores(hidden, batch.labels_N, head.project, vocabulary=head.vocabulary)
+            found = objectives.token_scores(hidden, batch.labels_N, head.project, vocabulary=head.vocabulary)
+            yield *found, len(indices)

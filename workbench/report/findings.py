@@ -40,9 +40,22 @@ def findings(record: Record) -> list[Finding]:
     """What deserves a look before the numbers are believed, most important first."""
     # The steps of a cross-validation are chosen before: what a better one would have been is no advice.
     best_step = None if record.crossvalidates else _best_step(record)
-    found = [_taught(record), _chance(record), best_step, _clipping(record), _cut(record), _left_out(record)]
+    found = [
+        _out_of_time(record),
+        _taught(record),
+        _chance(record),
+        best_step,
+        _clipping(record),
+        _cut(record),
+        _left_out(record),
+    ]
     stages = [Finding(tone, text) for tone, text in crossvalidated.sentences(record)]
     return stages + [finding for finding in found if finding]
+
+
+def _out_of_time(record: Record) -> Finding | None:
+    cut = record.manifest.get("cut")
+    return Finding("warning", cut) if cut else None
 
 
 def _answers(record: Record) -> str:
