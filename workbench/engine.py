@@ -224,7 +224,8 @@ class Fit:
         self.member.follow(freezer.frozen, freezer.plan.rates)
         self.prefix.follow()
         if self.timer is not None:
-            self.timer.steady = self.prefix.trunk is None  # rows that are read again cost less than at first
+            # A step is other work where another layer freezes, and where rows are read that were computed before.
+            self.timer.steady = self.config.freeze.fixed and self.prefix.trunk is None
 
     def _beside(self) -> dict[str, Companion]:
         """What goes on in training besides the loss and the optimizer, by the name of its file in a checkpoint."""

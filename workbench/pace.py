@@ -80,18 +80,19 @@ class Pace:
         first = max(0, min(bisect.bisect(self._moments, now - seconds, hi=count), count - FEW))
         return (self._sums[count][0] - self._sums[first][0]) / (self._sums[count][1] - self._sums[first][1])
 
-    def slowness(self, at: float, *, lately: float | None = None) -> float | None:
+    def slowness(self, at: float, *, steady: bool, lately: float | None = None) -> float | None:
         """A number that the time of the same work at a moment is proportional to; None where nothing tells it.
 
-        The steps tell it, but what a step is may change in the course of a run: where evaluations have told more since
-        the first of them, they are believed, and the steps only from the last one on.
+        The steps tell it. Where they do not stay the same work, evaluations are believed from the first to the last of
+        them, and the steps only before and after.
 
         Args:
+            steady: Whether all steps of the run are the same work.
             lately: Instead of that of a moment, the mean of so many seconds before it.
         """
         pace = self.per_token(at) if lately is None else self.lately(at, lately)
         earlier = [found for found in self._evaluations if found.at <= at]
-        if pace is None or not earlier:
+        if pace is None or steady or not earlier:
             return pace
         first, last = earlier[0], earlier[-1]
         return pace / self._beside(last) * last.seconds / first.seconds * self._beside(first)

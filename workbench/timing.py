@@ -100,7 +100,7 @@ class Timer:
         self.ended = False
         """Whether it was the clock that ended training."""
         self.steady = True
-        """Whether steps and evaluations tell how fast the machine is: they are the same work in all of the run."""
+        """Whether all steps of the run are the same work, and tell how fast the machine is."""
         self._clock = clock
         self._target = limit_s - min(SPARE * limit_s, MOST_SPARE)
         self._larger = larger
@@ -211,8 +211,8 @@ class Timer:
             return units * self._guess(name)
         if self._at is not None and found.at >= self._at:
             return units * found.seconds  # no step since then says that anything has changed
-        now = self._pace.slowness(self.spent, lately=self._horizon)
-        then = found.slowness or self._pace.slowness(found.at)
+        now = self._pace.slowness(self.spent, steady=self.steady, lately=self._horizon)
+        then = found.slowness or self._pace.slowness(found.at, steady=self.steady)
         slower = now / then if now and then else 1.0
         expected = found.seconds * (slower if self.steady else max(slower, 1.0))
         if name == "scoring" and "evaluation" in self._measured:
@@ -229,7 +229,7 @@ class Timer:
             "ended": self.ended,
             **self._pace.state(),
             "measured": {
-                name: found._replace(slowness=found.slowness or self._pace.slowness(found.at))
+                name: found._replace(slowness=found.slowness or self._pace.slowness(found.at, steady=self.steady))
                 for name, found in measured.items()
             },
         }
