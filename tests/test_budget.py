@@ -20,7 +20,7 @@ BURN = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() 
 
 
 def command(out: Path, limit: float, *words: str) -> list[str]:
-    overrides = [f"budget.time={limit:g}", "train.epochs=null", "evaluate.answers=32", *words]
+    overrides = [f"budget.time={limit:g}", "train.epochs=null", "evaluate.answers=8", *words]
     return [sys.executable, "-m", "workbench.cli", "run", "sft/quickstart", *overrides, "--out", str(out)]
 
 
@@ -55,20 +55,8 @@ def require_finished(out: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ends_in_time_while_others_use_the_cores(tmp_path: Path) -> None:
-    limit = 120.0
-    began = time.monotonic()
-    with load(after=0.3 * limit, seconds=0.2 * limit):
-        done = subprocess.run(command(tmp_path / "run", limit), capture_output=True, text=True, timeout=2 * limit)
-    took = time.monotonic() - began
-    assert done.returncode == 0, done.stderr
-    assert (1 - WINDOW) * limit <= took <= limit
-    require_finished(tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on_with_what_is_left(tmp_path: Path) -> None:
-    limit, out = 120.0, tmp_path / "run"
+def test_a_killed_run_ends_in_time_while_others_use_the_cores(tmp_path: Path) -> None:
+    limit, out = 80.0, tmp_path / "run"
     began = time.monotonic()
     first = subprocess.Popen(command(out, limit, "save.every=2"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while len(lines(out)) < 4 and first.poll() is None:
@@ -82,7 +70,8 @@ def test_a_killed_run_goes_on_with_what_is_left(tmp_path: Path) -> None:
 
     began = time.monotonic()
     words = [*command(out, limit, "save.every=2"), "--resume"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=2 * limit)
+    with load(after=0.2 * limit, seconds=0.2 * limit):
+        done = subprocess.run(words, capture_output=True, text=True, timeout=2 * limit)
     took = spent + time.monotonic() - began
     assert done.returncode == 0, done.stderr
     assert (1 - WINDOW) * limit <= took <= limit

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tests.conftest import tiny
-from workbench import adapters, member
+from workbench import adapters, optimizers
 from workbench.adapters import Ia3
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
@@ -86,7 +86,8 @@ def test_weight_decay_leaves_factors_alone(llama: PreTrainedModel) -> None:
     values: dict[str, Any] = {"recipe": "sft", "data": {"train": "rows.jsonl"}, "train": {"weight_decay": 0.5}}
     for method, decay in (("ia3", 0.0), ("lora", 0.5)):
         config = RunConfig.model_validate({**values, "adapter": {"method": method}})
-        (group,) = member._optimizer(Masters(model, torch.float32).named(), config).param_groups
+        named = Masters(model, torch.float32).named()
+        (group,) = optimizers.groups(named, config, layers={}, blocks=2, fresh=())
         assert group["weight_decay"] == decay and len(group["params"]) == 6
 
 
