@@ -144,13 +144,11 @@ def train(
     score_before(config, run, backbone, data, tokenizer, template, watcher)
 
     # Frozen backbone, trainable adapter.
-    vocabulary = tokenizer.get_vocab()
-    new_tokens = [vocabulary[token] for token in config.model.new_tokens]
     freezer = freezing.attach(
         backbone.model,
         config,
         seed=config.seed,
-        new_token_ids=new_tokens,
+        new_token_ids=tokenizer.convert_tokens_to_ids(list(config.model.new_tokens)),
         sample=lambda: first_rows(data.train, seed=config.seed),
     )
     model = freezer.model
