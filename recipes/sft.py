@@ -148,7 +148,7 @@ def train(
         backbone.model,
         config,
         seed=config.seed,
-        new_token_ids=tokenizer.convert_tokens_to_ids(list(config.model.new_tokens)),
+        new_token_ids=[tokenizer.get_vocab()[token] for token in config.model.new_tokens],
         sample=lambda: first_rows(data.train, seed=config.seed),
     )
     model = freezer.model
