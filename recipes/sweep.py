@@ -115,7 +115,7 @@ def together(subject: Subject, run: Run, entries: Sequence[Entry], failures: dic
         if entry.trial.name in failures:
             continue
         entry.run.note(batch={"tokens_per_device": tokens, "steps": fit.members[member].total})
-        with fit.members[member].shipping(chorus.say), fit.masters.exposed():
+        with fit.shipping(member):
             bench.save(entry.run.adapter, partial(bench.bank.save, member))
 
 

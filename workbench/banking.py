@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -125,6 +126,12 @@ class BankFit:
         errors = [member.error for member in self.members.values() if member.error is not None]
         if len(errors) == len(self.members):
             raise errors[0]
+
+    @contextmanager
+    def shipping(self, name: str) -> Iterator[None]:
+        """After `work`: the model holds what is to be saved of a member, in float32."""
+        with self.members[name].shipping(self.watcher.say), self.masters.exposed():
+            yield
 
     def _resume(self) -> None:
         """Every member goes back to the last step that all can go on from, or stays where it had ended by then."""

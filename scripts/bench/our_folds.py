@@ -191,8 +191,8 @@ def _bank(job: Job, watcher: Silent) -> Done:
     for fold, member in zip(job.folds, bank.members, strict=True):
         with bank.only(member):
             right += _right(model, fold.validation)
-    with fit.masters.exposed():
-        for fold, member in zip(job.folds, bank.members, strict=True):
+    for fold, member in zip(job.folds, bank.members, strict=True):
+        with fit.shipping(member):
             classifier.save(model, fold.run.adapter, adapter=partial(bank.save, member))
     return Done(watch, right, sum(each.numel() for each in bank.parameters_of(bank.members[0]).values()))
 
@@ -222,7 +222,7 @@ def _one_after_another(job: Job, watcher: Silent) -> Done:
             fit.work()
         attached.eval()
         right += _right(model, fold.validation)
-        with fit.masters.exposed():
+        with fit.shipping():
             classifier.save(model, fold.run.adapter)
         trainable = adapters.count(attached).trainable
         attached.unload()

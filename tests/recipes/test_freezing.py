@@ -139,6 +139,17 @@ def test_a_bank_equals_its_adapters_alone_with_a_frozen_half(home: Path, plain: 
         np.testing.assert_allclose(found, wanted, atol=2e-3)
 
 
+def test_a_bank_ships_what_its_adapters_alone_ship(home: Path) -> None:
+    """Not the values that the optimizer tries out, but those that it evaluates."""
+    words = ["optimizer={name: schedule_free}", "schedule={name: constant, warmup: 0}", "train.steps=6"]
+    together, apart = (
+        _crossval(home, f"shipped-{told}", HALF % "memory", *words, f"folds.together={told}")
+        for told in ("true", "false")
+    )
+    for found, wanted in zip(_outputs(together), _outputs(apart), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=2e-3)
+
+
 def _sft(stories: str, questions: Path, out: Path, *words: str) -> Path:
     known = [f"model.id={stories}", f"data.train={questions}", "data.held_out=0.1", "data.limit=60"]
     known += ["model.weights=float32", "model.compute=float32", "adapter={method: lora, rank: 4, alpha: 8}"]

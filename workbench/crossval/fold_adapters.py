@@ -187,8 +187,8 @@ def _together(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Wat
     for course, error in zip(courses, (each.error for each in fit.members.values()), strict=True):
         if error is not None:
             raise TrainingError(f"{course.run.path.name}: {error}")
-    with fit.masters.exposed():
-        for course, member in zip(courses, together.members, strict=True):
+    for course, member in zip(courses, together.members, strict=True):
+        with fit.shipping(member):
             classifier.save(model, course.run.adapter, adapter=partial(together.save, member))
 
 
