@@ -3,30 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from workbench.config import RunConfig
 from workbench.data.batching import steps_per_epoch
-
-
-class Timer(Protocol):
-    """The wall clock of a run that has to end in time."""
-
-    def share(self, *, ahead: float) -> float:
-        """Share of the time for training that is used when so many more steps are done.
-
-        Args:
-            ahead: Steps of usual length from now on; less than 0 for a moment that has passed.
-        """
-
-    def stepped(self, tokens: int) -> None:
-        """A step of so many tokens was done."""
-
-    def fits_another(self) -> bool:
-        """Whether there is time for another step, and for what comes after training."""
-
-    def affords(self, name: str) -> bool:
-        """Whether something that interrupts training leaves enough time to train on."""
+from workbench.timing import Timer
 
 
 @dataclass(frozen=True)

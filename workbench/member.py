@@ -22,8 +22,9 @@ from workbench.data.batching import Examples, Indices, global_batch, steps_per_e
 from workbench.diagnosis import Diagnosis
 from workbench.errors import ResumeError, TrainingError
 from workbench.freezing.eviction import Evicted
-from workbench.limits import Timer, limits
+from workbench.limits import limits
 from workbench.runs import Run
+from workbench.timing import Timer
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Member:
         self._optimizer = optimizers.build(groups, config)
         self._evicted = Evicted(course.run.path / "evicted")
         self._rates: Sequence[float] | None = None
+        self._frozen: Collection[str] | None = None
         self._average = averaging.average(config.average, trainable)
         self._companions = dict(beside or {})
         if (own := config.adapter.companion(trainable, steps=self._limits.steps)) is not None:
@@ -133,6 +135,9 @@ class Member:
         What the optimizer remembers of frozen values leaves the memory, and comes back when they train again.
         """
         self._rates = rates
+        if frozen == self._frozen:
+            return
+        self._frozen = frozen
         keep = self.course.config.freeze.thaws
         for name, parameter in self.trainable.items():
             if name in frozen:

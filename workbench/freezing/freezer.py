@@ -46,15 +46,12 @@ class Freezer:
         self.fresh = _fresh(backbone, self._parameters)
         """Names of those that start at random: a classification head."""
         self.seen: tuple[Observation, ...] = ()
+        self.frozen: frozenset[str] = frozenset()
+        """Names of the parameters that the method lets train and the policy does not, now."""
         self._now = Moment(0, 0.0, seed)
         self.plan = policy.plan(self._now, blocks=len(self.blocks))
         if policy.fixed:
             self._carry_out()
-
-    @property
-    def frozen(self) -> frozenset[str]:
-        """Names of the parameters that the method lets train and the policy does not, now."""
-        return frozenset(name for name, layer in self.layers.items() if not self.plan.trains[layer])
 
     @property
     def depth(self) -> int:
@@ -91,8 +88,9 @@ class Freezer:
             self._carry_out()
 
     def _carry_out(self) -> None:
+        self.frozen = frozenset(name for name, layer in self.layers.items() if not self.plan.trains[layer])
         for name, parameter in self._parameters.items():
-            parameter.requires_grad_(self.plan.trains[self.layers[name]])
+            parameter.requires_grad_(name not in self.frozen)
 
 
 def attach(

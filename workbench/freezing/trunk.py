@@ -44,8 +44,7 @@ class Trunk:
     """Gives the output of block `depth` as it was computed once; computes only the rows that `states` lacks.
 
     Between `install` and `remove`, calls of the backbone with whole rows of tokens read states. Others (generation with
-    a cache, embeddings, given positions, another adapter below the line than at first) compute as ever. The frozen
-    blocks are in evaluation mode.
+    a cache, embeddings, given positions, another adapter below the line than at first) compute as ever.
 
     Args:
         backbone: Without an adapter around it; adapters may be in it.
