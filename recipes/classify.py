@@ -66,11 +66,14 @@ def finish(config: RunConfig, run: Run, data: ClassSplits, watcher: Watcher) -> 
         rows, outputs_NC = outputs(model, data.held_out, timer)
     after = targets.scores(model.labels, outputs_NC, rows.targets_NC)
     scores = {"before": files.read_json(run.path / "before.json")["scores"], "after": after}
+    counts = {"held-out": (len(rows), len(data.held_out))}
     if data.test is not None:
         tested, tested_NC = outputs(model, data.test, timer)
         scores["test"] = targets.scores(model.labels, tested_NC, tested.targets_NC)
-    if len(rows) < len(data.held_out):
-        cut = f"Time ran out: {len(rows)} of {len(data.held_out)} held-out rows were scored."
+        counts["test"] = len(tested), len(data.test)
+    parts = [f"{some} of {all_} {name} rows were scored" for name, (some, all_) in counts.items() if some < all_]
+    if parts:
+        cut = f"Time ran out: {', '.join(parts)}."
         run.note(cut=cut)
         watcher.say(cut)
     with phase(timer, "report"):

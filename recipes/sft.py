@@ -81,7 +81,7 @@ def finish(config: RunConfig, run: Run, data: Splits, watcher: Watcher) -> Score
     found = {name: likelihood(model, split, timer) for name, split in splits.items()}
     answers = {name: answer(model, split, config, timer) for name, split in splits.items()}
     scores = {"before": before["scores"]} | {name: evaluation.summary(found[name], answers[name]) for name in splits}
-    if cut := _cut(found, answers, splits, asked=len(before["answers"])):
+    if cut := _cut(found, answers, splits, config.evaluate.answers):
         scores["before"] |= evaluation.answer_scores(evaluation.answered_before(answers["after"], before["answers"]))
         run.note(cut=cut)
         watcher.say(cut)
@@ -96,17 +96,21 @@ def finish(config: RunConfig, run: Run, data: Splits, watcher: Watcher) -> Score
 
 
 def _cut(
-    found: Mapping[str, Likelihood], answers: Mapping[str, list[Answer]], splits: Mapping[str, Tokens], *, asked: int
+    found: Mapping[str, Likelihood], answers: Mapping[str, list[Answer]], splits: Mapping[str, Tokens], asked: int
 ) -> str | None:
-    """What was left out because time ran out, in words."""
-    names = {"after": "held-out", "test": "test"}
-    parts = [
-        f"{found[name].rows} of {len(split)} {names[name]} rows were scored"
-        for name, split in splits.items()
-        if found[name].rows < len(split)
-    ]
-    if len(answers["after"]) < asked:
-        parts.append(f"{len(answers['after'])} of {asked} were answered")
+    """What was left out because time ran out, in words.
+
+    Args:
+        asked: Answers asked for of each split.
+    """
+    parts = []
+    for name, split in splits.items():
+        rows = "held-out rows" if name == "after" else "test rows"
+        if found[name].rows < len(split):
+            parts.append(f"{found[name].rows} of {len(split)} {rows} were scored")
+        wanted = len(evaluation.asked(split, count=asked)) if answers[name] else 0
+        if len(answers[name]) < wanted:
+            parts.append(f"{len(answers[name])} of {wanted} {rows} were answered")
     return f"Time ran out: {', '.join(parts)}." if parts else None
 
 

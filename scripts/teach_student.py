@@ -3,7 +3,7 @@
     python scripts/teach_student.py [FOLDER]
 
 Both runs stand in FOLDER. Change the sections to your own model and data; workbench/config.py and
-workbench/distilling.py explain every field.
+workbench/sections/distilling.py explain every field.
 """
 
 from __future__ import annotations

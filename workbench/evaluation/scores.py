@@ -98,9 +98,8 @@ def answers(
     Examples without a prompt (plain text) have no answer to compare and are passed over. So are those that `left`,
     which gives the seconds for all, leaves no time for.
     """
-    spaced = np.unique(np.linspace(0, len(tokens) - 1, num=min(count, len(tokens)), dtype=np.int64))
-    asked = [(int(index), turn) for index in spaced if (turn := _last_turn(tokens[int(index)])).start > 1]
-    prompts = [turn.input_ids[: turn.asked] for _, turn in asked]
+    turns = {index: _last_turn(tokens[index]) for index in asked(tokens, count=count)}
+    prompts = [turn.input_ids[: turn.asked] for turn in turns.values()]
     written = complete(
         model, prompts, tokenizer, stop=stop_tokens(tokenizer, tokens), max_new_tokens=max_new_tokens, left=left
     )
@@ -111,9 +110,15 @@ def answers(
             reference=_text(tokenizer, turn.input_ids[turn.start : turn.stop]).strip(),
             answer=answer,
         )
-        for (index, turn), answer in zip(asked, written, strict=True)
+        for (index, turn), answer in zip(turns.items(), written, strict=True)
         if answer is not None
     ]
+
+
+def asked(tokens: Tokens, *, count: int) -> list[int]:
+    """Numbers of the examples that `answers` answers, if it has the time."""
+    spaced = np.unique(np.linspace(0, len(tokens) - 1, num=min(count, len(tokens)), dtype=np.int64))
+    return [index for index in spaced.tolist() if _last_turn(tokens[index]).start > 1]
 
 
 def summary(found: Likelihood, answers: Sequence[Answer]) -> dict[str, float]:
