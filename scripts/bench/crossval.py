@@ -117,7 +117,8 @@ def _prepare(folder: Path, arguments: argparse.Namespace) -> str:
     """Write rows.csv with a column `fold`, each class dealt evenly; returns the backbone's folder."""
     with arguments.rows.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    rows = [rows[number * len(rows) // arguments.limit] for number in range(min(arguments.limit, len(rows)))]
+    count = min(arguments.limit, len(rows))
+    rows = [rows[number * len(rows) // count] for number in range(count)]
     rows.sort(key=lambda row: row[arguments.label])
     with (folder / "rows.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ["text", arguments.label, "fold"], extrasaction="ignore")

@@ -112,7 +112,7 @@ def _measured(run: Path, config: RunConfig) -> dict[str, float]:
         step["held_out_loss"] - step["averaged_held_out_loss"] for step in steps if "averaged_held_out_loss" in step
     ]
     return {
-        **{key: scores[key] for key in SCORES[config.recipe]},
+        **{key: scores[key] for key in SCORES[config.recipe] if key in scores},
         "steps": len(steps),
         "train_s": steps[-1]["elapsed_s"],
         "frozen": mean(step.get("frozen_layers", 0) for step in steps) / layers,
@@ -121,7 +121,7 @@ def _measured(run: Path, config: RunConfig) -> dict[str, float]:
 
 
 def _table(found: Mapping[str, Measured], config: RunConfig, averages: Sequence[str]) -> str:
-    columns = SCORES[config.recipe]
+    columns = {key: said for key, said in SCORES[config.recipe].items() if key in found[NONE]}
     first = next(iter(columns))
     head = ["policy or average", *columns.values(), f"{columns[first]}, against {NONE}"]
     rows: list[list[Any]] = [[*head, "steps", "training s", "frozen", "average's gain"]]
