@@ -100,7 +100,7 @@ class BankFit:
         first = courses[0]
         self.prefix = Prefix(
             freezer,
-            Work([*(course.train for course in courses), *rows], passes=_passes(self.members.values())),
+            Work([*(course.train for course in courses), *rows], passes=partial(_passes, self.members.values())),
             first.config,
             compute=compute,
             folder=first.run.path / "trunk",
@@ -146,7 +146,7 @@ class BankFit:
         """One optimizer step of every live member."""
         started, records = time.monotonic(), {}
         for (name, member), loss in zip(live.items(), self._losses_that_fit(live), strict=True):
-            record = member.update(loss)
+            record = member.update(loss, member.batch())
             if record is None:
                 self.watcher.say(f"{name} ends here; the others go on. {member.error}")
             else:
@@ -214,5 +214,5 @@ class BankFit:
 
 def _passes(members: Collection[Member]) -> float:
     """How often training computes each row, where all members have about the same rows."""
-    drawn = sum(member.passes * len(member.course.train) for member in members)
+    drawn = sum((member.passes() or math.inf) * len(member.course.train) for member in members)
     return drawn / max(len(member.course.train) for member in members)

@@ -99,6 +99,8 @@ class Fit:
         self.device = next(self.model.parameters()).device
         self.masters = Masters(self.model, self.compute, beside=beside)
         self.noise = NoiseScale()
+        self.tokens = 0
+        """In one forward pass, padding included; known after `prepare`."""
         self.member = Member(
             Course(self.train, self._held_out_loss, self.config, self.run, self.timer),
             trained(self.masters, self.freezer),
@@ -124,8 +126,7 @@ class Fit:
         member = self.member
         for sentence in member.resume():
             self.watcher.say(sentence)
-        self.masters.refresh()
-        self.tokens = self._prepare()
+        self.prepare()
         began = time.monotonic() - member.progress.elapsed_s
         if self.timer is not None:
             self.timer.begin(member.progress.share)
@@ -159,7 +160,7 @@ class Fit:
         """One optimizer step; where memory runs out, the same step in smaller micro-batches."""
         while True:
             try:
-                return self._step()
+                return self.step(self.member.batch())
             except torch.OutOfMemoryError:
                 longest = int(self.train.lengths.max())
                 if self.tokens <= longest:
@@ -169,12 +170,13 @@ class Fit:
                 self.run.note(batch={"tokens_per_device": self.tokens, "steps": self.member.total})
                 self._free_memory()
 
-    def _step(self) -> dict[str, Any]:
+    def step(self, rows: Indices) -> dict[str, Any]:
+        """One optimizer step on these rows; its line of metrics.jsonl."""
         began = time.monotonic()
-        member, rows = self.member, self.member.batch()
+        member = self.member
         self.clock.share = member.progress.share
         loss, found = self._gradients(rows)
-        record = member.update(float(loss))
+        record = member.update(float(loss), rows)
         if record is None:
             assert member.error is not None
             raise member.error
@@ -187,10 +189,10 @@ class Fit:
         """The gradients of a step's rows; their mean loss, and what else was found out about them."""
         settings, step = self.config.optimizer, self.member.progress.step
         parts = Parts(self.masters) if settings.noise_scale and step % settings.noise_scale == 0 else None
-        loss = self._backward(rows, parts)
+        loss = self.backward(rows, parts)
         if settings.sam is not None and step % settings.sam_every == 0:
             with sharpness.ascended(self.masters, rho=settings.sam, refresh=self.masters.refresh):
-                self._backward(rows)
+                self.backward(rows)
         found: dict[str, float] = {}
         if parts is not None:  # last: a step that runs out of memory is done again
             self.noise.add(parts.estimate())
@@ -199,7 +201,7 @@ class Fit:
             found["frozen_layers"] = self.freezer.plan.trains.count(False)
         return loss, found
 
-    def _backward(self, rows: Indices, parts: Parts | None = None) -> Tensor:
+    def backward(self, rows: Indices, parts: Parts | None = None) -> Tensor:
         """Add up the gradients of rows, in micro-batches; returns their mean loss.
 
         Args:
@@ -252,8 +254,9 @@ class Fit:
         self.model.train()
         return loss
 
-    def _prepare(self) -> int:
-        """Training mode, gradient checkpointing, compilation; returns the tokens of a forward pass."""
+    def prepare(self) -> None:
+        """Training mode, gradient checkpointing, compilation, the tokens of a forward pass."""
+        self.masters.refresh()
         self.model.train()
         fused.fuse(self.model)
         if self.config.train.compile:
@@ -270,7 +273,7 @@ class Fit:
             elif self.device.type != "cpu":
                 tokens = self._largest_that_fits(tokens)
         self.run.note(batch={"tokens_per_device": tokens, "steps": self.member.total})
-        return tokens
+        self.tokens = tokens
 
     def _largest_that_fits(self, tokens: int) -> int:
         try:

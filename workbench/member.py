@@ -26,6 +26,9 @@ from workbench.limits import limits
 from workbench.runs import Run
 from workbench.timing import Timer
 
+PACE_STEPS = 3
+"""After so many steps the pace of a run tells roughly how many it will do."""
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -93,10 +96,12 @@ class Member:
         step, share = self.progress.step, self.progress.share
         return round(step / share) if share else self._limits.steps or 1
 
-    @property
-    def passes(self) -> float:
-        """How often the whole run computes each row, on average; infinite where only wall clock ends it."""
+    def passes(self) -> float | None:
+        """How often the whole run computes each row, on average; None while only wall clock tells, and no pace yet."""
         ends, train = self._limits, self.course.train
+        if ends.steps is None and ends.tokens is None:
+            known = self.progress.step >= PACE_STEPS
+            return self.total * self.course.config.batch.size / len(train) if known else None
         steps = math.inf if ends.steps is None else ends.steps * self.course.config.batch.size / len(train)
         tokens = math.inf if ends.tokens is None else ends.tokens / float(train.lengths.sum())
         return min(steps, tokens)
@@ -148,13 +153,13 @@ class Member:
             elif name in self._evicted:
                 optimizer_states.load_state(self._optimizer, {name: parameter}, self._evicted.pop(name))
 
-    def update(self, loss: float) -> dict[str, Any] | None:
-        """Clip, check, and take the optimizer step; the gradients are there, `loss` is the mean of the step's rows.
+    def update(self, loss: float, rows: Indices) -> dict[str, Any] | None:
+        """Clip, check, and take the optimizer step; the gradients of `rows` are there, `loss` is their mean.
 
         Returns:
             The step's line of metrics.jsonl; None where the loss exploded, which `error` then says.
         """
-        config, before, rows = self.course.config, self.progress, self.batch()
+        config, before = self.course.config, self.progress
         for companion in self._companions.values():
             companion.on_gradients()
         optimizers.penalise(self.trainable, config)

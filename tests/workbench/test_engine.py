@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 import workbench
 from workbench import checkpoints, engine
+from workbench.data.batching import Indices
 from workbench.errors import ResumeError, Stopped, TrainingError
 from workbench.member import Member
 
@@ -114,15 +115,15 @@ def test_running_out_of_memory_repeats_the_step_in_smaller_pieces(
     train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calm = train("batch.tokens_per_device=100000", name="calm")
-    original, tokens = engine.Fit._step, []
+    original, tokens = engine.Fit.step, []
 
-    def scarce(self: engine.Fit) -> dict[str, Any]:
+    def scarce(self: engine.Fit, rows: Indices) -> dict[str, Any]:
         tokens.append(self.tokens)
         if self.member.progress.step == 3 and self.tokens > 1000:
             raise torch.OutOfMemoryError("fake")
-        return original(self)
+        return original(self, rows)
 
-    monkeypatch.setattr(engine.Fit, "_step", scarce)
+    monkeypatch.setattr(engine.Fit, "step", scarce)
     hurt = train("batch.tokens_per_device=100000", name="hurt")
     assert tokens[0] == 100_000 and tokens[-1] <= 1000
     _assert_same_curve(hurt, calm)
@@ -131,8 +132,8 @@ def test_running_out_of_memory_repeats_the_step_in_smaller_pieces(
 def test_a_loss_that_is_not_finite_stops_the_run(train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     original = Member.update
 
-    def poisoned(self: Member, loss: float) -> dict[str, Any] | None:
-        return original(self, float("nan") if self.progress.step == 6 else loss)
+    def poisoned(self: Member, loss: float, rows: Indices) -> dict[str, Any] | None:
+        return original(self, float("nan") if self.progress.step == 6 else loss, rows)
 
     monkeypatch.setattr(Member, "update", poisoned)
     with pytest.raises(TrainingError) as caught:

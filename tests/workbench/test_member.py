@@ -188,4 +188,4 @@ def test_a_run_that_tokens_end_is_repeated_and_resumed_to_the_same_bits(tmp_path
 def test_how_often_each_row_is_computed(sections: dict[str, Any], passes: float | None, tmp_path: Path) -> None:
     fit = train(build("Llama"), configured(**sections), tmp_path).fit
     read = fit.member.progress.tokens / int(fit.train.lengths.sum())
-    assert fit.member.passes == pytest.approx(read if passes is None else passes, abs=0.3 if passes is None else 1e-9)
+    assert fit.member.passes() == pytest.approx(read if passes is None else passes, abs=0.3 if passes is None else 1e-9)

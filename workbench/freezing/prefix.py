@@ -73,8 +73,8 @@ class Work(NamedTuple):
 
     rows: Sequence[Examples]
     """All sets that it reads, those that it trains on first."""
-    passes: float
-    """How often training computes each row."""
+    passes: Callable[[], float | None]
+    """How often training computes each row; gives None while nobody knows."""
 
 
 class Prefix:
@@ -110,14 +110,15 @@ class Prefix:
 
     def follow(self) -> None:
         """Look where the line is now; where it moved, what was kept of it is worth nothing any more."""
-        depth = 0 if self._config.freeze.thaws else self._freezer.depth
+        passes = self._work.passes()
+        depth = 0 if self._config.freeze.thaws or passes is None else self._freezer.depth
         if depth == self._depth:
             return
         self.close()
         self._depth = depth
-        if depth == 0:
+        if depth == 0 or passes is None:
             return
-        choice = self._chosen(depth)
+        choice = self._chosen(depth, passes)
         self._say(choice.sentence)
         if choice.where == "off":
             return
@@ -142,7 +143,7 @@ class Prefix:
                 shutil.rmtree(self._folder, ignore_errors=True)
         self.trunk = None
 
-    def _chosen(self, depth: int) -> Choice:
+    def _chosen(self, depth: int, passes: float) -> Choice:
         freezer, config = self._freezer, self._config
         backbone, blocks = freezer.backbone, freezer.blocks
         with self._trying():
@@ -159,7 +160,7 @@ class Prefix:
             blocks=blocks,
             depth=depth,
             itemsize=self._dtype.itemsize,
-            passes=max(1.0, self._work.passes * freezer.lasts()),
+            passes=max(1.0, passes * freezer.lasts()),
             everything=isinstance(config.adapter, Full),
             supervised=min(1.0, float(train.supervised.sum() / train.lengths.sum())),
         )
