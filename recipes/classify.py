@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import backbones, classifier, clocking, describing, files, preflight, report
 from workbench.adapters import Full
+from workbench.backbones import Backbone
 from workbench.classifier import Classifier
 from workbench.config import RunConfig
 from workbench.data import classes
@@ -27,6 +28,7 @@ from workbench.data.sampling import balanced
 from workbench.engine import Clock, Fit, Supervision, Watcher
 from workbench.evaluation import predicting, targets
 from workbench.freezing import freezer as freezing
+from workbench.freezing.freezer import Freezer
 from workbench.objectives.criterion import criterion
 from workbench.runs import Run
 from workbench.timing import Timer, left, phase
@@ -140,14 +142,32 @@ def train(
     if run.timer is not None:
         _plan(run.timer, config, data, found)
 
+    fit = fitting(config, run, data, backbone, freezer, found, watcher, supervise)
+    fit.work()
+    with fit.shipping():
+        classifier.save(found, run.adapter)
+
+
+def fitting(
+    config: RunConfig,
+    run: Run,
+    data: ClassSplits,
+    backbone: Backbone,
+    freezer: Freezer,
+    found: Classifier,
+    watcher: Watcher,
+    supervise: Supervise | None = None,
+) -> Fit:
+    """The training of a classifier with a fresh adapter, not begun."""
+
     def held_out_loss() -> float:
         with phase(run.timer, "evaluation"):
             return score(found, data.held_out)[0]["loss"]
 
     clock = Clock()
     supervise = supervise or (lambda found, _: labelled(config, data, found))
-    fit = Fit(
-        model=model,
+    return Fit(
+        model=freezer.model,
         supervision=supervise(found, clock),
         freezer=freezer,
         width=backbone.model.config.get_text_config().hidden_size,
@@ -160,9 +180,6 @@ def train(
         watcher=watcher,
         clock=clock,
     )
-    fit.work()
-    with fit.shipping():
-        classifier.save(found, run.adapter)
 
 
 def _plan(timer: Timer, config: RunConfig, data: ClassSplits, model: Classifier) -> None:

@@ -38,6 +38,7 @@ from workbench.engine import Clock, Fit, Supervision, Watcher
 from workbench.errors import ConfigError
 from workbench.evaluation import Answer, Likelihood
 from workbench.freezing import freezer as freezing
+from workbench.freezing.freezer import Freezer
 from workbench.heads import Head
 from workbench.runs import Run
 from workbench.shipped import Shipped
@@ -160,14 +161,31 @@ def train(
     head = heads.find(model, backbone.model)
     if run.timer is not None:
         plan(run.timer, config, data)
-    clock = Clock()
+    fit = fitting(config, run, data, backbone, freezer, head, watcher, supervise)
+    fit.work()
+    with fit.shipping():
+        shipped.save(model, run.adapter, tokenizer, template, evaluation.stop_tokens(tokenizer, data.train))
+
+
+def fitting(
+    config: RunConfig,
+    run: Run,
+    data: Splits,
+    backbone: Backbone,
+    freezer: Freezer,
+    head: Head,
+    watcher: Watcher,
+    supervise: Supervise | None = None,
+) -> Fit:
+    """The training of a backbone with a fresh adapter, not begun."""
+    model, clock = freezer.model, Clock()
 
     def held_out_loss() -> float:
         with phase(run.timer, "evaluation"):
             return evaluation.likelihood(model, head, data.held_out).loss
 
     supervise = supervise or (lambda *_: Supervision(data.train, next_token_loss(model, head)))
-    fit = Fit(
+    return Fit(
         model=model,
         supervision=supervise(model, head, backbone, clock),
         freezer=freezer,
@@ -181,9 +199,6 @@ def train(
         watcher=watcher,
         clock=clock,
     )
-    fit.work()
-    with fit.shipping():
-        shipped.save(model, run.adapter, tokenizer, template, evaluation.stop_tokens(tokenizer, data.train))
 
 
 def plan(timer: Timer, config: RunConfig, data: Splits, *, peers: int = 1) -> None:

@@ -96,6 +96,40 @@ def skeleton(config: ModelConfig, *, task: Task = TEXT, trainable: bool = False)
     return model
 
 
+def blueprint(config: ModelConfig, *, vocabulary: int, task: Task = TEXT, trainable: bool = False) -> Backbone:
+    """The backbone as `load` leaves it, from its config.json alone: on the meta device, without numbers.
+
+    Layers that will be quantised are bitsandbytes' already, and their weights not packed yet.
+
+    Args:
+        vocabulary: Tokens of the tokenizer.
+    """
+    target = device()
+    attention.register()
+    hub = task.configured(hub_config(config))
+    auto = _auto_class(config, task, hub)
+    weights, compute, notes = _precision(config, hub, target, trainable=trainable)
+    stored = DTYPES.get(weights) or _stored_beside(hub, compute)
+    hub.update({} if config.dropout else dict.fromkeys(_dropouts(hub), 0.0))
+    with _told(config, "config", "config.json"), torch.device("meta"):
+        model: PreTrainedModel = auto.from_config(
+            hub,
+            dtype=stored,
+            attn_implementation=_attention(config, compute, target),
+            trust_remote_code=config.trust_remote_code,
+        )
+    embedding = model.get_input_embeddings()
+    assert isinstance(embedding, nn.Embedding)
+    if vocabulary > embedding.num_embeddings:
+        model.resize_token_embeddings(vocabulary, mean_resizing=False)
+    if weights in QUANTISED:
+        quantisation.replace(model, weights, compute)
+    if stored != compute:
+        _keep_precise(model, anatomy.fresh_heads(model), compute)
+        storage.compute_in(model, compute)
+    return Backbone(model.requires_grad_(False).eval(), weights, compute, 0, notes)
+
+
 def load(
     config: ModelConfig, tokenizer: PreTrainedTokenizerBase | None, *, task: Task = TEXT, trainable: bool = False
 ) -> Backbone:

@@ -75,6 +75,19 @@ class Head:
         return torch.tanh(logits / self.softcap) * self.softcap if self.softcap else logits
 
 
+def known(backbone: PreTrainedModel) -> Head:
+    """The head as the configuration of `backbone` describes it, not checked."""
+    config = backbone.config.get_text_config(decoder=True)
+    divisor = getattr(config, "logits_scaling", None) or 1.0  # Granite
+    return Head(
+        module=backbone.get_output_embeddings(),
+        softcap=getattr(config, "final_logit_softcapping", None),  # Gemma 2 and later
+        multiplier=(getattr(config, "logit_scale", None) or 1.0) / divisor,  # Cohere
+        bias_1V=dict(backbone.named_buffers()).get("final_logits_bias"),  # Marian; zeros in BART
+        settings={"use_cache": False} if backbone.can_generate() else {},
+    )
+
+
 def find(model: nn.Module, backbone: PreTrainedModel) -> Head:
     """The head of `model`, checked: body and head apart must give the logits that the model gives.
 
@@ -82,16 +95,7 @@ def find(model: nn.Module, backbone: PreTrainedModel) -> Head:
         BackboneError: they do not, so that the family does something to its logits that is not known here; or
             a model that generates looks at the tokens that it is to predict.
     """
-    config = backbone.config.get_text_config(decoder=True)
-    divisor = getattr(config, "logits_scaling", None) or 1.0  # Granite
-    generates = backbone.can_generate()
-    head = Head(
-        module=backbone.get_output_embeddings(),
-        softcap=getattr(config, "final_logit_softcapping", None),  # Gemma 2 and later
-        multiplier=(getattr(config, "logit_scale", None) or 1.0) / divisor,  # Cohere
-        bias_1V=dict(backbone.named_buffers()).get("final_logits_bias"),  # Marian; zeros in BART
-        settings={"use_cache": False} if generates else {},
-    )
+    head, generates = known(backbone), backbone.can_generate()
     ids_BL = torch.arange(2, 6, device=backbone.device)[None] % head.vocabulary
     inputs = {"input_ids": ids_BL}
     if backbone.config.is_encoder_decoder:

@@ -35,6 +35,10 @@ class Masters:
         """Master of each trainable parameter, by the parameter's name in the model."""
         return {name: master for name, (_, master) in self._pairs.items()}
 
+    def computing(self) -> dict[str, nn.Parameter]:
+        """Each trainable parameter that the model multiplies with, by the same names."""
+        return {name: parameter for name, (parameter, _) in self._pairs.items()}
+
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the masters into the parameters that compute."""

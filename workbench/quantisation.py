@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
+from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 from transformers.pytorch_utils import Conv1D
 
 from workbench.adapters import anatomy
@@ -47,6 +48,15 @@ def settings(weights: str, compute: torch.dtype, skeleton: PreTrainedModel) -> B
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=compute,
     )
+
+
+def replace(blueprint: PreTrainedModel, weights: str, compute: torch.dtype) -> None:
+    """Put bitsandbytes' layers, on the meta device and not packed yet, where `settings` quantises."""
+    wanted = settings(weights, compute, blueprint)
+    replace_with_bnb_linear(blueprint, wanted.llm_int8_skip_modules, wanted)
+    for module in blueprint.modules():
+        if isinstance(module, (nn.Linear, Conv1D)):
+            module.requires_grad_(False)
 
 
 def untranspose(skeleton: PreTrainedModel) -> None:

@@ -64,8 +64,8 @@ class _Question(Section):
     adapter: SerializeAsAny[Method] = Lora()
 
 
-def predict(model: ModelConfig, method: Method, *, task: Task = TEXT) -> Size:
-    """What `method` would be on this backbone.
+def predict(model: ModelConfig, method: Method, *, task: Task = TEXT, below: int = 0) -> Size:
+    """What `method` would be on this backbone, whose first `below` blocks have none of it.
 
     Raises:
         WorkbenchError: it does not work there; the message says what does.
@@ -73,7 +73,9 @@ def predict(model: ModelConfig, method: Method, *, task: Task = TEXT) -> Size:
     if reason := unable(model, method):
         raise ConfigError(reason)
     skeleton = backbones.skeleton(model, task=task, trainable=isinstance(method, Full))
-    attached = adapters.attach(skeleton.float(), method, seed=0, new_token_ids=_new_tokens(model, skeleton))
+    attached = adapters.attach(
+        skeleton.float(), method, seed=0, new_token_ids=_new_tokens(model, skeleton), below=below
+    )
     total, trainable = adapters.count(attached)
     return Size(total, trainable, file_bytes(_saved(attached)))
 

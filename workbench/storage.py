@@ -81,12 +81,13 @@ def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
 
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of all parameters as stored, with the constants of quantised ones; what is shared counts once."""
-    return sum({tensor.data_ptr(): tensor.nbytes for tensor in _held(model)}.values())
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in held(model)}.values())
 
 
-def _held(model: nn.Module) -> Iterator[Tensor]:
+def held(model: nn.Module) -> Iterator[Tensor]:
+    """All parameters as stored, with the constants of quantised ones."""
     for parameter in model.parameters():
-        yield parameter.data
+        yield parameter
         state = getattr(parameter, "quant_state", None)
         while state is not None:  # double quantisation: the constants have a state of their own
             yield from (value for value in vars(state).values() if isinstance(value, Tensor))
