@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pydantic import model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
-from workbench.schema import Section, did_you_mean
+from workbench.schema import Section, unknown
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -154,10 +153,7 @@ class Method(Section):
         if cls is not Method or not isinstance(values, dict):
             return validate(values)
         if section is Method:
-            text = f"unknown method {values['method']!r}." + did_you_mean(str(values["method"]), list(METHODS))
-            error = PydanticCustomError("unknown_method", "{text}", {"text": text})
-            details = InitErrorDetails(type=error, loc=("method",), input=values["method"])
-            raise ValidationError.from_exception_data("adapter", [details])
+            raise unknown("method", values["method"], known=METHODS)
         return section.model_validate({"method": "lora", **values})  # type: ignore[return-value]
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, files, shipped, tasks
+from workbench import adapters, backbones, files, first_token, shipped, tasks
 from workbench.adapters import Full, anatomy
 from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch, encoder_inputs
@@ -78,6 +78,8 @@ def find(model: nn.Module, backbone: PreTrainedModel, tokenizer: PreTrainedToken
             own, head = _own_outputs(model, backbone, short)
             found = Classifier(model, backbone, tokenizer, labels, head)
             alone, among = found.outputs(short.to(backbone.device)), found.outputs(long.to(backbone.device))[:1]
+            if head is None:
+                first_token.narrow(model, backbone, long.to(backbone.device).inputs)
     finally:
         model.train(training)
     for other, what in ((own, "is not that of the last token"), (among, "depends on the rows beside it")):

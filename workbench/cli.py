@@ -64,6 +64,22 @@ def check(
         typer.echo(f"Plot: {plot}")
 
 
+@app.command()
+def plan(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    memory: Annotated[str | None, typer.Option(help="Of the device, such as 24GB; default: what is free here.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Rehearse the run without weights or memory: what it takes, and whether that fits."""
+    from workbench import show
+    from workbench.recipes.load import load
+    from workbench.recipes.plan import plan as rehearse
+
+    found = rehearse(load(recipe, overrides or ()), memory=_bytes(memory))
+    (show.plan_json if json else show.plan)(found)
+
+
 @app.command(name="distill-cache")
 def distill_cache(recipe: Recipe, overrides: Overrides = None) -> None:
     """Ask a distillation's teacher about every training row, and keep what it says in distill.cache.folder."""
@@ -184,6 +200,15 @@ def cp(recipe: Recipe, file: Annotated[Path, typer.Argument(help="The YAML file 
 
     copy(recipe, file)
     typer.echo(f"{file} written. Next: workbench check {file}")
+
+
+def _bytes(text: str | None) -> int | None:
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        return None if text is None else int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        raise ConfigError(f"--memory {text}: expected a size such as 24GB or 500MiB.") from None
 
 
 def _numbers(text: str) -> list[float]:

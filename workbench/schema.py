@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from workbench.errors import ConfigError
 
@@ -23,6 +24,13 @@ class Section(BaseModel):
     def section_for(cls, values: Any) -> type[Section]:
         """The class that `values` are an instance of: a subclass where one of their keys chooses it."""
         return cls
+
+
+def unknown(key: str, value: Any, *, known: Iterable[str]) -> ValidationError:
+    """The mistake of a section whose `key` chooses its class, where there is none of that name."""
+    text = f"unknown {key} {value!r}." + did_you_mean(str(value), list(known))
+    error = PydanticCustomError("unknown", "{text}", {"text": text})
+    return ValidationError.from_exception_data(key, [InitErrorDetails(type=error, loc=(key,), input=value)])
 
 
 class Mistakes(ValueError):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from workbench.data.classes import ClassSplits, Labelled
     from workbench.data.folded import Folded
     from workbench.data.tokens import Tokens
+    from workbench.planning.plan import Plan
     from workbench.recipes.check import Inspection
     from workbench.recipes.classify_verbs import ClassInspection
     from workbench.recipes.combine import Combined
@@ -61,6 +62,36 @@ def outcome(run: Path) -> None:
     else:
         _answered(predictions)
     _out.print(f"\nReport: {run / 'report.html'}    Adapter: {run / 'adapter'}", markup=False)
+
+
+def plan(found: Plan) -> None:
+    """What a run takes, and whether it fits."""
+    from workbench.report import units
+
+    rehearsed, batch = found.rehearsed, units.count(found.tokens_per_device)
+    table = Table("bytes at the peak of training", "", box=None, title_justify="left")
+    table.columns[1].justify = "right"
+    for name, size in rehearsed.at_peak.items():
+        table.add_row(name, units.size(size))
+    table.add_row("together", units.size(sum(rehearsed.at_peak.values())), end_section=True)
+    table.add_row("an evaluation", units.size(rehearsed.evaluation))
+    if found.process:
+        table.add_row("Python and its libraries", units.size(found.process))
+    _out.print(table, Text())
+    _out.print(
+        f"{found.size.trainable:,} of {found.size.total:,} parameters train ({found.weights} weights); the adapter's "
+        f"file has {units.size(found.size.file_bytes)}.\n{found.steps:,} steps, {rehearsed.micro_batches} passes of at "
+        f"most {batch} tokens each; {rehearsed.flops_per_token / 1e6:,.1f} MFLOP a token.",
+        markup=False,
+    )
+    verdict = "Fits" if found.fits else "Does not fit"
+    needed = f"{units.size(found.needed)} of {units.size(found.memory)} on {found.device}"
+    _out.print(f"{verdict}: {needed}. {' '.join(found.notes)}".rstrip(), markup=False)
+
+
+def plan_json(found: Plan) -> None:
+    """The same, for a program."""
+    print(json.dumps(found.facts))
 
 
 def _stages(run: Path) -> None:

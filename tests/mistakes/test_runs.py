@@ -98,6 +98,12 @@ RUNS = {
     "ls: no backbone": Case("ls adapters model.id=./none", "model.id: no folder ./none", "Write an existing folder"),
     "ls: word": Case("ls adapters stories", "'stories': expected key=value", "such as train.epochs=3"),
     "cp: nothing": Case("cp none.yaml a.yaml", "none.yaml: no such file", "`workbench ls recipes`"),
+    "plan: memory": Case("plan my.yaml --memory much", "--memory much", "such as 24GB"),
+    "plan: recipe": Case("plan crossval/quickstart", "recipe=crossval", "sft, mlm, classify"),
+    "plan: nothing learnt": Case(
+        "plan my.yaml data.train=empty.jsonl", "empty.jsonl", "holds no rows", file("empty.jsonl", "")
+    ),
+    "plan: word": Case("plan my.yaml train.stesp=1", "train.stesp", "Did you mean `steps`?"),
     "verb": Case("evalute one", "'evalute'", "Try 'workbench -h'"),
     "option": Case("run my.yaml --ot x", "--ot", "--out"),
 }

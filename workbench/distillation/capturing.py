@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PretrainedConfig, PreTrainedModel
 
+from workbench import first_token
 from workbench.adapters import anatomy
 from workbench.errors import ConfigError
 from workbench.objectives.chunked import wide
@@ -73,6 +74,7 @@ class Layers:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
+        first_token.widen(model)
         self.family = type(model).__name__
         self.model = model
         self.config = text_config(model.config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import nn
@@ -100,16 +100,25 @@ def attach(
     seed: int,
     new_token_ids: Sequence[int] = (),
     sample: Sample | None = None,
-    attached: Callable[[nn.Module], None] = lambda _: None,
 ) -> Freezer:
     """A bare backbone with the adapter of a run, fresh, none where the policy freezes for good; see `adapters.attach`.
-
-    Args:
-        attached: Is given the model before anything else knows its parameters.
 
     Returns:
         The freezer of the model, which it holds.
     """
+    model, layers = adapt(backbone, config, seed=seed, new_token_ids=new_token_ids, sample=sample)
+    return Freezer(model, backbone, layers, config.freeze, seed=seed)
+
+
+def adapt(
+    backbone: PreTrainedModel,
+    config: RunConfig,
+    *,
+    seed: int,
+    new_token_ids: Sequence[int] = (),
+    sample: Sample | None = None,
+) -> tuple[nn.Module, Layers]:
+    """What `attach` makes a freezer of: the model, and the layers of its backbone."""
     layers = _layers(backbone, config)
     model = adapters.attach(
         backbone,
@@ -119,8 +128,7 @@ def attach(
         sample=sample,
         below=config.freeze.never(len(layers.blocks)),
     )
-    attached(model)
-    return Freezer(model, backbone, layers, config.freeze, seed=seed)
+    return model, layers
 
 
 def attach_bank(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from transformers import PreTrainedModel
 
-from workbench import adapters
+from workbench import adapters, first_token
 from workbench.adapters.routed import RoutedLora
 from workbench.data.batching import Examples
 from workbench.errors import ConfigError
@@ -218,6 +218,8 @@ def refusal(backbone: PreTrainedModel, *, blocks: Sequence[nn.Module], depth: in
         return f"{family} reads no rows of tokens"
     if any(isinstance(module, RoutedLora) for block in blocks[:depth] for module in block.modules()):
         return "each member of a bank has an adapter of its own in the frozen blocks"
+    if depth == len(blocks):
+        first_token.widen(backbone)
     with _evaluating(backbone):
         return _refusal_of_trial(backbone, blocks, depth)
 

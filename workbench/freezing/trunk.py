@@ -17,6 +17,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from workbench import first_token
 from workbench.data.batching import Indices, padded
 from workbench.errors import BackboneError
 from workbench.freezing.states import States
@@ -65,6 +66,8 @@ class Trunk:
         trailing: int = 0,
         batch_of: Callable[[bytes], Rows | None] = lambda _: None,
     ) -> None:
+        if depth == len(blocks):
+            first_token.widen(backbone)
         self.states = states
         self.computed = 0
         """Rows that were computed because the store lacked them."""

@@ -21,9 +21,8 @@ class Egeria(FreezeConfig):
     block that trains freezes, and the next one is looked at, when a line through the last `window` plasticities since
     it is the frontmost is flat. The embeddings freeze with the first block; the last block that trains never does.
 
-    Simpler than the paper: the reference is the model itself an interval ago, not quantised; the values are not
-    smoothed before the line is fitted; flat is meant relative to their mean, not to the steepest line before; and
-    nothing thaws when the learning rate falls.
+    Simpler than the paper, whose reference is a quantised copy of the model that runs beside training: here it is the
+    model itself an interval ago, one line decides, and nothing thaws.
     """
 
     policy: Literal["egeria"] = "egeria"

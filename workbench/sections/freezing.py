@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from pydantic import model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
-from workbench.schema import Mistakes, Section, did_you_mean
+from workbench.schema import Mistakes, Section, unknown
 
 POLICIES: dict[str, type[FreezeConfig]] = {}
 """Every `freeze.policy` and the section that configures it; `register` fills it."""
@@ -111,10 +110,7 @@ class FreezeConfig(Section):
             return validate(values)
         none = values.get("policy", "none") == "none"
         if section is FreezeConfig and not none:
-            text = f"unknown policy {values['policy']!r}." + did_you_mean(str(values["policy"]), ["none", *POLICIES])
-            error = PydanticCustomError("unknown_policy", "{text}", {"text": text})
-            details = InitErrorDetails(type=error, loc=("policy",), input=values["policy"])
-            raise ValidationError.from_exception_data("freeze", [details])
+            raise unknown("policy", values["policy"], known=["none", *POLICIES])
         if mistakes := list(_of_others(section, values)):
             raise Mistakes(mistakes)
         return validate(values) if none else section.model_validate(values)  # type: ignore[return-value]

@@ -1,0 +1,127 @@
+"""What `workbench plan` predicts, against the bytes of tensors that the same runs hold: a table, as Markdown and JSON.
+
+    python scripts/bench/planner.py --encoder FOLDER [--json planner.json] [--only WORD ...]
+
+Every configuration is planned, and then trained for some steps while each storage of torch counts from where it is
+made to where it is freed (workbench/live_bytes.py); the weights count too, as stored. --encoder is a sentence encoder
+such as all-MiniLM-L6-v2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import measuring
+import standing
+
+import workbench
+from workbench.engine import Fit
+from workbench.planning.ledger import Ledger
+from workbench.planning.rehearsal import hold
+from workbench.recipes.load import load
+from workbench.recipes.plan import plan
+
+METHODS = {
+    "lora": "{method: lora, rank: 16}",
+    "dora": "{method: dora, rank: 8}",
+    "bottleneck": "{method: houlsby}",
+    "prefix": "{method: prefix}",
+    "full": "{method: full}",
+    "bitfit": "{method: bitfit}",
+}
+WEIGHTS = ("float32", "bfloat16", "nf4", "int8")
+SHORT = ["train.steps=6", "train.epochs=null", "evaluate.answers=0", "save.every=null"]
+
+
+def main() -> None:
+    arguments = _arguments()
+    rows: list[list[object]] = [["configuration", "planned MB", "measured MB", "error", "planned in s"]]
+    errors, found = [], {}
+    for name, (recipe, words) in _configurations(arguments.encoder).items():
+        if arguments.only and not any(word in name for word in arguments.only):
+            continue
+        began = time.monotonic()
+        planned = plan(load(recipe, [*words, *SHORT])).rehearsed.peak
+        took = time.monotonic() - began
+        measured = _measured(recipe, [*words, *SHORT])
+        errors.append(planned / measured - 1)
+        found[name] = {"planned": planned, "measured": measured, "seconds": took}
+        rows.append([name, f"{planned / 1e6:.1f}", f"{measured / 1e6:.1f}", f"{errors[-1]:+.1%}", f"{took:.1f}"])
+        print(" | ".join(str(cell) for cell in rows[-1]), flush=True)
+    print(standing.markdown(rows))
+    worst = max(errors, key=abs)
+    print(
+        f"Of {len(errors)} configurations: median of the errors' sizes {median(map(abs, errors)):.1%}, worst "
+        f"{worst:+.1%}, lowest {min(errors):+.1%}."
+    )
+    measuring.write_report(arguments, machine=measuring.machine("cpu", ("torch", "transformers", "peft")), found=found)
+
+
+def _configurations(encoder: str) -> dict[str, tuple[str, list[str]]]:
+    """Recipe and overrides by name."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for weights in WEIGHTS:
+        for method, section in METHODS.items():
+            if weights in ("float32", "bfloat16") or method in ("lora", "bottleneck", "prefix"):
+                words = [f"model.weights={weights}", f"adapter={section}"]
+                found[f"starter, {method}, {weights}"] = ("sft/quickstart", words)
+    for weights in ("bfloat16", "nf4"):
+        words = [f"model.weights={weights}", "train.checkpointing=true"]
+        found[f"starter, lora, {weights}, checkpointing"] = ("sft/quickstart", words)
+    for size, tokens in ((4, 1024), (32, 4096)):
+        words = [f"batch.size={size}", f"batch.tokens_per_device={tokens}"]
+        found[f"starter, lora, auto, {size} rows, {tokens} tokens"] = ("sft/quickstart", words)
+    found["starter, lora, half frozen"] = (
+        "sft/quickstart",
+        ["freeze={policy: static, layers: 0.5, cache: 'off'}"],
+    )
+    found["starter, classes, lora"] = ("classify/quickstart", [])
+    for method in ("lora", "full"):
+        for weights in ("float32", "bfloat16"):
+            words = [f"model.id={encoder}", f"model.weights={weights}", f"adapter={METHODS[method]}"]
+            found[f"MiniLM, classes, {method}, {weights}"] = ("classify/quickstart", words)
+    return found
+
+
+def _measured(recipe: str, words: list[str]) -> int:
+    """The most bytes that training holds, evaluations included."""
+    with _counting() as ledgers, tempfile.TemporaryDirectory() as folder:
+        workbench.run(recipe, words, out=Path(folder) / "run", quiet=True)
+    return max(ledger.peak for ledger in ledgers)
+
+
+@contextmanager
+def _counting() -> Iterator[list[Ledger]]:
+    """Inside the block, every training is counted."""
+    ledgers: list[Ledger] = []
+    work = Fit.work
+
+    def counted(fit: Fit) -> None:
+        with Ledger() as ledger:
+            hold(ledger, fit)
+            work(fit)
+        ledgers.append(ledger)
+
+    Fit.work = counted  # type: ignore[method-assign]
+    try:
+        yield ledgers
+    finally:
+        Fit.work = work  # type: ignore[method-assign]
+
+
+def _arguments() -> argparse.Namespace:
+    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--encoder", required=True, help="folder or hub id")
+    found.add_argument("--only", nargs="*", default=[], help="configurations with one of these words in their name")
+    found.add_argument("--json", type=Path, help="a file to write")
+    return found.parse_args()
+
+
+if __name__ == "__main__":
+    main()

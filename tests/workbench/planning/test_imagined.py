@@ -1,0 +1,87 @@
+"""Imagined tensors have everything but numbers, and real ones beside them stay real."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from transformers import PreTrainedModel
+
+from tests.conftest import FAMILIES, tiny
+from workbench.planning.imagined import imagine, imagining, unimagined
+
+CPU = torch.device("cpu")
+
+
+def _imagined(model: nn.Module) -> nn.Module:
+    model.to("meta")
+    imagine(model, CPU)
+    return model
+
+
+def test_a_product_with_an_imagined_matrix_is_imagined() -> None:
+    with imagining():
+        layer = _imagined(nn.Linear(3, 4))
+        output = layer(torch.ones(2, 3))
+        assert isinstance(output, FakeTensor) and output.shape == (2, 4) and output.device == CPU
+        assert float(output.sum()) == 1.0 and bool((output > 0).any())
+
+
+def test_what_is_computed_from_real_tensors_alone_is_real() -> None:
+    mask_BL = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    with imagining():
+        layer = _imagined(nn.Linear(3, 4))
+        assert not bool((mask_BL == 1).all()) and (mask_BL == 1).sum(-1).tolist() == [2, 3]
+        layer(mask_BL.float())
+    assert mask_BL.sum() == 5
+
+
+def test_outside_of_it_and_in_between_everything_is_real() -> None:
+    with imagining():
+        assert isinstance(torch.ones(3), FakeTensor)
+        with unimagined():
+            assert torch.ones(3).tolist() == [1, 1, 1]
+    assert torch.ones(3).tolist() == [1, 1, 1]
+
+
+def test_tied_weights_stay_tied() -> None:
+    model = tiny("Llama", tie_word_embeddings=True).to("meta")
+    model.tie_weights()  # type: ignore[no-untyped-call]
+    with imagining():
+        imagine(model, CPU)
+        assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_a_family_computes_the_same_shapes_and_kernels(name: str) -> None:
+    """The operations are those of the real model, in their order: no family takes another way without numbers."""
+    ids_BL = torch.arange(12).view(2, 6)
+    real = tiny(name)
+    with imagining():
+        other = _imagined(tiny_again(name))
+        with _Kernels() as imagined_kernels:
+            imagined = other(input_ids=ids_BL, use_cache=False).logits
+    with _Kernels() as kernels:
+        wanted = real(input_ids=ids_BL, use_cache=False).logits
+    assert imagined.shape == wanted.shape and imagined.dtype == wanted.dtype
+    assert imagined_kernels.products == kernels.products
+
+
+def tiny_again(name: str) -> PreTrainedModel:
+    """A tiny model made outside of what is imagined."""
+    with unimagined():
+        return tiny(name)
+
+
+class _Kernels(torch.utils._python_dispatch.TorchDispatchMode):
+    """Remembers the matrix products and attention kernels that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if any(word in str(func) for word in ("mm", "attention", "softmax")):
+            self.products.append(str(func))
+        return func(*args, **(kwargs or {}))

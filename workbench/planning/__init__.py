@@ -1,0 +1,1 @@
+"""Know before you run: the real step on tensors without numbers, and what it takes."""

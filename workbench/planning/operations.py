@@ -1,0 +1,38 @@
+"""Floating-point operations of what is computed, as torch counts them for each kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
+
+_CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_CPU_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+if _CPU_ATTENTION not in flop_registry:  # torch knows the kernels of other devices only
+
+    @register_flop_formula(_CPU_ATTENTION)
+    def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+        return int(sdpa_flop_count(query, key, value))
+
+    @register_flop_formula(_CPU_ATTENTION_BACKWARD)
+    def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+        return int(sdpa_backward_flop_count(grad, query, key, value))
+
+
+class Operations(TorchDispatchMode):
+    """Inside of it, operations are counted: two for a multiplication and addition."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        formula: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
+        if formula is not None:
+            self.count += formula(*args, **(kwargs or {}), out_val=result)
+        return result
