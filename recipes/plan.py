@@ -85,6 +85,8 @@ def _available(device: torch.device) -> int:
 
 
 def _notes(config: RunConfig) -> Iterator[str]:
+    if config.model.weights == "int8":
+        yield "8-bit layers are taken to find outliers in every column, the most that there may be."
     if config.freeze.policy != "none" and config.freeze.cache in ("auto", "memory"):
         yield "Outputs of frozen blocks that freeze.cache keeps in memory are not counted: the run says how many."
 
@@ -95,7 +97,7 @@ def _text(config: RunConfig, run: Run) -> Parts:
     backbone = _blueprint(config, task, vocabulary=len(tokenizer))
     new_tokens = [tokenizer.get_vocab()[token] for token in config.model.new_tokens]
     worst = data.held_out.subset(largest_rows(data.held_out, tokens=scores.TOKENS))
-    with _imagined(config, backbone, data.train, new_tokens) as freezer:
+    with _imagined(config, task, backbone, data.train, new_tokens) as freezer:
         head = heads.known(backbone.model)
         fit = sft.fitting(config, run, data, backbone, freezer, head, Terminal(quiet=True))
         found = rehearse(fit, lambda: evaluation.likelihood(freezer.model, head, worst))
@@ -107,7 +109,7 @@ def _classes(config: RunConfig, run: Run) -> Parts:
     task = classifier.task(data.labels, seed=config.seed)
     backbone = _blueprint(config, task)
     worst = data.held_out.batch(largest_rows(data.held_out, tokens=predicting.TOKENS)).to(backbones.device())
-    with _imagined(config, backbone, data.train) as freezer:
+    with _imagined(config, task, backbone, data.train) as freezer:
         model = classifier.find(freezer.model, backbone.model, tokenizer, data.labels)
         fit = classify.fitting(config, run, data, backbone, freezer, model, Terminal(quiet=True))
         found = rehearse(fit, lambda: model.outputs(worst))
@@ -121,15 +123,18 @@ def _blueprint(config: RunConfig, task: Task, *, vocabulary: int = 0) -> Backbon
 
 @contextmanager
 def _imagined(
-    config: RunConfig, backbone: Backbone, train: Examples, new_token_ids: Sequence[int] = ()
+    config: RunConfig, task: Task, backbone: Backbone, train: Examples, new_token_ids: Sequence[int] = ()
 ) -> Iterator[Freezer]:
     """Inside the block the backbone is imagined, with the adapter of the run."""
+    # Layers of bitsandbytes that hold nothing yet cannot be called.
+    plain = config.model.model_copy(update={"weights": "float32", "compute": "float32"})
+    layers = freezing.layers_of(backbones.skeleton(plain, task=task), config)
     sample = partial(first_rows, train, seed=config.seed)
-    model, layers = freezing.adapt(backbone.model, config, seed=config.seed, new_token_ids=new_token_ids, sample=sample)
+    model = freezing.adapt(backbone.model, config, layers, seed=config.seed, new_token_ids=new_token_ids, sample=sample)
     with imagining():
         imagine(model, backbones.device())
         if backbone.weights in backbones.QUANTISED:
-            pack(model, backbone.compute)
+            pack(model, backbone.weights, backbone.compute)
         yield Freezer(model, backbone.model, layers, config.freeze, seed=config.seed)
 
 

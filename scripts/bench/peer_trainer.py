@@ -141,7 +141,7 @@ def _settings(arguments: argparse.Namespace, rows: int) -> TrainingArguments:
         learning_rate=arguments.lr,
         lr_scheduler_type="linear",
         warmup_steps=math.ceil(0.05 * steps),
-        train_sampling_strategy="group_by_length",
+        train_sampling_strategy="random" if arguments.plain else "group_by_length",
         bf16=arguments.compute == "bfloat16",
         use_cpu=not torch.cuda.is_available(),
         dataloader_pin_memory=torch.cuda.is_available(),

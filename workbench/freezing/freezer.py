@@ -106,21 +106,22 @@ def attach(
     Returns:
         The freezer of the model, which it holds.
     """
-    model, layers = adapt(backbone, config, seed=seed, new_token_ids=new_token_ids, sample=sample)
+    layers = layers_of(backbone, config)
+    model = adapt(backbone, config, layers, seed=seed, new_token_ids=new_token_ids, sample=sample)
     return Freezer(model, backbone, layers, config.freeze, seed=seed)
 
 
 def adapt(
     backbone: PreTrainedModel,
     config: RunConfig,
+    layers: Layers,
     *,
     seed: int,
     new_token_ids: Sequence[int] = (),
     sample: Sample | None = None,
-) -> tuple[nn.Module, Layers]:
-    """What `attach` makes a freezer of: the model, and the layers of its backbone."""
-    layers = _layers(backbone, config)
-    model = adapters.attach(
+) -> nn.Module:
+    """The model of `attach`, without what freezes it."""
+    return adapters.attach(
         backbone,
         config.adapter,
         seed=seed,
@@ -128,20 +129,19 @@ def adapt(
         sample=sample,
         below=config.freeze.never(len(layers.blocks)),
     )
-    return model, layers
 
 
 def attach_bank(
     backbone: PreTrainedModel, config: RunConfig, methods: Sequence[Method], *, seeds: Sequence[int]
 ) -> tuple[Bank, Freezer]:
     """A bare backbone with a bank of fresh adapters, none where the policy freezes for good; see `bank.attach`."""
-    layers = _layers(backbone, config)
+    layers = layers_of(backbone, config)
     together = bank.attach(backbone, methods, seeds=seeds, below=config.freeze.never(len(layers.blocks)))
     return together, Freezer(together.model, backbone, layers, config.freeze, seed=config.seed)
 
 
-def _layers(backbone: PreTrainedModel, config: RunConfig) -> Layers:
-    """Raises ConfigError where the policy does not work on so many layers."""
+def layers_of(backbone: PreTrainedModel, config: RunConfig) -> Layers:
+    """Those of a bare backbone; raises ConfigError where the policy does not work on so many."""
     layers = survey(backbone, needed=config.freeze.policy != "none" or config.optimizer.layer_decay < 1)
     if reason := config.freeze.refusal(len(layers.blocks)):
         raise ConfigError(reason)

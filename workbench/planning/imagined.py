@@ -52,6 +52,10 @@ def imagine(model: nn.Module, device: torch.device) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = known.setdefault(id(buffer), _like(buffer, device))
+        for beside in vars(module).values():  # the numbers of PEFT's virtual tokens
+            for key, tensor in beside.items() if isinstance(beside, dict) else ():
+                if isinstance(tensor, Tensor) and tensor.is_meta:
+                    beside[key] = _like(tensor, device)
 
 
 def _like(tensor: Tensor, device: torch.device) -> Tensor:
@@ -71,12 +75,22 @@ class _Apart(TorchDispatchMode):
         imagined = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
         if func in _READ and imagined:
             return True if func is not _SCALAR else _ONE.get(imagined[0].dtype, 1.0)
+        if imagined and (instead := INSTEAD.get(str(func))) is not None:
+            return instead(*args, **kwargs)
         if tensors and not imagined:
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
 
+def _grouped(*args: Any, **kwargs: Any) -> Any:
+    """A product of groups, which torch imagines in bfloat16 alone."""
+    halves = [each.bfloat16() if isinstance(each, Tensor) and each.is_floating_point() else each for each in args]
+    return torch.ops.aten._grouped_mm.default(*halves, **kwargs).to(args[0].dtype)
+
+
+INSTEAD: dict[str, Callable[..., Any]] = {"aten._grouped_mm.default": _grouped}
+"""What is computed instead of operations that cannot be imagined as they are, by their names."""
 _SCALAR = torch.ops.aten._local_scalar_dense.default
 _READ = (_SCALAR, torch.ops.aten.equal.default, torch.ops.aten.allclose.default)
 """What reads numbers."""

@@ -1,18 +1,19 @@
-"""Layers of bitsandbytes whose weights are imagined, packed as they are after loading."""
+"""Layers of bitsandbytes whose weights are imagined, packed as they are after loading.
+
+8-bit layers keep the columns of their inputs that hold outliers in half precision. Which these are depends on weights
+and rows, so that every column is taken for one: what is imagined is the most that may be.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from workbench.planning.imagined import unimagined
+from workbench.planning.imagined import INSTEAD, unimagined
 
 
-def pack(model: nn.Module, compute: torch.dtype) -> None:
-    """Give the quantised layers of an imagined model packed weights; those of any other model stay as they are.
-
-    Where 8-bit layers treat outliers apart, how many there are is not known: they are imagined without.
-    """
+def pack(model: nn.Module, weights: str, compute: torch.dtype) -> None:
+    """Give the quantised layers of an imagined model packed weights."""
     from bitsandbytes.functional import quantize_4bit  # a second to import, and most plans need none of it
     from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
 
@@ -20,19 +21,32 @@ def pack(model: nn.Module, compute: torch.dtype) -> None:
         quantize_4bit(torch.zeros(64, 64), compress_statistics=True)  # makes tables that later runs use too
     for module in model.modules():
         if isinstance(module, Linear4bit):
-            module.weight = _four_bits(module, compute)
+            module.weight = _four_bits(module, weights, compute)
             module.support_avx512bf16_for_cpu = False
         elif isinstance(module, Linear8bitLt):
             module.weight = _eight_bits(module)
-            module.state.threshold = 0.0
 
 
-def _four_bits(module: nn.Linear, compute: torch.dtype) -> nn.Parameter:
+def _with_outliers(rows: Tensor, threshold: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows (N, I) in 8 bits, their scales, and the columns that hold outliers: all."""
+    packed, scales, _ = torch.ops.bitsandbytes.int8_vectorwise_quant.default(rows)
+    return packed, scales, torch.empty(rows.shape[-1], dtype=torch.int64, device=rows.device)
+
+
+def _mixed_product(rows: Tensor, packed: Tensor, weight_OI: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    """The product (N, O) of rows with a packed weight, and a copy of the columns that hold outliers."""
+    return rows.new_empty(*packed.shape[:-1], len(weight_OI)), torch.empty_like(rows)
+
+
+INSTEAD["bitsandbytes.int8_vectorwise_quant.default"] = _with_outliers
+INSTEAD["bitsandbytes.int8_mixed_scaled_mm.default"] = _mixed_product
+
+
+def _four_bits(module: nn.Linear, weights: str, compute: torch.dtype) -> nn.Parameter:
     from bitsandbytes.functional import quantize_4bit
 
-    kind = module.weight.quant_type
     whole = torch.empty(module.out_features, module.in_features, dtype=compute, device=module.weight.device)
-    packed, state = quantize_4bit(whole, compress_statistics=True, quant_type=kind)
+    packed, state = quantize_4bit(whole, compress_statistics=True, quant_type=weights)
     weight = nn.Parameter(packed, requires_grad=False)
     weight.quant_state = state  # type: ignore[attr-defined]
     return weight

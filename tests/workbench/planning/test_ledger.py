@@ -9,8 +9,9 @@ from workbench.planning.ledger import Ledger
 
 def test_every_byte_is_for_something_and_the_peak_is_theirs() -> None:
     before = torch.zeros(100)
+    view = before.view(10, 10)
     with Ledger() as ledger:
-        ledger.hold([before, before.view(10, 10)], "weights")
+        ledger.hold([before, view], "weights")
         with ledger.making("optimizer"):
             state = torch.zeros_like(before)
         activation = before * state
