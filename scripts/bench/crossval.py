@@ -103,6 +103,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--tokens", type=int, help="of a micro-batch of ours; by default as the workbench decides")
     parser.add_argument("--freeze", type=float, help="share of the blocks that ours freeze and keep the outputs of")
+    parser.add_argument("--plain", action="store_true", help="the Trainer draws rows in random order, as by default")
     parser.add_argument(
         "--against", nargs="+", choices=ARMS[1:], default=ARMS[1:], help="arms that the bank is compared with"
     )
@@ -166,6 +167,7 @@ def _trainer(model: str, targets: Sequence[str], out: Path, arguments: argparse.
         command = [sys.executable, str(HERE / "peer_trainer.py"), model, str(out.parent / "rows.csv")]
         command += ["--fold", f"{fold}/{arguments.folds}", "--no-dropout", "--targets", ",".join(targets)]
         command += ["--batch", str(arguments.batch), "--seed", str(fold), "--out", str(out / f"fold-{fold}")]
+        command += ["--plain"] if arguments.plain else []
         log = out / f"log-{fold}"
         done.append((measuring.run([*command, *_shared(arguments)], log, arguments.device), _said(log)))
     return _result("Trainer", done, arguments)

@@ -197,6 +197,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--weights", choices=("float32", "bfloat16", "nf4"), default="float32")
     parser.add_argument("--compute", choices=("float32", "bfloat16"), help="by default what the device has units for")
     parser.add_argument("--dropout", action=argparse.BooleanOptionalAction, default=True, help="the backbone's own")
+    parser.add_argument("--plain", action="store_true", help="rows in random order, as by default")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder for the adapter or model")
     arguments = parser.parse_args()
