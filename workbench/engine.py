@@ -215,6 +215,7 @@ class Fit:
                 part = self.loss(self.train.batch(indices, epoch=self.member.epoch).to(self.device), 1 / supervised)
                 part.backward()
                 loss += part.detach()
+                del part  # bitsandbytes' 8-bit layers hold their inputs for as long as the graph lives
             if parts is not None:
                 parts.add(len(own), share=self.train.supervised[own].sum().item() / supervised)
         return loss

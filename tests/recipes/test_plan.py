@@ -60,6 +60,7 @@ def compare(ledgers: list[Ledger], tmp_path: Path) -> Callable[..., tuple[Plan, 
         ["model.weights=float32", "adapter={method: houlsby}"],
         ["model.weights=float32", "adapter={method: prefix}"],
         ["model.weights=nf4"],
+        ["model.weights=int8"],
         ["freeze={policy: static, layers: 0.5, cache: off}"],
         ["batch.tokens_per_device=2000", "batch.size=6", "optimizer={name: sgd}"],
     ],
@@ -69,12 +70,6 @@ def test_a_plan_predicts_the_peak(words: list[str], compare: Callable[..., tuple
     planned, measured = compare("sft/quickstart", "data.limit=300", *words)
     assert measured * 0.97 <= planned.rehearsed.peak <= measured * 1.05
     assert sum(planned.rehearsed.at_peak.values()) <= planned.rehearsed.peak
-
-
-def test_of_outliers_the_most_that_may_be_is_planned(compare: Callable[..., tuple[Plan, int]]) -> None:
-    planned, measured = compare("sft/quickstart", "data.limit=300", "model.weights=int8")
-    assert measured * 0.97 <= planned.rehearsed.peak <= measured * 1.25
-    assert "outliers" in planned.notes[0]
 
 
 def test_of_a_classifier_too(compare: Callable[..., tuple[Plan, int]], tmp_path: Path) -> None:
