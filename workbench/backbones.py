@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -104,18 +104,13 @@ def blueprint(config: ModelConfig, *, vocabulary: int, task: Task = TEXT, traina
     Args:
         vocabulary: Tokens of the tokenizer.
     """
-    target = device()
-    attention.register()
-    hub = task.configured(hub_config(config))
-    auto = _auto_class(config, task, hub)
-    weights, compute, notes = _precision(config, hub, target, trainable=trainable)
-    stored = DTYPES.get(weights) or _stored_beside(hub, compute)
+    hub, auto, weights, compute, stored, notes = _decided(config, task, trainable=trainable)
     hub.update({} if config.dropout else dict.fromkeys(_dropouts(hub), 0.0))
     with _told(config, "config", "config.json"), torch.device("meta"):
         model: PreTrainedModel = auto.from_config(
             hub,
             dtype=stored,
-            attn_implementation=_attention(config, compute, target),
+            attn_implementation=_attention(config, compute, device()),
             trust_remote_code=config.trust_remote_code,
         )
     embedding = model.get_input_embeddings()
@@ -145,12 +140,7 @@ def load(
     Raises:
         BackboneError: not found, no network, gated, damaged, no such precision, no such head.
     """
-    target = device()
-    attention.register()
-    hub = task.configured(hub_config(config))
-    auto = _auto_class(config, task, hub)
-    weights, compute, notes = _precision(config, hub, target, trainable=trainable)
-    stored = DTYPES.get(weights) or _stored_beside(hub, compute)
+    hub, auto, weights, compute, stored, notes = _decided(config, task, trainable=trainable)
     quantised = quantisation.settings(weights, compute, skeleton(config, task=task)) if weights in QUANTISED else None
     dropouts = {} if config.dropout else _dropouts(hub)
     hub.update(dict.fromkeys(dropouts, 0.0))
@@ -160,9 +150,9 @@ def load(
             _path(config),
             config=hub,
             dtype=stored,
-            attn_implementation=_attention(config, compute, target),
+            attn_implementation=_attention(config, compute, device()),
             quantization_config=quantised,
-            device_map={"": target},
+            device_map={"": device()},
             use_safetensors=True,
             ignore_mismatched_sizes=task.head == "classes",
             output_loading_info=True,
@@ -181,6 +171,27 @@ def load(
         _keep_precise(model, fresh, compute)
         storage.compute_in(model, compute)
     return Backbone(model.requires_grad_(False).eval(), weights, compute, storage.weight_bytes(model), notes)
+
+
+class _Decided(NamedTuple):
+    """What is known before a weight is read."""
+
+    hub: PretrainedConfig
+    auto: Any
+    """The class of transformers that builds it."""
+    weights: str
+    compute: torch.dtype
+    stored: torch.dtype
+    """Of what is not quantised."""
+    notes: list[str]
+
+
+def _decided(config: ModelConfig, task: Task, *, trainable: bool) -> _Decided:
+    attention.register()
+    hub = task.configured(hub_config(config))
+    weights, compute, notes = _precision(config, hub, device(), trainable=trainable)
+    stored = DTYPES.get(weights) or _stored_beside(hub, compute)
+    return _Decided(hub, _auto_class(config, task, hub), weights, compute, stored, notes)
 
 
 def _auto_class(config: ModelConfig, task: Task, hub: PretrainedConfig) -> Any:

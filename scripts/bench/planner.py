@@ -102,10 +102,10 @@ def _counting() -> Iterator[list[Ledger]]:
     ledgers: list[Ledger] = []
     work = Fit.work
 
-    def counted(fit: Fit) -> None:
+    def counted(self: Fit) -> None:
         with Ledger() as ledger:
-            hold(ledger, fit)
-            work(fit)
+            hold(ledger, self)
+            work(self)
         ledgers.append(ledger)
 
     Fit.work = counted  # type: ignore[method-assign]
