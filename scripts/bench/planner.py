@@ -33,7 +33,7 @@ METHODS = {
     "bottleneck": "{method: houlsby}",
     "prefix": "{method: prefix}",
     "full": "{method: full}",
-    "bitfit": "{method: bitfit}",
+    "layernorm": "{method: layernorm}",
 }
 WEIGHTS = ("float32", "bfloat16", "nf4", "int8")
 SHORT = ["train.steps=6", "train.epochs=null", "evaluate.answers=0", "save.every=null"]
