@@ -36,7 +36,7 @@ METHODS = {
     "layernorm": "{method: layernorm}",
 }
 WEIGHTS = ("float32", "bfloat16", "nf4", "int8")
-SHORT = ["train.steps=6", "train.epochs=null", "evaluate.answers=0", "save.every=null"]
+SHORT = ["train.steps=6", "train.epochs=null", "evaluate.answers=0", "evaluate.every=1.0", "save.every=null"]
 
 
 def main() -> None:
