@@ -101,7 +101,7 @@ RUNS = {
     "plan: memory": Case("plan my.yaml --memory much", "--memory much", "such as 24GB"),
     "plan: recipe": Case("plan crossval/quickstart", "recipe=crossval", "sft, mlm, classify"),
     "plan: nothing learnt": Case(
-        "plan my.yaml data.train=empty.jsonl", "empty.jsonl", "holds no rows", file("empty.jsonl", "")
+        "plan my.yaml data.train=empty.jsonl", "empty.jsonl", "the file is empty", file("empty.jsonl", "")
     ),
     "plan: word": Case("plan my.yaml train.stesp=1", "train.stesp", "Did you mean `steps`?"),
     "verb": Case("evalute one", "'evalute'", "Try 'workbench -h'"),
