@@ -1,7 +1,7 @@
 """The step of a run, carried out on tensors without numbers: the memory and the operations that it takes.
 
 What is rehearsed is the loop that trains, with the run's own model, loss, optimizer and rows: the largest micro-batches
-of its first epoch, beside the optimizer's state and the gradients of earlier micro-batches.
+of its first epoch beside the optimizer's state, those that are not a step's first beside the gradients of earlier ones.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ def rehearse(fit: Fit, held_out_loss: Callable[[], object]) -> Rehearsed:
     """
     fit.prepare()
     epoch = list(_micro_batches(fit))
-    largest = _largest(fit.train, list(chain(*epoch)))
+    first = _largest(fit.train, [each[0] for each in epoch])
+    later = _largest(fit.train, [rows for each in epoch for rows in each[1:]])
     with Ledger() as ledger:
         hold(ledger, fit)
         _tell_gradients(fit, ledger)
         _tell_optimizer(fit, ledger)
-        several = max(len(each) for each in epoch) > 1
         flops, tokens = 0, 0
         for share in _moments(fit):
             fit.freezer.follow(step=0, share=share)
             _give_gradients(fit, ledger)
-            fit.member.update(1.0, largest[0])  # what an optimizer keeps, it keeps from here on
-            for rows in largest:
-                if several:
+            fit.member.update(1.0, first[0])  # what an optimizer keeps, it keeps from here on
+            for number, rows in enumerate([*first, *later]):
+                if number >= len(first):
                     _give_gradients(fit, ledger)
                 with Operations() as operations:
                     fit.step(rows)
@@ -85,7 +85,7 @@ def rehearse(fit: Fit, held_out_loss: Callable[[], object]) -> Rehearsed:
         at_peak=at_peak,
         evaluation=evaluation,
         micro_batches=max(len(each) for each in epoch),
-        padded_tokens=max(_padded(fit.train, rows) for rows in largest),
+        padded_tokens=max(_padded(fit.train, rows) for rows in first),
         flops_per_token=flops / tokens,
     )
 
@@ -112,6 +112,8 @@ def _largest(train: Examples, parts: list[Indices]) -> list[Indices]:
         lambda rows: _padded(train, rows),
         lambda rows: float(train.supervised[rows].sum()),
     ]
+    if not parts:
+        return []
     chosen = {max(range(len(parts)), key=lambda number: measure(parts[number])) for measure in measures}
     return [parts[number] for number in sorted(chosen)]
 
