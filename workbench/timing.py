@@ -183,8 +183,13 @@ class Timer:
         if step <= 0:
             return self._done
         rest = self._training_left(self._at + self._paused, step)
-        whole = max(1, math.floor((rest - (self._pace.longest or step)) / step) + 1) * step
-        return self._done + (1 - self._done) * min(max((since + ahead * step) / whole, 0.0), 1.0)
+        longest = max(self._pace.longest or step, since)
+        steps = max(1, math.floor((rest - longest) / step) + 1)
+        share = self._done + (1 - self._done) * min(max((since + ahead * step) / (steps * step), 0.0), 1.0)
+        if ahead < 0 and rest - since < longest * max(1.0, since / step):
+            # No other step follows: this one ends the schedule, however much of it the machine left no time for.
+            return max(share, LANDED + (1 - LANDED) / 2)
+        return share
 
     def fits_another(self) -> bool:
         """Whether there is time for another step, and for what comes after training.

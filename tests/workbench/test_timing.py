@@ -189,6 +189,12 @@ def test_a_change_of_speed_leaves_the_end_of_the_schedule_where_it_is(factors: l
     assert outcome.answered == Job.parts
 
 
+@pytest.mark.parametrize("at", [20.0, 25.0, 30.0, 35.0, 40.0, 50.0])
+def test_the_schedule_ends_where_long_steps_become_three_times_as_long(at: float) -> None:
+    outcome = go(Machine([(at, 1.0), (1e9, 3.0)]), Job(steps=(2.5,), every=0.5), 80.0)
+    assert outcome.middles[-1] > 0.9
+
+
 def test_answers_are_cut_where_the_machine_becomes_slow_at_the_end() -> None:
     outcome = go(Machine([(102.0, 1.0), (1e9, 2.0)]), Job(), 120.0)
     assert 0.97 * 120 <= outcome.ends <= 120
