@@ -46,7 +46,7 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
     tokenizer, data, _ = prepare(config)
     begin(run, data)
     train(config, run, data, tokenizer, watcher)
-    return finish(config, run, data, watcher)
+    return finish(config, run, data, watcher) if run.ranks.first else {}
 
 
 def begin(run: Run, data: ClassSplits) -> None:
@@ -145,7 +145,8 @@ def train(
     fit = fitting(config, run, data, backbone, freezer, found, watcher, supervise)
     fit.work()
     with fit.shipping():
-        classifier.save(found, run.adapter)
+        if run.ranks.first:
+            classifier.save(found, run.adapter)
 
 
 def fitting(

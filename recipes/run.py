@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from pathlib import Path
 
@@ -9,7 +10,10 @@ from workbench import clocking, files, report, runs
 from workbench.config import RunConfig
 from workbench.engine import Watcher
 from workbench.errors import ResumeError, Stopped, WorkbenchError
+from workbench.parallel import refusals
+from workbench.parallel.ranks import Ranks, joined, require_same
 from workbench.recipes import classify, crossval, distill, sft, sweep
+from workbench.runs import Run
 
 RECIPES = {
     "sft": sft.main,
@@ -28,9 +32,11 @@ def run(config: RunConfig, *, out: Path, resume: bool, watcher: Watcher, began: 
         began: When its wall clock began, by `time.monotonic`; by default now.
     """
     began = time.monotonic() if began is None else began
+    ranks = joined()
+    refusals.require(config, ranks)
     if resume and config.budget.timed and files.read_json(out / "manifest.json").get("status") == "done":
         raise ResumeError(f"{out} is done, and its time is over. `workbench evaluate {out}` scores it again.")
-    directory = runs.start(out, config, resume=resume)
+    directory = _entered(out, config, resume=resume, ranks=ranks)
     watcher.say(f"Run directory: {directory.path}")
     clock = directory.path / "clock.json"
     try:
@@ -39,13 +45,26 @@ def run(config: RunConfig, *, out: Path, resume: bool, watcher: Watcher, began: 
             RECIPES[config.recipe](config, directory, watcher)
     except Stopped as stopped:
         directory.note(status="stopped", reason=str(stopped))
-        report.write(directory.path)
+        _report(directory)
         raise Stopped(f"{stopped}\nContinue with: --out {directory.path} --resume") from None
     except BaseException as error:
         told = isinstance(error, WorkbenchError)
         directory.note(status="failed", reason=str(error) if told else f"{type(error).__name__}: {error}")
-        report.write(directory.path)
+        _report(directory)
         raise
     finally:
         directory.close()
-    return directory.path
+    return directory.home
+
+
+def _entered(out: Path, config: RunConfig, *, resume: bool, ranks: Ranks) -> Run:
+    """The run directory, which the first of the processes starts."""
+    require_same(ranks, hashlib.sha256(f"{resume} {out} {config.model_dump_json()}".encode()).hexdigest())
+    directory = runs.start(out, config, resume=resume, ranks=ranks) if ranks.first else None
+    ranks.wait()
+    return directory or runs.follow(out, resume=resume, ranks=ranks)
+
+
+def _report(directory: Run) -> None:
+    if directory.ranks.first:
+        report.write(directory.path)

@@ -57,7 +57,7 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     tokenizer, template, data = prepare(config, run)
     train(config, run, data, tokenizer, template, watcher)
-    return finish(config, run, data, watcher)
+    return finish(config, run, data, watcher) if run.ranks.first else {}
 
 
 def prepare(config: RunConfig, run: Run) -> tuple[PreTrainedTokenizerBase, Template | Masking, Splits]:
@@ -164,7 +164,8 @@ def train(
     fit = fitting(config, run, data, backbone, freezer, head, watcher, supervise)
     fit.work()
     with fit.shipping():
-        shipped.save(model, run.adapter, tokenizer, template, evaluation.stop_tokens(tokenizer, data.train))
+        if run.ranks.first:
+            shipped.save(model, run.adapter, tokenizer, template, evaluation.stop_tokens(tokenizer, data.train))
 
 
 def fitting(
@@ -217,7 +218,7 @@ def score_before(
     watcher: Watcher,
 ) -> None:
     """The backbone as it came, before anything is attached to it, into before.json; once in a run."""
-    if (run.path / "before.json").exists():
+    if (run.path / "before.json").exists() or not run.ranks.first:
         return
     watcher.say("Scoring the backbone before training ...")
     head = heads.find(backbone.model, backbone.model)

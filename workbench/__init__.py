@@ -61,6 +61,9 @@ def run(
     from workbench.console import Terminal
     from workbench.recipes.run import run as run_config
 
-    path = Path(out) if out is not None else directory(recipe, resume=resume)
-    with Terminal(quiet=quiet) as terminal:
+    from workbench.parallel.ranks import joined
+
+    ranks = joined()
+    path = ranks.agreed(Path(out) if out is not None else directory(recipe, resume=resume))
+    with Terminal(quiet=quiet or not ranks.first) as terminal:
         return run_config(config, out=path, resume=resume, watcher=terminal, began=began)

@@ -25,6 +25,7 @@ from workbench.schema import Section, override, parse, read_yaml
 from workbench.sections.averaging import AverageConfig
 from workbench.sections.budgeting import BudgetConfig
 from workbench.sections.classing import ClassesConfig
+from workbench.sections.distributing import DistributedConfig
 from workbench.sections.distilling import DistillConfig, as_plain_run
 from workbench.sections.folding import DuplicatesConfig, EnsembleConfig, FoldsConfig
 from workbench.sections.freezing import FreezeConfig
@@ -185,6 +186,7 @@ class RunConfig(Section):
     average: AverageConfig = AverageConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     save: SaveConfig = SaveConfig()
+    distributed: DistributedConfig = DistributedConfig()
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Where metrics are sent besides metrics.jsonl; nothing is sent anywhere unless named here."""
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from workbench import capacity, fused, noise_scale, sharpness
 from workbench.adapters.method import Companion
 from workbench.config import RunConfig
-from workbench.data.batching import Examples, Indices, MicroBatch, micro_batches
+from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.errors import Stopped, TrainingError
 from workbench.freezing.freezer import Freezer
 from workbench.freezing.prefix import Kept, Prefix, Work
@@ -25,7 +25,10 @@ from workbench.freezing.watching import ActivationWatch, GradientWatch
 from workbench.masters import Masters
 from workbench.member import Course, Member, Trained
 from workbench.noise_scale import NoiseScale, Parts
+from workbench.parallel.dealing import deal
+from workbench.parallel.sharding import Sharded
 from workbench.runs import Run
+from workbench.stepping import Whole
 from workbench.timing import Timer, phase
 
 Loss = Callable[[MicroBatch, float], Tensor]
@@ -97,7 +100,14 @@ class Fit:
     def __post_init__(self) -> None:
         self.train, self.loss, beside = self.supervision
         self.device = next(self.model.parameters()).device
-        self.masters = Masters(self.model, self.compute, beside=beside)
+        self.ranks = self.run.ranks
+        self.masters: Masters | Sharded
+        if self.config.distributed.sharded:
+            self.masters = self._sharded(beside)
+            self.forward = self.masters.forward
+        else:
+            self.masters = Masters(self.model, self.compute, beside=beside)
+            self.forward = self.loss
         self.noise = NoiseScale()
         self.tokens = 0
         """In one forward pass, padding included; known after `prepare`."""
@@ -135,14 +145,15 @@ class Fit:
             record = member.settle(self._step_that_fits(), began=began)
             self.accelerator.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])
             self.watcher.step(record, total=member.total)
-            stopping = self.watcher.stop_requested()
+            stopping = self.ranks.any(self.watcher.stop_requested())
             if member.due or stopping:
                 with phase(self.timer, "checkpoint"):
                     member.save(keep=self.config.save.keep)
             if member.live and stopping:
                 raise Stopped(f"Stopped after {member.place}; checkpoint saved.")
         self.prefix.close()
-        self.accelerator.end_training()
+        for tracker in self.accelerator.trackers:  # its own end would part the processes
+            tracker.finish()
 
     @contextmanager
     def shipping(self) -> Iterator[None]:
@@ -208,17 +219,30 @@ class Fit:
             parts: Is shown the gradients growing.
         """
         supervised = self.train.supervised[rows].sum().item()
+        sharded = isinstance(self.masters, Sharded)
+        factor = self.ranks.world if sharded else 1
         loss = torch.zeros((), device=self.device)
         for own in [rows] if parts is None else noise_scale.cut(rows):
-            for indices in micro_batches(own, self.train.lengths, tokens=self.tokens):
+            for indices, counts in deal(own, self.train.lengths, tokens=self.tokens, ranks=self.ranks, in_step=sharded):
                 torch.manual_seed(_dropout_seed(self.config.seed, self.member.progress.step, indices))
-                part = self.loss(self.train.batch(indices, epoch=self.member.epoch).to(self.device), 1 / supervised)
-                part.backward()
-                loss += part.detach()
+                batch = self.train.batch(indices, epoch=self.member.epoch).to(self.device)
+                part = self.forward(batch, counts / supervised)
+                self.masters.backward(part)
+                loss += part.detach() / factor
                 del part  # bitsandbytes' 8-bit layers hold their inputs for as long as the graph lives
             if parts is not None:
                 parts.add(len(own), share=self.train.supervised[own].sum().item() / supervised)
+        self._add_up(loss, gradients=not sharded)
         return loss
+
+    def _add_up(self, loss: Tensor, *, gradients: bool) -> None:
+        """Over all processes: the loss, and the gradients where nobody else does."""
+        found = [loss]
+        for master in self.masters if gradients and not self.ranks.alone else ():
+            if master.requires_grad and master.grad is None:  # nobody was sent to this expert here
+                master.grad = torch.zeros_like(master)
+            found += [] if master.grad is None else [master.grad]
+        self.ranks.add_up(found, bucket_bytes=self.config.distributed.bucket_bytes)
 
     def _follow_policy(self) -> None:
         """Let those layers train whose turn it is in the next step."""
@@ -229,6 +253,17 @@ class Fit:
         if self.timer is not None:
             # A step is other work where another layer freezes, and where rows are read that were computed before.
             self.timer.steady = self.config.freeze.fixed and self.prefix.trunk is None
+
+    def _sharded(self, beside: nn.Module | None) -> Sharded:
+        return Sharded(
+            self.model,
+            self.loss,
+            self.config,
+            compute=self.compute,
+            ranks=self.ranks,
+            beside=beside,
+            sample=lambda: self.train.batch(np.arange(1)).to(self.device),
+        )
 
     def _beside(self) -> dict[str, Companion]:
         """What goes on in training besides the loss and the optimizer, by the name of its file in a checkpoint."""
@@ -251,7 +286,7 @@ class Fit:
 
     def _held_out_loss(self) -> float:
         self.model.eval()
-        loss = self.held_out_loss()
+        loss = self.ranks.agreed(self.held_out_loss())
         self.model.train()
         return loss
 
@@ -302,7 +337,7 @@ class Fit:
         self.accelerator.free_memory()
 
 
-def trained(masters: Masters, freezer: Freezer) -> Trained:
+def trained(masters: Masters | Sharded, freezer: Freezer) -> Trained:
     """All that trains in a model."""
     return Trained(
         masters.named(),
@@ -310,6 +345,7 @@ def trained(masters: Masters, freezer: Freezer) -> Trained:
         blocks=len(freezer.blocks),
         fresh=freezer.fresh,
         refresh=masters.refresh,
+        stepper=masters.adopt if isinstance(masters, Sharded) else Whole,
     )
 
 

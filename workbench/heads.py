@@ -25,26 +25,16 @@ class Head:
     """
 
     module: nn.Module
+    vocabulary: int
+    """V, the head's rows."""
+    width: int
+    """D, the hidden size."""
     softcap: float | None
     multiplier: float
     bias_1V: Tensor | None = None
     """What is added to the logits outside of the head."""
     settings: Mapping[str, bool] = field(default_factory=dict)
     """Arguments of the model besides its inputs."""
-
-    @property
-    def vocabulary(self) -> int:
-        """V, the head's rows."""
-        weight = self.module.weight
-        assert isinstance(weight, Tensor)
-        return weight.shape[0]
-
-    @property
-    def width(self) -> int:
-        """D, the hidden size."""
-        weight = self.module.weight
-        assert isinstance(weight, Tensor)
-        return weight.shape[1]
 
     def trainable(self) -> list[Tensor]:
         """The head's tensors that train: none, unless the backbone or added token rows do."""
@@ -79,8 +69,13 @@ def known(backbone: PreTrainedModel) -> Head:
     """The head as the configuration of `backbone` describes it, not checked."""
     config = backbone.config.get_text_config(decoder=True)
     divisor = getattr(config, "logits_scaling", None) or 1.0  # Granite
+    module = backbone.get_output_embeddings()
+    weight = module.weight
+    assert isinstance(weight, Tensor)
     return Head(
-        module=backbone.get_output_embeddings(),
+        module=module,
+        vocabulary=weight.shape[0],
+        width=weight.shape[1],
         softcap=getattr(config, "final_logit_softcapping", None),  # Gemma 2 and later
         multiplier=(getattr(config, "logit_scale", None) or 1.0) / divisor,  # Cohere
         bias_1V=dict(backbone.named_buffers()).get("final_logits_bias"),  # Marian; zeros in BART

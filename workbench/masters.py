@@ -39,6 +39,10 @@ class Masters:
         """Each trainable parameter that the model multiplies with, by the same names."""
         return {name: parameter for name, (parameter, _) in self._pairs.items()}
 
+    def backward(self, loss: Tensor) -> None:
+        """Add to the gradients."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the masters into the parameters that compute."""

@@ -24,6 +24,7 @@ from workbench.errors import ResumeError, TrainingError
 from workbench.freezing.eviction import Evicted
 from workbench.limits import limits
 from workbench.runs import Run
+from workbench.stepping import Stepper, Whole
 from workbench.timing import Timer
 
 PACE_STEPS = 3
@@ -44,6 +45,8 @@ class Trained:
     """Names of those that start at random, such as a classification head."""
     refresh: Callable[[], None]
     """Copies the values to where they compute."""
+    stepper: Callable[[torch.optim.Optimizer, Mapping[str, nn.Parameter]], Stepper] = Whole
+    """Who takes the steps of their optimizer."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ class Member:
         """Why it ended before its time."""
         groups = optimizers.groups(trainable, config, layers=trained.layers, blocks=trained.blocks, fresh=trained.fresh)
         self._optimizer = optimizers.build(groups, config)
+        self._stepper = trained.stepper(self._optimizer, trainable)
         self._evicted = Evicted(course.run.path / "evicted")
         self._rates: Sequence[float] | None = None
         self._frozen: Collection[str] | None = None
@@ -163,17 +167,17 @@ class Member:
         for companion in self._companions.values():
             companion.on_gradients()
         optimizers.penalise(self.trainable, config)
-        norm = float(nn.utils.clip_grad_norm_(list(self.trainable.values()), config.train.max_grad_norm))
-        self.error = self._diagnosis(loss, norm, rows, step=before.step)
-        if self.error is not None:
-            self._optimizer.zero_grad(set_to_none=True)
-            return None
         tokens = int(self.course.train.lengths[rows].sum())
         rate = self._set_rate(self._share(0.5, tokens))
-        self._optimizer.step()
-        for companion in self._companions.values():
-            companion.after_step(before.step + 1)
-        self._optimizer.zero_grad(set_to_none=True)
+        norm, self.error = self._stepper.step(
+            config.train.max_grad_norm, lambda norm: self._diagnosis(loss, norm, rows, step=before.step)
+        )
+        if self.error is None:
+            for companion in self._companions.values():
+                companion.after_step(before.step + 1)
+        self._stepper.clear()
+        if self.error is not None:
+            return None
         self._before = before.share
         self.progress = replace(
             before, step=before.step + 1, tokens=before.tokens + tokens, share=self._share(1.0, tokens)
@@ -209,7 +213,9 @@ class Member:
         run = self.course.run
         # A failed member may stand where it saved before: replacing that is a moment in which there is none.
         if self._saved_step != self.progress.step:
-            checkpoints.save(run.checkpoints, self._state(), self.progress, keep=keep)
+            state = self._state()  # all processes that hold a share of it give it
+            if run.ranks.first:
+                checkpoints.save(run.checkpoints, state, self.progress, keep=keep)
             self._saved_step = self.progress.step
         if self.error is not None:
             run.note(status="failed", reason=str(self.error), failed_step=self.progress.step + 1)
@@ -228,14 +234,15 @@ class Member:
         """Hold what is shipped; returns which that is, and None where only the last step's values can be."""
         progress = self.progress
         if self.course.config.save.ship == "best":
-            self._load(checkpoints.read_tensors(self.course.run.best, "trainable"))
+            self.course.run.ranks.wait()  # until it is written
+            self._stepper.load(checkpoints.read_tensors(self.course.run.best, "trainable"))
             which = "the average at step" if progress.best_averaged else "step"
             return f"Shipping {which} {progress.best_step}, which has the lowest held-out loss."
         if self._average is None:
             return None
         if not progress.averaged:
             return "Shipping the values of the last step: their held-out loss is not above that of their average."
-        self._load(self._average.values())
+        self._stepper.load(self._average.values())
         return "Shipping the average: its held-out loss is lower than that of the last step's values."
 
     def reaches(self, step: float) -> float:
@@ -252,12 +259,13 @@ class Member:
         run = self.course.run
         if not run.resumed:
             return []
-        path, damaged = checkpoints.newest(run.checkpoints, at_most=at_most)
+        path, damaged = run.ranks.agreed(checkpoints.newest(run.checkpoints, at_most=at_most))
         if path is not None:
             self._read(path)
-        checkpoints.drop_after(run.checkpoints, self.progress.step)
-        run.rewind(self.progress.step)
-        self._diagnosis.recall([record["loss"] for record in run.metrics()])
+        if run.ranks.first:
+            checkpoints.drop_after(run.checkpoints, self.progress.step)
+            run.rewind(self.progress.step)
+        self._diagnosis.recall(run.ranks.agreed([record["loss"] for record in run.metrics()]))
         said = [f"{sentence} Using the one before it." for sentence in damaged]
         if self._failed_by(at_most):
             self.error = TrainingError(run.manifest["reason"])
@@ -323,9 +331,10 @@ class Member:
                 best_averaged=before.averaged,
                 evaluations_without_gain=0,
             )
-            values = average.values() if average is not None and before.averaged else self.trainable
             with optimizer_states.evaluating(self._optimizer, refresh=self._refresh):
-                checkpoints.write(self.course.run.best, {"trainable": values}, self.progress)
+                values = average.values() if average is not None and before.averaged else self._stepper.values()
+                if self.course.run.ranks.first:
+                    checkpoints.write(self.course.run.best, {"trainable": values}, self.progress)
         else:
             self.progress = replace(before, evaluations_without_gain=before.evaluations_without_gain + 1)
         return found
@@ -345,10 +354,9 @@ class Member:
             self._refresh()
 
     def _state(self) -> checkpoints.Tensors:
-        states = optimizer_states.state_tensors(self._optimizer, self.trainable)
         tensors: dict[str, Mapping[str, Tensor]] = {
-            "trainable": self.trainable,
-            "optimizer": {**states, **self._evicted.state()},
+            "trainable": self._stepper.values(),
+            "optimizer": {**self._stepper.states(), **self._evicted.state()},
             **{name: companion.state() for name, companion in self._companions.items()},
         }
         if self._average is not None:
@@ -360,8 +368,7 @@ class Member:
         saved = checkpoints.read_tensors(path, "trainable")
         if saved.keys() != self.trainable.keys():
             raise ResumeError(f"{path}: its tensors are not those of this adapter. Start a new run.")
-        self._load(saved)
-        optimizer_states.load_state(self._optimizer, self.trainable, checkpoints.read_tensors(path, "optimizer"))
+        self._stepper.load(saved, checkpoints.read_tensors(path, "optimizer"))
         self._evicted.clear()
         for name, companion in self._companions.items():
             companion.load(checkpoints.read_tensors(path, name))
@@ -369,8 +376,3 @@ class Member:
             self._average.load(checkpoints.read_tensors(path, "average"))
         self.progress = checkpoints.read_progress(path)
         self._saved_step = self.progress.step
-
-    @torch.no_grad()
-    def _load(self, saved: Mapping[str, Tensor]) -> None:
-        for name, parameter in self.trainable.items():
-            parameter.copy_(saved[name])

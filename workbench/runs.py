@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib import metadata
@@ -21,33 +22,48 @@ import yaml
 from workbench import files, plugins
 from workbench.config import RunConfig
 from workbench.errors import ConfigError, ResumeError, WorkbenchError
+from workbench.parallel.ranks import ALONE, Ranks
 from workbench.schema import parse, read_yaml
 from workbench.sections import sweeping
 from workbench.timing import Timer
 
+FREE = ("batch.tokens_per_device", "trackers", "save.keep", "budget.time")
+"""What another process may be told otherwise when it goes on with a run, besides section `distributed`."""
 PACKAGES = ("peft-workbench", "torch", "transformers", "peft", "accelerate", "bitsandbytes", "datasets", "safetensors")
 
 
 class Run:
-    """The directory of one run, locked for this process. Layout: see the attributes."""
+    """The directory of one run, locked for this process. Layout: see the attributes.
 
-    def __init__(self, path: Path, lock: IO[str] | None, *, resumed: bool) -> None:
+    Where several processes train together the first one writes there. What the others write goes to a folder that is
+    removed in the end; what they read of earlier processes is the run's.
+    """
+
+    def __init__(
+        self, path: Path, lock: IO[str] | None, *, resumed: bool, ranks: Ranks = ALONE, home: Path | None = None
+    ) -> None:
         self.path = path
+        self.home = home or path
+        """Where the run is; `path` is where this process writes."""
+        self.ranks = ranks
+        """The processes that train together."""
         self.resumed = resumed
         """Whether the directory held a run that this process continues."""
         self.adapter = path / "adapter"
         self.timer: Timer | None = None
         """Its clock, where wall clock limits it."""
-        self.checkpoints = path / "checkpoints"
-        self.best = path / "checkpoints" / "best"
+        self.checkpoints = self.home / "checkpoints"
+        self.best = self.checkpoints / "best"
         self._lock = lock
-        self._manifest: dict[str, Any] = files.read_json(path / "manifest.json") if resumed else {}
+        self._manifest: dict[str, Any] = files.read_json(self.home / "manifest.json") if resumed else {}
         self._children: dict[str, Run] = {}
 
     def close(self) -> None:
         """Give the directory back."""
         if self._lock is not None:
             self._lock.close()
+        if self.path != self.home:
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def child(self, name: str) -> Run:
         """A directory inside this one, under its lock: a member's own metrics, checkpoints and manifest.
@@ -65,7 +81,7 @@ class Run:
             path.mkdir(exist_ok=True)
             files.remove_unfinished(path)
             files.remove_unfinished(path / "checkpoints")
-            self._children[name] = Run(path, None, resumed=resumed)
+            self._children[name] = Run(path, None, resumed=resumed, ranks=self.ranks)
         return self._children[name]
 
     @property
@@ -102,7 +118,7 @@ class Run:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
-def start(path: Path, config: RunConfig, *, resume: bool) -> Run:
+def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) -> Run:
     """Lock `path` for this run and write its config.yaml and manifest.
 
     Raises:
@@ -129,7 +145,7 @@ def start(path: Path, config: RunConfig, *, resume: bool) -> Run:
             _require_same(config, read_config(path), path)
         files.remove_unfinished(path)
         files.remove_unfinished(path / "checkpoints")
-        run = Run(path, lock, resumed=resume)
+        run = Run(path, lock, resumed=resume, ranks=ranks)
     except WorkbenchError:
         lock.close()
         raise
@@ -143,6 +159,12 @@ def start(path: Path, config: RunConfig, *, resume: bool) -> Run:
     own = [*config.plugins, *([config.tta.function] if config.tta.function else [])]
     run.note(plugins=plugins.fingerprints(own))
     return run
+
+
+def follow(path: Path, *, resume: bool, ranks: Ranks) -> Run:
+    """The run that the first of several processes started, for another one of them."""
+    scratch = Path(tempfile.mkdtemp(prefix=f"workbench-rank-{ranks.rank}-"))
+    return Run(scratch, None, resumed=resume, ranks=ranks, home=path.expanduser())
 
 
 def read_config(path: Path) -> RunConfig:
@@ -201,7 +223,7 @@ def _require_same(wanted: RunConfig, found: RunConfig, path: Path) -> None:
     differing = [
         f"{key}: {_shown(old)} there, {_shown(new)} asked for"
         for key, old, new in _differences(found.model_dump(mode="json"), wanted.model_dump(mode="json"))
-        if key not in ("batch.tokens_per_device", "trackers", "save.keep", "budget.time")
+        if key not in FREE and not key.startswith("distributed.")
     ]
     if differing:
         raise ResumeError(

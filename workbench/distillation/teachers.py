@@ -212,7 +212,7 @@ def _voice(model: nn.Module, backbone: PreTrainedModel, speaking: Speaking) -> V
     with speaking():
         head = heads.find(model, backbone)
     if any(isinstance(part, SWITCHED) for part in head.module.modules()):
-        head = _AdaptedHead(head.module, head.softcap, head.multiplier, head.bias_1V, head.settings, speaking)
+        head = _AdaptedHead(**vars(head), speaking=speaking)
     return Voice(model, head, speaking)
 
 

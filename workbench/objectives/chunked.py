@@ -40,12 +40,15 @@ def chunked(
         known: Tensors (N, ...) that are cut into the same chunks: labels, what a teacher says. No gradient flows there.
         project: The output head. Reads no trainable tensor besides `weights`.
         vocabulary: V, or the V of all models together that `criterion` projects to; decides how large a chunk is.
-        weights: The head's trainable tensors; empty where it is frozen.
+        weights: The head's trainable tensors; none where it is frozen.
         scale: 1 / supervised tokens of the global batch.
 
     Returns:
         Scalar, float32 or wider.
     """
+    if any(weight.numel() == 0 for weight in weights):
+        # They wait on other devices, and come where the head is called and where its gradient is computed.
+        return criterion(project(hidden_ND), *known) * scale
     loss: Tensor = _Chunked.apply(hidden_ND, tuple(known), criterion, project, vocabulary, scale, *weights)  # type: ignore[no-untyped-call]
     return loss
 

@@ -20,7 +20,7 @@ from workbench.heads import Head
 def _head(weight: torch.Tensor) -> Head:
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     linear.weight.data = weight
-    return Head(linear, softcap=None, multiplier=1.0)
+    return Head(linear, vocabulary=weight.shape[0], width=weight.shape[1], softcap=None, multiplier=1.0)
 
 
 @torch.no_grad()

@@ -1,0 +1,1 @@
+"""Several processes that train one model, each on a device of its own."""

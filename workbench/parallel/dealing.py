@@ -1,0 +1,36 @@
+"""Which process computes which rows of a global batch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from workbench.data.batching import Indices, micro_batches
+from workbench.parallel.ranks import Ranks
+
+
+class Dealt(NamedTuple):
+    """Rows of one forward pass."""
+
+    rows: Indices
+    counts: bool = True
+    """Whether they carry loss; others keep a process in step with those that have one more."""
+
+
+def deal(rows: Indices, lengths: Indices, *, tokens: int, ranks: Ranks, in_step: bool) -> list[Dealt]:
+    """The micro-batches of a global batch that this process computes: all are of one cut, and each is somebody's.
+
+    Args:
+        lengths: Tokens of every example.
+        tokens: In a micro-batch at most, padding included.
+        in_step: All processes must do as many forward passes.
+    """
+    parts = list(micro_batches(rows, lengths, tokens=tokens))
+    while len(parts) % ranks.world and max(map(len, parts)) > 1:
+        # Everybody gets as many where that is possible: the one with most tokens is the one to halve.
+        widest = max((part for part in parts if len(part) > 1), key=lambda part: len(part) * int(lengths[part[0]]))
+        place = next(number for number, part in enumerate(parts) if part is widest)
+        half = (len(widest) + 1) // 2
+        parts[place : place + 1] = [widest[:half], widest[half:]]
+    own = [Dealt(part) for part in parts[ranks.rank :: ranks.world]]
+    missing = -(-len(parts) // ranks.world) - len(own) if in_step else 0
+    return [*own, *(Dealt(parts[-1][-1:], counts=False) for _ in range(missing))]

@@ -1,0 +1,117 @@
+"""One process for each device of this machine, started, watched and ended together by torch's elastic agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import ConfigError, Stopped, WorkbenchError
+
+LOOK = 0.1
+"""Seconds between two looks at whether all live."""
+
+
+class RankError(WorkbenchError):
+    """A process of several failed; the message is its own."""
+
+
+def needed() -> bool:
+    """Whether nobody has started several processes yet."""
+    return "WORLD_SIZE" not in os.environ
+
+
+def launch(devices: int, arguments: Sequence[str]) -> None:
+    """Run the command line `arguments` in `devices` processes that train together.
+
+    Raises:
+        ConfigError: There are not so many devices.
+        RankError: One process failed: the first that did, in its own words. The others are ended.
+        Stopped: They were asked to stop, and saved a checkpoint.
+    """
+    _require_devices(devices)
+    # A core each on a CPU, however many threads one process would take alone.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // devices)))
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    with tempfile.TemporaryDirectory(prefix="workbench-launch-") as folder:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=devices,
+            run_id=str(os.getpid()),
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=0,
+            monitor_interval=LOOK,
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
+            log_line_prefix_template="",
+        )
+        _quieten()
+        try:
+            elastic_launch(config, sys.executable)("-m", "workbench.cli", *arguments)
+        except ChildFailedError as failed:
+            raise _first_of(failed, Path(folder)) from None
+        except SignalException:
+            raise _stopped(Path(folder)) from None
+
+
+def report(file: Path, text: str) -> None:
+    """Tell the launcher why this process ends, and when that was."""
+    message = {"message": text, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}
+    file.write_text(json.dumps({"message": message, "at": time.time()}))
+
+
+def _require_devices(devices: int) -> None:
+    import torch
+
+    there = torch.accelerator.device_count() if torch.accelerator.is_available() else os.cpu_count() or 1
+    kind = "accelerators" if torch.accelerator.is_available() else "processor cores"
+    if devices > there:
+        raise ConfigError(f"--devices {devices}: this machine has {there} {kind}. Write --devices {there} or fewer.")
+
+
+def _first_of(failed: Any, folder: Path) -> Exception:
+    """What the process that failed first said of it."""
+    told = _told(folder)
+    if told:
+        _, rank, text = min(told)
+        if all(failure.exitcode == 3 for failure in failed.failures.values()):
+            return Stopped(text)
+        text = text.removeprefix("Error: ")
+        return RankError(text if rank == 0 else f"Process {rank} failed first.\n{text}")
+    rank, failure = failed.get_first_failure()
+    how = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit status {failure.exitcode}"
+    return RankError(
+        f"Process {rank} ended by {how} and said nothing: out of memory, or killed. The others were ended; what was "
+        "saved is good. Continue with --resume."
+    )
+
+
+def _stopped(folder: Path) -> Exception:
+    told = _told(folder)
+    return Stopped(min(told)[2]) if told else Stopped("Stopped before a checkpoint could be saved.")
+
+
+def _told(folder: Path) -> list[tuple[float, int, str]]:
+    """When, which process and what, of all that said something."""
+    found = []
+    for file in folder.rglob("error.json"):
+        content = json.loads(file.read_text())
+        found.append((content["at"], int(file.parent.name), content["message"]["message"]))
+    return found
+
+
+def _quieten() -> None:
+    """What went wrong is told once, in the words of who failed."""
+    import logging
+
+    for name in ("torch.distributed.run", "torch.distributed.elastic"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -1,0 +1,151 @@
+"""The processes that train together: which one this is, and what all of them agree on."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from workbench.errors import ConfigError
+
+T = TypeVar("T")
+
+WAIT = timedelta(days=1)
+"""How long a process waits for another that lives; one that has died is told at once, by its connection."""
+LOOK = 1.0
+"""Seconds between two looks at who started this process."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that train together. Everything but `rank` and `local` is the same for all of them."""
+
+    rank: int = 0
+    world: int = 1
+    """How many there are."""
+    local: int = 0
+    """This one's number on its machine."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes, scores and reports."""
+        return self.rank == 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether there are no others."""
+        return self.world == 1
+
+    def agreed(self, value: T) -> T:
+        """What the first process found; the others give whatever they found."""
+        if self.alone:
+            return value
+        found = [value]
+        dist.broadcast_object_list(found, src=0)
+        return found[0]
+
+    def gathered(self, value: T) -> list[T]:
+        """What every process found, in order."""
+        if self.alone:
+            return [value]
+        found: list[Any] = [None] * self.world
+        dist.all_gather_object(found, value)
+        return found
+
+    def any(self, flag: bool) -> bool:
+        """Whether it holds for one of them."""
+        return any(self.gathered(flag))
+
+    def wait(self) -> None:
+        """Until all are here."""
+        if not self.alone:
+            dist.barrier()
+
+    def add_up(self, tensors: Sequence[Tensor], *, bucket_bytes: int) -> None:
+        """Replace each tensor by its sum over all processes, the same bits in each of them; so many bytes at a time."""
+        if self.alone:
+            return
+        for bucket in _buckets(tensors, bucket_bytes):
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            dist.all_reduce(flat)
+            for tensor, summed in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+                tensor.copy_(summed.view_as(tensor))
+
+
+ALONE = Ranks()
+
+
+def joined() -> Ranks:
+    """This process among those that a launcher started together, connected to them; alone where there is none.
+
+    torchrun, accelerate and deepspeed say who is who in RANK, WORLD_SIZE and LOCAL_RANK.
+
+    Raises:
+        ConfigError: There are fewer devices than processes.
+    """
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        return ALONE
+    ranks = Ranks(int(os.environ["RANK"]), world, int(os.environ.get("LOCAL_RANK", "0")))
+    if torch.cuda.is_available():
+        if ranks.local >= torch.cuda.device_count():
+            raise ConfigError(
+                f"Process {ranks.local} of this machine has no device: there are {torch.cuda.device_count()}. "
+                f"Start no more processes than that, such as with --devices {torch.cuda.device_count()}."
+            )
+        torch.cuda.set_device(ranks.local)
+    if not dist.is_initialized():
+        _end_with_parent()
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=WAIT)
+        atexit.register(_part)
+    return ranks
+
+
+def require_same(ranks: Ranks, digest: str) -> None:
+    """Raise ConfigError in every process where they were given different configurations."""
+    found = ranks.gathered(digest)
+    others = [number for number, each in enumerate(found) if each != found[0]]
+    if others:
+        raise ConfigError(
+            f"Process {others[0]} was given another configuration than process 0: every one needs the same recipe, "
+            "the same key=value words and the same files."
+        )
+
+
+def _part() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _buckets(tensors: Sequence[Tensor], size: int) -> list[list[Tensor]]:
+    """Neighbours of one precision, of `size` bytes together or one that is larger."""
+    found: list[list[Tensor]] = []
+    room = 0
+    for tensor in tensors:
+        if not found or tensor.nbytes > room or tensor.dtype != found[-1][-1].dtype:
+            found.append([])
+            room = size
+        found[-1].append(tensor)
+        room -= tensor.nbytes
+    return found
+
+
+def _end_with_parent() -> None:
+    """Let this process end when who started it is gone, so that a killed launcher leaves nobody behind."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

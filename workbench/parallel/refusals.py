@@ -1,0 +1,57 @@
+"""What several processes, or shares of a model, cannot do, told before a weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from workbench.adapters.method import Method
+from workbench.config import RunConfig
+from workbench.errors import ConfigError
+from workbench.parallel.ranks import Ranks
+
+RECIPES = ("sft", "mlm", "classify")
+OPTIMIZERS = ("adamw", "sgd", "lion")
+"""Whose steps do not depend on the shapes of parameters, which ZeRO lays end to end."""
+
+
+def require(config: RunConfig, ranks: Ranks) -> None:
+    """Refuse what would fail, hang or silently be something else; raises ConfigError with the cure of each."""
+    told = [*([] if ranks.alone else _together(config)), *(_sharded(config) if config.distributed.sharded else [])]
+    if told:
+        raise ConfigError("\n  ".join(["This run cannot be shared as it is:", *told]))
+
+
+def _together(config: RunConfig) -> Iterator[str]:
+    if config.recipe not in RECIPES:
+        yield f"recipe {config.recipe} trains on one device. Leave --devices out."
+    if config.optimizer.noise_scale:
+        yield "optimizer.noise_scale compares gradients of one device. Leave it out, or leave --devices out."
+    if config.budget.timed:
+        yield "budget.time is kept by one device only. Write train.steps or budget.tokens, or leave --devices out."
+
+
+def _sharded(config: RunConfig) -> Iterator[str]:
+    optimizer, section = config.optimizer, config.distributed
+    if optimizer.name not in OPTIMIZERS:
+        yield f"optimizer.name={optimizer.name} needs whole matrices, and ZeRO cuts them. Write optimizer.name=adamw."
+    for name in ("sam", "noise_scale", "lookahead", "l1", "l2"):
+        if getattr(optimizer, name):
+            yield f"optimizer.{name} needs all gradients in one place, and ZeRO cuts them. Leave it out, or zero=0."
+    if type(config.adapter).companion is not Method.companion:
+        yield f"adapter.method={config.adapter.method} looks at gradients, and ZeRO cuts them. Write zero=0."
+    if config.average.method != "none":
+        yield "average needs all weights in one place, and ZeRO cuts them. Write average.method=none, or zero=0."
+    if config.freeze.policy != "none" and (section.zero == 3 or not config.freeze.fixed):
+        yield (
+            f"freeze.policy={config.freeze.policy} takes weights away from DeepSpeed while it holds them. "
+            "Write freeze.policy=static with zero=2, or zero=0."
+        )
+    if config.model.compute == "float16":
+        yield "model.compute=float16 with ZeRO would need loss scaling. Write model.compute=bfloat16."
+    if section.zero == 3 and config.model.weights in ("int8", "nf4", "fp4"):
+        yield (
+            f"model.weights={config.model.weights} with zero=3: packed weights cannot be cut over devices. "
+            "Write zero=2, which keeps the small adapter's optimizer apart and the packed weights whole."
+        )
+    if section.nvme is not None and not section.nvme.is_dir():
+        yield f"distributed.nvme={section.nvme}: no such folder. Make it, on a fast disk."

@@ -1,0 +1,103 @@
+"""From section `distributed` to what DeepSpeed is told, and back from a person's own DeepSpeed JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from workbench.config import RunConfig
+from workbench.errors import ConfigError
+from workbench.sections.distributing import DistributedConfig
+
+Settings = dict[str, Any]
+
+KEPT_ELEMENTS = 100_000
+"""With zero=3 a parameter of fewer stays on every device: fetching it would take longer than it is worth."""
+OURS = {
+    "train_batch_size": "batch.size",
+    "train_micro_batch_size_per_gpu": "batch.tokens_per_device",
+    "gradient_accumulation_steps": "batch.tokens_per_device",
+    "gradient_clipping": "train.max_grad_norm",
+    "optimizer": "optimizer and train.learning_rate",
+    "scheduler": "schedule",
+    "fp16": "model.compute",
+    "bf16": "model.compute",
+    "managed_gradient_accumulation": "batch.tokens_per_device",
+}
+"""What a recipe says, so that a DeepSpeed JSON cannot."""
+
+
+def deepspeed(config: RunConfig, compute: torch.dtype, *, world: int) -> Settings:
+    """What DeepSpeed is told about a run.
+
+    Raises:
+        ConfigError: The person's own file cannot be read, or contradicts the recipe.
+    """
+    own = _read(config.distributed) if config.distributed.deepspeed is not None else {}
+    found = {"zero_optimization": _zero(config.distributed)} if not own else own
+    return {
+        "communication_data_type": "fp32",
+        "data_types": {"grad_accum_dtype": "fp32"},
+        **found,
+        "train_micro_batch_size_per_gpu": 1,
+        "train_batch_size": world,
+        "gradient_accumulation_steps": 1,
+        # How many micro-batches a step has differs from step to step: whoever calls says when it is over.
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": config.train.max_grad_norm,
+        "bf16": {"enabled": compute == torch.bfloat16},
+        "fp16": {"enabled": False},
+        # torch's AdamW is as fast on a host as DeepSpeed's, which must be compiled there.
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 2**62,
+    }
+
+
+def _zero(section: DistributedConfig) -> Settings:
+    places = {"cpu": {"device": "cpu"}, "nvme": {"device": "nvme", "nvme_path": str(section.nvme)}}
+    elements = max(1, section.bucket_bytes // 4)
+    found: Settings = {
+        "stage": section.zero,
+        "overlap_comm": section.overlap and section.zero == 2,  # others need to know the last micro-batch before
+        "contiguous_gradients": True,
+        "reduce_bucket_size": elements,
+        "allgather_bucket_size": elements,
+    }
+    if section.zero == 3:
+        found |= {
+            "stage3_prefetch_bucket_size": elements,
+            "stage3_max_live_parameters": max(elements, 10**8),
+            "stage3_max_reuse_distance": max(elements, 10**8),
+            "stage3_param_persistence_threshold": KEPT_ELEMENTS,
+        }
+    if section.offload_optimizer in places:
+        found["offload_optimizer"] = places[section.offload_optimizer]
+    if section.offload_parameters in places:
+        found["offload_param"] = places[section.offload_parameters]
+    return found
+
+
+def _read(section: DistributedConfig) -> Settings:
+    path = section.deepspeed
+    assert path is not None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"distributed.deepspeed: {path} cannot be read ({error}). Write the path of a DeepSpeed JSON."
+        ) from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"distributed.deepspeed: {path} holds no JSON object.")
+    ours = {key: value for key, value in found.items() if key in OURS and value != "auto"}
+    if ours:
+        told = "\n".join(f"  {key}: the recipe says it, in {OURS[key]}" for key in ours)
+        raise ConfigError(
+            f"distributed.deepspeed: {path} says again what the recipe says, and both cannot hold.\n{told}\n"
+            '  Leave these out of the file, or write "auto" for them.'
+        )
+    if "zero_optimization" not in found:
+        raise ConfigError(f"distributed.deepspeed: {path} has no zero_optimization. Write one, or leave the file out.")
+    return {key: value for key, value in found.items() if key not in OURS}

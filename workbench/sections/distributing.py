@@ -1,0 +1,55 @@
+"""Section `distributed`: what each of several devices holds of a model, and what waits outside of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import PositiveInt, model_validator
+
+from workbench.schema import Section
+
+Place = Literal["none", "cpu", "nvme"]
+
+
+class DistributedConfig(Section):
+    """How devices share a run; how many there are is said by `--devices` or by who starts the processes."""
+
+    zero: Literal["auto", 0, 1, 2, 3] = 0
+    """DeepSpeed ZeRO stage: what each device holds a share of. 0: nothing, each holds all; 1: the optimizer's state;
+    2: gradients, too; 3: weights, too."""
+    offload_optimizer: Place = "none"
+    """Where the optimizer's state, and its step, wait: in the host's memory, or in files under `nvme`."""
+    offload_parameters: Place = "none"
+    """Where weights wait for their turn, with zero=3."""
+    nvme: Path | None = None
+    """A folder on a fast disk."""
+    bucket_bytes: PositiveInt = 100_000_000
+    """So many bytes of gradients, or of weights with zero=3, travel at once."""
+    overlap: bool = True
+    """Let them travel while devices compute."""
+    deepspeed: Path | None = None
+    """A DeepSpeed JSON of your own, instead of all above."""
+
+    @property
+    def sharded(self) -> bool:
+        """Whether DeepSpeed takes the steps."""
+        return self.zero != 0 or self.deepspeed is not None
+
+    @model_validator(mode="after")
+    def _fitting(self) -> DistributedConfig:
+        if self.zero == 0 and self.offload_optimizer != "none":
+            raise ValueError(f"offload_optimizer={self.offload_optimizer} is a part of ZeRO. Write zero=2 or zero=3.")
+        if self.zero not in ("auto", 3) and self.offload_parameters != "none":
+            raise ValueError(f"offload_parameters={self.offload_parameters} needs zero=3, and zero is {self.zero}.")
+        if self.zero not in ("auto", 3) and self.offload_optimizer == "nvme":
+            raise ValueError(f"offload_optimizer=nvme needs zero=3, and zero is {self.zero}.")
+        if "nvme" in (self.offload_optimizer, self.offload_parameters) and self.nvme is None:
+            raise ValueError("offloading to nvme needs a folder on a fast disk. Write nvme=FOLDER.")
+        if self.deepspeed is not None:
+            written = self.model_fields_set - {"deepspeed"}
+            if written:
+                raise ValueError(
+                    f"deepspeed={self.deepspeed} says everything itself. Leave out {', '.join(sorted(written))}."
+                )
+        return self
