@@ -294,7 +294,8 @@ class Fit:
         """Training mode, gradient checkpointing, compilation, the tokens of a forward pass."""
         self.masters.refresh()
         self.model.train()
-        fused.fuse(self.model)
+        if not (isinstance(self.masters, Sharded) and self.masters.cuts_weights):
+            fused.fuse(self.model)
         if self.config.train.compile:
             for layer in decoder_layers(self.model):
                 layer.compile(dynamic=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -15,6 +16,10 @@ from workbench.errors import ConfigError, Stopped, WorkbenchError
 
 LOOK = 0.1
 """Seconds between two looks at whether all live."""
+
+
+MISTAKE = "Error: "
+"""Before what a person can mend."""
 
 
 class RankError(WorkbenchError):
@@ -79,20 +84,22 @@ def _require_devices(devices: int) -> None:
 
 
 def _first_of(failed: Any, folder: Path) -> Exception:
-    """What the process that failed first said of it."""
-    told = _told(folder)
-    if told:
-        _, rank, text = min(told)
-        if all(failure.exitcode == 3 for failure in failed.failures.values()):
-            return Stopped(text)
-        text = text.removeprefix("Error: ")
-        return RankError(text if rank == 0 else f"Process {rank} failed first.\n{text}")
-    rank, failure = failed.get_first_failure()
-    how = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit status {failure.exitcode}"
-    return RankError(
-        f"Process {rank} ended by {how} and said nothing: out of memory, or killed. The others were ended; what was "
-        "saved is good. Continue with --resume."
-    )
+    """What the process that failed first said of it; what others say of lost connections came of that."""
+    told, exits = _told(folder), {rank: failure.exitcode for rank, failure in failed.failures.items()}
+    if told and all(status == 3 for status in exits.values()):
+        return Stopped(min(told)[2])
+    mistakes = [each for each in told if each[2].startswith(MISTAKE)]
+    killed = [rank for rank, status in exits.items() if status < 0 and status != -signal.SIGTERM]
+    if killed and not mistakes:
+        return RankError(
+            f"Process {killed[0]} was ended by signal {-exits[killed[0]]} and could say nothing: killed, or out of "
+            "memory. The others were ended, too; what was saved is good. Continue with --resume."
+        )
+    if not told:
+        return RankError(f"Process {min(exits)} ended with status {exits[min(exits)]} and said nothing.")
+    _, rank, text = min(mistakes or told)
+    text = text.removeprefix(MISTAKE)
+    return RankError(text if rank == 0 else f"Process {rank} failed first.\n{text}")
 
 
 def _stopped(folder: Path) -> Exception:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from workbench.adapters.method import Method
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
+from workbench.parallel import settings
 from workbench.parallel.ranks import Ranks
 
 RECIPES = ("sft", "mlm", "classify")
@@ -16,6 +17,7 @@ OPTIMIZERS = ("adamw", "sgd", "lion")
 
 def require(config: RunConfig, ranks: Ranks) -> None:
     """Refuse what would fail, hang or silently be something else; raises ConfigError with the cure of each."""
+    settings.read(config.distributed)
     told = [*([] if ranks.alone else _together(config)), *(_sharded(config) if config.distributed.sharded else [])]
     if told:
         raise ConfigError("\n  ".join(["This run cannot be shared as it is:", *told]))

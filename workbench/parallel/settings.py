@@ -33,10 +33,10 @@ def deepspeed(config: RunConfig, compute: torch.dtype, *, world: int) -> Setting
     """What DeepSpeed is told about a run.
 
     Raises:
-        ConfigError: The person's own file cannot be read, or contradicts the recipe.
+        ConfigError: As `read` does.
     """
-    own = _read(config.distributed) if config.distributed.deepspeed is not None else {}
-    found = {"zero_optimization": _zero(config.distributed)} if not own else own
+    own = read(config.distributed)
+    found = own or {"zero_optimization": _zero(config.distributed)}
     return {
         "communication_data_type": "fp32",
         "data_types": {"grad_accum_dtype": "fp32"},
@@ -80,9 +80,15 @@ def _zero(section: DistributedConfig) -> Settings:
     return found
 
 
-def _read(section: DistributedConfig) -> Settings:
+def read(section: DistributedConfig) -> Settings:
+    """What a person's own DeepSpeed JSON says; nothing where there is none.
+
+    Raises:
+        ConfigError: It cannot be read, or contradicts the recipe.
+    """
     path = section.deepspeed
-    assert path is not None
+    if path is None:
+        return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -5,7 +5,10 @@ Rajbhandari et al. 2020, arXiv:1910.02054.
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +21,7 @@ from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch
 from workbench.errors import TrainingError
 from workbench.masters import BESIDE
-from workbench.parallel import settings
+from workbench.parallel import disks, settings
 from workbench.parallel.ranks import Ranks
 from workbench.stepping import Refuse
 
@@ -28,7 +31,7 @@ COUNTED = "step"
 
 
 class Sharded:
-    """The trainable parameters of a model whose optimizer's steps DeepSpeed takes, in the places of masters and stepper.
+    """The trainable parameters of a model whose steps DeepSpeed takes, in the places of masters and of a stepper.
 
     Args:
         loss: The summed loss of a micro-batch times a factor, by the model.
@@ -64,12 +67,19 @@ class Sharded:
 
     computing = named
 
+    @property
+    def cuts_weights(self) -> bool:
+        """Whether weights are here only while their own module computes."""
+        return bool(self._settings["zero_optimization"].get("stage") == 3)
+
     def refresh(self) -> None:
         """DeepSpeed copies its masters itself."""
 
     def adopt(self, optimizer: torch.optim.Optimizer, _: Mapping[str, nn.Parameter]) -> Sharded:
         """From now on DeepSpeed takes the steps of `optimizer`."""
         deepspeed = imported()
+        if "nvme" in json.dumps(self._settings["zero_optimization"]):
+            disks.require()
         buffers = {name: buffer for name, buffer in self._module.named_buffers() if buffer.dtype == torch.float32}
         self._engine, *_rest = deepspeed.initialize(
             model=self._module,
@@ -159,7 +169,7 @@ class Sharded:
 
     def _set(self, parameter: nn.Parameter, value: Tensor) -> None:
         """What computes of a parameter, in every process."""
-        if self._settings["zero_optimization"].get("stage") == 3:
+        if self.cuts_weights:
             import deepspeed
 
             with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
@@ -195,9 +205,12 @@ class _Forward(nn.Module):
 
 def imported() -> Any:
     """DeepSpeed, without what it prints, and without what it would compile for a CPU's messages at its first start."""
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")  # else it guesses aloud
+    os.environ.setdefault("DS_LOG_LEVEL", "warning")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     import deepspeed
 
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     # A compilation that was killed leaves a lock behind that everybody waits for.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not dist.is_initialized():  # one process can leave things on the host, too

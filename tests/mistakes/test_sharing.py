@@ -1,0 +1,45 @@
+"""Mistakes in how devices share a run: refused before a weight is read, with the cure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.mistakes.cases import Case, assert_refused, file
+
+ZERO2, ZERO3 = "distributed.zero=2", "distributed.zero=3"
+OWN = "ds.json"
+CASES = {
+    "packed weights in shares": (f"{ZERO3} model.weights=int8", "model.weights=int8 with zero=3", "Write zero=2"),
+    "no disk": (
+        f"{ZERO3} distributed.offload_optimizer=nvme distributed.nvme=/no/such",
+        "distributed.nvme=/no/such: no such folder",
+        "Make it",
+    ),
+    "nowhere to write": (f"{ZERO3} distributed.offload_optimizer=nvme", "distributed", "Write nvme=FOLDER"),
+    "weights elsewhere without shares": (
+        f"{ZERO2} distributed.offload_parameters=cpu",
+        "offload_parameters=cpu needs zero=3",
+        "zero=3",
+    ),
+    "stage": ("distributed.zero=4", "distributed.zero", "found 4"),
+    "optimizer of whole matrices": (f"{ZERO2} optimizer.name=muon", "optimizer.name=muon", "Write optimizer.name=adamw"),
+    "average": (f"{ZERO2} average.method=ema evaluate.every=0.5", "average needs all weights", "Write average.method=none"),
+    "sharpness": (f"{ZERO2} optimizer.sam=0.05", "optimizer.sam", "or zero=0"),
+    "method that looks at gradients": (f"{ZERO2} 'adapter={{method: adalora}}'", "adapter.method=adalora", "Write zero=0"),
+    "moving freeze": (f"{ZERO2} freeze.policy=lisa", "freeze.policy=lisa", "Write freeze.policy=static with zero=2"),
+    "file that contradicts": (f"distributed.deepspeed={OWN}", "optimizer: the recipe says it", "Leave these out"),
+    "file that is none": ("distributed.deepspeed=none.json", "none.json cannot be read", "Write the path"),
+    "file and settings": (f"distributed.deepspeed={OWN} {ZERO2}", "says everything itself", "Leave out zero"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_mistake_is_told(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, place, cure = CASES[name]
+    prepare = file(OWN, json.dumps({"zero_optimization": {"stage": 2}, "optimizer": {"type": "Adam"}}))
+    assert_refused(Case(f"run my.yaml {words} --out new", place, cure, prepare), folder, monkeypatch, capsys)

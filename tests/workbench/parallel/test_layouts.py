@@ -1,0 +1,159 @@
+"""The same loss curve and the same weights, however many processes there are and whatever each of them holds."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+import workbench
+
+pytestmark = pytest.mark.slow
+
+STEPS = 20
+METHODS = {"lora": "{method: lora, rank: 4, alpha: 8}", "full": "{method: full}"}
+BUDGETS = (64, 160)
+"""Tokens in a forward pass: one row or a few, so that processes get unequal parts of a batch."""
+LAYOUTS = {
+    "ddp": "{zero: 0}",
+    "zero1": "{zero: 1}",
+    "zero2": "{zero: 2}",
+    "zero3": "{zero: 3}",
+    "zero2_cpu": "{zero: 2, offload_optimizer: cpu}",
+    "zero3_cpu": "{zero: 3, offload_optimizer: cpu, offload_parameters: cpu}",
+}
+NVME = "{{zero: 3, offload_optimizer: nvme, offload_parameters: nvme, nvme: {folder}}}"
+RESUMED = {
+    "zero2 to ddp": ("zero2", "ddp"),
+    "ddp to zero3": ("ddp", "zero3"),
+    "zero3 to zero1": ("zero3", "zero1"),
+    "ddp to ddp": ("ddp", "ddp"),
+}
+
+
+def has_asynchronous_files() -> bool:
+    """Whether DeepSpeed can write to a disk beside computing: libaio's headers are there."""
+    return any(Path(folder, "libaio.h").exists() for folder in ("/usr/include", "/usr/local/include"))
+
+
+needs_files = pytest.mark.skipif(not has_asynchronous_files(), reason="needs libaio-dev")
+
+
+def worker() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("layouts", Path(__file__).with_name("layouts.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
+    """Every layout's run of two processes, and those of one, in folders of their names."""
+    folder = tmp_path_factory.mktemp("layouts")
+    write_recipe(folder, stories)
+    jobs: list[tuple[str, list[str], str | None]] = []
+    layouts = dict(LAYOUTS)
+    if has_asynchronous_files():
+        (folder / "disk").mkdir()
+        layouts["nvme"] = NVME.format(folder=folder / "disk")
+    for method, section in METHODS.items():
+        for budget in BUDGETS:
+            words = [f"adapter={section}", f"batch.tokens_per_device={budget}"]
+            workbench.run(str(folder / "recipe.yaml"), words, out=folder / f"{method} {budget} alone", quiet=True)
+            jobs += [
+                (f"{method} {budget} {name}", [*words, f"distributed={layout}"], None)
+                for name, layout in layouts.items()
+            ]
+        words = [f"adapter={section}", f"batch.tokens_per_device={BUDGETS[0]}"]
+        jobs += [
+            (f"{method} {name}", [*words, f"distributed={LAYOUTS[to]}"], f"{method} {BUDGETS[0]} {origin}")
+            for name, (origin, to) in RESUMED.items()
+        ]
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
+    command += ["--rdzv-endpoint=localhost:0", str(Path(__file__).with_name("layouts.py"))]
+    done = subprocess.run(
+        [*command, str(folder), str(folder / "jobs.json")],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    return folder
+
+
+def write_recipe(folder: Path, stories: str) -> None:
+    rows = [{"question": f"How many is {n} and one?", "answer": f"{n + 1}" + " it is" * (n % 7)} for n in range(96)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = {
+        "recipe": "sft",
+        "model": {"id": stories, "weights": "float32", "compute": "float32"},
+        "data": {"train": str(folder / "rows.jsonl"), "held_out": 0.1},
+        "batch": {"size": 7},
+        "train": {"steps": STEPS, "learning_rate": 1e-3},
+        "evaluate": {"every": None, "answers": 0},
+        "save": {"every": STEPS // 2, "keep": 2},
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+
+
+def curve(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(run: Path) -> torch.Tensor:
+    (file,) = (run / "adapter").glob("*model.safetensors")
+    saved = load_file(file)
+    return torch.cat([saved[name].double().flatten() for name in sorted(saved)])
+
+
+def require_same(run: Path, alone: Path) -> None:
+    assert curve(run) == pytest.approx(curve(alone), rel=1e-5)
+    found, wanted = weights(run), weights(alone)
+    assert float((found - wanted).norm() / wanted.norm()) < 1e-4
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, pytest.param("nvme", marks=needs_files)])
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_layout_changes_nothing(runs: Path, method: str, budget: int, layout: str) -> None:
+    require_same(runs / f"{method} {budget} {layout}", runs / f"{method} {budget} alone")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_learns(runs: Path, method: str) -> None:
+    losses = curve(runs / f"{method} {BUDGETS[0]} alone")
+    assert len(losses) == STEPS and losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.parametrize("change", RESUMED)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_goes_on_in_another_layout(runs: Path, method: str, change: str) -> None:
+    require_same(runs / f"{method} {change}", runs / f"{method} {BUDGETS[0]} alone")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_in_the_same_layout_it_goes_on_bit_for_bit(runs: Path, method: str) -> None:
+    resumed, whole = runs / f"{method} ddp to ddp", runs / f"{method} {BUDGETS[0]} ddp"
+    assert curve(resumed) == curve(whole)
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+@pytest.mark.parametrize("origin", ["ddp", "zero2", "zero3"])
+def test_one_process_goes_on_with_what_two_began(runs: Path, origin: str) -> None:
+    folder = runs / f"alone from {origin}"
+    worker().halfway(runs / f"full {BUDGETS[0]} {origin}", folder)
+    words = [f"adapter={METHODS['full']}", f"batch.tokens_per_device={BUDGETS[0]}"]
+    workbench.run(str(runs / "recipe.yaml"), words, out=folder, resume=True, quiet=True)
+    require_same(folder, runs / f"full {BUDGETS[0]} alone")
