@@ -120,8 +120,8 @@ def _text(config: RunConfig, base: RunConfig, source: Source | None, run: Run, w
     if config.distill.peers is not None:
         distill_peers.train(config, base, run, data, tokenizer, template, watcher)
     else:
-        supervise = _supervise(config, base, source, run, data, tokenizer, watcher)
-        sft.train(base, run, data, tokenizer, template, watcher, supervise)
+        learning = supervise(config, base, source, run, data, tokenizer, watcher)
+        sft.train(base, run, data, tokenizer, template, watcher, learning)
     scores = sft.finish(base, run, data, watcher)
     if (loss := run.manifest.get("distill", {}).get("teacher_loss")) is not None:
         scores["teacher"] = {"loss": loss}
@@ -130,7 +130,7 @@ def _text(config: RunConfig, base: RunConfig, source: Source | None, run: Run, w
     return scores
 
 
-def _supervise(
+def supervise(
     config: RunConfig,
     base: RunConfig,
     source: Source | None,
@@ -143,7 +143,7 @@ def _supervise(
     section = config.distill
     cached = cache(config, base, source, run, data, tokenizer, watcher) if section.cache.folder is not None else None
 
-    def supervise(model: nn.Module, head: Head, backbone: Backbone, progress: Callable[[], float]) -> Supervision:
+    def taught(model: nn.Module, head: Head, backbone: Backbone, progress: Callable[[], float]) -> Supervision:
         matching: Matching | None = None
         teacher: Teacher
         train: Examples = data.train
@@ -169,7 +169,7 @@ def _supervise(
             train = on_policy.OnPolicy(data.train, write, section.on_policy, seed=base.seed, stop=stop)
         return Supervision(train, taught_loss(section, model, head, teacher, matching, progress), matching)
 
-    return supervise
+    return taught
 
 
 def cache(

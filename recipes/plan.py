@@ -3,77 +3,125 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
+from unittest.mock import patch
 
 import psutil
 import torch
+from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, classifier, evaluation, heads, runs, sizes, tasks
+from workbench import backbones, banking, classifier, evaluation, files, heads, limits, runs, sizes, tasks
 from workbench.adapters import Full
 from workbench.backbones import Backbone
+from workbench.banking import BankFit
 from workbench.config import RunConfig
 from workbench.console import Terminal
 from workbench.data.batching import Examples, first_rows
+from workbench.data.chat import Template
+from workbench.data.masking import Masking
+from workbench.data.tokens import Splits
+from workbench.distillation import students
 from workbench.engine import Fit
 from workbench.errors import ConfigError
 from workbench.evaluation import predicting, scores
 from workbench.freezing import freezer as freezing
 from workbench.freezing.freezer import Freezer
-from workbench.planning.imagined import imagine, imagining
-from workbench.planning.packed import pack
+from workbench.planning import traffic
+from workbench.planning.calibration import Calibration
+from workbench.planning.contents import contents
+from workbench.planning.imagined import imagining
+from workbench.planning.kernels import StepWork, record
 from workbench.planning.plan import Plan
-from workbench.planning.rehearsal import Rehearsed, largest_rows, rehearse
-from workbench.recipes import classify, sft
+from workbench.planning.rehearsal import OPTIMIZER, Rehearsed, largest_rows, rehearse
+from workbench.planning.solver import Choice, choose
+from workbench.planning.trainings import Alone, Together
+from workbench.planning.unread import settle, unread
+from workbench.planning.zero import Contents
+from workbench.recipes import sft
 from workbench.runs import Run
+from workbench.sections import distilling
 from workbench.sections.budgeting import BudgetConfig
+from workbench.sections.distilling import STUDENT, OnPolicyConfig
+from workbench.sections.distributing import DistributedConfig
+from workbench.sizes import Size
 from workbench.tasks import Task
+
+Teaching = Callable[[PreTrainedTokenizerBase, Template | Masking, Splits], sft.Supervise]
+
+
+def solve(config: RunConfig, *, devices: int = 1, memory: int | None = None, elsewhere: bool = False) -> Choice:
+    """The fastest way to carry out a run that fits; every `auto` of its settings decided. Arguments as of `plan`."""
+    clock = None if elsewhere else Calibration(backbones.device())
+
+    def timing(found: Plan) -> float:
+        return traffic.computing(found.work) if clock is None else clock.timed(found.work).seconds
+
+    return choose(config, partial(plan, devices=devices, memory=memory, elsewhere=elsewhere), timing)
 
 
 class Parts(NamedTuple):
     """What was rehearsed."""
 
     backbone: Backbone
-    task: Task
-    fit: Fit
+    size: Size
+    rows: int
+    """That one model learns from."""
+    longest: int
+    """Tokens of the longest."""
+    steps: int
+    """Of this device alone."""
+    tokens: int
+    """In one forward pass."""
     rehearsed: Rehearsed
+    work: StepWork
+    contents: Contents
 
 
-def plan(config: RunConfig, *, memory: int | None = None) -> Plan:
-    """Rehearse a run without reading a weight.
+def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, elsewhere: bool = False) -> Plan:
+    """Rehearse a run without reading a weight: the rows of one of so many devices.
 
     Args:
         memory: Bytes of the device; None: what is available here.
+        elsewhere: The devices are accelerators of another machine.
 
     Raises:
         WorkbenchError: the run would be refused, or its recipe cannot be planned.
     """
-    ways = {"sft": _text, "mlm": _text, "classify": _classes}
+    ways = {"sft": _text, "mlm": _text, "classify": _classes, "distill": _taught, "crossval": _bank, "sweep": _bank}
     if config.recipe not in ways:
         known = ", ".join(ways)
         raise ConfigError(f"recipe={config.recipe}: `plan` knows the recipes {known}. Plan one of its members as such.")
-    process = psutil.Process().memory_info().rss if backbones.device().type == "cpu" else 0
+    accelerated = elsewhere or backbones.device().type != "cpu"
+    process = 0 if accelerated else psutil.Process().memory_info().rss
     config = _untimed(config)
+    own = _of_one_device(config, devices, accelerated=accelerated)
     with tempfile.TemporaryDirectory() as folder:
-        run = runs.start(Path(folder) / "plan", config, resume=False)
+        run = runs.start(Path(folder) / "plan", own, resume=False)
         try:
-            backbone, task, fit, rehearsed = ways[config.recipe](config, run)
+            parts = ways[config.recipe](own, run)
         finally:
             run.close()
-    below = config.freeze.never(len(fit.freezer.blocks))
+    auto = config.batch.tokens_per_device == "auto"
     return Plan(
-        device=str(backbones.device()),
-        weights=backbone.weights,
-        size=sizes.predict(config.model, config.adapter, task=task, below=below),
-        steps=fit.member.total,
-        tokens_per_device=fit.tokens,
-        rehearsed=rehearsed,
+        device="accelerator" if elsewhere else str(backbones.device()),
+        weights=parts.backbone.weights,
+        checkpointing=config.train.checkpointing is True,
+        size=parts.size,
+        steps=limits.total_steps(config, parts.rows) or parts.steps,
+        tokens_per_device=min(parts.tokens, parts.longest * own.batch.size) if auto else parts.tokens,
+        longest=parts.longest,
+        rehearsed=parts.rehearsed,
+        work=parts.work,
+        contents=parts.contents,
         process=process,
         memory=memory or _available(backbones.device()),
         notes=tuple(_notes(config)),
+        devices=devices,
+        distributed=own.distributed if config.distributed.zero == "auto" else config.distributed,
     )
 
 
@@ -87,24 +135,38 @@ def _available(device: torch.device) -> int:
 def _notes(config: RunConfig) -> Iterator[str]:
     if config.model.weights == "int8":
         yield "8-bit layers are taken to find outliers in every column, the most that there may be."
+    if config.distributed.deepspeed is not None:
+        yield f"What {config.distributed.deepspeed} asks for is not counted: each device is taken to hold everything."
+    if config.recipe == "distill" and config.distill.on_policy.share:
+        yield "Answers that the student writes itself (distill.on_policy) are not counted: they may be longer."
     if config.freeze.policy != "none" and config.freeze.cache in ("auto", "memory"):
         yield "Outputs of frozen blocks that freeze.cache keeps in memory are not counted: the run says how many."
 
 
-def _text(config: RunConfig, run: Run) -> Parts:
-    tokenizer, _, data = sft.prepare(config, run)
+def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> Parts:
+    """A model of tokens.
+
+    Args:
+        teaching: From tokenizer, form and rows to what the model learns from.
+    """
+    tokenizer, template, data = sft.prepare(config, run)
+    supervise = None if teaching is None else teaching(tokenizer, template, data)
     task = tasks.of(config)
     backbone = _blueprint(config, task, vocabulary=len(tokenizer))
     new_tokens = [tokenizer.get_vocab()[token] for token in config.model.new_tokens]
     worst = data.held_out.subset(largest_rows(data.held_out, tokens=scores.TOKENS))
-    with _imagined(config, task, backbone, data.train, new_tokens) as freezer:
+    with _imagined(config, task, backbone, data.train, new_tokens) as freezer, unread() as teachers:
         head = heads.known(backbone.model)
-        fit = sft.fitting(config, run, data, backbone, freezer, head, Terminal(quiet=True))
-        found = rehearse(fit, lambda: evaluation.likelihood(freezer.model, head, worst))
-    return Parts(backbone, task, fit, found)
+        fit = sft.fitting(config, run, data, backbone, freezer, head, Terminal(quiet=True), supervise)
+        beside = [each.backbone.model for each in teachers]
+        found = rehearse(Alone(fit), lambda: evaluation.likelihood(freezer.model, head, worst), beside=beside)
+        work = record(fit)
+    return _parts(config, task, backbone, fit, found, work)
 
 
 def _classes(config: RunConfig, run: Run) -> Parts:
+    from workbench.recipes import classify  # with scikit-learn, which takes a second to import
+
     tokenizer, data, _ = classify.prepare(config)
     task = classifier.task(data.labels, seed=config.seed)
     backbone = _blueprint(config, task)
@@ -112,8 +174,85 @@ def _classes(config: RunConfig, run: Run) -> Parts:
     with _imagined(config, task, backbone, data.train) as freezer:
         model = classifier.find(freezer.model, backbone.model, tokenizer, data.labels)
         fit = classify.fitting(config, run, data, backbone, freezer, model, Terminal(quiet=True))
-        found = rehearse(fit, lambda: model.outputs(worst))
-    return Parts(backbone, task, fit, found)
+        found = rehearse(Alone(fit), lambda: model.outputs(worst))
+        work = record(fit)
+    return _parts(config, task, backbone, fit, found, work)
+
+
+def _taught(config: RunConfig, run: Run) -> Parts:
+    """A student with its teacher beside it."""
+    from workbench.recipes import distill
+
+    section = config.distill
+    base = distilling.student_config(config, run.path)
+    source = distill.find_teacher(config)
+    if base.recipe == "classify" or section.peers is not None or source is None:
+        raise ConfigError(
+            "recipe=distill: `plan` knows students of tokens with a live teacher. Plan the student as a run of its own."
+        )
+    students.make(config, source, run.path / STUDENT, weights=False)
+    run.note(distill={"teacher": source.name})  # whom the run would score first
+
+    def teaching(tokenizer: PreTrainedTokenizerBase, template: Template | Masking, data: Splits) -> sft.Supervise:
+        distill.require_teachable(config, base, source, tokenizer, template, data)
+        # The rows as they are: what the student will write is not known.
+        alone = config.model_copy(update={"distill": section.model_copy(update={"on_policy": OnPolicyConfig()})})
+        return distill.supervise(alone, base, source, run, data, tokenizer, Terminal(quiet=True))
+
+    return _text(base, run, teaching)
+
+
+def _bank(config: RunConfig, run: Run) -> Parts:
+    """Adapters that train together: what their recipe does up to there is done."""
+    from workbench.recipes import crossval, sweep
+
+    is_sweep = config.recipe == "sweep"
+    apart = "folds.together=false asks for it" if not config.folds.together else banking.refusal(config)
+    if reason := sweep.apart(config) if is_sweep else apart:
+        raise ConfigError(f"recipe={config.recipe}: its members train one after another ({reason}). Plan one of them.")
+    found: list[tuple[BankFit, Rehearsed]] = []
+
+    def rehearsed(fit: BankFit) -> NoReturn:
+        first = next(iter(fit.members.values())).course
+        evaluates = first.config.evaluate.every is not None
+        found.append((fit, rehearse(Together(fit), first.held_out_loss if evaluates else lambda: None)))
+        raise _Enough
+
+    files.write_json(run.path / "before.json", {})  # the run would score the backbone first
+    with imagining(), unread() as asked, patch.object(BankFit, "work", rehearsed), suppress(_Enough):
+        (sweep if is_sweep else crossval).main(config, run, Terminal(quiet=True))
+    ((fit, rehearsal),) = found
+    size = sizes.predict(config.model, config.adapter, task=asked[0].task)
+    courses = [each.course for each in fit.members.values()]
+    return Parts(
+        backbone=asked[0].backbone,
+        size=size._replace(trainable=sum(each.numel() for each in fit.masters)),
+        rows=max(len(each.train) for each in courses),
+        longest=max(int(each.train.lengths.max()) for each in courses),
+        steps=max(each.total for each in fit.members.values()),
+        tokens=fit.tokens,
+        rehearsed=rehearsal,
+        work=StepWork((), (), recomputes=False),
+        contents=contents(fit, optimizer=rehearsal.at_peak.get(OPTIMIZER, 0)),
+    )
+
+
+class _Enough(BaseException):
+    """What was to be known is known."""
+
+
+def _parts(config: RunConfig, task: Task, backbone: Backbone, fit: Fit, rehearsed: Rehearsed, work: StepWork) -> Parts:
+    return Parts(
+        backbone=backbone,
+        size=sizes.predict(config.model, config.adapter, task=task, below=config.freeze.never(len(fit.freezer.blocks))),
+        rows=len(fit.train),
+        longest=int(fit.train.lengths.max()),
+        steps=fit.member.total,
+        tokens=fit.tokens,
+        rehearsed=rehearsed,
+        work=work,
+        contents=contents(fit, optimizer=rehearsed.at_peak.get(OPTIMIZER, 0)),
+    )
 
 
 def _blueprint(config: RunConfig, task: Task, *, vocabulary: int = 0) -> Backbone:
@@ -132,10 +271,17 @@ def _imagined(
     sample = partial(first_rows, train, seed=config.seed)
     model = freezing.adapt(backbone.model, config, layers, seed=config.seed, new_token_ids=new_token_ids, sample=sample)
     with imagining():
-        imagine(model, backbones.device())
-        if backbone.weights in backbones.QUANTISED:
-            pack(model, backbone.weights, backbone.compute)
+        settle(model, backbone)
         yield Freezer(model, backbone.model, layers, config.freeze, seed=config.seed)
+
+
+def _of_one_device(config: RunConfig, devices: int, *, accelerated: bool) -> RunConfig:
+    """A run of a device's own rows, which an accelerator would compute at once, by one that holds everything."""
+    rows = -(-config.batch.size // devices)
+    batch = config.batch.model_copy(update={"size": rows})
+    if accelerated and batch.tokens_per_device == "auto":
+        batch = batch.model_copy(update={"tokens_per_device": rows * config.data.max_tokens})
+    return config.model_copy(update={"batch": batch, "distributed": DistributedConfig()})
 
 
 def _untimed(config: RunConfig) -> RunConfig:

@@ -33,6 +33,8 @@ def run(config: RunConfig, *, out: Path, resume: bool, watcher: Watcher, began: 
     """
     began = time.monotonic() if began is None else began
     ranks = joined()
+    if config.distributed.zero == "auto":
+        config = ranks.agreed(_resumed(config, out) if resume else _solved(config, ranks) if ranks.first else config)
     refusals.require(config, ranks)
     if resume and config.budget.timed and files.read_json(out / "manifest.json").get("status") == "done":
         raise ResumeError(f"{out} is done, and its time is over. `workbench evaluate {out}` scores it again.")
@@ -55,6 +57,21 @@ def run(config: RunConfig, *, out: Path, resume: bool, watcher: Watcher, began: 
     finally:
         directory.close()
     return directory.home
+
+
+def _solved(config: RunConfig, ranks: Ranks) -> RunConfig:
+    """The fastest way to carry out the run that fits into the devices at hand."""
+    from workbench.recipes.plan import solve
+
+    return solve(config, devices=ranks.world).require().config
+
+
+def _resumed(config: RunConfig, out: Path) -> RunConfig:
+    """What was decided when the run began."""
+    begun = runs.read_config(out)
+    train = config.train.model_copy(update={"checkpointing": begun.train.checkpointing})
+    model = config.model.model_copy(update={"weights": begun.model.weights})
+    return config.model_copy(update={"distributed": begun.distributed, "train": train, "model": model})
 
 
 def _entered(out: Path, config: RunConfig, *, resume: bool, ranks: Ranks) -> Run:

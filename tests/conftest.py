@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -64,9 +66,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """The whole cube takes minutes: it runs only where `-m` names it."""
     if "cube" in config.option.markexpr:
         return
-    asked = [item for item in items if item.get_closest_marker("cube") is None]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(asked)])
-    items[:] = asked
+    known, items[:] = list(items), [item for item in items if item.get_closest_marker("cube") is None]
+    asked = set(items)
+    config.hook.pytest_deselected(items=[item for item in known if item not in asked])
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -79,10 +81,40 @@ def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     patch.undo()
 
 
+_savefig = Figure.savefig
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frames() -> Iterator[None]:
+    """Plots of reports are empty frames: drawing them is a third of a short run's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", lambda _, file, **__: file.write('<svg viewBox="0 0 1 1"></svg>'))
+        yield
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots are drawn."""
+    monkeypatch.setattr(Figure, "savefig", _savefig)
+
+
 @pytest.fixture(scope="session")
 def stories() -> str:
     """Folder of stories260K, a real Llama of 0.26 M parameters in float32."""
     return str(STORIES)
+
+
+@pytest.fixture(scope="session")
+def short_stories(tmp_path_factory: pytest.TempPathFactory, stories: str) -> str:
+    """Folder of the first two of stories260K's five blocks, where what is shown of a block is shown by two."""
+    from transformers import AutoModelForCausalLM
+
+    folder, real = tmp_path_factory.mktemp("short") / "stories", AutoModelForCausalLM.from_pretrained(stories)
+    shutil.copytree(stories, folder)
+    del real.model.layers[2:]
+    real.config.num_hidden_layers = 2
+    real.save_pretrained(folder)
+    return str(folder)
 
 
 @pytest.fixture(scope="session")

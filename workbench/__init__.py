@@ -59,9 +59,8 @@ def run(
     config = load(recipe, overrides)
 
     from workbench.console import Terminal
-    from workbench.recipes.run import run as run_config
-
     from workbench.parallel.ranks import joined
+    from workbench.recipes.run import run as run_config
 
     ranks = joined()
     path = ranks.agreed(Path(out) if out is not None else directory(recipe, resume=resume))

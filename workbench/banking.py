@@ -82,7 +82,8 @@ class BankFit:
         tokens: int,
         watcher: Watcher,
     ) -> None:
-        self.bank = bank
+        self.bank, self.model = bank, bank.model
+        self.freezer = freezer
         self.objectives = dict(zip(bank.members, objectives, strict=True))
         self.predict = predict
         self.tokens = tokens
@@ -190,12 +191,12 @@ class BankFit:
         losses = torch.zeros(len(members), dtype=torch.float64, device=self.device)
         for parts in mixed_batches(batches, lengths, tokens=self.tokens):
             scales = [1 / supervised[part.owner] for part in parts]
-            found = self._backward(live, parts, scales)
+            found = self.backward(live, parts, scales)
             losses[[part.owner for part in parts]] += found
         means: list[float] = losses.tolist()
         return means
 
-    def _backward(self, live: dict[str, Member], parts: Sequence[Part], scales: Sequence[float]) -> Tensor:
+    def backward(self, live: dict[str, Member], parts: Sequence[Part], scales: Sequence[float]) -> Tensor:
         """Add the gradients of a micro-batch; returns the scaled loss of each part."""
         names, members = list(live), list(live.values())
         owned = [members[owner].course.train.batch(indices, epoch=members[owner].epoch) for owner, indices in parts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -31,13 +32,22 @@ def run(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Run directory; default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    devices: Annotated[int | None, typer.Option(min=1, help="Train on so many of this machine together.")] = None,
 ) -> None:
     """Train, score and report."""
+    from workbench.parallel import launching
+
+    if devices is not None and launching.needed():
+        launching.launch(devices, sys.argv[1:])
+        return
+
     import workbench
     from workbench import clocking, show
+    from workbench.parallel.ranks import joined
 
     path = workbench.run(recipe, overrides or (), out=out, resume=resume, began=clocking.process_began())
-    show.outcome(path)
+    if joined().first:
+        show.outcome(path)
 
 
 @app.command()
@@ -68,16 +78,23 @@ def check(
 def plan(
     recipe: Recipe,
     overrides: Overrides = None,
-    memory: Annotated[str | None, typer.Option(help="Of the device, such as 24GB; default: what is free here.")] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="How many; with --memory accelerators that need not be here.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Of each device, such as 24GB; default: what is free here.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Rehearse the run without weights or memory: what it takes, and whether that fits."""
+    """Rehearse the run without weights or memory: the fastest way that fits, what it takes and what else was tried."""
     from workbench import show
     from workbench.recipes.load import load
-    from workbench.recipes.plan import plan as rehearse
+    from workbench.recipes.plan import solve
 
-    found = rehearse(load(recipe, overrides or ()), memory=_bytes(memory))
-    (show.plan_json if json else show.plan)(found)
+    elsewhere = devices is not None and memory is not None
+    found = solve(load(recipe, overrides or ()), devices=devices or 1, memory=_bytes(memory), elsewhere=elsewhere)
+    (show.plan_json if json else show.plan)(found.plan)
+    found.require()
 
 
 @app.command(name="distill-cache")
@@ -223,13 +240,30 @@ def main() -> None:
     try:
         app(prog_name="workbench")
     except WorkbenchError as error:
-        print(f"Error: {error}", file=sys.stderr)
+        _tell(f"Error: {error}")
         sys.exit(2)
     except Stopped as stopped:
-        print(stopped, file=sys.stderr)
+        _tell(str(stopped))
         sys.exit(3)
+    except Exception:
+        if "TORCHELASTIC_ERROR_FILE" not in os.environ:
+            raise
+        import traceback
+
+        _tell(traceback.format_exc())
+        sys.exit(1)
     finally:
         gc.freeze()  # at its end Python would search all that torch has imported for garbage, which takes a second
+
+
+def _tell(text: str) -> None:
+    """To who reads this, or to who started it: of many processes that end the first is the one to hear."""
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        from workbench.parallel import launching
+
+        launching.report(Path(file), text)
+    else:
+        print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ from workbench.schema import Section, override, parse, read_yaml
 from workbench.sections.averaging import AverageConfig
 from workbench.sections.budgeting import BudgetConfig
 from workbench.sections.classing import ClassesConfig
-from workbench.sections.distributing import DistributedConfig
 from workbench.sections.distilling import DistillConfig, as_plain_run
+from workbench.sections.distributing import DistributedConfig
 from workbench.sections.folding import DuplicatesConfig, EnsembleConfig, FoldsConfig
 from workbench.sections.freezing import FreezeConfig
 from workbench.sections.optimizing import OptimizerConfig

@@ -102,6 +102,7 @@ class Fit:
         self.device = next(self.model.parameters()).device
         self.ranks = self.run.ranks
         self.masters: Masters | Sharded
+        self.forward: Loss
         if self.config.distributed.sharded:
             self.masters = self._sharded(beside)
             self.forward = self.masters.forward

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,11 +32,14 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:  # what autograd asks of imagined tensors, more often than all else
+            return args[0].device
         # torch.tensor(...) hands over what it has just made; whatever else comes in was there before.
         if func is not torch.ops.aten.lift_fresh.default:
-            for storage in _storages((args, kwargs or {})):
+            for storage in _storages((*args, *kwargs.values())):
                 self._see(storage, 0)
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         for storage in _storages(result):
             self._see(storage, storage.nbytes())
         return result
@@ -56,12 +59,11 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
-    """Those of the tensors in nested containers that are on the CPU."""
+    """Those of the tensors in nested lists that are on the CPU."""
     if isinstance(value, Tensor):
         if value.device.type == "cpu" and value.layout == torch.strided:
             yield value.untyped_storage()
-    elif isinstance(value, Mapping):
-        yield from _storages(list(value.values()))
     elif isinstance(value, (list, tuple)):
         for each in value:
-            yield from _storages(each)
+            if isinstance(each, (Tensor, list, tuple)):
+                yield from _storages(each)

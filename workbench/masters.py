@@ -41,7 +41,7 @@ class Masters:
 
     def backward(self, loss: Tensor) -> None:
         """Add to the gradients."""
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
 
     @torch.no_grad()
     def refresh(self) -> None:

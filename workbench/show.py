@@ -65,28 +65,11 @@ def outcome(run: Path) -> None:
 
 
 def plan(found: Plan) -> None:
-    """What a run takes, and whether it fits."""
-    from workbench.report import units
+    """What a run takes, where it lives, what else was tried, and whether it fits."""
+    from workbench.planning import told
 
-    rehearsed, batch = found.rehearsed, units.count(found.tokens_per_device)
-    table = Table("bytes at the peak of training", "", box=None, title_justify="left")
-    table.columns[1].justify = "right"
-    for name, size in rehearsed.at_peak.items():
-        table.add_row(name, units.size(size))
-    table.add_row("together", units.size(sum(rehearsed.at_peak.values())), end_section=True)
-    table.add_row("an evaluation", units.size(rehearsed.evaluation))
-    if found.process:
-        table.add_row("Python and its libraries", units.size(found.process))
-    _out.print(table, Text())
-    _out.print(
-        f"{found.size.trainable:,} of {found.size.total:,} parameters train ({found.weights} weights); the adapter's "
-        f"file has {units.size(found.size.file_bytes)}.\n{found.steps:,} steps, {rehearsed.micro_batches} passes of at "
-        f"most {batch} tokens each; {rehearsed.flops_per_token / 1e6:,.1f} MFLOP a token.",
-        markup=False,
-    )
-    verdict = "Fits" if found.fits else "Does not fit"
-    needed = f"{units.size(found.needed)} of {units.size(found.memory)} on {found.device}"
-    _out.print(f"{verdict}: {needed}. {' '.join(found.notes)}".rstrip(), markup=False)
+    for part in told.parts(found):
+        _out.print(part, markup=False)
 
 
 def plan_json(found: Plan) -> None:

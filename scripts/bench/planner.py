@@ -10,23 +10,29 @@ such as all-MiniLM-L6-v2.
 from __future__ import annotations
 
 import argparse
+import gc
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
+from typing import Any
+from unittest.mock import patch
 
 import measuring
 import standing
+from transformers import PreTrainedModel
 
 import workbench
+from workbench.banking import BankFit
 from workbench.engine import Fit
 from workbench.planning.ledger import Ledger
 from workbench.planning.rehearsal import hold
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
 
+WHOLE = ["model.id=starter", "distill.student={layers: all}"]
 METHODS = {
     "lora": "{method: lora, rank: 16}",
     "dora": "{method: dora, rank: 8}",
@@ -36,6 +42,30 @@ METHODS = {
     "layernorm": "{method: layernorm}",
 }
 WEIGHTS = ("float32", "bfloat16", "nf4", "int8")
+DISTILLATIONS = {
+    "half of the layers, full": ["distill.teacher.id=starter"],
+    "its own backbone, lora": ["distill.teacher.id=backbone", *WHOLE, "adapter={method: lora, rank: 16}"],
+    "nf4 beside bfloat16, lora": [
+        "distill.teacher={id: starter, weights: bfloat16}",
+        *WHOLE,
+        "model.weights=nf4",
+        "adapter={method: lora, rank: 16}",
+    ],
+    "hidden states, bottleneck, checkpointing": [
+        "distill.teacher.id=starter",
+        "distill.match=[{what: hidden_mse, layers: uniform}]",
+        "adapter={method: houlsby}",
+        "train.checkpointing=true",
+    ],
+    "its own backbone, jsd, prefix, 32 rows": [
+        "distill.teacher.id=backbone",
+        "distill.loss=jsd",
+        *WHOLE,
+        "adapter={method: prefix}",
+        "batch={size: 32, tokens_per_device: 2048}",
+    ],
+}
+"""Overrides of distill/quickstart, whose student has half of the teacher's layers."""
 SHORT = ["train.steps=6", "train.epochs=null", "evaluate.answers=0", "evaluate.every=1.0", "save.every=null"]
 
 
@@ -81,6 +111,11 @@ def _configurations(encoder: str) -> dict[str, tuple[str, list[str]]]:
         "sft/quickstart",
         ["freeze={policy: static, layers: 0.5, cache: 'off'}"],
     )
+    for name, words in DISTILLATIONS.items():
+        found[f"starter, distillation, {name}"] = ("distill/quickstart", words)
+    found["starter, bank of 5 folds, lora"] = ("crossval/quickstart", [])
+    found["starter, bank of 8, lora"] = ("sweep/quickstart", [])
+    found["starter, bank of 8, lora, bfloat16"] = ("sweep/quickstart", ["model.weights=bfloat16"])
     found["starter, classes, lora"] = ("classify/quickstart", [])
     for method in ("lora", "full"):
         for weights in ("float32", "bfloat16"):
@@ -98,21 +133,29 @@ def _measured(recipe: str, words: list[str]) -> int:
 
 @contextmanager
 def _counting() -> Iterator[list[Ledger]]:
-    """Inside the block, every training is counted."""
+    """Inside the block, every training is counted, of one model or of a bank."""
     ledgers: list[Ledger] = []
-    work = Fit.work
+    with ExitStack() as patches:
+        for kind in (Fit, BankFit):
+            patches.enter_context(patch.object(kind, "work", _counted(kind.work, ledgers)))
+        yield ledgers
 
-    def counted(self: Fit) -> None:
+
+def _counted(work: Callable[[Any], None], ledgers: list[Ledger]) -> Callable[[Any], None]:
+    def counted(training: Any) -> None:
         with Ledger() as ledger:
-            hold(ledger, self)
-            work(self)
+            hold(ledger, training, beside=_backbones())
+            work(training)
         ledgers.append(ledger)
 
-    Fit.work = counted  # type: ignore[method-assign]
-    try:
-        yield ledgers
-    finally:
-        Fit.work = work  # type: ignore[method-assign]
+    return counted
+
+
+def _backbones() -> list[PreTrainedModel]:
+    """All that are in memory: a teacher beside its student, too."""
+    gc.collect()
+    # By its type: some objects warn, or import something, where they are asked what they are.
+    return [each for each in gc.get_objects() if issubclass(type(each), PreTrainedModel)]
 
 
 def _arguments() -> argparse.Namespace:

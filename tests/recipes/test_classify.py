@@ -266,13 +266,15 @@ def test_pairs_of_responses(train: Train) -> None:
     assert json.loads((run / "manifest.json").read_text())["data"]["train"]["truncated"] > 50
 
 
+@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("name", [name for name in recipes.shipped() if name.startswith("classify/")])
 def test_every_shipped_recipe_trains_the_starter(name: str, tmp_path: Path) -> None:
-    words = ["train.steps=12", "data.limit=320", "data.held_out=0.1", "evaluate.every=null", "save.every=null"]
+    words = ["train.steps=8", "data.limit=320", "data.held_out=0.1", "evaluate.every=null", "save.every=null"]
     run = workbench.run(name, words, out=tmp_path / "run", quiet=True)
     losses = _losses(run)
     assert losses[0] == pytest.approx(np.log(20), abs=0.2)
     assert _scores(run)["after"]["loss"] < _scores(run)["before"]["loss"] - 0.05
+    assert "<path" in (run / "report.html").read_text()
 
 
 def test_the_shipped_questions_are_whole_and_apart() -> None:

@@ -125,6 +125,8 @@ def everything(home: Path) -> list[str]:
         "tta={views: [typos, drop_words], merge: learned}",
         "ensemble={merge: auto, consensus: true}",
         "folds.refit=true",
+        "train.steps=12",
+        "save.every=4",
     ]
 
 
@@ -267,6 +269,7 @@ STAGES = (
 """What appears in a run directory, stage after stage."""
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_combination_killed_in_every_stage_ends_with_the_same_result(
     train: Run, everything: list[str], whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,7 +290,9 @@ def test_a_combination_killed_in_every_stage_ends_with_the_same_result(
         with pytest.raises(Killed):
             train("killed", *everything, recipe="crossval/combo", resume=deaths > 0)
     deaths = len(STAGES)
-    assert result(train("killed", *everything, recipe="crossval/combo", resume=True)) == result(whole)
+    resumed = train("killed", *everything, recipe="crossval/combo", resume=True)
+    assert result(resumed) == result(whole)
+    assert "<path" in (resumed / "report.html").read_text()
 
 
 def test_a_naive_pseudo_label_setting_is_caught_by_out_of_fold_rows(train: Run, home: Path) -> None:

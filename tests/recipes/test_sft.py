@@ -14,7 +14,8 @@ from workbench.recipes.load import load
 
 FILES = Path(__file__).parent.parent / "files"
 GSM8K = Path(__file__).parent.parent.parent / "scripts" / "bench" / "gsm8k_256.jsonl"
-SHORT = ["train.steps=3", "data.limit=24", "batch.size=4", "evaluate.answers=2", "evaluate.every=2", "save.every=2"]
+SHORT = ["train.steps=3", "data.limit=24", "batch.size=4", "evaluate.answers=2", "evaluate.max_new_tokens=8"]
+SHORT += ["evaluate.every=2", "save.every=2"]
 
 
 def _losses(run: Path) -> list[float]:
@@ -25,9 +26,10 @@ def _scores(run: Path) -> dict[str, dict[str, float]]:
     return dict(json.loads((run / "scores.json").read_text()))
 
 
+@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("name", [name for name in recipes.shipped() if name.startswith(("mlm/", "sft/"))])
 def test_every_shipped_recipe_trains(name: str, tmp_path: Path) -> None:
-    """As it stands; only an encoder for mlm is no part of this package, and a tiny one takes its place."""
+    """On few rows; only an encoder for mlm is no part of this package, and a tiny one takes its place."""
     text = (recipes.CONFIGS / f"{name}.yaml").read_text()
     assert text.startswith(f"# workbench run {name}")
     held_out = tmp_path / "held_out.jsonl"
@@ -35,14 +37,14 @@ def test_every_shipped_recipe_trains(name: str, tmp_path: Path) -> None:
     held_out.write_text("\n".join(rows[:6]))
     masked = name.startswith("mlm/")
     words = [f"model.id={save_tiny(tmp_path / 'bert', 'Bert', 'MaskedLM', MINILM)}"] if masked else []
-    words += ["data.max_tokens=64"] if masked else []
+    words += [f"data.max_tokens={64 if masked else 256}"]
     run = workbench.run(name, [*SHORT, f"data.held_out={held_out}", *words], out=tmp_path / "run", quiet=True)
     losses = _losses(run)
     assert len(losses) == 3 and all(3 < loss < (11 if masked else 8) for loss in losses)
     answered = set() if masked else {"f1", "rouge_l"}
     assert {"loss", "perplexity", "token_accuracy"} | answered == set(_scores(run)["after"])
     assert json.loads((run / "manifest.json").read_text())["status"] == "done"
-    assert (run / "report.html").exists() and (run / "predictions.parquet").exists()
+    assert "<path" in (run / "report.html").read_text() and (run / "predictions.parquet").exists()
 
 
 def test_recorded_losses(tmp_path: Path) -> None:
@@ -60,14 +62,16 @@ RECORDED = [5.24097, 6.02138, 4.93366, 7.08929]
 def test_gsm8k_and_multi_turn_conversations(model: str, data: str, tmp_path: Path) -> None:
     source = GSM8K if data == "gsm8k" else FILES / "formats" / "oasst_en_100_tree.jsonl"
     overrides = [f"model.id={model}", f"data.train={source}", "data.held_out=0.25", "data.max_tokens=384"]
-    run = workbench.run("sft/quickstart", [*SHORT, *overrides, "train.steps=6"], out=tmp_path / "run", quiet=True)
+    overrides += ["train.steps=6", "evaluate.every=null", "evaluate.answers=0"]
+    run = workbench.run("sft/quickstart", [*SHORT, *overrides], out=tmp_path / "run", quiet=True)
     losses = _losses(run)
     assert losses[-1] < losses[0]
 
 
 @pytest.mark.slow
 def test_quantised_training_ends_within_five_percent_of_bfloat16(tmp_path: Path) -> None:
-    overrides = ["train.steps=30", "batch.size=4", "data.limit=240", "evaluate.answers=0", "evaluate.every=null"]
+    overrides = ["train.steps=30", "batch.size=4", "data.limit=160", "evaluate.answers=0", "evaluate.every=null"]
+    overrides += ["data.max_tokens=192"]
     after = {}
     for weights in ("bfloat16", "nf4", "int8"):
         run = workbench.run(

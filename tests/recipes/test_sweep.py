@@ -198,6 +198,7 @@ def test_classifiers_with_their_own_heads_equal_runs_of_their_own(tmp_path: Path
     assert "nats per row" in (path / "report.html").read_text()
 
 
+@pytest.mark.usefixtures("drawn")
 def test_the_shipped_sweep_trains(tmp_path: Path) -> None:
     """With one of its learning rates, on few rows."""
     text = (recipes.CONFIGS / "sweep" / "quickstart.yaml").read_text()
@@ -209,3 +210,4 @@ def test_the_shipped_sweep_trains(tmp_path: Path) -> None:
     words += ["evaluate.answers=2", "evaluate.every=2", f"data.held_out={tmp_path / 'held_out.jsonl'}"]
     path = workbench.run("sweep/quickstart", words, out=tmp_path / "run", quiet=True)
     assert [row["status"] for row in table(path)["members"]] == ["done", "done"]
+    assert "<path" in (path / "report.html").read_text()

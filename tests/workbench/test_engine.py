@@ -87,10 +87,11 @@ def test_same_curve_for_any_micro_batch_and_with_checkpointing(train: Callable[.
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler warns about itself
-def test_compiled_layers_learn_the_same(train: Callable[..., Path]) -> None:
+def test_compiled_layers_learn_the_same(train: Callable[..., Path], short_stories: str) -> None:
     """Batches of several lengths meet one compiled program; fused kernels round differently, no more."""
-    eager = train("train.steps=4", name="eager")
-    compiled = train("train.steps=4", "train.compile=true", name="compiled")
+    words = ["train.steps=4", f"model.id={short_stories}"]
+    eager = train(*words, name="eager")
+    compiled = train(*words, "train.compile=true", name="compiled")
     assert len({record["tokens"] for record in _records(eager)}) > 1
     torch.testing.assert_close(torch.tensor(_losses(compiled)), torch.tensor(_losses(eager)), rtol=1e-4, atol=0)
     assert (_adapter(compiled) - _adapter(eager)).norm() <= 1e-2 * _adapter(eager).norm()

@@ -123,7 +123,7 @@ class Sharded:
         from deepspeed.utils import safe_get_full_optimizer_state
 
         assert self._optimizer is not None
-        held = next(iter(self._optimizer.state.values()), {})
+        held: dict[str, Any] = next(iter(self._optimizer.state.values()), {})
         count = held.get(COUNTED)
         found: dict[str, Tensor] = {}
         for name, parameter in self._named.items():
@@ -214,7 +214,7 @@ def imported() -> Any:
     # A compilation that was killed leaves a lock behind that everybody waits for.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not dist.is_initialized():  # one process can leave things on the host, too
-        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     if deepspeed.comm.comm.cdb is None:
         deepspeed.init_distributed(verbose=False)
     return deepspeed

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers.utils import import_utils
+
+from workbench.planning.recall import Recall
 
 
 @contextmanager
@@ -21,14 +24,20 @@ def imagining() -> Iterator[None]:
     What is computed from real ones alone, such as the masks and positions of a real batch, is real, so that decisions
     that depend on it are those of a run. A number that is read from an imagined tensor is 1.
     """
-    told = import_utils.is_fake_tensor
-    # transformers takes a tensor without numbers for a sign that a graph is traced, and computes otherwise then.
-    import_utils.is_fake_tensor = lambda x: False
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True), _Apart():  # type: ignore[no-untyped-call]
-            yield
-    finally:
-        import_utils.is_fake_tensor = told
+    with (
+        # transformers takes a tensor without numbers for a sign that a graph is traced, and computes otherwise then.
+        patch.object(import_utils, "is_fake_tensor", lambda _: False),
+        # torch converts a module's imagined parameters by a swap, which what it remembers of them forbids.
+        patch.object(torch.utils, "swap_tensors", _overwrite),
+        patch.object(FakeTensor, "numpy", lambda tensor: np.ones(tensor.shape), create=True),
+        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        _Apart(Recall(mode)),
+    ):
+        yield
+
+
+def _overwrite(parameter: Tensor, converted: Tensor) -> None:
+    parameter.data = converted.data
 
 
 @contextmanager
@@ -65,22 +74,37 @@ def _like(tensor: Tensor, device: torch.device) -> Tensor:
 class _Apart(TorchDispatchMode):
     """Keeps what is real apart from what is imagined."""
 
+    def __init__(self, recall: Recall) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recall = recall
+
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:
-            return func(*args, **kwargs)
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            return args[0].device
+        tensors = list(_tensors((*args, *kwargs.values())))
         imagined = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
         if func in _READ and imagined:
             return True if func is not _SCALAR else _ONE.get(imagined[0].dtype, 1.0)
         if imagined and (instead := INSTEAD.get(str(func))) is not None:
             return instead(*args, **kwargs)
-        if tensors and not imagined:
+        if imagined:
+            return self._recall(func, args, kwargs)
+        if tensors:
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
+    """Those in nested lists."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
 
 
 def _grouped(*args: Any, **kwargs: Any) -> Any:

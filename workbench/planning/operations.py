@@ -31,6 +31,8 @@ class Operations(TorchDispatchMode):
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:
+            return args[0].device
         result = func(*args, **(kwargs or {}))
         formula: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
         if formula is not None:

@@ -1,37 +1,110 @@
-"""What a run takes, and whether there is as much."""
+"""What a run takes, on each device and outside of it, and whether there is as much."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.planning.rehearsal import Rehearsed
+from workbench.planning import zero
+from workbench.planning.kernels import StepWork
+from workbench.planning.ledger import ACTIVATIONS
+from workbench.planning.rehearsal import GRADIENTS, MASTERS, OPTIMIZER, WEIGHTS, Rehearsed
+from workbench.planning.zero import Contents, Held, Moment
+from workbench.sections.distributing import DistributedConfig
 from workbench.sizes import Size
 
 
 @dataclass(frozen=True)
+class Tried:
+    """One way to carry out a run, and what it would take."""
+
+    way: str
+    """What is special about it, in words."""
+    tokens: int
+    """In one forward pass on one device."""
+    needed: int
+    """Bytes of a device."""
+    fits: bool
+    seconds: float
+    """Of a step, without the waiting of devices for each other."""
+
+
+@dataclass(frozen=True)
 class Plan:
-    """What a run takes on one device."""
+    """What a run takes on each device."""
 
     device: str
+    """Its kind."""
     weights: str
     """How the backbone's weights are stored."""
+    checkpointing: bool
+    """Whether activations are computed again in the backward pass."""
     size: Size
     steps: int
     tokens_per_device: int
     """In one forward pass at most, padding included."""
+    longest: int
+    """Tokens of the longest row."""
     rehearsed: Rehearsed
+    """On one device, that holds everything."""
+    work: StepWork
+    """What that device computes in a step."""
+    contents: Contents
     process: int
     """Bytes that Python and its libraries hold beside all tensors, measured in this process; 0 on an accelerator."""
     memory: int
-    """Bytes that there are."""
+    """Bytes that there are, for each device."""
     notes: tuple[str, ...] = ()
     """What the figures do not hold."""
+    devices: int = 1
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    seconds: float | None = None
+    """Of a step."""
+    tried: tuple[Tried, ...] = ()
+    """All ways that were compared, this one included."""
+
+    def held(self, moment: Moment) -> Held:
+        """What is held of the model's state."""
+        passes = self.rehearsed.micro_batches
+        return zero.states(self.contents, self.distributed, devices=self.devices, moment=moment, passes=passes)
+
+    @property
+    def at_peak(self) -> dict[str, int]:
+        """Bytes alive on a device at the peak of training, by what they are for."""
+        activations = self.rehearsed.at_peak.get(ACTIVATIONS, 0)
+        held = self.held("backward").device
+        if self.distributed.zero == 0:
+            travels = {zero.BUCKETS: held[zero.BUCKETS]} if zero.BUCKETS in held else {}
+            return {**self.rehearsed.at_peak, **travels}
+        return max({**held, ACTIVATIONS: activations}, self.held("step").device, key=lambda sizes: sum(sizes.values()))
+
+    @property
+    def evaluation(self) -> int:
+        """The most that is alive on a device while the held-out loss is computed."""
+        if self.distributed.zero == 0:
+            return self.rehearsed.evaluation
+        standing = sum(self.rehearsed.at_peak.get(name, 0) for name in (WEIGHTS, MASTERS, OPTIMIZER))
+        return self.rehearsed.evaluation - standing + sum(self.held("forward").device.values())
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that are alive on a device at once."""
+        return max(sum(self.at_peak.values()), self.evaluation)
+
+    @property
+    def host(self) -> int:
+        """Bytes of the host's memory that one device's share takes."""
+        return max(sum(self.held(moment).host.values()) for moment in zero.MOMENTS)
+
+    @property
+    def disk(self) -> int:
+        """Bytes of files that one device's share takes."""
+        return max(sum(self.held(moment).disk.values()) for moment in zero.MOMENTS)
 
     @property
     def needed(self) -> int:
-        """Bytes that the run takes at its peak."""
-        return self.rehearsed.peak + self.process
+        """Bytes of a device that the run takes at its peak; of a CPU, whose memory is the host's, with what waits."""
+        return self.peak + self.process + (self.host if self.device == "cpu" else 0)
 
     @property
     def fits(self) -> bool:
@@ -39,21 +112,45 @@ class Plan:
         return self.needed <= self.memory
 
     @property
+    def offload(self) -> str:
+        """What waits outside of the devices, in words."""
+        how = self.distributed
+        places = {"optimizer": how.offload_optimizer, "parameters": how.offload_parameters}
+        return ", ".join(f"{name} to {place}" for name, place in places.items() if place != "none") or "none"
+
+    @property
+    def timeline(self) -> dict[Moment, Held]:
+        """What lives where in each part of a step, activations at their most."""
+        found = {moment: self.held(moment) for moment in zero.MOMENTS}
+        for moment in ("forward", "backward"):
+            found[moment].device[ACTIVATIONS] = self.rehearsed.at_peak.get(ACTIVATIONS, 0)
+        return found
+
+    @property
     def facts(self) -> dict[str, Any]:
         """Everything, for a program."""
         rehearsed = self.rehearsed
+        hours = None if self.seconds is None else self.seconds * self.steps / 3600
         return {
             "device": self.device,
+            "devices": self.devices,
             "weights": self.weights,
+            "checkpointing": self.checkpointing,
             "parameters": {"total": self.size.total, "trainable": self.size.trainable},
-            "bytes": {**rehearsed.at_peak, "evaluation": rehearsed.evaluation, "peak": rehearsed.peak},
+            "bytes": {**dict.fromkeys(_ALWAYS, 0), **self.at_peak, "evaluation": self.evaluation, "peak": self.peak},
             "process_bytes": self.process,
+            "host_bytes": self.host * self.devices,
+            "disk_bytes": self.disk * self.devices,
             "memory_bytes": self.memory,
             "adapter_bytes": self.size.file_bytes,
             "flops_per_token": round(rehearsed.flops_per_token),
             "steps": self.steps,
+            "seconds_per_step": self.seconds,
+            "hours": hours,
             "batch": {"tokens_per_device": self.tokens_per_device, "micro_batches": rehearsed.micro_batches},
-            "zero": {"stage": 0, "offload": "none"},
+            "zero": {"stage": self.distributed.zero, "offload": self.offload},
+            "timeline": {moment: vars(held) for moment, held in self.timeline.items()},
+            "tried": [vars(each) for each in self.tried],
             "fits": self.fits,
             "reasons": self.reasons,
         }
@@ -61,7 +158,11 @@ class Plan:
     @property
     def reasons(self) -> list[str]:
         """Where the peak is, what is left, and what the figures do not hold."""
-        where = "training" if self.rehearsed.trains_at_peak else "evaluation"
+        where = "training" if self.peak > self.evaluation else "evaluation"
         spare = self.memory - self.needed
         left = f"{spare:,} bytes are left" if self.fits else f"{-spare:,} bytes are missing"
         return [f"The peak is in {where}; {left}.", *self.notes]
+
+
+_ALWAYS = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS)
+"""What a program is told even where it is nothing."""

@@ -6,21 +6,25 @@ of its first epoch beside the optimizer's state, those that are not a step's fir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench import storage
-from workbench.data.batching import Examples, Indices, global_batch, micro_batches, steps_per_epoch
-from workbench.engine import Fit
-from workbench.planning.ledger import Ledger
+from workbench.adapters import anatomy
+from workbench.data.batching import Examples, Indices, micro_batches
+from workbench.planning.ledger import ACTIVATIONS, ELSEWHERE, Ledger
 from workbench.planning.operations import Operations
+from workbench.planning.trainings import Lengths, Model, Training
 
-WEIGHTS, MASTERS, GRADIENTS, OPTIMIZER = "weights", "masters", "gradients", "optimizer"
+WEIGHTS, MASTERS, GRADIENTS, OPTIMIZER, TEACHER = "weights", "masters", "gradients", "optimizer", "teacher"
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,9 @@ class Rehearsed:
     """Of the largest micro-batch."""
     flops_per_token: float
     """Of training, by the tokens of the largest micro-batch without padding."""
+    modules: dict[str, int] = field(default_factory=dict)
+    """Bytes alive at the peak of training, by the module that holds or made them: embeddings, block 1 and on, its
+    adapter's values with their gradients, head and loss, what the optimizer and the backward pass made."""
 
     @property
     def peak(self) -> int:
@@ -49,73 +56,178 @@ class Rehearsed:
         return self.peak > self.evaluation
 
 
-def rehearse(fit: Fit, held_out_loss: Callable[[], object]) -> Rehearsed:
-    """Carry out the steps of `fit` that take most memory, where tensors are imagined.
+def rehearse(fit: Training, held_out_loss: Callable[[], object], *, beside: Iterable[nn.Module] = ()) -> Rehearsed:
+    """Carry out the parts of steps of `fit` that take most memory, where tensors are imagined.
 
     Args:
         held_out_loss: Computes what the run evaluates, on its largest micro-batch.
+        beside: Other models that are there: a teacher.
     """
     fit.prepare()
-    epoch = list(_micro_batches(fit))
-    first = _largest(fit.train, [each[0] for each in epoch])
-    later = _largest(fit.train, [rows for each in epoch for rows in each[1:]])
-    with Ledger() as ledger:
-        hold(ledger, fit)
+    epoch = list(fit.micro_batches())
+    with Ledger() as ledger, ledger.placing(_modules(fit)):
+        hold(ledger, fit, beside=beside)
         _tell_gradients(fit, ledger)
-        _tell_optimizer(fit, ledger)
+        peaks = _Peaks(ledger)
         flops, tokens = 0, 0
         for share in _moments(fit):
             fit.freezer.follow(step=0, share=share)
             _give_gradients(fit, ledger)
-            fit.member.update(1.0, first[0])  # what an optimizer keeps, it keeps from here on
-            for number, rows in enumerate([*first, *later]):
-                if number >= len(first):
-                    _give_gradients(fit, ledger)
-                with Operations() as operations:
-                    fit.step(rows)
+            with ledger.making(OPTIMIZER, OPTIMIZER):
+                fit.update(epoch[0][0])  # what an optimizer keeps, it keeps from here on
+            done: list[tuple[Trial, int]] = []
+            for trial in _trials(fit.train, epoch):
+                if any(trial.takes_less(than, activations, _costs(fit)) for than, activations in done):
+                    continue
+                (_give_gradients if trial.later else _drop_gradients)(fit, ledger)
+                with Operations() as operations, peaks.seen():
+                    fit.backward(trial.rows)
+                done.append((trial, peaks.last[ACTIVATIONS]))
                 if operations.count > flops:
-                    flops, tokens = operations.count, int(fit.train.lengths[rows].sum())
-        at_peak = ledger.at_peak
-        ledger.peak = ledger.now
+                    flops, tokens = operations.count, int(fit.train.lengths[trial.rows].sum())
+            _give_gradients(fit, ledger)
+            with peaks.seen(), ledger.making(OPTIMIZER, OPTIMIZER):
+                fit.update(epoch[0][0])
+        ledger.restart()
         fit.model.eval()
         with torch.no_grad():
             held_out_loss()
         evaluation = ledger.peak
     return Rehearsed(
-        at_peak=at_peak,
+        at_peak=peaks.highest,
         evaluation=evaluation,
         micro_batches=max(len(each) for each in epoch),
-        padded_tokens=max(_padded(fit.train, rows) for rows in first),
+        padded_tokens=max(_padded(fit.train, each[0]) for each in epoch),
         flops_per_token=flops / tokens,
+        modules={place: peaks.modules[place] for place in sorted(peaks.modules, key=_order(fit))},
     )
 
 
-def hold(ledger: Ledger, fit: Fit) -> None:
-    """Count what a training begins with: every parameter and buffer, and the masters."""
+class _Peaks:
+    """The highest of several peaks."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.last: dict[str, int] = {}
+        self.highest: dict[str, int] = {}
+        self.modules: dict[str, int] = {}
+
+    @contextmanager
+    def seen(self) -> Iterator[None]:
+        """The peak of what is done inside the block counts."""
+        self._ledger.restart()
+        yield
+        self.last = self._ledger.at_peak
+        if sum(self.last.values()) > sum(self.highest.values()):
+            self.highest, self.modules = self.last, self._ledger.places_at_peak
+
+
+class Costs(NamedTuple):
+    """What else than its tokens a micro-batch may take most for, in bytes."""
+
+    position: int
+    """Of each supervised position."""
+    pair: float
+    """Of each pair of tokens of a row."""
+    gradients: int
+    """Of what earlier micro-batches left."""
+
+
+class Trial(NamedTuple):
+    """A micro-batch that may take most."""
+
+    rows: Indices
+    later: bool
+    """Whether others of its step have left gradients."""
+    padded: int
+    pairs: int
+    """Of tokens in a row, padding included."""
+    supervised: float
+
+    def takes_less(self, than: Trial, activations: int, costs: Costs) -> bool:
+        """Whether it cannot take more than another, which was carried out: its fewer tokens weigh more than all else.
+
+        Args:
+            activations: At the peak of the other. Half of them are taken to be those of its tokens.
+        """
+        token = max(0.0, activations - costs.position * than.supervised) / 2 / than.padded
+        spare = token * (than.padded - self.padded) + costs.gradients * (than.later - self.later)
+        positions, pairs = max(0.0, self.supervised - than.supervised), max(0, self.pairs - than.pairs)
+        more = costs.position * positions + (costs.pair * pairs if pairs else 0)
+        return self.padded <= than.padded and more <= spare
+
+
+def _costs(fit: Training) -> Costs:
+    """Bounds from above."""
+    config = fit.freezer.backbone.config.get_text_config(decoder=True)
+    # Masks aside, only what computes attention's scores itself, or compares them, holds something for each pair.
+    pairs = config._attn_implementation == "eager" or fit.compares
+    arrays = 8 * torch.float32.itemsize
+    gradients = sum(master.nbytes for master in fit.masters)
+    return Costs(arrays * (config.vocab_size + fit.width), math.inf if pairs else 4 * torch.float32.itemsize, gradients)
+
+
+def _modules(fit: Model) -> dict[str, nn.Module]:
+    """Those by which memory is told apart."""
+    backbone = fit.freezer.backbone
+    paths = chain.from_iterable(anatomy.blocks(backbone))
+    blocks = {f"block {number}": backbone.get_submodule(path) for number, path in enumerate(paths, start=1)}
+    return {"embeddings": backbone.get_input_embeddings(), **blocks}
+
+
+def _order(fit: Model) -> Callable[[str], int]:
+    """Of places in the model, each adapter's after what it is in."""
+    places = list(chain.from_iterable((place, f"adapter of {place}") for place in _modules(fit)))
+    return lambda place: places.index(place) if place in places else len(places)
+
+
+def _homes(fit: Model) -> dict[str, str]:
+    """Where each value that trains belongs, by its name; an adapter's apart from what is frozen around it."""
+    names = {id(each): name for name, each in fit.masters.computing().items()}
+    homes = dict.fromkeys(names.values(), ELSEWHERE)
+    for place, module in _modules(fit).items():
+        inside = [id(each) for each in module.parameters()]
+        own = [names[each] for each in inside if each in names]
+        homes |= dict.fromkeys(own, place if len(own) == len(inside) else f"adapter of {place}")
+    return homes
+
+
+def hold(ledger: Ledger, fit: Model, *, beside: Iterable[nn.Module] = ()) -> None:
+    """Count what a training begins with: every parameter and buffer, and the masters.
+
+    Args:
+        beside: Other models that are there.
+    """
+    homes, computing = _homes(fit), fit.masters.computing()
+    for name, home in homes.items():
+        ledger.hold([computing[name]], WEIGHTS, home)
+        ledger.hold([fit.masters.named()[name]], MASTERS, home)
+    for place, module in _modules(fit).items():
+        ledger.hold(chain(storage.held(module), module.buffers()), WEIGHTS, place)
     ledger.hold(chain(storage.held(fit.model), fit.model.buffers()), WEIGHTS)
     ledger.hold(fit.masters, MASTERS)
+    for model in beside:
+        ledger.hold(chain(storage.held(model), model.buffers()), TEACHER, TEACHER)
 
 
-def _micro_batches(fit: Fit) -> Iterator[list[Indices]]:
-    """Those of each step of the first epoch."""
-    train, config = fit.train, fit.config
-    steps = min(steps_per_epoch(len(train), config.batch.size), fit.member.total)
-    for step in range(steps):
-        draws = global_batch(step, rows=len(train), size=config.batch.size, seed=config.seed)
-        yield list(micro_batches(train.drawn(draws, epoch=0), train.lengths, tokens=fit.tokens))
-
-
-def _largest(train: Examples, parts: list[Indices]) -> list[Indices]:
-    """The micro-batches that may take most: most tokens with padding, the longest row, most supervised tokens."""
-    measures: list[Callable[[Indices], float]] = [
-        lambda rows: _padded(train, rows) * int(train.lengths[rows].max()),
-        lambda rows: _padded(train, rows),
-        lambda rows: float(train.supervised[rows].sum()),
+def _trials(train: Lengths, epoch: list[list[Indices]]) -> list[Trial]:
+    """The micro-batches that may take most, likeliest first: most tokens with padding, pairs, supervised tokens."""
+    measures: list[Callable[[Trial], float]] = [
+        lambda trial: trial.pairs,
+        lambda trial: trial.padded,
+        lambda trial: trial.supervised,
     ]
-    if not parts:
-        return []
-    chosen = {max(range(len(parts)), key=lambda number: measure(parts[number])) for measure in measures}
-    return [parts[number] for number in sorted(chosen)]
+    found: dict[int, Trial] = {}
+    for parts in ([each[0] for each in epoch], [rows for each in epoch for rows in each[1:]]):
+        every = [_trial(train, rows, later=bool(found)) for rows in parts]
+        found |= {id(most): most for most in (max(every, key=measure) for measure in measures if every)}
+    return sorted(found.values(), key=lambda trial: (trial.padded, trial.later), reverse=True)
+
+
+def _trial(train: Lengths, rows: Indices, *, later: bool) -> Trial:
+    padded = _padded(train, rows)
+    pairs = padded * int(train.lengths[rows].max())
+    return Trial(rows, later, padded, pairs, float(train.supervised[rows].sum()))
 
 
 def largest_rows(rows: Examples, *, tokens: int) -> Indices:
@@ -124,45 +236,39 @@ def largest_rows(rows: Examples, *, tokens: int) -> Indices:
     return max(every, key=lambda part: _padded(rows, part))
 
 
-def _padded(train: Examples, rows: Indices) -> int:
+def _padded(train: Lengths, rows: Indices) -> int:
     return len(rows) * int(train.lengths[rows].max())
 
 
-def _moments(fit: Fit) -> tuple[float, ...]:
+def _moments(fit: Training) -> tuple[float, ...]:
     """Shares of the run at which different layers train."""
     return (0.0,) if fit.config.freeze.fixed else (0.0, 0.999)
 
 
-def _give_gradients(fit: Fit, ledger: Ledger) -> None:
+def _give_gradients(fit: Model, ledger: Ledger) -> None:
     """What an earlier micro-batch leaves."""
-    masters = fit.masters.named()
-    with ledger.making(GRADIENTS):
-        for name, parameter in fit.masters.computing().items():
-            if parameter.requires_grad:
+    masters, homes = fit.masters.named(), _homes(fit)
+    for name, parameter in fit.masters.computing().items():
+        if parameter.requires_grad:
+            with ledger.making(GRADIENTS, homes[name]):
                 masters[name].grad = torch.zeros_like(masters[name])
 
 
-def _tell_gradients(fit: Fit, ledger: Ledger) -> None:
+def _drop_gradients(fit: Model, _: Ledger) -> None:
+    for master in fit.masters:
+        master.grad = None
+
+
+def _tell_gradients(fit: Model, ledger: Ledger) -> None:
     """From now on the ledger knows which tensors are gradients."""
-    masters = fit.masters.named()
+    masters, homes = fit.masters.named(), _homes(fit)
 
     def tell(name: str) -> Callable[[Tensor], None]:
         def found(parameter: Tensor) -> None:
             both = (parameter.grad, masters[name].grad)
-            ledger.rename([each for each in both if each is not None], GRADIENTS)
+            ledger.rename([each for each in both if each is not None], GRADIENTS, homes[name])
 
         return found
 
     for name, parameter in fit.masters.computing().items():
         parameter.register_post_accumulate_grad_hook(tell(name))
-
-
-def _tell_optimizer(fit: Fit, ledger: Ledger) -> None:
-    """From now on the ledger knows what an optimizer's step makes."""
-    update = fit.member.update
-
-    def told(loss: float, rows: Indices) -> dict[str, object] | None:
-        with ledger.making(OPTIMIZER):
-            return update(loss, rows)
-
-    fit.member.update = told  # type: ignore[method-assign]

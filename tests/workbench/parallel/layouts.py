@@ -1,6 +1,6 @@
 """Runs one recipe in several layouts, each in a folder of its own; torchrun starts this file in two processes.
 
-    layouts.py FOLDER JOBS.json    # JOBS: [[name, overrides, name of the run to go on from or null], ...]
+layouts.py FOLDER JOBS.json    # JOBS: [[name, overrides, name of the run to go on from or null], ...]
 """
 
 from __future__ import annotations

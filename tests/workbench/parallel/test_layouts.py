@@ -100,7 +100,7 @@ def write_recipe(folder: Path, stories: str) -> None:
         "recipe": "sft",
         "model": {"id": stories, "weights": "float32", "compute": "float32"},
         "data": {"train": str(folder / "rows.jsonl"), "held_out": 0.1},
-        "batch": {"size": 7},
+        "batch": {"size": 5},
         "train": {"steps": STEPS, "learning_rate": 1e-3},
         "evaluate": {"every": None, "answers": 0},
         "save": {"every": STEPS // 2, "keep": 2},

@@ -1,0 +1,153 @@
+"""Predicted seconds of a step against those of the same run's steps, calibration and steps in turn: a table.
+
+    python scripts/bench/step_time.py --encoder FOLDER [--llama FOLDER] [--json step_time.json] [--only WORD ...]
+
+--encoder is a sentence encoder such as all-MiniLM-L6-v2, --llama a model that random_llama.py wrote. Every prediction
+is for those steps that are measured, so that the lengths of their rows are the same. On a machine that others use too,
+--cpu-time counts the processor time of both sides; then OMP_NUM_THREADS=1 keeps threads from waiting for each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from statistics import mean, median
+
+import measuring
+import standing
+
+from workbench import files, runs
+from workbench.checkpoints import Progress
+from workbench.console import Terminal
+from workbench.engine import Fit
+from workbench.planning.calibration import Calibration, Timed
+from workbench.recipes.load import load
+from workbench.recipes.plan import plan
+from workbench.recipes.run import RECIPES
+
+ROUNDS = 3
+"""So often some steps are measured, with a calibration before, between and after them."""
+SHORT = ["train.epochs=null", "evaluate.answers=0", "evaluate.every=null", "data.limit=400"]
+Clock = Callable[[], float]
+
+
+class _Enough(Exception):
+    """Everything is measured."""
+
+
+def main() -> None:
+    arguments = _arguments()
+    clock = time.process_time if arguments.cpu_time else time.perf_counter
+    rows: list[list[object]] = [
+        ["configuration", "predicted s", "measured s", "ratio", "stated error", "calibrated in s"]
+    ]
+    ratios, found = [], {}
+    for name, (recipe, words) in _configurations(arguments).items():
+        if arguments.only and not any(word in name for word in arguments.only):
+            continue
+        words += [*SHORT, f"train.steps={ROUNDS * arguments.steps}"]
+        predictions, steps, took = _both(recipe, words, clock, arguments.steps)
+        predicted = mean(timed.seconds for timed in predictions)
+        ratios.append(predicted / mean(steps))
+        found[name] = {"predicted": [timed.seconds for timed in predictions], "measured": steps, "calibration": took}
+        error = mean(timed.error for timed in predictions)
+        rows.append(
+            [name, f"{predicted:.3f}", f"{mean(steps):.3f}", f"{ratios[-1]:.2f}", f"{error:.0%}", f"{median(took):.1f}"]
+        )
+        print(" | ".join(str(cell) for cell in rows[-1]), flush=True)
+    print(standing.markdown(rows))
+    errors = [abs(ratio - 1) for ratio in ratios]
+    print(f"Of {len(ratios)} configurations: median error {median(errors):.1%}, worst {max(errors):.1%}.")
+    measuring.write_report(arguments, machine=measuring.machine("cpu", ("torch", "transformers", "peft")), found=found)
+
+
+def _configurations(arguments: argparse.Namespace) -> dict[str, tuple[str, list[str]]]:
+    """Recipe and overrides by name."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for method, weights in (
+        ("lora", "float32"),
+        ("lora", "bfloat16"),
+        ("lora", "nf4"),
+        ("lora", "int8"),
+        ("full", "float32"),
+        ("full", "bfloat16"),
+        ("houlsby", "bfloat16"),
+        ("prefix", "bfloat16"),
+    ):
+        words = [f"model.weights={weights}", f"adapter={{method: {method}}}"]
+        found[f"starter, {method}, {weights}"] = ("sft/quickstart", words)
+    words = ["model.weights=bfloat16", "train.checkpointing=true"]
+    found["starter, lora, bfloat16, checkpointing"] = ("sft/quickstart", words)
+    found["starter, lora, half frozen"] = ("sft/quickstart", ["freeze={policy: static, layers: 0.5, cache: 'off'}"])
+    found["starter, classes, lora"] = ("classify/quickstart", [])
+    for method, weights in (("lora", "float32"), ("full", "float32"), ("lora", "bfloat16")):
+        words = [f"model.id={arguments.encoder}", f"model.weights={weights}", f"adapter={{method: {method}}}"]
+        found[f"MiniLM, classes, {method}, {weights}"] = ("classify/quickstart", words)
+    for method, weights in (("lora", "bfloat16"), ("lora", "nf4")):
+        words = [f"model.id={arguments.llama}", f"model.weights={weights}", f"adapter={{method: {method}}}"]
+        if arguments.llama:
+            found[f"random Llama, {method}, {weights}"] = ("sft/quickstart", words)
+    return found
+
+
+def _both(recipe: str, words: list[str], clock: Clock, count: int) -> tuple[list[Timed], list[float], list[float]]:
+    """Predictions, the seconds of single steps, and the seconds that calibrations took."""
+    config = load(recipe, words)
+    work = plan(config).work
+    predictions: list[Timed] = []
+    steps: list[float] = []
+    took: list[float] = []
+    first: Calibration | None = None
+
+    def calibrate(fit: Fit) -> None:
+        nonlocal first
+        began = clock()
+        calibration = Calibration(fit.device, clock=clock, first=first.first if first is not None else None)
+        predictions.append(calibration.timed(work))
+        took.append(clock() - began)
+        first = first or calibration
+
+    def measure(fit: Fit) -> None:
+        fit.prepare()
+        fit.freezer.follow(step=0, share=0.0)
+        calibrate(fit)
+        fit.step(fit.member.batch())  # makes the optimizer's state
+        fit.member.progress = Progress()
+        for _ in range(ROUNDS):
+            for _ in range(count):
+                began = clock()
+                fit.step(fit.member.batch())
+                steps.append(clock() - began)
+            calibrate(fit)
+        raise _Enough
+
+    own, Fit.work = Fit.work, measure  # type: ignore[method-assign, assignment]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            run = runs.start(Path(folder) / "run", config, resume=False)
+            files.write_json(run.path / "before.json", {})  # nothing is scored before training
+            with suppress(_Enough):
+                RECIPES[config.recipe](config, run, Terminal(quiet=True))
+            run.close()
+    finally:
+        Fit.work = own  # type: ignore[method-assign]
+    return predictions, steps, took
+
+
+def _arguments() -> argparse.Namespace:
+    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--encoder", required=True, help="folder or hub id")
+    found.add_argument("--llama", help="folder of a larger causal model")
+    found.add_argument("--only", nargs="*", default=[], help="configurations with one of these words in their name")
+    found.add_argument("--steps", type=int, default=4, help=f"measured steps in each of {ROUNDS} rounds")
+    found.add_argument("--cpu-time", action="store_true", help="processor time instead of wall clock")
+    found.add_argument("--json", type=Path, help="a file to write")
+    return found.parse_args()
+
+
+if __name__ == "__main__":
+    main()

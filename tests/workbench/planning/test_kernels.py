@@ -1,0 +1,124 @@
+"""Kernels that are noted where tensors are imagined are those of the real model, and can be called again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from tests.conftest import tiny
+from workbench.engine import Fit
+from workbench.planning import kernels
+from workbench.planning.imagined import imagine, imagining, unimagined
+from workbench.planning.kernels import Kernel, Kernels, Like, StepWork, new_share, record, strata
+from workbench.planning.operations import Operations
+from workbench.recipes.load import load
+from workbench.recipes.plan import plan
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_an_imagined_step_calls_the_kernels_of_the_real_one(checkpointing: bool) -> None:
+    ids_BL = torch.arange(12).view(2, 6)
+
+    def step(model: torch.nn.Module) -> Counter[Kernel]:
+        model.train()
+        if checkpointing:
+            model.activation_checkpointing_enable()  # type: ignore[operator]
+        with Kernels() as found:
+            model(input_ids=ids_BL, use_cache=False).logits.sum().backward()
+        return Counter(found.calls)
+
+    real = step(tiny("Llama"))
+    with imagining():
+        with unimagined(), torch.device("meta"):
+            other = AutoModelForCausalLM.from_config(tiny("Llama").config)
+        imagine(other, torch.device("cpu"))
+        assert step(other) == real
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros(3, 4), torch.zeros(4, 3).T, torch.zeros(3, 1).expand(3, 5), torch.zeros(0, 2)]
+)
+def test_a_kind_of_tensor_knows_its_bytes(tensor: Tensor) -> None:
+    assert Like.of(tensor).bytes == tensor.untyped_storage().nbytes()
+
+
+def test_a_kernel_can_be_called_again() -> None:
+    table, ids = torch.randn(7, 3), torch.tensor([1, 6, 6])
+    numbers = [torch.zeros(2), torch.zeros(2), torch.zeros(4)]
+    with Kernels() as found:
+        torch._foreach_add_(numbers, 1.0)
+        torch.nn.functional.embedding(ids, table)
+    adding, looking = found.calls
+    made: list[tuple[tuple[int, ...], int]] = []
+
+    def make(like: Like, number: int) -> Tensor:
+        made.append((like.shape, number))
+        return table if like.shape == (7, 3) else torch.zeros(like.shape)
+
+    arguments, named = adding.arguments(make)
+    adding.operation(*arguments, **named)
+    assert made == [((2,), 0), ((2,), 1), ((4,), 0)]
+    assert arguments[0][0].tolist() == [1, 1] and arguments[0][0] is not arguments[0][1]
+    # Indices are known where they were real, and a table is not read as a whole.
+    arguments, named = looking.arguments(make)
+    assert torch.equal(looking.operation(*arguments, **named), table[ids])
+    assert looking.bytes == 2 * looking.written == 2 * ids.numel() * 3 * 4
+
+
+def test_kernels_differ_in_sizes_and_not_in_fractions() -> None:
+    with Kernels() as found:
+        x = torch.zeros(4, 4)
+        for each in (x * 0.5, x * 0.25, x[:2] * 0.5, x.sum(0), x.sum(1)):
+            assert each.isfinite().all()
+    products = [kernel for kernel in found.calls if kernel.operation is torch.ops.aten.mul.Tensor]
+    sums = [kernel for kernel in found.calls if kernel.operation is torch.ops.aten.sum.dim_IntList]
+    assert products[0] == products[1] != products[2] and sums[0] != sums[1]
+
+
+def test_strata_hold_everything_once_and_about_as_much() -> None:
+    weights = np.random.default_rng(0).uniform(1, 9, size=200)
+    groups = strata(weights, 4)
+    assert sorted(np.concatenate(groups).tolist()) == list(range(200))
+    assert all(abs(weights[group].sum() / weights.sum() - 0.25) < 0.02 for group in groups)
+    assert all(weights[low].max() <= weights[high].min() for low, high in pairwise(groups))
+    assert len(strata(np.ones(1), 4)) == 1
+
+
+def test_only_sizes_that_came_lately_are_known() -> None:
+    assert new_share([5, 5, 6, 5]) == 0.5
+    assert new_share(list(range(100)) * 2) == 1.0
+    assert new_share([1, *range(2, kernels.REMEMBERED + 1), 1]) == kernels.REMEMBERED / (kernels.REMEMBERED + 1)
+
+
+def test_a_few_micro_batches_stand_for_all(monkeypatch: pytest.MonkeyPatch, stories: str) -> None:
+    """The operations of an average step are known from four of its micro-batches as from every one."""
+    works: list[StepWork] = []
+
+    def recorded(fit: Fit) -> StepWork:
+        for count in (4, 1000):
+            monkeypatch.setattr(kernels, "STRATA", count)
+            works.append(record(fit))
+        assert fit.model.training  # other kernels than in an evaluation
+        return works[0]
+
+    monkeypatch.setattr(kernels, "BLOCKS", 10**6)
+    monkeypatch.setattr("workbench.recipes.plan.record", recorded)
+    words = [f"model.id={stories}", "train.steps=2", "train.epochs=null", "data.limit=100", "batch.size=8"]
+    plan(load("sft/quickstart", words))
+    assert all(work.update and not work.recomputes for work in works)
+    some, every = (
+        sum(part.share * sum(kernel.flops for kernel in part.calls) for part in work.parts) for work in works
+    )
+    assert some == pytest.approx(every, rel=0.05)
+
+
+def test_operations_are_those_that_are_counted(llama: torch.nn.Module) -> None:
+    with Operations() as operations, Kernels() as found:
+        llama(input_ids=torch.arange(12).view(2, 6), use_cache=False).logits.sum().backward()
+    assert sum(kernel.flops for kernel in found.calls) == operations.count > 0

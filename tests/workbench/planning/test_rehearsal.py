@@ -1,0 +1,41 @@
+"""Which micro-batches are carried out, and which cannot take most."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from workbench.planning.rehearsal import Costs, Trial
+
+ROWS = np.arange(2)
+LARGEST = Trial(ROWS, later=True, padded=1000, pairs=100_000, supervised=50.0)
+COSTS = Costs(position=1000, pair=16, gradients=500_000)
+ACTIVATIONS = 1000 * 10_000 + 50 * 1000
+"""10,000 bytes a token, of which half are certain."""
+
+
+def _less(**other: float) -> bool:
+    return LARGEST._replace(**other).takes_less(LARGEST, ACTIVATIONS, COSTS)
+
+
+def test_what_is_smaller_in_every_respect_takes_less() -> None:
+    assert _less() and _less(padded=900) and _less(pairs=1, supervised=0.0, later=False)
+
+
+def test_tokens_weigh_against_all_else() -> None:
+    assert not _less(padded=1001)
+    assert _less(padded=900, supervised=550.0) and not _less(padded=900, supervised=551.0)
+    assert _less(padded=900, pairs=131_000) and not _less(padded=900, pairs=132_000)
+    assert not _less(pairs=131_000) and _less(pairs=131_000, later=False)
+
+
+def test_where_pairs_may_take_anything_more_of_them_are_looked_at() -> None:
+    costs = COSTS._replace(pair=math.inf)
+    assert not LARGEST._replace(padded=10, pairs=100_001).takes_less(LARGEST, ACTIVATIONS, costs)
+    assert LARGEST._replace(padded=10).takes_less(LARGEST, ACTIVATIONS, costs)
+
+
+def test_more_gradients_are_never_less() -> None:
+    first = LARGEST._replace(later=False)
+    assert not LARGEST.takes_less(first, ACTIVATIONS, COSTS)

@@ -1,0 +1,146 @@
+"""Which way is chosen, where what each takes is known by a formula."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from workbench.config import RunConfig
+from workbench.errors import ConfigError
+from workbench.planning import solver
+from workbench.planning.kernels import StepWork
+from workbench.planning.plan import Plan
+from workbench.planning.rehearsal import Rehearsed
+from workbench.planning.solver import Choice
+from workbench.planning.zero import Contents
+from workbench.sizes import Size
+
+ROWS, LENGTH, COUNT = 32, 100, 1_000_000
+FIXED = 16 * COUNT
+"""Bytes of a model in float32 with gradients and two states of Adam."""
+
+SHARED = {"zero": "auto", "bucket_bytes": 40_000}
+
+
+class Rehearsals:
+    """Stands in for rehearsals: everything trains in float32, and activations take 1,000 bytes a token."""
+
+    def __init__(self, memory: int, *, devices: int = 1, device: str = "accelerator") -> None:
+        self._memory, self._devices, self._device = memory, devices, device
+        self.seen: list[tuple[object, object, int]] = []
+        """Weights, checkpointing and tokens of each rehearsal."""
+
+    def __call__(self, config: RunConfig) -> Plan:
+        rows, wanted = ROWS // self._devices, config.batch.tokens_per_device
+        length = min(LENGTH, config.data.max_tokens)
+        tokens = rows * length if wanted == "auto" else wanted
+        checkpointing = config.train.checkpointing is True
+        self.seen.append((config.model.weights, checkpointing, tokens))
+        weights = COUNT // 2 if config.model.weights == "nf4" else 4 * COUNT
+        activations = tokens * (300 if checkpointing else 1000)
+        rest = {"gradients": 4 * COUNT, "optimizer": 8 * COUNT}
+        return Plan(
+            device=self._device,
+            weights=config.model.weights,
+            checkpointing=checkpointing,
+            size=Size(COUNT, COUNT, 4 * COUNT),
+            steps=10,
+            tokens_per_device=tokens,
+            longest=length,
+            rehearsed=Rehearsed(
+                at_peak={"weights": weights, **rest, "activations": activations},
+                evaluation=weights + 8 * COUNT + 1000,
+                micro_batches=-(-rows * length // tokens),
+                padded_tokens=tokens,
+                flops_per_token=1.0,
+            ),
+            work=StepWork([], [], False),
+            contents=Contents(trained=(COUNT,), element=4),
+            process=0,
+            memory=self._memory,
+            devices=self._devices,
+        )
+
+
+def timing(plan: Plan) -> float:
+    """A second, and more for checkpointing, quantised weights and each pass."""
+    return 1.0 + 0.33 * plan.checkpointing + 0.2 * (plan.weights == "nf4") + 0.001 * plan.rehearsed.micro_batches
+
+
+def choose(memory: int, *, devices: int = 1, device: str = "accelerator", **sections: Any) -> tuple[Choice, Rehearsals]:
+    rehearsals = Rehearsals(memory, devices=devices, device=device)
+    values = {"recipe": "sft", "data": {"train": "rows.jsonl"}, "batch": {"size": ROWS}, **sections}
+    return solver.choose(RunConfig.model_validate(values), rehearsals, timing), rehearsals
+
+
+def test_what_fits_as_it_is_is_rehearsed_once() -> None:
+    found, rehearsals = choose(FIXED + 1000 * ROWS * LENGTH)
+    assert len(rehearsals.seen) == 1
+    assert found.cure is None and found.require() is found
+    assert found.config.batch.tokens_per_device == ROWS * LENGTH
+    assert found.config.train.checkpointing is False and found.config.distributed.zero == 0
+
+
+@pytest.mark.parametrize("tokens", [101, 700, 3199])
+def test_smaller_micro_batches_come_before_computing_twice(tokens: int) -> None:
+    found, rehearsals = choose(FIXED + 1000 * tokens)
+    assert found.config.batch.tokens_per_device in (tokens - 1, tokens)
+    assert found.config.train.checkpointing is False
+    assert found.plan.fits and len(rehearsals.seen) <= 6
+    assert rehearsals.seen[-1] == ("auto", False, found.config.batch.tokens_per_device), "what is chosen was rehearsed"
+
+
+def test_then_checkpointing_and_quantised_weights_last() -> None:
+    assert choose(FIXED + 50_000)[0].config.train.checkpointing is True
+    found, _ = choose(FIXED - 3_000_000)
+    assert found.config.model.weights == "nf4"
+    kept, _ = choose(FIXED - 3_000_000, device="cpu", model={"weights": "float32"})
+    assert kept.cure is not None and "model.weights=nf4" in kept.cure
+
+
+def test_every_way_that_was_compared_is_told() -> None:
+    found, _ = choose(FIXED // 2, devices=4, distributed=SHARED)
+    told = [each.way for each in found.plan.tried]
+    assert [each for each in told if "checkpointing" not in each] == [
+        "auto",
+        *(f"auto, zero={stage}" for stage in (1, 2, 3)),
+        *(f"auto, zero={stage}, optimizer to cpu" for stage in (2, 3)),
+        "auto, zero=3, optimizer to cpu, parameters to cpu",
+    ]
+    fitting = [each for each in found.plan.tried if each.fits]
+    assert found.plan.seconds == min(each.seconds for each in fitting)
+    assert found.config.distributed.zero in (2, 3)
+
+
+def test_stages_differ_by_arithmetic_alone() -> None:
+    _, rehearsals = choose(FIXED // 2, devices=4, distributed=SHARED)
+    assert len(rehearsals.seen) <= 5, "two micro-batches, with and without checkpointing, and the choice"
+
+
+def test_what_was_written_stays_and_a_cpu_is_its_own_host() -> None:
+    found, _ = choose(FIXED // 3, devices=4, distributed={"zero": 1})
+    assert {each.way.split(", ")[1] for each in found.plan.tried if "zero" in each.way} <= {"zero=1", "checkpointing"}
+    found, _ = choose(FIXED // 3, devices=2, device="cpu", distributed={"zero": "auto"})
+    assert not any("to cpu" in each.way for each in found.plan.tried)
+    wanted, _ = choose(FIXED // 2, devices=4, distributed={"zero": "auto", "offload_optimizer": "cpu"})
+    assert all("optimizer to cpu" in each.way for each in wanted.plan.tried)
+
+
+def test_the_smallest_change_is_one_that_fits() -> None:
+    found, _ = choose(FIXED + 20_000, device="cpu", adapter={"method": "full"})
+    assert found.cure is not None and "data.max_tokens=50" in found.cure
+    again, _ = choose(
+        FIXED + 20_000, device="cpu", adapter={"method": "full"}, data={"train": "rows.jsonl", "max_tokens": 50}
+    )
+    assert again.plan.fits
+    with pytest.raises(ConfigError, match=r"does not fit into .* bytes more"):
+        found.require()
+
+
+def test_where_no_change_helps_the_missing_bytes_are_told() -> None:
+    found, _ = choose(COUNT, adapter={"method": "full"})
+    assert found.cure is not None and "No setting alone helps" in found.cure
+    missing = found.plan.needed - COUNT
+    assert f"{missing:,} bytes more" in found.cure
+    assert choose(COUNT + missing, adapter={"method": "full"})[0].plan.fits

@@ -1,0 +1,82 @@
+"""What each device holds: the paper's table, and what must be true of any model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from workbench.planning import zero
+from workbench.planning.zero import Contents
+from workbench.sections.distributing import DistributedConfig
+
+PAPER = Contents(trained=(7_500_000_000,), element=2, gradient=2)
+"""7.5 B parameters, Adam, mixed precision."""
+ADAPTER = Contents(trained=(4096, 2048, 33), element=4, frozen=((1_000_000, 2_000_000), (640, 2560)), whole=100)
+
+
+def on(stage: int, **settings: Any) -> DistributedConfig:
+    return DistributedConfig.model_validate({"zero": stage, **settings})
+
+
+@pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])
+def test_the_table_of_the_paper(stage: int, gigabytes: float) -> None:
+    found = zero.model_states(PAPER, devices=64, stage=stage)
+    assert round(found / 1e9, 1) == gigabytes
+
+
+@pytest.mark.parametrize("contents", [PAPER, ADAPTER])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_deepspeed_holds_what_the_paper_counts_and_more(contents: Contents, stage: int) -> None:
+    counted = zero.model_states(contents, devices=8, stage=stage)
+    held = zero.states(contents, on(stage), devices=8, passes=2).device
+    assert counted - contents.whole <= sum(held.values())
+    whole = zero.states(contents, on(0), devices=8).device
+    if stage:
+        assert held[zero.OPTIMIZER] * 8 == pytest.approx(whole[zero.OPTIMIZER], rel=0.01)
+
+
+def test_shares_cover_everything_and_pad_little() -> None:
+    for devices in (1, 2, 3, 7):
+        for stage in (1, 2, 3):
+            covered = devices * zero.shares(ADAPTER, devices=devices, stage=stage)
+            assert 0 <= covered - ADAPTER.trainable < 2 * devices * len(ADAPTER.trained)
+
+
+def test_what_is_offloaded_leaves_the_device(tmp_path: Any) -> None:
+    whole = zero.states(PAPER, on(3), devices=4)
+    cpu = zero.states(PAPER, on(3, offload_optimizer="cpu", offload_parameters="cpu"), devices=4)
+    nvme = zero.states(PAPER, on(3, offload_optimizer="nvme", offload_parameters="nvme", nvme=tmp_path), devices=4)
+    assert not {zero.MASTERS, zero.OPTIMIZER, zero.GRADIENTS} & cpu.device.keys()
+    for name in (zero.MASTERS, zero.OPTIMIZER, zero.WEIGHTS):
+        assert whole.device[name] == cpu.host[name] == nvme.disk[name]
+    assert sum(nvme.host.values()) < sum(cpu.host.values()) or nvme.host[zero.OPTIMIZER]
+    assert cpu.device.keys() == {zero.BUCKETS, zero.GATHERED}, "no parameter of this model is kept whole"
+
+
+LLAMA = (512_000, 512_000, *4 * (*4 * (65_536,), *3 * (179_200,), 256, 256), 256)
+"""Parameters of a Llama of 4.2 M: vocabulary 2,000, width 256, 4 layers."""
+
+
+@pytest.mark.parametrize(
+    ("stage", "element", "settings", "backward", "step"),
+    [
+        (1, 4, {}, 15.81, 18.95),
+        (2, 4, {}, 17.0, 14.0),
+        (3, 4, {}, 16.28, 13.94),
+        (1, 2, {}, 14.48, 18.0),
+        (2, 2, {}, 11.77, 10.97),
+        (2, 4, {"offload_optimizer": "cpu"}, 19.97, 16.97),
+    ],
+)
+def test_what_two_ranks_of_deepspeed_held(
+    stage: int, element: int, settings: dict[str, Any], backward: float, step: float
+) -> None:
+    """Measured with 0.19.8: live bytes on the fuller rank for each trainable element, two micro-batches."""
+    contents = Contents(trained=LLAMA, element=element)
+    how = on(stage, **{"bucket_bytes": 4_000_000, **settings})
+    activations = 0.4 if element == 4 else 0.26
+    for moment, measured in (("backward", backward - activations), ("step", step)):
+        held = zero.states(contents, how, devices=2, moment=moment, passes=2)  # type: ignore[arg-type]
+        found = sum(held.device.values()) + sum(held.host.values())
+        assert 0.96 * measured <= found / contents.trainable <= 1.06 * measured, moment

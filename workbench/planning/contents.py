@@ -1,0 +1,27 @@
+"""What a training keeps, tensor by tensor: from the run's own model, with numbers or without."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from torch import Tensor
+
+from workbench import storage
+from workbench.planning.trainings import Model
+from workbench.planning.zero import Contents
+
+
+def contents(fit: Model, *, optimizer: int) -> Contents:
+    """The parameters of `fit`, whose optimizer keeps so many bytes of state."""
+    computing = [each for each in fit.masters.computing().values() if each.requires_grad]
+    trained = tuple(each.numel() for each in computing)
+    frozen = {id(each): each for each in fit.model.parameters() if not each.requires_grad}
+    known = {id(each) for each in chain(frozen.values(), computing)}
+    rest: dict[int, Tensor] = {id(each): each for each in chain(storage.held(fit.model), fit.model.buffers())}
+    return Contents(
+        trained=trained,
+        element=max((each.element_size() for each in computing), default=4),
+        frozen=tuple((each.numel(), each.nbytes) for each in frozen.values()),
+        whole=sum(each.nbytes for key, each in rest.items() if key not in known),
+        optimizer=optimizer / max(sum(trained), 1),
+    )

@@ -1,0 +1,125 @@
+"""What operations gave on imagined tensors: the layers of a model are alike, and torch takes long to imagine each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+
+class _Like(NamedTuple):
+    """All that is to be known of an imagined tensor."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    """Of its first number in its storage."""
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: FakeTensor) -> _Like:
+        offset = int(tensor.storage_offset())
+        return cls(tensor.shape, tensor.stride(), offset, tensor.dtype, tensor.fake_device)
+
+
+class _Given(NamedTuple):
+    """What an operation gives for such arguments."""
+
+    outputs: tuple[_Like, ...]
+    viewed: bool
+    """Whether they share the storage of the first argument."""
+    several: type | None
+    """Of what container they come in; None: there is one, and it comes alone."""
+
+
+class Recall:
+    """Operations on imagined tensors: each is imagined by torch once for the same kinds of arguments."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._known: dict[Hashable, _Given | None] = {}
+
+    def __call__(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What `func` gives; its arguments hold an imagined tensor at least."""
+        kinds: list[Hashable] = [func]
+        if not (_describe(args, kinds) and _describe((*kwargs, *kwargs.values()), kinds)):
+            return func(*args, **kwargs)
+        key, first = tuple(kinds), args[0] if args else None
+        if (given := self._known.get(key)) is not None:
+            return self._made(given, first)
+        address = _address(first)
+        result = func(*args, **kwargs)
+        if key not in self._known:
+            changed = isinstance(first, FakeTensor) and (_Like.of(first), _address(first)) != (kinds[1], address)
+            self._known[key] = None if changed else _given(result, args, kwargs)
+        return result
+
+    def _made(self, given: _Given, first: Any) -> Any:
+        if not given.outputs:
+            return first
+        made = [self._tensor(like, first if given.viewed else None) for like in given.outputs]
+        return made[0] if given.several is None else given.several(made)
+
+    def _tensor(self, like: _Like, viewed: FakeTensor | None) -> FakeTensor:
+        storage = None if viewed is None else viewed.untyped_storage()
+        with torch._C._DisableTorchDispatch():
+            if storage is None:
+                inner = torch.empty_strided(like.shape, like.stride, dtype=like.dtype, device="meta")
+            else:
+                inner = torch.empty(0, dtype=like.dtype, device="meta")
+                inner.set_(storage, like.offset, like.shape, like.stride)
+        return FakeTensor(self._mode, inner, like.device)
+
+
+def _describe(values: Sequence[Any], kinds: list[Hashable]) -> bool:
+    """Append what decides about results; False where that cannot be said, as real numbers are among it."""
+    for value in values:
+        if isinstance(value, FakeTensor):
+            if value.layout is not torch.strided or value.is_complex():
+                return False
+            kinds.append(_Like.of(value))
+        elif isinstance(value, Tensor):
+            return False
+        elif isinstance(value, (list, tuple)):
+            kinds.append(len(value))
+            if not _describe(value, kinds):
+                return False
+        else:
+            kinds.append(type(value).__name__)  # 1 and 1.0 are equal, and give other precisions
+            kinds.append(value)
+    return True
+
+
+def _given(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Given | None:
+    """None for what is not alike each time, or not put together as simply."""
+    first = args[0]
+    if result is first:
+        return _Given((), viewed=False, several=None)
+    several = type(result) if type(result) in (list, tuple) else None
+    outputs = [result] if several is None else list(result)
+    if not outputs or not all(isinstance(each, FakeTensor) for each in outputs):
+        return None
+    theirs = {_address(each) for each in outputs}
+    viewed = theirs == {_address(first)}
+    if not viewed and (len(theirs) < len(outputs) or theirs & set(_addresses((*args, *kwargs.values())))):
+        return None
+    likes = tuple(map(_Like.of, outputs))
+    if any(each.dtype.is_complex or (each.offset and not viewed) for each in likes):
+        return None
+    return _Given(likes, viewed, several)
+
+
+def _address(value: Any) -> int | None:
+    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+
+
+def _addresses(values: Sequence[Any]) -> list[int | None]:
+    """Of the storages of tensors in nested lists."""
+    found = []
+    for value in values:
+        found += _addresses(value) if isinstance(value, (list, tuple)) else [_address(value)]
+    return [each for each in found if each is not None]

@@ -1,0 +1,300 @@
+"""The fastest way to carry out a run that fits: every setting left `auto`, decided.
+
+Ways are compared in one order: ZeRO 0, 1, 2, 3, the optimizer's state in the host's memory, weights there too, both on
+disk, and all of these again with checkpointing; each with the largest micro-batch that fits. Of those that fit the
+fastest is taken, of equals the first. Where none fits, weights that were left to choose are quantised.
+
+A run is rehearsed with its largest and its smallest micro-batch, without and with checkpointing. Between them bytes are
+taken to grow evenly with tokens and seconds with passes, until that way is chosen and rehearsed itself; the stages of
+ZeRO differ by arithmetic alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from workbench import consistency
+from workbench.adapters import Full
+from workbench.config import RunConfig
+from workbench.errors import ConfigError
+from workbench.parallel import refusals
+from workbench.parallel.ranks import Ranks
+from workbench.planning import traffic
+from workbench.planning.ledger import ACTIVATIONS
+from workbench.planning.plan import Plan, Tried
+from workbench.report import units
+from workbench.sections.distributing import DistributedConfig
+
+Rehearse = Callable[[RunConfig], Plan]
+"""What a run takes: recipes.plan.plan, told about devices and memory."""
+Timing = Callable[[Plan], float]
+"""Seconds that a device computes in a step of a plan."""
+
+SHORTER = (0.75, 0.5, 0.25, 0.125)
+"""Shares of the longest row that are tried where nothing fits."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was decided."""
+
+    config: RunConfig
+    """With every `auto` that was decided."""
+    plan: Plan
+    cure: str | None = None
+    """Where nothing fits, the smallest change after which something would."""
+
+    def require(self) -> Choice:
+        """Itself; raises ConfigError where nothing fits."""
+        if self.cure is not None:
+            raise ConfigError(self.cure)
+        return self
+
+
+def choose(config: RunConfig, rehearse: Rehearse, timing: Timing) -> Choice:
+    """The fastest way that fits, or the one that takes least and what would have to change.
+
+    Raises:
+        WorkbenchError: the run would be refused, whatever the memory.
+    """
+    steady = _Steady(rehearse)
+    found = _best(config, steady, timing)
+    if found.plan.fits:
+        return found
+    return replace(found, cure=_cure(config, found, steady, timing))
+
+
+class _Steady:
+    """Rehearses always with the memory of the first time: what was rehearsed before is no part of a run."""
+
+    def __init__(self, rehearse: Rehearse) -> None:
+        self._rehearse = rehearse
+        self._first: Plan | None = None
+
+    def __call__(self, config: RunConfig) -> Plan:
+        plan = self._rehearse(config)
+        self._first = self._first or plan
+        return replace(plan, process=self._first.process, memory=self._first.memory)
+
+
+class _Way(NamedTuple):
+    """A candidate: a configuration, the plan of it, and whether that was rehearsed."""
+
+    config: RunConfig
+    plan: Plan
+    rehearsed: bool
+
+
+def _best(config: RunConfig, rehearse: Rehearse, timing: Timing) -> Choice:
+    tried: list[_Way] = []
+    for weights in _formats(config):
+        solver = _Solver(_with(config, "model", weights=weights), rehearse, timing)
+        tried += solver.ways()
+        if any(way.plan.fits for way in tried):
+            break
+    fitting = [way for way in tried if way.plan.fits]
+    if not fitting:
+        return _chosen(min(tried, key=lambda way: way.plan.needed), tried)
+    best = min(fitting, key=lambda way: way.plan.seconds or 0.0)
+    while not best.rehearsed:
+        sure = solver.confirmed(best)
+        tried = [sure if way is best else way for way in tried]
+        fitting = [way for way in tried if way.plan.fits]
+        best = min(fitting, key=lambda way: way.plan.seconds or 0.0)
+    return _chosen(best, tried)
+
+
+def _chosen(way: _Way, tried: list[_Way]) -> Choice:
+    told = tuple(_told(each.plan) for each in tried)
+    return Choice(way.config, replace(way.plan, tried=told))
+
+
+def _told(plan: Plan) -> Tried:
+    words = [plan.weights, "checkpointing"] if plan.checkpointing else [plan.weights]
+    if plan.distributed.zero != 0:
+        words.append(f"zero={plan.distributed.zero}")
+    words += [f"{plan.offload}"] if plan.offload != "none" else []
+    return Tried(", ".join(words), plan.tokens_per_device, plan.needed, plan.fits, plan.seconds or 0.0)
+
+
+class _Solver:
+    """The ways of one configuration over weights of one format."""
+
+    def __init__(self, config: RunConfig, rehearse: Rehearse, timing: Timing) -> None:
+        self._config, self._rehearse, self._timing = config, rehearse, timing
+        self._known: dict[tuple[bool | str, int | str], Plan] = {}
+
+    def ways(self) -> list[_Way]:
+        """All that are worth comparing; only the first where that fits, as nothing can be faster."""
+        found: list[_Way] = []
+        for checkpointing in _checkpointing(self._config):
+            config = _with(self._config, "train", checkpointing=checkpointing)
+            for layout in _layouts(config, self._first):
+                found.append(self._largest(_with_layout(config, layout)))
+                if len(found) == 1 and found[0].plan.fits and found[0].rehearsed and self._is_largest(found[0]):
+                    return found
+        return found
+
+    def confirmed(self, way: _Way) -> _Way:
+        """The same, rehearsed; with a smaller micro-batch where it turns out not to fit."""
+        tokens, least = way.plan.tokens_per_device, way.plan.longest
+        for _ in range(3):
+            plan = self._plan(way.config, tokens)
+            if plan.fits:
+                return _Way(_with(way.config, "batch", tokens_per_device=tokens), plan, True)
+            tokens = max(least, tokens - max(1, (tokens - least) // 4))
+        return _Way(_with(way.config, "batch", tokens_per_device=least), self._plan(way.config, least), True)
+
+    @cached_property
+    def _first(self) -> Plan:
+        """Of the configuration without anything that saves memory."""
+        config = _with(self._config, "train", checkpointing=_checkpointing(self._config)[0])
+        return self._rehearsed(config, self._config.batch.tokens_per_device)
+
+    def _is_largest(self, way: _Way) -> bool:
+        return way.plan.tokens_per_device == self._first.tokens_per_device
+
+    def _largest(self, config: RunConfig) -> _Way:
+        """With the most tokens in a forward pass that fit, or the fewest that there can be."""
+        wanted = self._config.batch.tokens_per_device
+        most = self._plan(config, wanted)
+        if most.fits or wanted != "auto" or most.tokens_per_device <= most.longest:
+            return self._way(config, most, True)
+        least = self._plan(config, most.longest)
+        if not least.fits:
+            return self._way(config, least, True)
+        share = (most.memory - least.needed) / (most.needed - least.needed)
+        tokens = least.longest + int(share * (most.tokens_per_device - least.longest))
+        return self._way(config, _between(least, most, tokens), tokens == least.tokens_per_device)
+
+    def _way(self, config: RunConfig, plan: Plan, rehearsed: bool) -> _Way:
+        return _Way(_with(config, "batch", tokens_per_device=plan.tokens_per_device), plan, rehearsed)
+
+    def _plan(self, config: RunConfig, tokens: int | str) -> Plan:
+        """With what devices hold and wait for in the layout of `config`."""
+        plan = replace(self._rehearsed(config, tokens), distributed=config.distributed)
+        rates = traffic.CPU if plan.device == "cpu" else traffic.ACCELERATOR
+        passes, computing = plan.rehearsed.micro_batches, plan.seconds or 0.0
+        waits = traffic.seconds(plan.contents, plan.distributed, rates, devices=plan.devices, passes=passes)
+        return replace(plan, seconds=computing + waits)
+
+    def _rehearsed(self, config: RunConfig, tokens: int | str) -> Plan:
+        """Of one device that holds everything; `seconds` are those that it computes."""
+        key = (config.train.checkpointing, tokens)
+        if key not in self._known:
+            alone = _with_layout(_with(config, "batch", tokens_per_device=tokens), DistributedConfig())
+            plan = self._rehearse(alone)
+            self._known[key] = replace(plan, seconds=self._timing(plan))
+        return self._known[key]
+
+
+def _between(least: Plan, most: Plan, tokens: int) -> Plan:
+    """What lies between two rehearsals: bytes grow evenly with the tokens of a forward pass, seconds with passes."""
+    share = (tokens - least.tokens_per_device) / (most.tokens_per_device - least.tokens_per_device)
+    low, high = least.rehearsed, most.rehearsed
+    at_peak = {**high.at_peak, ACTIVATIONS: _mix(low.at_peak[ACTIVATIONS], high.at_peak[ACTIVATIONS], share)}
+    fewer = _fewer(least.tokens_per_device, tokens) / _fewer(least.tokens_per_device, most.tokens_per_device)
+    passes = _mix(low.micro_batches, high.micro_batches, fewer)
+    rehearsed = replace(high, at_peak=at_peak, micro_batches=max(1, passes), padded_tokens=tokens)
+    seconds = (1 - fewer) * (least.seconds or 0.0) + fewer * (most.seconds or 0.0)
+    return replace(most, tokens_per_device=tokens, rehearsed=rehearsed, seconds=seconds)
+
+
+def _fewer(tokens: int, more: int) -> float:
+    """So many passes a token are saved."""
+    return 1 / tokens - 1 / more
+
+
+def _mix(low: int, high: int, share: float) -> int:
+    return round(low + share * (high - low))
+
+
+def _formats(config: RunConfig) -> list[str]:
+    """How weights may be stored, quantised last."""
+    wanted = config.model.weights
+    quantised = config.model.model_copy(update={"weights": "nf4"})
+    if wanted != "auto" or isinstance(config.adapter, Full) or consistency.unable(quantised, config.adapter):
+        return [wanted]
+    return [wanted, "nf4"]
+
+
+def _checkpointing(config: RunConfig) -> list[bool]:
+    wanted = config.train.checkpointing
+    if wanted != "auto":
+        return [wanted]
+    return [False] if config.adapter.facts.no_checkpointing else [False, True]
+
+
+def _layouts(config: RunConfig, first: Plan) -> Iterator[DistributedConfig]:
+    """What devices may hold a share of, and what may wait outside of them."""
+    given = config.distributed
+    if given.zero != "auto":
+        refusals.require(config, Ranks(0, first.devices))
+        yield given
+        return
+    orders: list[dict[str, Any]] = [{"zero": 0}]
+    if first.devices > 1:
+        orders += [{"zero": stage} for stage in (1, 2, 3)]
+    if first.device != "cpu":  # whose memory is the host's
+        orders += [{"zero": stage, "offload_optimizer": "cpu"} for stage in (2, 3)]
+        orders += [{"zero": 3, "offload_optimizer": "cpu", "offload_parameters": "cpu"}]
+    if given.nvme is not None:
+        orders += [{"zero": 3, "offload_optimizer": "nvme", "offload_parameters": "cpu"}]
+        orders += [{"zero": 3, "offload_optimizer": "nvme", "offload_parameters": "nvme"}]
+    written = {name: getattr(given, name) for name in given.model_fields_set - {"zero"}}
+    for order in orders:
+        if any(name in written and written[name] != order.get(name, "none") for name in _PLACES):
+            continue
+        try:
+            layout = DistributedConfig.model_validate({**written, **order})
+            refusals.require(_with_layout(config, layout), Ranks(0, first.devices))
+        except (ValidationError, ConfigError):
+            continue
+        yield layout
+
+
+_PLACES = ("offload_optimizer", "offload_parameters")
+
+
+def _with(config: RunConfig, section: str, **values: object) -> RunConfig:
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
+
+
+def _with_layout(config: RunConfig, layout: DistributedConfig) -> RunConfig:
+    return config.model_copy(update={"distributed": layout})
+
+
+def _cure(config: RunConfig, least: Choice, rehearse: Rehearse, timing: Timing) -> str:
+    """What to write, or how much more memory there must be."""
+    plan = least.plan
+    missing = plan.needed - plan.memory
+    said = (
+        f"The run does not fit into {units.size(plan.memory)} of each device ({plan.device}): the least that any way "
+        f"takes is {units.size(plan.needed)}, {missing:,} bytes more."
+    )
+    for words, changed in _changes(config, least, rehearse):
+        if _best(changed, rehearse, timing).plan.fits:
+            return f"{said}\n  The smallest change that fits: {words}."
+    return f"{said}\n  No setting alone helps: take a smaller model.id, or devices with that much more memory."
+
+
+def _changes(config: RunConfig, least: Choice, rehearse: Rehearse) -> Iterator[tuple[str, RunConfig]]:
+    """Single changes, those that lose least first."""
+    if config.batch.tokens_per_device != "auto":
+        yield "batch.tokens_per_device=auto", _with(config, "batch", tokens_per_device="auto")
+    if config.train.checkpointing is False and not config.adapter.facts.no_checkpointing:
+        yield "train.checkpointing=true", _with(config, "train", checkpointing=True)
+    if config.distributed.zero == 0 and (least.plan.devices > 1 or least.plan.device != "cpu"):
+        yield "distributed.zero=auto", _with(config, "distributed", zero="auto")
+    if len(_formats(_with(config, "model", weights="auto"))) > 1 and config.model.weights not in ("auto", "nf4"):
+        yield "model.weights=nf4", _with(config, "model", weights="nf4")
+    if least.plan.peak - least.plan.rehearsed.at_peak.get(ACTIVATIONS, 0) < least.plan.memory:
+        for tokens in (int(share * least.plan.longest) for share in SHORTER):
+            if tokens >= 8:
+                shorter = _with(least.config, "data", max_tokens=tokens)
+                yield f"data.max_tokens={tokens}", _with(shorter, "batch", tokens_per_device=tokens)

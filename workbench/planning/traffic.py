@@ -1,0 +1,56 @@
+"""How long devices wait for each other, for the host and for a disk in a step: bytes over rates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.planning.kernels import StepWork
+from workbench.planning.zero import Contents
+from workbench.sections.distributing import DistributedConfig
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Bytes and operations a second of a usual machine of its kind; what is measured here replaces `flops`."""
+
+    flops: float
+    link: float
+    """Bytes between devices."""
+    host: float
+    """Bytes between a device and the host's memory."""
+    update: float
+    """Bytes of the host's memory, where it takes the optimizer's step."""
+    disk: float
+
+
+ACCELERATOR = Rates(flops=1e14, link=5e10, host=1.2e10, update=2e10, disk=2e9)
+CPU = Rates(flops=1e11, link=2e9, host=1e10, update=1e10, disk=1e9)
+
+
+def seconds(contents: Contents, how: DistributedConfig, rates: Rates, *, devices: int, passes: int) -> float:
+    """What a step with so many micro-batches on each device waits, if nothing travels while devices compute."""
+    count = contents.trainable
+    gradients, trained = contents.gradient * count, contents.element * count
+    others, share = (devices - 1) / devices, 1 / devices
+    if how.zero in (0, 1):
+        travels = 2.0 * gradients
+    elif how.zero == 2:
+        travels = passes * gradients + trained
+    else:
+        travels = passes * (gradients + 2.0 * contents.weight_bytes)
+    found = others * travels / rates.link
+    state = (8 + contents.optimizer) * count * share  # master, gradient and the optimizer's own
+    if how.offload_optimizer != "none":
+        found += (passes * gradients + trained) * share / rates.host + 2 * state / rates.update
+    if how.offload_optimizer == "nvme":
+        found += 2 * state / rates.disk
+    if how.offload_parameters != "none":
+        rate = rates.host if how.offload_parameters == "cpu" else rates.disk
+        found += passes * 2 * contents.weight_bytes * share / rate
+    return found
+
+
+def computing(work: StepWork) -> float:
+    """What a device that nobody can ask takes for a step."""
+    flops = sum(part.share * sum(call.flops for call in part.calls) for part in work.parts)
+    return flops / ACCELERATOR.flops

@@ -1,0 +1,154 @@
+"""Trainings as they are rehearsed: of one model, or of a bank, the rows of all its members numbered through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import nn
+
+from workbench.banking import BankFit
+from workbench.config import RunConfig
+from workbench.data.batching import Indices, Weights, global_batch, micro_batches, steps_per_epoch
+from workbench.data.mixing import Part
+from workbench.engine import Fit
+from workbench.freezing.freezer import Freezer
+from workbench.masters import Masters
+from workbench.member import Member
+from workbench.parallel.sharding import Sharded
+
+
+class Model(Protocol):
+    """What trains."""
+
+    @property
+    def model(self) -> nn.Module:
+        """All of it."""
+
+    @property
+    def masters(self) -> Masters | Sharded:
+        """Its trainable parameters."""
+
+    @property
+    def freezer(self) -> Freezer:
+        """Which of them train when."""
+
+
+class Lengths(Protocol):
+    """The rows of a training, as far as memory depends on them."""
+
+    @property
+    def lengths(self) -> Indices:
+        """Tokens of each."""
+
+    @property
+    def supervised(self) -> Weights:
+        """Predicted tokens of each, or its weight."""
+
+
+class Training(Model, Protocol):
+    """A training of some steps."""
+
+    config: RunConfig
+    width: int
+    compares: bool
+    """Whether the loss looks at more of the model than its outputs."""
+
+    @property
+    def train(self) -> Lengths:
+        """What it learns from."""
+
+    def prepare(self) -> None:
+        """Be as in training."""
+
+    def micro_batches(self) -> Iterator[list[Indices]]:
+        """Those of each step of the first epoch."""
+
+    def backward(self, rows: Indices) -> None:
+        """Compute the gradients of a micro-batch."""
+
+    def update(self, rows: Indices) -> None:
+        """Take the optimizer's step."""
+
+
+class Alone:
+    """The training of one model."""
+
+    def __init__(self, fit: Fit) -> None:
+        self._fit = fit
+        self.model, self.masters, self.freezer = fit.model, fit.masters, fit.freezer
+        self.config, self.train, self.width = fit.config, fit.train, fit.width
+        self.compares = fit.supervision.beside is not None
+
+    def prepare(self) -> None:
+        self._fit.prepare()
+
+    def micro_batches(self) -> Iterator[list[Indices]]:
+        train, config = self.train, self.config
+        for step in range(min(steps_per_epoch(len(train), config.batch.size), self._fit.member.total)):
+            draws = global_batch(step, rows=len(train), size=config.batch.size, seed=config.seed)
+            yield list(micro_batches(train.drawn(draws, epoch=0), train.lengths, tokens=self._fit.tokens))
+
+    def backward(self, rows: Indices) -> None:
+        settings = self.config.optimizer
+        in_parts = settings.sam is not None or settings.noise_scale is not None
+        (self._fit.step if in_parts else self._fit.backward)(rows)
+
+    def update(self, rows: Indices) -> None:
+        self._fit.member.update(1.0, rows)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Those of all members."""
+
+    lengths: Indices
+    supervised: Weights
+
+
+class Together:
+    """The training of a bank."""
+
+    def __init__(self, fit: BankFit) -> None:
+        self._fit = fit
+        self._members: list[Member] = list(fit.members.values())
+        courses = [each.course for each in self._members]
+        self.model, self.masters, self.freezer = fit.model, fit.masters, fit.freezer
+        self.config = courses[0].config
+        self.width: int = fit.freezer.backbone.config.get_text_config().hidden_size
+        self.compares = False
+        counts = [len(each.train) for each in courses]
+        self._starts = np.cumsum([0, *counts[:-1]])
+        self.train = Rows(
+            np.concatenate([each.train.lengths for each in courses]),
+            np.concatenate([each.train.supervised for each in courses]),
+        )
+
+    def prepare(self) -> None:
+        self._fit.masters.refresh()
+        self._fit.bank.train()
+
+    def micro_batches(self) -> Iterator[list[Indices]]:
+        first = self._members[0]
+        per_epoch = steps_per_epoch(len(first.course.train), self.config.batch.size)
+        for step in range(min(per_epoch, first.total)):
+            yield list(
+                micro_batches(np.concatenate(list(self._batches(step))), self.train.lengths, tokens=self._fit.tokens)
+            )
+
+    def backward(self, rows: Indices) -> None:
+        owners = np.searchsorted(self._starts, rows, side="right") - 1
+        parts = [Part(int(owner), rows[owners == owner] - self._starts[owner]) for owner in np.unique(owners)]
+        self._fit.backward(self._fit.members, parts, [1.0] * len(parts))
+
+    def update(self, rows: Indices) -> None:
+        for member in self._members:
+            member.update(1.0, member.batch())
+
+    def _batches(self, step: int) -> Iterator[Indices]:
+        for start, member in zip(self._starts, self._members, strict=True):
+            train, config = member.course.train, member.course.config
+            draws = global_batch(step, rows=len(train), size=config.batch.size, seed=config.seed)
+            yield start + train.drawn(draws, epoch=0)

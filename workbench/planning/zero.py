@@ -1,0 +1,196 @@
+"""What each device holds of a model's state under ZeRO, and what waits outside of it: arithmetic alone.
+
+The shares are those of Rajbhandari et al. (2020). What DeepSpeed 0.19 holds beside them is counted as its source makes
+it (runtime/zero/stage_1_and_2.py, stage3.py): padding, a second copy of float32 weights, buckets, gathered weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from workbench.parallel.settings import KEPT_ELEMENTS
+from workbench.sections.distributing import DistributedConfig, Place
+
+WEIGHTS, MASTERS, GRADIENTS, OPTIMIZER = "weights", "masters", "gradients", "optimizer"
+BUCKETS = "buckets"
+"""Gradients on their way to other devices."""
+GATHERED = "gathered weights"
+"""Shares of other devices that a layer needs just now."""
+
+Moment = Literal["forward", "backward", "step"]
+MOMENTS: tuple[Moment, ...] = ("forward", "backward", "step")
+
+LIVE = 10**8
+"""With zero=3, elements that may be whole at once (stage3_max_live_parameters, stage3_max_reuse_distance)."""
+SWAPPED_AT_ONCE = 4
+"""Tensors of the optimizer that are in the host's memory at once, of those that wait on disk (buffer_count)."""
+
+REDUCED_AT_ONCE = 500_000_000
+"""Elements that travel at once in zero=1 with half-precision weights (MEMORY_OPT_ALLREDUCE_SIZE)."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a training keeps, tensor by tensor."""
+
+    trained: tuple[int, ...]
+    """Elements of each parameter that trains."""
+    element: int
+    """Bytes of one of them where the model computes."""
+    frozen: tuple[tuple[int, int], ...] = ()
+    """Elements and bytes of each parameter that never trains."""
+    whole: int = 0
+    """Bytes that every device holds whatever the stage: buffers, constants of quantised weights."""
+    optimizer: float = 8.0
+    """Bytes of the optimizer's state for each element that trains."""
+    gradient: int = 4
+    """Bytes of an element's gradient, as micro-batches add up to it."""
+
+    @property
+    def trainable(self) -> int:
+        """Elements that train."""
+        return sum(self.trained)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether what trains is kept in float32 beside what computes."""
+        return self.element < 4
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the whole model as it computes."""
+        return self.trainable * self.element + sum(size for _, size in self.frozen) + self.whole
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes by what they are for."""
+
+    device: dict[str, int] = field(default_factory=dict)
+    host: dict[str, int] = field(default_factory=dict)
+    """Of one device's share."""
+    disk: dict[str, int] = field(default_factory=dict)
+    """Of one device's share."""
+
+    def put(self, place: Place, name: str, size: float) -> None:
+        """Count `size` more bytes at a place; `none` is the device."""
+        where = {"none": self.device, "cpu": self.host, "nvme": self.disk}[place]
+        if size:
+            where[name] = where.get(name, 0) + round(size)
+
+
+def model_states(contents: Contents, *, devices: int, stage: int) -> int:
+    """Bytes of weights, gradients, masters and optimizer state on one of so many devices, as the paper counts them."""
+    count, masters = contents.trainable, 4 if contents.mixed else 0
+    cut = [1 if stage < first else devices for first in (3, 2, 1)]
+    sizes = (contents.weight_bytes, contents.gradient * count, (masters + contents.optimizer) * count)
+    return round(sum(size / parts for size, parts in zip(sizes, cut, strict=True)))
+
+
+def states(
+    contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment = "backward", passes: int = 1
+) -> Held:
+    """Bytes of a model's state, on one of so many devices and outside of it, without activations.
+
+    Args:
+        moment: Of a step.
+        passes: Micro-batches of a step on one device.
+    """
+    assert how.zero != "auto", "which stage is for the solver to say"
+    if how.zero == 0:
+        return _everything(contents, how, devices=devices, moment=moment)
+    if how.zero == 3:
+        return _cut(contents, how, devices=devices, moment=moment)
+    return _flat(contents, how, devices=devices, moment=moment, passes=passes)
+
+
+def shares(contents: Contents, *, devices: int, stage: int) -> int:
+    """Elements that train of which one device keeps masters and optimizer state.
+
+    Stages 1 and 2 lay them end to end and cut in parts of an even length; stage 3 cuts each parameter.
+    """
+    if stage == 0:
+        return contents.trainable
+    if stage == 3:
+        return sum(-(-count // devices) for count in contents.trained)
+    return 2 * -(-contents.trainable // (2 * devices))
+
+
+def _everything(contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment) -> Held:
+    """Each device holds all."""
+    held, count = Held(), contents.trainable
+    held.put("none", WEIGHTS, contents.weight_bytes)
+    held.put("none", MASTERS, 4 * count if contents.mixed else 0)
+    held.put("none", OPTIMIZER, contents.optimizer * count)
+    if moment != "forward":
+        held.put("none", GRADIENTS, contents.gradient * count)
+    if moment == "backward" and devices > 1:
+        held.put("none", BUCKETS, min(contents.gradient * count, how.bucket_bytes))
+    return held
+
+
+def _flat(contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment, passes: int) -> Held:
+    """Stages 1 and 2: all weights, those that train in one flat tensor; the rest for a share of it."""
+    held, share, place = Held(), shares(contents, devices=devices, stage=1), how.offload_optimizer
+    own, bucket = contents.gradient * share, contents.element * _bucket(how)
+    held.put("none", WEIGHTS, contents.weight_bytes + contents.element * (share * devices - contents.trainable))
+    held.put(place, MASTERS, 4 * share)  # of float32 weights, too
+    held.put(place, OPTIMIZER, contents.optimizer * share)
+    if place != "none":
+        largest = contents.element * max(contents.trained, default=0)
+        held.put(place, GRADIENTS, 4 * share + largest + (own if passes > 1 and not contents.mixed else 0))
+        held.put(place, WEIGHTS, contents.element * share)  # on their way back
+        held.put("none", BUCKETS, largest)
+    if how.zero == 1 and contents.mixed:
+        # Another of DeepSpeed's optimizers, BF16_Optimizer: float32 gradients stay, those in half precision come.
+        held.put("none", GRADIENTS, own * devices + (contents.element * share * devices if moment != "forward" else 0))
+        held.put("none", BUCKETS, 4 * min(contents.trainable, REDUCED_AT_ONCE) if moment == "step" else 0)
+        return held
+    if how.zero == 1 and moment != "forward":  # they are cut only when all are there
+        held.put("none", GRADIENTS, own * devices)
+        held.put("none", BUCKETS, bucket)
+    elif moment == "backward":
+        # One fills while another travels, and what travels is a copy.
+        held.put("none", BUCKETS, bucket * (3 if how.overlap else 2))
+        if contents.mixed or place == "none":
+            held.put("none", GRADIENTS, own if contents.mixed or passes == 1 else 2 * own)
+    if moment == "step" and place == "none":
+        held.put("none", GRADIENTS, own)
+        held.put("none", BUCKETS, contents.element * share)  # weights on their way to the others
+    return held
+
+
+def _cut(contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment) -> Held:
+    """Stage 3: a share of everything, and whole what a layer needs just now."""
+    held, share, place = Held(), shares(contents, devices=devices, stage=3), how.offload_optimizer
+    weights = _weights(contents)
+    persistent = sum(count * each for count, each in weights if count <= KEPT_ELEMENTS)
+    held.put(how.offload_parameters, WEIGHTS, sum(-(-count // devices) * each for count, each in weights))
+    held.put("none", WEIGHTS, persistent + contents.whole)
+    held.put(place, MASTERS, 4 * share)
+    held.put(place, OPTIMIZER, contents.optimizer * share)
+    held.put("none" if place == "none" else "cpu", GRADIENTS, contents.gradient * share)
+    if place != "none":
+        held.put(place, GRADIENTS, 4 * share)
+    if place == "nvme":
+        held.put("cpu", OPTIMIZER, 4 * share * SWAPPED_AT_ONCE)
+    held.put("none", BUCKETS, 4 * _bucket(how))
+    if moment == "step":
+        held.put("none", GRADIENTS, 4 * share if place == "none" else 0)
+    else:
+        rest = sum(count * each for count, each in weights) - persistent
+        fetched = contents.element * _bucket(how)  # laid out anew as they come
+        held.put("none", GATHERED, min(rest, contents.element * LIVE) + min(rest, fetched))
+    return held
+
+
+def _bucket(how: DistributedConfig) -> int:
+    """Elements that travel at once; DeepSpeed makes room for all of them, however few there are."""
+    return max(1, how.bucket_bytes // 4)
+
+
+def _weights(contents: Contents) -> list[tuple[int, float]]:
+    """Elements of every parameter, and bytes of one."""
+    trained = [(count, float(contents.element)) for count in contents.trained]
+    return [*trained, *((count, size / count) for count, size in contents.frozen if count)]
