@@ -118,7 +118,7 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         work=parts.work,
         contents=parts.contents,
         process=process,
-        memory=memory or _available(backbones.device()),
+        memory=memory or _available(backbones.device()) + process,  # which this process holds already
         notes=tuple(_notes(config)),
         devices=devices,
         distributed=own.distributed if config.distributed.zero == "auto" else config.distributed,

@@ -43,7 +43,15 @@ def main() -> None:
     arguments = _arguments()
     clock = time.process_time if arguments.cpu_time else time.perf_counter
     rows: list[list[object]] = [
-        ["configuration", "predicted s", "measured s", "ratio", "stated error", "calibrated in s"]
+        [
+            "configuration",
+            "predicted s",
+            "measured s",
+            "ratio",
+            "of single calibrations",
+            "stated error",
+            "calibrated in s",
+        ]
     ]
     ratios, found = [], {}
     for name, (recipe, words) in _configurations(arguments).items():
@@ -54,9 +62,18 @@ def main() -> None:
         predicted = mean(timed.seconds for timed in predictions)
         ratios.append(predicted / mean(steps))
         found[name] = {"predicted": [timed.seconds for timed in predictions], "measured": steps, "calibration": took}
+        single = sorted(timed.seconds / mean(steps) for timed in predictions)
         error = mean(timed.error for timed in predictions)
         rows.append(
-            [name, f"{predicted:.3f}", f"{mean(steps):.3f}", f"{ratios[-1]:.2f}", f"{error:.0%}", f"{median(took):.1f}"]
+            [
+                name,
+                f"{predicted:.3f}",
+                f"{mean(steps):.3f}",
+                f"{ratios[-1]:.2f}",
+                f"{single[0]:.2f} to {single[-1]:.2f}",
+                f"{error:.0%}",
+                f"{median(took):.1f}",
+            ]
         )
         print(" | ".join(str(cell) for cell in rows[-1]), flush=True)
     print(standing.markdown(rows))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedModel
 
 import workbench
 from tests.conftest import MINILM, save_tiny
-from workbench.config import RunConfig
+from workbench.banking import BankFit
 from workbench.engine import Fit
 from workbench.errors import ConfigError
 from workbench.planning.ledger import Ledger
@@ -20,6 +22,8 @@ from workbench.planning.rehearsal import hold
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
 
+LORA = "adapter={method: lora, rank: 4}"
+FEW = ["data.limit=100", "data.max_tokens=256"]
 SHORT = ["train.steps=8", "train.epochs=null", "evaluate.answers=0", "save.every=null"]
 
 
@@ -27,15 +31,20 @@ SHORT = ["train.steps=8", "train.epochs=null", "evaluate.answers=0", "save.every
 def ledgers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ledger]]:
     """Of every training."""
     found: list[Ledger] = []
-    work = Fit.work
 
-    def counted(fit: Fit) -> None:
-        with Ledger() as ledger:
-            hold(ledger, fit)
-            work(fit)
-        found.append(ledger)
+    def counted(work: Callable[[Any], None]) -> Callable[[Any], None]:
+        def counting(training: Any) -> None:
+            gc.collect()
+            loaded = [each for each in gc.get_objects() if issubclass(type(each), PreTrainedModel)]
+            with Ledger() as ledger:
+                hold(ledger, training, beside=loaded)
+                work(training)
+            found.append(ledger)
 
-    monkeypatch.setattr(Fit, "work", counted)
+        return counting
+
+    for kind in (Fit, BankFit):
+        monkeypatch.setattr(kind, "work", counted(kind.work))
     yield found
 
 
@@ -100,8 +109,48 @@ def test_it_says_what_fits() -> None:
     assert {"weights", "gradients", "optimizer", "activations", "peak"} <= set(facts["bytes"])
 
 
-def test_a_recipe_that_cannot_be_planned_is_refused() -> None:
-    config = load("crossval/quickstart")
-    assert isinstance(config, RunConfig)
-    with pytest.raises(ConfigError, match="recipe=crossval: `plan` knows the recipes sft, mlm, classify"):
-        plan(config)
+def test_of_a_student_and_a_teacher_beside_it(compare: Callable[..., tuple[Plan, int]], stories: str) -> None:
+    match = "distill.match=[{what: hidden_mse}]"
+    planned, measured = compare("distill/quickstart", f"distill.teacher.id={stories}", match, *FEW)
+    assert planned.rehearsed.peak == pytest.approx(measured, rel=0.01)
+    assert planned.rehearsed.at_peak["teacher"] > 2**20
+
+
+def test_of_a_teacher_on_the_backbone_of_its_student(
+    compare: Callable[..., tuple[Plan, int]], stories: str, tmp_path: Path
+) -> None:
+    words = [f"model.id={stories}", LORA, *FEW]
+    teacher = workbench.run("sft/quickstart", [*words, *SHORT, "train.steps=1"], out=tmp_path / "teacher", quiet=True)
+    planned, measured = compare(
+        "distill/quickstart", f"distill.teacher.id={teacher}", "distill.student={layers: all}", *words
+    )
+    assert planned.rehearsed.peak == pytest.approx(measured, rel=0.01)
+    assert "teacher" not in planned.rehearsed.at_peak
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ("crossval/quickstart", ["folds.k=3"]),
+        ("sweep/quickstart", ["sweep.over={seed: [0, 1, 2]}"]),
+    ],
+)
+def test_of_a_bank(recipe: str, words: list[str], compare: Callable[..., tuple[Plan, int]], stories: str) -> None:
+    planned, measured = compare(recipe, f"model.id={stories}", *words, *FEW)
+    assert planned.rehearsed.peak == pytest.approx(measured, rel=0.01)
+
+
+def test_every_byte_of_the_peak_is_at_home_somewhere() -> None:
+    planned = plan(load("sft/quickstart", ["data.limit=100", *SHORT]))
+    modules = planned.rehearsed.modules
+    assert sum(modules.values()) == sum(planned.rehearsed.at_peak.values())
+    assert list(modules)[:4] == ["embeddings", "block 1", "adapter of block 1", "block 2"]
+    assert modules["block 2"] == modules["block 3"]  # of the same shape
+    assert modules["optimizer"] == planned.rehearsed.at_peak["optimizer"]
+
+
+def test_what_cannot_be_planned_is_refused() -> None:
+    with pytest.raises(ConfigError, match="recipe=crossval: its members train one after another"):
+        plan(load("crossval/quickstart", ["folds.together=false"]))
+    with pytest.raises(ConfigError, match="students of tokens with a live teacher"):
+        plan(load("distill/quickstart", ["distill.peers=2", "distill.teacher.id=null", "model.id=starter"]))

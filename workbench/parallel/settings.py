@@ -29,14 +29,14 @@ OURS = {
 """What a recipe says, so that a DeepSpeed JSON cannot."""
 
 
-def deepspeed(config: RunConfig, compute: torch.dtype, *, world: int) -> Settings:
-    """What DeepSpeed is told about a run.
+def deepspeed(config: RunConfig, compute: torch.dtype, *, world: int, trained: int) -> Settings:
+    """What DeepSpeed is told about a run that trains so many numbers.
 
     Raises:
         ConfigError: As `read` does.
     """
     own = read(config.distributed)
-    found = own or {"zero_optimization": _zero(config.distributed)}
+    found = own or {"zero_optimization": _zero(config.distributed, trained)}
     return {
         "communication_data_type": "fp32",
         "data_types": {"grad_accum_dtype": "fp32"},
@@ -56,9 +56,9 @@ def deepspeed(config: RunConfig, compute: torch.dtype, *, world: int) -> Setting
     }
 
 
-def _zero(section: DistributedConfig) -> Settings:
+def _zero(section: DistributedConfig, trained: int) -> Settings:
     places = {"cpu": {"device": "cpu"}, "nvme": {"device": "nvme", "nvme_path": str(section.nvme)}}
-    elements = max(1, section.bucket_bytes // 4)
+    elements = max(1, min(section.bucket_bytes // 4, trained))  # it makes room for all of them
     found: Settings = {
         "stage": section.zero,
         "overlap_comm": section.overlap and section.zero == 2,  # others need to know the last micro-batch before
@@ -68,7 +68,7 @@ def _zero(section: DistributedConfig) -> Settings:
     }
     if section.zero == 3:
         found |= {
-            "stage3_prefetch_bucket_size": elements,
+            "stage3_prefetch_bucket_size": max(1, section.bucket_bytes // 4),
             "stage3_max_live_parameters": max(elements, 10**8),
             "stage3_max_reuse_distance": max(elements, 10**8),
             "stage3_param_persistence_threshold": KEPT_ELEMENTS,

@@ -52,9 +52,10 @@ class Sharded:
     ) -> None:
         self._module = _Forward(model, loss, beside)
         self._ranks, self._sample = ranks, sample
-        self._settings = settings.deepspeed(config, compute, world=ranks.world)
         named = [*model.named_parameters(), *(beside.named_parameters(prefix=BESIDE) if beside is not None else ())]
         self._named = {name: parameter for name, parameter in named if parameter.requires_grad}
+        trained = sum(parameter.numel() for parameter in self._named.values())
+        self._settings = settings.deepspeed(config, compute, world=ranks.world, trained=trained)
         self._engine: Any = None
         self._optimizer: torch.optim.Optimizer | None = None
 

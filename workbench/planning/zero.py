@@ -133,7 +133,7 @@ def _everything(contents: Contents, how: DistributedConfig, *, devices: int, mom
 def _flat(contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment, passes: int) -> Held:
     """Stages 1 and 2: all weights, those that train in one flat tensor; the rest for a share of it."""
     held, share, place = Held(), shares(contents, devices=devices, stage=1), how.offload_optimizer
-    own, bucket = contents.gradient * share, contents.element * _bucket(how)
+    own, bucket = contents.gradient * share, contents.element * _bucket(contents, how)
     held.put("none", WEIGHTS, contents.weight_bytes + contents.element * (share * devices - contents.trainable))
     held.put(place, MASTERS, 4 * share)  # of float32 weights, too
     held.put(place, OPTIMIZER, contents.optimizer * share)
@@ -175,19 +175,19 @@ def _cut(contents: Contents, how: DistributedConfig, *, devices: int, moment: Mo
         held.put(place, GRADIENTS, 4 * share)
     if place == "nvme":
         held.put("cpu", OPTIMIZER, 4 * share * SWAPPED_AT_ONCE)
-    held.put("none", BUCKETS, 4 * _bucket(how))
+    held.put("none", BUCKETS, 4 * _bucket(contents, how))
     if moment == "step":
         held.put("none", GRADIENTS, 4 * share if place == "none" else 0)
     else:
         rest = sum(count * each for count, each in weights) - persistent
-        fetched = contents.element * _bucket(how)  # laid out anew as they come
+        fetched = contents.element * (how.bucket_bytes // 4)  # laid out anew as they come
         held.put("none", GATHERED, min(rest, contents.element * LIVE) + min(rest, fetched))
     return held
 
 
-def _bucket(how: DistributedConfig) -> int:
-    """Elements that travel at once; DeepSpeed makes room for all of them, however few there are."""
-    return max(1, how.bucket_bytes // 4)
+def _bucket(contents: Contents, how: DistributedConfig) -> int:
+    """Elements that travel at once."""
+    return max(1, min(how.bucket_bytes // 4, contents.trainable))
 
 
 def _weights(contents: Contents) -> list[tuple[int, float]]:

@@ -20,6 +20,7 @@ def test_six_settings_become_deepspeeds() -> None:
         config(zero=3, offload_optimizer="cpu", offload_parameters="nvme", nvme="/disk", bucket_bytes=400),
         torch.bfloat16,
         world=4,
+        trained=10**9,
     )
     zero = found["zero_optimization"]
     assert zero["stage"] == 3
@@ -34,7 +35,7 @@ def test_a_file_of_ones_own_is_taken_whole(tmp_path: Path) -> None:
     own = {"zero_optimization": {"stage": 2, "round_robin_gradients": True}, "wall_clock_breakdown": True}
     path = tmp_path / "ds.json"
     path.write_text(json.dumps({**own, "train_batch_size": "auto", "bf16": "auto"}))
-    found = settings.deepspeed(config(deepspeed=str(path)), torch.float32, world=2)
+    found = settings.deepspeed(config(deepspeed=str(path)), torch.float32, world=2, trained=10)
     assert {key: found[key] for key in own} == own
     assert found["bf16"] == {"enabled": False} and found["train_batch_size"] == 2
 
