@@ -14,7 +14,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-STEPS = 40
+STEPS = 150
 GONE = 30.0
 """Seconds after which nothing of a killed run may be left."""
 
@@ -32,7 +32,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
         "batch": {"size": 8},
         "train": {"steps": STEPS, "learning_rate": 1e-3},
         "evaluate": {"every": None, "answers": 0},
-        "save": {"every": 2},
+        "save": {"every": 5},
     }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(content))
     return folder / "recipe.yaml"
@@ -83,10 +83,11 @@ def kill_all(launcher: subprocess.Popen[str]) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_again_and_again_ends_like_one_that_never_was(recipe: Path, tmp_path: Path) -> None:
-    out, words = tmp_path / "killed", ["save.every=2"]
+    out, words = tmp_path / "killed", ["save.every=5"]
     for number, kill in enumerate((kill_one_rank, kill_the_launcher, kill_all)):
+        before = steps(out)
         launcher = start(recipe, out, *words, *(["--resume"] if number else []))
-        reach(launcher, out, step=4 + 8 * number)
+        reach(launcher, out, step=before + 3)
         family = ranks(launcher)
         assert len(family) >= 2
         kill(launcher)

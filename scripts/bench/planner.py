@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 import measuring
 import standing
+from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedModel
 
 import workbench
@@ -155,7 +156,8 @@ def _backbones() -> list[PreTrainedModel]:
     """All that are in memory: a teacher beside its student, too."""
     gc.collect()
     # By its type: some objects warn, or import something, where they are asked what they are.
-    return [each for each in gc.get_objects() if issubclass(type(each), PreTrainedModel)]
+    models = [each for each in gc.get_objects() if issubclass(type(each), PreTrainedModel)]
+    return [each for each in models if not isinstance(next(each.parameters()), FakeTensor)]
 
 
 def _arguments() -> argparse.Namespace:

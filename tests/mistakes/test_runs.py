@@ -99,7 +99,7 @@ RUNS = {
     "ls: word": Case("ls adapters stories", "'stories': expected key=value", "such as train.epochs=3"),
     "cp: nothing": Case("cp none.yaml a.yaml", "none.yaml: no such file", "`workbench ls recipes`"),
     "plan: memory": Case("plan my.yaml --memory much", "--memory much", "such as 24GB"),
-    "plan: recipe": Case("plan crossval/quickstart", "recipe=crossval", "sft, mlm, classify"),
+    "plan: recipe": Case("plan crossval/quickstart folds.together=false", "recipe=crossval", "Plan one of them"),
     "plan: nothing learnt": Case(
         "plan my.yaml data.train=empty.jsonl", "empty.jsonl", "the file is empty", file("empty.jsonl", "")
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,7 @@ def imagining() -> Iterator[None]:
     that depend on it are those of a run. A number that is read from an imagined tensor is 1.
     """
     with (
+        warnings.catch_warnings(),
         # transformers takes a tensor without numbers for a sign that a graph is traced, and computes otherwise then.
         patch.object(import_utils, "is_fake_tensor", lambda _: False),
         # torch converts a module's imagined parameters by a swap, which what it remembers of them forbids.
@@ -33,6 +35,8 @@ def imagining() -> Iterator[None]:
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
         _Apart(Recall(mode)),
     ):
+        # What copies a module looks at where its numbers lie, to find out whether some share them.
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         yield
 
 

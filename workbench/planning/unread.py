@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
+from peft import peft_model
+from peft.utils import load_peft_weights
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -27,8 +30,10 @@ class Asked(NamedTuple):
 
 @contextmanager
 def unread() -> Iterator[list[Asked]]:
-    """Inside the block, which is inside of `imagining`, no backbone is loaded; gives those that were asked for."""
-    load, find = backbones.load, heads.find
+    """Inside the block, which is inside of `imagining`, no backbone is loaded; gives those that were asked for.
+
+    Adapters are read, as they are small and say themselves what they are.
+    """
     asked: list[Asked] = []
 
     def imagined(
@@ -44,11 +49,16 @@ def unread() -> Iterator[list[Asked]]:
     def known(model: nn.Module, backbone: PreTrainedModel) -> Head:
         return heads.known(backbone)  # it is found by its numbers
 
-    backbones.load, heads.find = imagined, known
-    try:
+    def read(*args: Any, **kwargs: Any) -> Any:
+        with unimagined():
+            return load_peft_weights(*args, **kwargs)
+
+    with (
+        patch.object(backbones, "load", imagined),
+        patch.object(heads, "find", known),
+        patch.object(peft_model, "load_peft_weights", read),
+    ):
         yield asked
-    finally:
-        backbones.load, heads.find = load, find
 
 
 def settle(model: nn.Module, blueprint: Backbone) -> None:
