@@ -6,13 +6,14 @@ import hashlib
 import time
 from pathlib import Path
 
-from workbench import clocking, files, report, runs
+from workbench import clocking, files, runs
 from workbench.config import RunConfig
 from workbench.engine import Watcher
 from workbench.errors import ResumeError, Stopped, WorkbenchError
 from workbench.parallel import refusals
 from workbench.parallel.ranks import Ranks, joined, require_same
 from workbench.recipes import classify, crossval, distill, sft, sweep
+from workbench.report import pages  # here, so that a run's clock does not take it for the time of its report
 from workbench.runs import Run
 
 RECIPES = {
@@ -84,4 +85,4 @@ def _entered(out: Path, config: RunConfig, *, resume: bool, ranks: Ranks) -> Run
 
 def _report(directory: Run) -> None:
     if directory.ranks.first:
-        report.write(directory.path)
+        pages.write(directory.path)
