@@ -112,8 +112,8 @@ def test_it_says_what_fits() -> None:
 
 
 def test_of_a_student_and_a_teacher_beside_it(compare: Callable[..., tuple[Plan, int]], stories: str) -> None:
-    match = "distill.match=[{what: hidden_mse}]"
-    planned, measured = compare("distill/quickstart", f"distill.teacher.id={stories}", match, *FEW)
+    words = [f"distill.teacher.id={stories}", "distill.match=[{what: hidden_mse}]", "data.held_out=0.2", *FEW]
+    planned, measured = compare("distill/quickstart", *words)
     assert planned.rehearsed.peak == pytest.approx(measured, rel=0.01)
     assert planned.rehearsed.at_peak["teacher"] > planned.rehearsed.at_peak["weights"]
 
@@ -121,7 +121,7 @@ def test_of_a_student_and_a_teacher_beside_it(compare: Callable[..., tuple[Plan,
 def test_of_a_teacher_on_the_backbone_of_its_student(
     compare: Callable[..., tuple[Plan, int]], stories: str, tmp_path: Path
 ) -> None:
-    words = [f"model.id={stories}", LORA, *FEW]
+    words = [f"model.id={stories}", LORA, "data.held_out=0.2", *FEW]
     teacher = workbench.run("sft/quickstart", [*words, *SHORT, "train.steps=1"], out=tmp_path / "teacher", quiet=True)
     planned, measured = compare(
         "distill/quickstart", f"distill.teacher.id={teacher}", "distill.student={layers: all}", *words
