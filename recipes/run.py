@@ -6,7 +6,7 @@ import hashlib
 import time
 from pathlib import Path
 
-from workbench import clocking, files, runs
+from workbench import clocking, files, heap, runs
 from workbench.config import RunConfig
 from workbench.engine import Watcher
 from workbench.errors import ResumeError, Stopped, WorkbenchError
@@ -33,6 +33,7 @@ def run(config: RunConfig, *, out: Path, resume: bool, watcher: Watcher, began: 
         began: When its wall clock began, by `time.monotonic`; by default now.
     """
     began = time.monotonic() if began is None else began
+    heap.keep()
     ranks = joined()
     if config.distributed.zero == "auto":
         config = ranks.agreed(_resumed(config, out) if resume else _solved(config, ranks) if ranks.first else config)

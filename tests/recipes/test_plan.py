@@ -30,14 +30,13 @@ SHORT = ["train.steps=8", "train.epochs=null", "evaluate.answers=0", "save.every
 
 @pytest.fixture
 def ledgers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ledger]]:
-    """Of every training."""
+    """Of every training; models that other tests left do not count."""
     found: list[Ledger] = []
+    left = _models()
 
     def counted(work: Callable[[Any], None]) -> Callable[[Any], None]:
         def counting(training: Any) -> None:
-            gc.collect()
-            models = [each for each in gc.get_objects() if issubclass(type(each), PreTrainedModel)]
-            loaded = [each for each in models if not isinstance(next(each.parameters()), FakeTensor)]
+            loaded = [each for each in _models() if not any(each is other for other in left)]
             with Ledger() as ledger:
                 hold(ledger, training, beside=loaded)
                 work(training)
@@ -48,6 +47,13 @@ def ledgers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ledger]]:
     for kind in (Fit, BankFit):
         monkeypatch.setattr(kind, "work", counted(kind.work))
     yield found
+
+
+def _models() -> list[PreTrainedModel]:
+    """All that are in memory, imagined ones aside."""
+    gc.collect()
+    models = [each for each in gc.get_objects() if issubclass(type(each), PreTrainedModel)]
+    return [each for each in models if not isinstance(next(each.parameters()), FakeTensor)]
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from workbench.objectives.chunked import Project, chunked, chunks, wide
 
 NO_LABEL = -100
 """In the place of a token: nothing is to be predicted there."""
+POSITIONS = 64
+"""On a CPU, a number of positions is a multiple of this."""
 
 
 def next_token(
@@ -25,7 +27,18 @@ def next_token(
     Returns:
         Scalar, float32 or wider.
     """
+    if hidden_ND.device.type == "cpu":
+        hidden_ND, labels_N = _few_sizes(hidden_ND, labels_N)
     return chunked(hidden_ND, [labels_N], cross_entropy, project, vocabulary=vocabulary, weights=weights, scale=scale)
+
+
+def _few_sizes(hidden_ND: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
+    """With positions more that have no label: a CPU compiles a product for each number of positions.
+
+    30 ms for 32,000 words at width 768 in bfloat16, as long as the product of 300 positions takes.
+    """
+    more = -len(labels_N) % POSITIONS
+    return F.pad(hidden_ND, (0, 0, 0, more)), F.pad(labels_N, (0, more), value=NO_LABEL)
 
 
 def cross_entropy(logits_NV: Tensor, labels_N: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from workbench import heap
 from workbench.planning.imagined import unimagined
 from workbench.planning.kernels import Kernel, Kernels, Like, Part, StepWork
 
@@ -63,6 +64,7 @@ class Calibration:
         """What each kernel took when it was called for the first time."""
         self._device, self._seconds, self._clock = device, seconds, clock
         self._again: dict[Kernel, float] = {}
+        heap.keep()  # as a run does
         with _as_in_a_run():
             self._stopwatch = _stopwatch(device, clock)
             self._per_call = {recomputes: self._overhead(recomputes) for recomputes in (False, True)}
