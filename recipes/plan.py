@@ -269,9 +269,11 @@ def _imagined(
     plain = config.model.model_copy(update={"weights": "float32", "compute": "float32"})
     layers = freezing.layers_of(backbones.skeleton(plain, task=task), config)
     sample = partial(first_rows, train, seed=config.seed)
-    model = freezing.adapt(backbone.model, config, layers, seed=config.seed, new_token_ids=new_token_ids, sample=sample)
     with imagining():
-        settle(model, backbone)
+        settle(backbone.model, backbone)
+        model = freezing.adapt(
+            backbone.model, config, layers, seed=config.seed, new_token_ids=new_token_ids, sample=sample
+        )
         yield Freezer(model, backbone.model, layers, config.freeze, seed=config.seed)
 
 

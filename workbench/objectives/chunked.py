@@ -46,8 +46,8 @@ def chunked(
     Returns:
         Scalar, float32 or wider.
     """
-    if any(weight.numel() == 0 for weight in weights):
-        # They wait on other devices, and come where the head is called and where its gradient is computed.
+    if any(hasattr(weight, "ds_id") for weight in weights):
+        # DeepSpeed cut them: they are whole where the head is called and where its gradient is computed, nowhere else.
         return criterion(project(hidden_ND), *known) * scale
     loss: Tensor = _Chunked.apply(hidden_ND, tuple(known), criterion, project, vocabulary, scale, *weights)  # type: ignore[no-untyped-call]
     return loss

@@ -18,8 +18,10 @@ def contents(fit: Model, *, optimizer: int) -> Contents:
     frozen = {id(each): each for each in fit.model.parameters() if not each.requires_grad}
     known = {id(each) for each in chain(frozen.values(), computing)}
     rest: dict[int, Tensor] = {id(each): each for each in chain(storage.held(fit.model), fit.model.buffers())}
+    head = fit.freezer.backbone.get_output_embeddings()
     return Contents(
         trained=trained,
+        head=sum(each.numel() for each in head.parameters() if each.requires_grad) if head is not None else 0,
         element=max((each.element_size() for each in computing), default=4),
         frozen=tuple((each.numel(), each.nbytes) for each in frozen.values()),
         whole=sum(each.nbytes for key, each in rest.items() if key not in known),

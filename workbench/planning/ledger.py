@@ -46,6 +46,10 @@ class Ledger(LiveBytes):
         """Bytes alive at the peak, by where they were made or are at home."""
         return {place: size for place, size in self._at_peak("place").items() if size}
 
+    def alive(self, purpose: str) -> int:
+        """Bytes for a purpose now."""
+        return sum(size for account, size in self._sums.items() if account.purpose == purpose)
+
     def restart(self) -> None:
         """Look for a peak from now on only."""
         self.peak, self._peak_sums = self.now, None

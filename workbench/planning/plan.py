@@ -71,12 +71,11 @@ class Plan:
     @property
     def at_peak(self) -> dict[str, int]:
         """Bytes alive on a device at the peak of training, by what they are for."""
-        activations = self.rehearsed.at_peak.get(ACTIVATIONS, 0)
-        held = self.held("backward").device
         if self.distributed.zero == 0:
+            held = self.held("last gradients").device
             travels = {zero.BUCKETS: held[zero.BUCKETS]} if zero.BUCKETS in held else {}
             return {**self.rehearsed.at_peak, **travels}
-        return max({**held, ACTIVATIONS: activations}, self.held("step").device, key=lambda sizes: sum(sizes.values()))
+        return max((held.device for held in self.timeline.values()), key=lambda sizes: sum(sizes.values()))
 
     @property
     def evaluation(self) -> int:
@@ -122,8 +121,11 @@ class Plan:
     def timeline(self) -> dict[Moment, Held]:
         """What lives where in each part of a step, activations at their most."""
         found = {moment: self.held(moment) for moment in zero.MOMENTS}
-        for moment in ("forward", "backward"):
-            found[moment].device[ACTIVATIONS] = self.rehearsed.at_peak.get(ACTIVATIONS, 0)
+        most = self.rehearsed.at_peak.get(ACTIVATIONS, 0)
+        # The loss computes the gradient of a head in the forward pass, unless its weights are cut.
+        found["forward"].device[ACTIVATIONS] = most - (4 * self.contents.head if self.distributed.zero == 3 else 0)
+        left = zero.left_at_first_bucket(self.contents, self.distributed)
+        found["backward"].device[ACTIVATIONS] = round(self.rehearsed.at_gradients * left)
         return found
 
     @property

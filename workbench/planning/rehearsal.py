@@ -41,6 +41,8 @@ class Rehearsed:
     """Of the largest micro-batch."""
     flops_per_token: float
     """Of training, by the tokens of the largest micro-batch without padding."""
+    at_gradients: int = 0
+    """Bytes of activations alive when a gradient of the backward pass comes, at most."""
     modules: dict[str, int] = field(default_factory=dict)
     """Bytes alive at the peak of training, by the module that holds or made them: embeddings, block 1 and on, its
     adapter's values with their gradients, head and loss, what the optimizer and the backward pass made."""
@@ -67,8 +69,8 @@ def rehearse(fit: Training, held_out_loss: Callable[[], object], *, beside: Iter
     epoch = list(fit.micro_batches())
     with Ledger() as ledger, ledger.placing(_modules(fit)):
         hold(ledger, fit, beside=beside)
-        _tell_gradients(fit, ledger)
         peaks = _Peaks(ledger)
+        _tell_gradients(fit, ledger, peaks.gradient)
         flops, tokens = 0, 0
         for share in _moments(fit):
             fit.freezer.follow(step=0, share=share)
@@ -99,6 +101,7 @@ def rehearse(fit: Training, held_out_loss: Callable[[], object], *, beside: Iter
         micro_batches=max(len(each) for each in epoch),
         padded_tokens=max(_padded(fit.train, each[0]) for each in epoch),
         flops_per_token=flops / tokens,
+        at_gradients=peaks.at_gradients,
         modules={place: peaks.modules[place] for place in sorted(peaks.modules, key=_order(fit))},
     )
 
@@ -111,6 +114,11 @@ class _Peaks:
         self.last: dict[str, int] = {}
         self.highest: dict[str, int] = {}
         self.modules: dict[str, int] = {}
+        self.at_gradients = 0
+
+    def gradient(self) -> None:
+        """A gradient came."""
+        self.at_gradients = max(self.at_gradients, self._ledger.alive(ACTIVATIONS))
 
     @contextmanager
     def seen(self) -> Iterator[None]:
@@ -259,14 +267,15 @@ def _drop_gradients(fit: Model, _: Ledger) -> None:
         master.grad = None
 
 
-def _tell_gradients(fit: Model, ledger: Ledger) -> None:
-    """From now on the ledger knows which tensors are gradients."""
+def _tell_gradients(fit: Model, ledger: Ledger, came: Callable[[], None]) -> None:
+    """From now on the ledger knows which tensors are gradients, and `came` is called for each."""
     masters, homes = fit.masters.named(), _homes(fit)
 
     def tell(name: str) -> Callable[[Tensor], None]:
         def found(parameter: Tensor) -> None:
             both = (parameter.grad, masters[name].grad)
             ledger.rename([each for each in both if each is not None], GRADIENTS, homes[name])
+            came()
 
         return found
 

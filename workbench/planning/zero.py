@@ -18,8 +18,9 @@ BUCKETS = "buckets"
 GATHERED = "gathered weights"
 """Shares of other devices that a layer needs just now."""
 
-Moment = Literal["forward", "backward", "step"]
-MOMENTS: tuple[Moment, ...] = ("forward", "backward", "step")
+Moment = Literal["forward", "backward", "last gradients", "step"]
+MOMENTS: tuple[Moment, ...] = ("forward", "backward", "last gradients", "step")
+"""Of a step, in its last micro-batch: `backward` is when its first gradients travel, beside most activations."""
 
 LIVE = 10**8
 """With zero=3, elements that may be whole at once (stage3_max_live_parameters, stage3_max_reuse_distance)."""
@@ -38,6 +39,8 @@ class Contents:
     """Elements of each parameter that trains."""
     element: int
     """Bytes of one of them where the model computes."""
+    head: int = 0
+    """Elements of an output head that trains."""
     frozen: tuple[tuple[int, int], ...] = ()
     """Elements and bytes of each parameter that never trains."""
     whole: int = 0
@@ -105,6 +108,12 @@ def states(
     return _flat(contents, how, devices=devices, moment=moment, passes=passes)
 
 
+def left_at_first_bucket(contents: Contents, how: DistributedConfig) -> float:
+    """Share of the backward pass that is to do when most is held beside activations, which go as gradients come."""
+    bucket = _bucket(contents, how)
+    return 1 - bucket / contents.trainable if how.zero == 2 and bucket < contents.trainable else 1.0
+
+
 def shares(contents: Contents, *, devices: int, stage: int) -> int:
     """Elements that train of which one device keeps masters and optimizer state.
 
@@ -125,7 +134,7 @@ def _everything(contents: Contents, how: DistributedConfig, *, devices: int, mom
     held.put("none", OPTIMIZER, contents.optimizer * count)
     if moment != "forward":
         held.put("none", GRADIENTS, contents.gradient * count)
-    if moment == "backward" and devices > 1:
+    if moment == "last gradients" and devices > 1:
         held.put("none", BUCKETS, min(contents.gradient * count, how.bucket_bytes))
     return held
 
@@ -133,32 +142,56 @@ def _everything(contents: Contents, how: DistributedConfig, *, devices: int, mom
 def _flat(contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment, passes: int) -> Held:
     """Stages 1 and 2: all weights, those that train in one flat tensor; the rest for a share of it."""
     held, share, place = Held(), shares(contents, devices=devices, stage=1), how.offload_optimizer
-    own, bucket = contents.gradient * share, contents.element * _bucket(contents, how)
     held.put("none", WEIGHTS, contents.weight_bytes + contents.element * (share * devices - contents.trainable))
     held.put(place, MASTERS, 4 * share)  # of float32 weights, too
     held.put(place, OPTIMIZER, contents.optimizer * share)
     if place != "none":
         largest = contents.element * max(contents.trained, default=0)
-        held.put(place, GRADIENTS, 4 * share + largest + (own if passes > 1 and not contents.mixed else 0))
+        own = contents.gradient * share if passes > 1 and not contents.mixed else 0
+        held.put(place, GRADIENTS, 4 * share + largest + own)
         held.put(place, WEIGHTS, contents.element * share)  # on their way back
         held.put("none", BUCKETS, largest)
-    if how.zero == 1 and contents.mixed:
-        # Another of DeepSpeed's optimizers, BF16_Optimizer: float32 gradients stay, those in half precision come.
-        held.put("none", GRADIENTS, own * devices + (contents.element * share * devices if moment != "forward" else 0))
-        held.put("none", BUCKETS, 4 * min(contents.trainable, REDUCED_AT_ONCE) if moment == "step" else 0)
-        return held
-    if how.zero == 1 and moment != "forward":  # they are cut only when all are there
-        held.put("none", GRADIENTS, own * devices)
-        held.put("none", BUCKETS, bucket)
-    elif moment == "backward":
-        # One fills while another travels, and what travels is a copy.
-        held.put("none", BUCKETS, bucket * (3 if how.overlap else 2))
-        if contents.mixed or place == "none":
-            held.put("none", GRADIENTS, own if contents.mixed or passes == 1 else 2 * own)
-    if moment == "step" and place == "none":
-        held.put("none", GRADIENTS, own)
+    gradients = _whole_gradients if how.zero == 1 else _own_gradients
+    gradients(held, contents, how, devices=devices, moment=moment, passes=passes)
+    if moment == "step" and place == "none" and not (how.zero == 1 and contents.mixed):
+        held.put("none", GRADIENTS, contents.gradient * share)  # one tensor, for the optimizer
         held.put("none", BUCKETS, contents.element * share)  # weights on their way to the others
     return held
+
+
+def _whole_gradients(
+    held: Held, contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment, passes: int
+) -> None:
+    """Stage 1 cuts gradients only when all are there."""
+    share = shares(contents, devices=devices, stage=1)
+    whole, earlier = contents.gradient * share * devices, passes > 1
+    if contents.mixed:
+        # Another of DeepSpeed's optimizers, BF16_Optimizer: float32 gradients stay, those in half precision come.
+        half = contents.element * share * devices
+        held.put("none", GRADIENTS, whole + (half if moment != "forward" or earlier else 0))
+        held.put("none", BUCKETS, 4 * min(contents.trainable, REDUCED_AT_ONCE) if moment == "step" else 0)
+        return
+    if earlier or moment != "forward":
+        held.put("none", BUCKETS, contents.element * _bucket(contents, how))
+    if earlier or moment in ("last gradients", "step"):
+        held.put("none", GRADIENTS, whole)
+
+
+def _own_gradients(
+    held: Held, contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment, passes: int
+) -> None:
+    """Stage 2 sends gradients on as they come, a bucket after the other."""
+    own = contents.gradient * shares(contents, devices=devices, stage=2)
+    bucket, stay = _bucket(contents, how), how.offload_optimizer == "none"
+    several = bucket < contents.trainable
+    if moment in ("backward", "last gradients"):
+        held.put("none", BUCKETS, contents.element * bucket * (1 + how.overlap))
+        # What travels is a copy, in float32; in the backward pass the share that it goes to comes after it.
+        if moment == "last gradients" or (several and contents.mixed):
+            held.put("none", BUCKETS, bucket * (4 + contents.element if contents.mixed else 4))
+        held.put("none", GRADIENTS, own if stay and several and not contents.mixed else 0)
+    if moment != "step":
+        held.put("none", GRADIENTS, own if stay and (passes > 1 or contents.mixed) else 0)
 
 
 def _cut(contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment) -> Held:
@@ -180,8 +213,9 @@ def _cut(contents: Contents, how: DistributedConfig, *, devices: int, moment: Mo
         held.put("none", GRADIENTS, 4 * share if place == "none" else 0)
     else:
         rest = sum(count * each for count, each in weights) - persistent
-        fetched = contents.element * (how.bucket_bytes // 4)  # laid out anew as they come
-        held.put("none", GATHERED, min(rest, contents.element * LIVE) + min(rest, fetched))
+        held.put("none", GATHERED, min(rest, contents.element * LIVE))
+        if moment == "backward":  # fetched weights are laid out anew; before the loss takes its own, all are
+            held.put("none", GATHERED, min(rest, contents.element * (how.bucket_bytes // 4)))
     return held
 
 

@@ -1,6 +1,8 @@
 """Runs one recipe in several layouts, each in a folder of its own; torchrun starts this file in two processes.
 
 layouts.py FOLDER JOBS.json    # JOBS: [[name, overrides, name of the run to go on from or null], ...]
+
+Beside each run, NAME.RANK.json says how many bytes of tensors a process held at most in a usual step.
 """
 
 from __future__ import annotations
@@ -8,10 +10,20 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
 
 import workbench
+from workbench.data.batching import Indices
+from workbench.engine import Fit
+from workbench.live_bytes import LiveBytes
 from workbench.parallel.ranks import joined
+from workbench.parallel.sharding import Sharded
 
 
 def halfway(finished: Path, folder: Path) -> None:
@@ -22,6 +34,36 @@ def halfway(finished: Path, folder: Path) -> None:
     shutil.rmtree(folder / "adapter")
 
 
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """Inside the block, the most bytes of tensors that each step of a sharded training holds."""
+    count, peaks = LiveBytes(), list[int]()
+    adopt, step, work = Sharded.adopt, Fit.step, Fit.work
+
+    def adopting(self: Sharded, *arguments: Any) -> Any:
+        count.__enter__()  # type: ignore[no-untyped-call]
+        for tensor in chain(self._module.parameters(), self._module.buffers()):
+            count._see(tensor.untyped_storage(), tensor.untyped_storage().nbytes())
+        return adopt(self, *arguments)
+
+    def stepping(self: Fit, rows: Indices) -> dict[str, Any]:
+        count.peak = count.now
+        record = step(self, rows)
+        peaks.append(count.peak)
+        return record
+
+    def working(self: Fit) -> None:
+        work(self)
+        if isinstance(self.masters, Sharded):
+            count.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    patches = (Sharded, "adopt", adopting), (Fit, "step", stepping), (Fit, "work", working)
+    with ExitStack() as stack:
+        for patched in patches:
+            stack.enter_context(patch.object(*patched))
+        yield peaks
+
+
 def main() -> None:
     folder, jobs = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
     ranks = joined()
@@ -29,7 +71,9 @@ def main() -> None:
         if origin is not None and ranks.first:
             halfway(folder / origin, folder / name)
         ranks.wait()
-        workbench.run(str(folder / "recipe.yaml"), words, out=folder / name, resume=origin is not None, quiet=True)
+        with counted() as peaks:
+            workbench.run(str(folder / "recipe.yaml"), words, out=folder / name, resume=origin is not None, quiet=True)
+        (folder / f"{name}.{ranks.rank}.json").write_text(json.dumps(median(peaks) if peaks else 0))
 
 
 if __name__ == "__main__":

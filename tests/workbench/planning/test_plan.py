@@ -54,7 +54,7 @@ def test_a_program_reads_everything_and_a_person_the_same(capsys: pytest.Capture
     assert facts["bytes"]["optimizer"] == 0 < facts["timeline"]["step"]["host"]["optimizer"]
     assert facts["zero"] == {"stage": 3, "offload": "optimizer to cpu, parameters to cpu"}
     assert facts["hours"] == pytest.approx(20 / 3600)
-    assert list(facts["timeline"]) == ["forward", "backward", "step"]
+    assert list(facts["timeline"]) == ["forward", "backward", "last gradients", "step"]
     assert "activations" not in facts["timeline"]["step"]["device"]
     show.plan(plan)
     told = capsys.readouterr().out
