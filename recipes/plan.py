@@ -11,7 +11,6 @@ from typing import NamedTuple, NoReturn
 from unittest.mock import patch
 
 import psutil
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from workbench import backbones, banking, classifier, evaluation, files, heads, limits, runs, sizes, tasks
@@ -24,7 +23,6 @@ from workbench.data.batching import Examples, first_rows
 from workbench.data.chat import Template
 from workbench.data.masking import Masking
 from workbench.data.tokens import Splits
-from workbench.distillation import students
 from workbench.engine import Fit
 from workbench.errors import ConfigError
 from workbench.evaluation import predicting, scores
@@ -42,6 +40,7 @@ from workbench.planning.trainings import Alone, Together
 from workbench.planning.unread import settle, unread
 from workbench.planning.zero import Contents
 from workbench.recipes import sft
+from workbench.recipes.foresight import available
 from workbench.runs import Run
 from workbench.sections import distilling
 from workbench.sections.budgeting import BudgetConfig
@@ -118,18 +117,11 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         work=parts.work,
         contents=parts.contents,
         process=process,
-        memory=memory or _available(backbones.device()) + process,  # which this process holds already
+        memory=memory or available(backbones.device()) + process,  # which this process holds already
         notes=tuple(_notes(config)),
         devices=devices,
         distributed=own.distributed if config.distributed.zero == "auto" else config.distributed,
     )
-
-
-def _available(device: torch.device) -> int:
-    """Bytes of memory that a run could have."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
 
 
 def _notes(config: RunConfig) -> Iterator[str]:
@@ -181,6 +173,7 @@ def _classes(config: RunConfig, run: Run) -> Parts:
 
 def _taught(config: RunConfig, run: Run) -> Parts:
     """A student with its teacher beside it."""
+    from workbench.distillation import students
     from workbench.recipes import distill
 
     section = config.distill

@@ -12,7 +12,7 @@ from workbench.engine import Watcher
 from workbench.errors import ResumeError, Stopped, WorkbenchError
 from workbench.parallel import refusals
 from workbench.parallel.ranks import Ranks, joined, require_same
-from workbench.recipes import classify, crossval, distill, sft, sweep
+from workbench.recipes import classify, crossval, distill, foresight, sft, sweep
 from workbench.report import pages  # here, so that a run's clock does not take it for the time of its report
 from workbench.runs import Run
 
@@ -38,6 +38,8 @@ def run(config: RunConfig, *, out: Path, resume: bool, watcher: Watcher, began: 
     if config.distributed.zero == "auto":
         config = ranks.agreed(_resumed(config, out) if resume else _solved(config, ranks) if ranks.first else config)
     refusals.require(config, ranks)
+    if ranks.first and not resume:
+        foresight.require_memory(config, ranks)
     if resume and config.budget.timed and files.read_json(out / "manifest.json").get("status") == "done":
         raise ResumeError(f"{out} is done, and its time is over. `workbench evaluate {out}` scores it again.")
     directory = _entered(out, config, resume=resume, ranks=ranks)

@@ -59,9 +59,12 @@ def check(
     ] = None,
 ) -> None:
     """Show what the model will see and which tokens carry loss; refuse what would not train."""
-    from workbench import show
-    from workbench.recipes.check import check as inspect
+    from workbench.heap import importing
     from workbench.recipes.load import load
+
+    with importing():
+        from workbench import show
+        from workbench.recipes.check import check as inspect
 
     if plot is not None:
         from workbench.report import planned
@@ -87,9 +90,12 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Rehearse the run without weights or memory: the fastest way that fits, what it takes and what else was tried."""
-    from workbench import show
+    from workbench.heap import importing
     from workbench.recipes.load import load
-    from workbench.recipes.plan import solve
+
+    with importing():
+        from workbench import show
+        from workbench.recipes.plan import solve
 
     elsewhere = devices is not None and memory is not None
     found = solve(load(recipe, overrides or ()), devices=devices or 1, memory=_bytes(memory), elsewhere=elsewhere)

@@ -6,8 +6,6 @@ import fcntl
 import time
 from pathlib import Path
 
-from torch.utils import cpp_extension
-
 from workbench.errors import ConfigError
 
 OLD = 600.0
@@ -17,6 +15,7 @@ OLD = 600.0
 def require() -> None:
     """Compile them now, one process after the other; raises ConfigError where this machine cannot."""
     from deepspeed.ops.op_builder import AsyncIOBuilder
+    from torch.utils import cpp_extension
 
     builder = AsyncIOBuilder()
     if not builder.is_compatible(verbose=False):

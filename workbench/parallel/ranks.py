@@ -27,13 +27,15 @@ LOOK = 1.0
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together. Everything but `rank` and `local` is the same for all of them."""
+    """This process among those that train together. Of all, `world` alone is the same for each of them."""
 
     rank: int = 0
     world: int = 1
     """How many there are."""
     local: int = 0
     """This one's number on its machine."""
+    here: int = 1
+    """How many are on its machine."""
 
     @property
     def first(self) -> bool:
@@ -95,7 +97,8 @@ def joined() -> Ranks:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         return ALONE
-    ranks = Ranks(int(os.environ["RANK"]), world, int(os.environ.get("LOCAL_RANK", "0")))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    ranks = Ranks(int(os.environ["RANK"]), world, int(os.environ.get("LOCAL_RANK", "0")), here)
     if torch.cuda.is_available():
         if ranks.local >= torch.cuda.device_count():
             raise ConfigError(

@@ -1,0 +1,57 @@
+"""A look ahead, before a run reads a weight: whether it fits into memory, where that is not plain."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+
+from workbench import backbones, tasks
+from workbench.adapters import Full
+from workbench.config import RunConfig
+from workbench.errors import ConfigError, WorkbenchError
+from workbench.parallel.ranks import Ranks
+from workbench.report import units
+
+PLAIN = 0.125
+"""Share of the memory that the state of a training may take until a plan is worth its seconds."""
+CERTAIN = 1.05
+"""A plan that needs more than so many times the memory is believed: none was so far above what its run held."""
+
+
+def require_memory(config: RunConfig, ranks: Ranks) -> None:
+    """Raise ConfigError where the run would not fit: a CPU's process would be killed, and say nothing."""
+    device = backbones.device()
+    memory = available(device) // (ranks.here if device.type == "cpu" else 1)
+    if _state(config) < PLAIN * memory:
+        return
+    from workbench.recipes.plan import plan  # few runs need it
+
+    try:
+        planned = plan(config, devices=ranks.world, memory=memory)
+    except WorkbenchError:
+        return  # the run says what is wrong itself, or there are no plans of its recipe
+    needed = planned.needed - planned.process
+    if needed > CERTAIN * memory:
+        parts = sorted(planned.at_peak.items(), key=lambda part: -part[1])
+        told = ", ".join(f"{name} {units.size(size)}" for name, size in parts[:3])
+        raise ConfigError(
+            f"The run would need {units.size(needed)} of memory, and {units.size(memory)} are free ({told}).\n"
+            "  `workbench plan` with model.weights=auto, train.checkpointing=auto or distributed.zero=auto finds one."
+        )
+
+
+def available(device: torch.device) -> int:
+    """Bytes of memory that a run could have here."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def _state(config: RunConfig) -> float:
+    """Bytes of weights, and of all that is kept of those that train, about: from config.json alone."""
+    try:
+        trainable = isinstance(config.adapter, Full)
+        skeleton = backbones.skeleton(config.model, task=tasks.of(config), trainable=trainable)
+    except WorkbenchError:
+        return 0.0  # the run says it
+    return sum(each.numel() for each in skeleton.parameters()) * (16.0 if trainable else 2.0)

@@ -1,0 +1,53 @@
+"""A run that would not fit is refused before it begins; one that plainly fits is not planned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import workbench
+from workbench.errors import ConfigError
+from workbench.recipes import foresight, plan
+
+SHORT = ["data.limit=60", "train.steps=2", "train.epochs=null", "evaluate.answers=0"]
+
+
+def test_a_run_that_would_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(foresight, "available", lambda _: 60_000_000)
+    with pytest.raises(ConfigError, match=r"would need .* and 60\.0 MB are free") as refused:
+        workbench.run("sft/full", SHORT, out=tmp_path / "run", quiet=True)
+    assert "activations" in str(refused.value) and "model.weights=auto" in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_that_fits_narrowly_is_planned_and_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stories: str
+) -> None:
+    planned: list[Any] = []
+
+    def planning(*args: Any, **kwargs: Any) -> Any:
+        planned.append(plan_of(*args, **kwargs))
+        return planned[-1]
+
+    plan_of = plan.plan
+    monkeypatch.setattr(plan, "plan", planning)
+    monkeypatch.setattr(foresight, "available", lambda _: 80_000_000)
+    monkeypatch.setattr(foresight, "PLAIN", 0.01)
+    words = [f"model.id={stories}", "adapter={method: full}", *SHORT]
+    workbench.run("sft/quickstart", words, out=tmp_path / "run", quiet=True)
+    assert len(planned) == 1 and 0 < planned[0].peak < 80_000_000
+
+
+def test_one_that_plainly_fits_is_not_planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stories: str) -> None:
+    monkeypatch.setattr(plan, "plan", None)
+    workbench.run("sft/quickstart", [f"model.id={stories}", *SHORT], out=tmp_path / "run", quiet=True)
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_what_is_wrong_with_a_run_is_for_the_run_to_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(foresight, "available", lambda _: 1)
+    with pytest.raises(ConfigError, match="is below the longest example"):
+        words = ["adapter={method: full}", "batch.tokens_per_device=8", *SHORT]
+        workbench.run("sft/quickstart", words, out=tmp_path / "run", quiet=True)
