@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import psutil
 import torch
+from transformers import AutoModel
 
-from workbench import backbones, tasks
+from workbench import backbones
 from workbench.adapters import Full
 from workbench.config import RunConfig
 from workbench.errors import ConfigError, WorkbenchError
@@ -50,8 +51,9 @@ def available(device: torch.device) -> int:
 def _state(config: RunConfig) -> float:
     """Bytes of weights, and of all that is kept of those that train, about: from config.json alone."""
     try:
-        trainable = isinstance(config.adapter, Full)
-        skeleton = backbones.skeleton(config.model, task=tasks.of(config), trainable=trainable)
-    except WorkbenchError:
-        return 0.0  # the run says it
-    return sum(each.numel() for each in skeleton.parameters()) * (16.0 if trainable else 2.0)
+        hub = backbones.hub_config(config.model)
+        with torch.device("meta"):
+            body = AutoModel.from_config(hub, trust_remote_code=config.model.trust_remote_code)
+    except (WorkbenchError, ValueError):
+        return 0.0  # the run says what is wrong itself
+    return sum(each.numel() for each in body.parameters()) * (16.0 if isinstance(config.adapter, Full) else 2.0)

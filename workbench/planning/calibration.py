@@ -27,6 +27,8 @@ CALLS = 3
 KEPT = 2**26
 """Bytes of the last results that stay alive, so that new ones are written where nothing has just been written, as in
 a run."""
+WARM = 2**26
+"""Elements in float32 of the heap that is warmed up."""
 LARGE = 2**26
 """Bytes that a kernel reads and writes from which on it finds nothing in the caches, wherever it is called."""
 MEASURED_ERROR, GUESSED_ERROR = 0.15, 0.5
@@ -64,7 +66,7 @@ class Calibration:
         """What each kernel took when it was called for the first time."""
         self._device, self._seconds, self._clock = device, seconds, clock
         self._again: dict[Kernel, float] = {}
-        heap.keep()  # as a run does
+        _warm_up(device)
         with _as_in_a_run():
             self._stopwatch = _stopwatch(device, clock)
             self._per_call = {recomputes: self._overhead(recomputes) for recomputes in (False, True)}
@@ -237,6 +239,15 @@ def _fill(tensor: Tensor) -> None:
 def _roughly(kernel: Kernel) -> float:
     """Seconds on a usual CPU, which say which of two kernels takes longer."""
     return kernel.flops / 2e11 + kernel.bytes / 5e9
+
+
+def _warm_up(device: torch.device) -> None:
+    """Let a CPU's heap be as large as in a run, which meets fresh memory in its first step alone."""
+    if device.type == "cpu":
+        heap.keep()
+        for elements in (2**18, 2**22, 2**26):
+            together = [torch.ones(elements) for _ in range(WARM // elements)]
+            together.clear()
 
 
 @contextmanager

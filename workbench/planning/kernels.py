@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -219,8 +220,8 @@ def new_share(sizes: Any) -> float:
     return missed / count
 
 
-REMEMBERED = 40
-"""Sizes of micro-batches that oneDNN remembers its kernels for: 1,024 of them, some 25 products each."""
+REMEMBERED = max(1, int(os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) // 25)
+"""Sizes of micro-batches that oneDNN remembers its kernels for: some 25 products each (workbench/__init__.py)."""
 
 _LOOKUPS = (
     torch.ops.aten.embedding.default,

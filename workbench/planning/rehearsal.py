@@ -168,11 +168,19 @@ class Trial(NamedTuple):
 def _costs(fit: Training) -> Costs:
     """Bounds from above."""
     config = fit.freezer.backbone.config.get_text_config(decoder=True)
-    # Masks aside, only what computes attention's scores itself, or compares them, holds something for each pair.
-    pairs = config._attn_implementation == "eager" or fit.compares
-    arrays = 8 * torch.float32.itemsize
-    gradients = sum(master.nbytes for master in fit.masters)
-    return Costs(arrays * (config.vocab_size + fit.width), math.inf if pairs else 4 * torch.float32.itemsize, gradients)
+    arrays, gradients = 8 * torch.float32.itemsize, sum(master.nbytes for master in fit.masters)
+    # What computes attention's scores itself, or compares them, holds as much as it wants for each pair.
+    pair = math.inf if config._attn_implementation == "eager" or fit.compares else _pair(fit)
+    return Costs(arrays * (config.vocab_size + fit.width), pair, gradients)
+
+
+def _pair(fit: Training) -> float:
+    """Bytes of each pair of tokens of a row: of masks, and on CPUs of the weights that attention keeps."""
+    masks = 4.0 * torch.float32.itemsize
+    if fit.freezer.backbone.device.type != "cpu":
+        return masks
+    config = fit.freezer.backbone.config.get_text_config(decoder=True)
+    return masks + config.num_attention_heads * (2.0 * len(fit.freezer.blocks) + 3 * torch.float32.itemsize)
 
 
 def _modules(fit: Model) -> dict[str, nn.Module]:
@@ -220,9 +228,11 @@ def hold(ledger: Ledger, fit: Model, *, beside: Iterable[nn.Module] = ()) -> Non
 
 def _trials(train: Lengths, epoch: list[list[Indices]]) -> list[Trial]:
     """The micro-batches that may take most, likeliest first: most tokens with padding, pairs, supervised tokens."""
+    longest = int(train.lengths.max())
     measures: list[Callable[[Trial], float]] = [
         lambda trial: trial.pairs,
         lambda trial: trial.padded,
+        lambda trial: trial.padded + trial.pairs / longest,
         lambda trial: trial.supervised,
     ]
     found: dict[int, Trial] = {}
