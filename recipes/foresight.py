@@ -48,12 +48,13 @@ def available(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def _state(config: RunConfig) -> float:
+def _state(config: RunConfig) -> int:
     """Bytes of weights, and of all that is kept of those that train, about: from config.json alone."""
     try:
         hub = backbones.hub_config(config.model)
         with torch.device("meta"):
             body = AutoModel.from_config(hub, trust_remote_code=config.model.trust_remote_code)
     except (WorkbenchError, ValueError):
-        return 0.0  # the run says what is wrong itself
-    return sum(each.numel() for each in body.parameters()) * (16.0 if isinstance(config.adapter, Full) else 2.0)
+        return 0  # the run says what is wrong itself
+    parameters: int = sum(each.numel() for each in body.parameters())
+    return parameters * (16 if isinstance(config.adapter, Full) else 2)

@@ -50,8 +50,9 @@ def _attention(
         return output, nothing
     learns = position_bias is not None or (attention_mask is not None and attention_mask.requires_grad)
     if dropout or learns or query.shape[2] == 1:
-        wide = [each.float() if _is_half(each) else each for each in (query, key, value, attention_mask)]
+        mask = attention_mask.float() if _is_half(attention_mask) else attention_mask
         bias = position_bias.float() if position_bias is not None else None  # T5's, of positions
+        wide = (query.float(), key.float(), value.float(), mask)
         output, nothing = sdpa_attention_forward(module, *wide, position_bias=bias, **settings)
         return output.to(query.dtype), nothing
     causal = attention_mask is None and (getattr(module, "is_causal", True) if is_causal is None else is_causal)

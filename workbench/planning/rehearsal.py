@@ -180,7 +180,8 @@ def _pair(fit: Training) -> float:
     if fit.freezer.backbone.device.type != "cpu":
         return masks
     config = fit.freezer.backbone.config.get_text_config(decoder=True)
-    return masks + config.num_attention_heads * (2.0 * len(fit.freezer.blocks) + 3 * torch.float32.itemsize)
+    heads: int = config.num_attention_heads
+    return masks + heads * (2 * len(fit.freezer.blocks) + 3 * torch.float32.itemsize)
 
 
 def _modules(fit: Model) -> dict[str, nn.Module]:

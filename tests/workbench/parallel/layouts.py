@@ -8,9 +8,11 @@ Beside each run, NAME.RANK.json says how many bytes of tensors a process held at
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -24,6 +26,16 @@ from workbench.engine import Fit
 from workbench.live_bytes import LiveBytes
 from workbench.parallel.ranks import joined
 from workbench.parallel.sharding import Sharded
+
+
+def in_two_processes(folder: Path, jobs: Sequence[tuple[str, list[str], str | None]]) -> None:
+    """Run the folder's recipe.yaml in all layouts, one after the other."""
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
+    command += ["--rdzv-endpoint=localhost:0", __file__, str(folder), str(folder / "jobs.json")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
+    assert done.returncode == 0, done.stderr[-5000:]
 
 
 def halfway(finished: Path, folder: Path) -> None:

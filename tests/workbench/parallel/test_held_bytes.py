@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.workbench.parallel import layouts
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
 
@@ -53,17 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "save": {"every": None},
     }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    (folder / "jobs.json").write_text(json.dumps([[name, words, None] for name, words in CASES.items()]))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
-    command += ["--rdzv-endpoint=localhost:0", str(Path(__file__).with_name("layouts.py"))]
-    done = subprocess.run(
-        [*command, str(folder), str(folder / "jobs.json")],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
+    layouts.in_two_processes(folder, [(name, words, None) for name, words in CASES.items()])
     return folder
 
 

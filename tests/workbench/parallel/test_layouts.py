@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -18,6 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import workbench
+from tests.workbench.parallel import layouts
 
 pytestmark = pytest.mark.slow
 
@@ -48,14 +45,6 @@ WITH_DISK = "WORKBENCH_TEST_NVME" in os.environ
 needs_disk = pytest.mark.skipif(not WITH_DISK, reason="needs libaio-dev, minutes of compiling, WORKBENCH_TEST_NVME=1")
 
 
-def worker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("layouts", Path(__file__).with_name("layouts.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
     """Every layout's run of two processes, and those of one, in folders of their names."""
@@ -67,34 +56,24 @@ def runs(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
     write_recipe(folder, folder / "model")
     jobs: list[tuple[str, list[str], str | None]] = []
     (folder / "cut.json").write_text(json.dumps({"zero_optimization": CUT}))
-    layouts = {**LAYOUTS, "json": f"{{deepspeed: {folder / 'cut.json'}}}"}
+    sharings = {**LAYOUTS, "json": f"{{deepspeed: {folder / 'cut.json'}}}"}
     if WITH_DISK:
         (folder / "disk").mkdir()
-        layouts["nvme"] = NVME.format(folder=folder / "disk")
+        sharings["nvme"] = NVME.format(folder=folder / "disk")
     for method, section in METHODS.items():
         for budget in BUDGETS:
             words = [f"adapter={section}", f"batch.tokens_per_device={budget}"]
             workbench.run(str(folder / "recipe.yaml"), words, out=folder / f"{method} {budget} alone", quiet=True)
             jobs += [
                 (f"{method} {budget} {name}", [*words, f"distributed={layout}"], None)
-                for name, layout in layouts.items()
+                for name, layout in sharings.items()
             ]
     words = [f"adapter={METHODS['full']}", f"batch.tokens_per_device={BUDGETS[0]}"]
     jobs += [
         (name, [*words, f"distributed={LAYOUTS[to]}"], f"full {BUDGETS[0]} {origin}")
         for name, (origin, to) in RESUMED.items()
     ]
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
-    command += ["--rdzv-endpoint=localhost:0", str(Path(__file__).with_name("layouts.py"))]
-    done = subprocess.run(
-        [*command, str(folder), str(folder / "jobs.json")],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
+    layouts.in_two_processes(folder, jobs)
     return folder
 
 
@@ -156,7 +135,7 @@ def test_in_the_same_layout_it_goes_on_bit_for_bit(runs: Path) -> None:
 @pytest.mark.parametrize("origin", ["ddp", "zero2", "zero3"])
 def test_one_process_goes_on_with_what_two_began(runs: Path, origin: str) -> None:
     folder = runs / f"alone from {origin}"
-    worker().halfway(runs / f"full {BUDGETS[0]} {origin}", folder)
+    layouts.halfway(runs / f"full {BUDGETS[0]} {origin}", folder)
     words = [f"adapter={METHODS['full']}", f"batch.tokens_per_device={BUDGETS[0]}"]
     workbench.run(str(runs / "recipe.yaml"), words, out=folder, resume=True, quiet=True)
     require_same(folder, runs / f"full {BUDGETS[0]} alone")
