@@ -146,12 +146,14 @@ def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> Part
     task = tasks.of(config)
     backbone = _blueprint(config, task, vocabulary=len(tokenizer))
     new_tokens = [tokenizer.get_vocab()[token] for token in config.model.new_tokens]
-    worst = data.held_out.subset(largest_rows(data.held_out, tokens=scores.TOKENS))
+    worst = [data.held_out.subset(rows) for rows in largest_rows(data.held_out, tokens=scores.TOKENS)]
     with _imagined(config, task, backbone, data.train, new_tokens) as freezer, unread() as teachers:
         head = heads.known(backbone.model)
         fit = sft.fitting(config, run, data, backbone, freezer, head, Terminal(quiet=True), supervise)
         beside = [each.backbone.model for each in teachers]
-        found = rehearse(Alone(fit), lambda: evaluation.likelihood(freezer.model, head, worst), beside=beside)
+        found = rehearse(
+            Alone(fit), lambda: [evaluation.likelihood(freezer.model, head, rows) for rows in worst], beside=beside
+        )
         work = record(fit)
     return _parts(config, task, backbone, fit, found, work)
 
@@ -162,11 +164,12 @@ def _classes(config: RunConfig, run: Run) -> Parts:
     tokenizer, data, _ = classify.prepare(config)
     task = classifier.task(data.labels, seed=config.seed)
     backbone = _blueprint(config, task)
-    worst = data.held_out.batch(largest_rows(data.held_out, tokens=predicting.TOKENS)).to(backbones.device())
+    largest = largest_rows(data.held_out, tokens=predicting.TOKENS)
+    worst = [data.held_out.batch(rows).to(backbones.device()) for rows in largest]
     with _imagined(config, task, backbone, data.train) as freezer:
         model = classifier.find(freezer.model, backbone.model, tokenizer, data.labels)
         fit = classify.fitting(config, run, data, backbone, freezer, model, Terminal(quiet=True))
-        found = rehearse(Alone(fit), lambda: model.outputs(worst))
+        found = rehearse(Alone(fit), lambda: [model.outputs(batch) for batch in worst])
         work = record(fit)
     return _parts(config, task, backbone, fit, found, work)
 

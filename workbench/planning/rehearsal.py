@@ -249,10 +249,10 @@ def _trial(train: Lengths, rows: Indices, *, later: bool) -> Trial:
     return Trial(rows, later, padded, pairs, float(train.supervised[rows].sum()))
 
 
-def largest_rows(rows: Examples, *, tokens: int) -> Indices:
-    """The micro-batch of a whole set that has most tokens with padding."""
-    every = micro_batches(np.arange(len(rows)), rows.lengths, tokens=tokens)
-    return max(every, key=lambda part: _padded(rows, part))
+def largest_rows(rows: Examples, *, tokens: int) -> list[Indices]:
+    """The micro-batches of a whole set that may take most."""
+    every = [[part] for part in micro_batches(np.arange(len(rows)), rows.lengths, tokens=tokens)]
+    return [trial.rows for trial in _trials(rows, every)]
 
 
 def _padded(train: Lengths, rows: Indices) -> int:
