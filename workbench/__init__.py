@@ -54,15 +54,13 @@ def run(
     import time
 
     began = time.monotonic() if began is None else began
-    from workbench.heap import importing
     from workbench.recipes.load import directory, load
 
     config = load(recipe, overrides)
 
-    with importing():
-        from workbench.console import Terminal
-        from workbench.parallel.ranks import joined
-        from workbench.recipes.run import run as run_config
+    from workbench.console import Terminal
+    from workbench.parallel.ranks import joined
+    from workbench.recipes.run import run as run_config
 
     ranks = joined()
     path = ranks.agreed(Path(out) if out is not None else directory(recipe, resume=resume))

@@ -42,8 +42,12 @@ def run(
         return
 
     import workbench
-    from workbench import clocking, show
-    from workbench.parallel.ranks import joined
+    from workbench.heap import importing
+
+    with importing():
+        import workbench.recipes.run
+        from workbench import clocking, show
+        from workbench.parallel.ranks import joined
 
     path = workbench.run(recipe, overrides or (), out=out, resume=resume, began=clocking.process_began())
     if joined().first:

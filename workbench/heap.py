@@ -18,8 +18,8 @@ _KEPT = 2**30
 def importing() -> Iterator[None]:
     """Inside the block Python looks for no garbage, and in what is there at its end never again.
 
-    In what torch and transformers bring along there is none. Their import takes a fifth less time so, and the plan of
-    a model of 8 B parameters, too.
+    For processes of a command, which begin so. In what torch and transformers bring along there is no garbage. Their
+    import takes a fifth less time so, and the plan of a model of 8 B parameters, too.
     """
     looks = gc.isenabled()
     gc.disable()
