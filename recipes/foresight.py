@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import psutil
 import torch
 from transformers import AutoModel
 
 from workbench import backbones
 from workbench.adapters import Full
+from workbench.capacity import available
 from workbench.config import RunConfig
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.parallel.ranks import Ranks
@@ -39,13 +39,6 @@ def require_memory(config: RunConfig, ranks: Ranks) -> None:
             f"The run would need {units.size(needed)} of memory, and {units.size(memory)} are free ({told}).\n"
             "  `workbench plan` with model.weights=auto, train.checkpointing=auto or distributed.zero=auto finds one."
         )
-
-
-def available(device: torch.device) -> int:
-    """Bytes of memory that a run could have here."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
 
 
 def _state(config: RunConfig) -> int:

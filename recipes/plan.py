@@ -17,6 +17,7 @@ from workbench import backbones, banking, classifier, evaluation, files, heads, 
 from workbench.adapters import Full
 from workbench.backbones import Backbone
 from workbench.banking import BankFit
+from workbench.capacity import available
 from workbench.config import RunConfig
 from workbench.console import Terminal
 from workbench.data.batching import Examples, first_rows
@@ -40,7 +41,6 @@ from workbench.planning.trainings import Alone, Together
 from workbench.planning.unread import settle, unread
 from workbench.planning.zero import Contents
 from workbench.recipes import sft
-from workbench.recipes.foresight import available
 from workbench.runs import Run
 from workbench.sections import distilling
 from workbench.sections.budgeting import BudgetConfig

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 
 from workbench import files
@@ -38,6 +39,13 @@ def tokens_per_device(config: RunConfig, train: Examples, device: torch.device, 
     longest = int(train.lengths.max())
     whole_batch = longest * config.batch.size
     return min(whole_batch, max(longest, CPU_TOKENS, CPU_ELEMENTS // width)) if device.type == "cpu" else whole_batch
+
+
+def available(device: torch.device) -> int:
+    """Bytes of memory that a run could have here."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
 
 
 def require_longest_fits(config: RunConfig, train: Examples) -> None:
