@@ -1,4 +1,4 @@
-"""A look ahead, before a run reads a weight: whether it fits into memory, where that is not plain."""
+"""A look ahead, before a run on a CPU reads a weight: whether it fits into memory, where that is not plain."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ CERTAIN = 1.05
 
 
 def require_memory(config: RunConfig, ranks: Ranks) -> None:
-    """Raise ConfigError where the run would not fit: a CPU's process would be killed, and say nothing."""
+    """Raise ConfigError where the run would not fit on a CPU: its process would be killed, and say nothing.
+
+    Accelerators say themselves that their memory is full, and a run there halves its micro-batches until they fit.
+    """
     device = backbones.device()
-    memory = available(device) // (ranks.here if device.type == "cpu" else 1)
-    if _state(config) < PLAIN * memory:
+    memory = available(device) // ranks.here
+    if device.type != "cpu" or _state(config) < PLAIN * memory:
         return
     from workbench.recipes.plan import plan  # few runs need it
 
@@ -37,7 +40,8 @@ def require_memory(config: RunConfig, ranks: Ranks) -> None:
         told = ", ".join(f"{name} {units.size(size)}" for name, size in parts[:3])
         raise ConfigError(
             f"The run would need {units.size(needed)} of memory, and {units.size(memory)} are free ({told}).\n"
-            "  `workbench plan` with model.weights=auto, train.checkpointing=auto or distributed.zero=auto finds one."
+            "  The fastest way that fits, if there is one, is found by: workbench plan RECIPE ... "
+            "model.weights=auto train.checkpointing=auto distributed.zero=auto"
         )
 
 

@@ -35,10 +35,11 @@ def run(config: RunConfig, *, out: Path, resume: bool, watcher: Watcher, began: 
     began = time.monotonic() if began is None else began
     heap.keep()
     ranks = joined()
-    if config.distributed.zero == "auto":
+    solved = config.distributed.zero == "auto"
+    if solved:
         config = ranks.agreed(_resumed(config, out) if resume else _solved(config, ranks) if ranks.first else config)
     refusals.require(config, ranks)
-    if ranks.first and not resume:
+    if ranks.first and not resume and not solved:
         foresight.require_memory(config, ranks)
     if resume and config.budget.timed and files.read_json(out / "manifest.json").get("status") == "done":
         raise ResumeError(f"{out} is done, and its time is over. `workbench evaluate {out}` scores it again.")

@@ -51,14 +51,14 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 
 def require_finished(out: Path) -> None:
-    """Saved, scored, told, and late in its schedule: how near its end, test_timing.py says with a clock of its own."""
+    """Saved, scored, told, and at its schedule's end."""
     assert json.loads((out / "manifest.json").read_text())["status"] == "done"
     assert (out / "adapter" / "adapter_model.safetensors").exists()
     scores = json.loads((out / "scores.json").read_text())
     assert scores["after"]["loss"] < scores["before"]["loss"]
     assert (out / "report.html").exists()
     rates = [line["learning_rate"] for line in lines(out)]
-    assert rates[-1] < 0.5 * max(rates)
+    assert rates[-1] < 0.1 * max(rates)
 
 
 @pytest.mark.slow

@@ -261,12 +261,15 @@ class Timer:
     def _rest(self, at: float) -> float:
         """Time from a moment on until what comes after training must begin.
 
-        Where that has come long before the schedule's end, because the machine became slow, what is optional gives way
-        to steps that bring the schedule there.
+        Where that has come long before the schedule's end, because the machine became slow, first what is optional and
+        then the margin give way to steps that bring the schedule there.
         """
         rest = self._target - MARGIN * self._needed() - at
-        if rest < (self._pace.longest or 0.0) and self._done < LANDED:
-            return self._target - MARGIN * self._needed(optional=False) - at
+        step = self._pace.longest or 0.0
+        if rest < step and self._done < LANDED:
+            kept = self._needed(optional=False)
+            with_margin, bare = (self._target - times * kept - at for times in (MARGIN, 1.0))
+            return with_margin if with_margin >= step else bare
         return rest
 
     def _training_left(self, at: float, step: float) -> float:

@@ -11,7 +11,7 @@ import workbench
 from workbench.errors import ConfigError
 from workbench.recipes import foresight, plan
 
-SHORT = ["data.limit=60", "train.steps=2", "train.epochs=null", "evaluate.answers=0"]
+SHORT = ["data.limit=60", "data.held_out=0.1", "train.steps=2", "train.epochs=null", "evaluate.answers=0"]
 
 
 def test_a_run_that_would_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

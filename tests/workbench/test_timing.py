@@ -170,6 +170,7 @@ def test_ends_within_the_window_however_the_speed_changes(machine: Machine, job:
     assert 0.97 * limit <= outcome.ends <= limit
     assert outcome.shares == sorted(outcome.shares)
     assert outcome.shares[-1] == 1
+    assert outcome.middles[-1] > 0.75
 
 
 def test_at_constant_speed_the_schedule_is_that_of_a_known_number_of_steps() -> None:

@@ -23,9 +23,9 @@ from unittest.mock import patch
 import workbench
 from workbench.data.batching import Indices
 from workbench.engine import Fit
-from workbench.live_bytes import LiveBytes
 from workbench.parallel.ranks import joined
 from workbench.parallel.sharding import Sharded
+from workbench.planning.ledger import Ledger
 
 
 def in_two_processes(folder: Path, jobs: Sequence[tuple[str, list[str], str | None]]) -> None:
@@ -49,17 +49,16 @@ def halfway(finished: Path, folder: Path) -> None:
 @contextmanager
 def counted() -> Iterator[list[int]]:
     """Inside the block, the most bytes of tensors that each step of a sharded training holds."""
-    count, peaks = LiveBytes(), list[int]()
+    count, peaks = Ledger(), list[int]()
     adopt, step, work = Sharded.adopt, Fit.step, Fit.work
 
     def adopting(self: Sharded, *arguments: Any) -> Any:
         count.__enter__()  # type: ignore[no-untyped-call]
-        for tensor in chain(self._module.parameters(), self._module.buffers()):
-            count._see(tensor.untyped_storage(), tensor.untyped_storage().nbytes())
+        count.hold(chain(self._module.parameters(), self._module.buffers()), "weights")
         return adopt(self, *arguments)
 
     def stepping(self: Fit, rows: Indices) -> dict[str, Any]:
-        count.peak = count.now
+        count.restart()
         record = step(self, rows)
         peaks.append(count.peak)
         return record
