@@ -26,6 +26,7 @@ from workbench.engine import Watcher, peak_bytes
 from workbench.evaluation import combining, pseudo, targets, tta
 from workbench.evaluation.combining import Combiner, OutOfFold
 from workbench.evaluation.tta import Decision
+from workbench.parallel import refusals
 from workbench.recipes import crossval_files
 from workbench.runs import Run
 
@@ -42,7 +43,9 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
     known = combining.out_of_fold(
         data.labels, data.rows.targets_NC, [each.split for each in who], cluster_N=data.cluster_N, seed=config.seed
     )
-    room = Classroom(config, data.labels, tokenizer, rows=[rows for rows in sets.values() if rows is not None])
+    refusals.require_members(len(who), run.ranks)
+    rows = [rows for rows in sets.values() if rows is not None]
+    room = Classroom(config, data.labels, tokenizer, rows=rows, ranks=run.ranks)
     work = Work(room, run, data, who, known, Ledger(run, data, watcher), watcher)
 
     # Each fold is judged by adapters that trained on the others; so is every stage that follows.
@@ -55,6 +58,8 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
 
     # Nothing changes from here on.
     refit = work.refit(said, combiner) if config.folds.refit else None
+    if not run.ranks.first:
+        return {}
     scores = crossval_files.write(work, said, combiner, decision, refit)
     run.note(elapsed_s=sum(run.manifest["seconds"].values()), peak_bytes=peak_bytes(backbones.device()))
     run.note(status="done")

@@ -94,6 +94,11 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
     if config.recipe not in ways:
         known = ", ".join(ways)
         raise ConfigError(f"recipe={config.recipe}: `plan` knows the recipes {known}. Plan one of its members as such.")
+    if config.distributed.engine == "fsdp2":
+        raise ConfigError(
+            "distributed.engine=fsdp2: `plan` knows what DeepSpeed holds. Leave engine out: with the same zero a "
+            "device holds about as much."
+        )
     accelerated = elsewhere or backbones.device().type != "cpu"
     process = 0 if accelerated else psutil.Process().memory_info().rss
     config = _untimed(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from workbench.config import RunConfig
 from workbench.engine import Watcher, peak_bytes
 from workbench.errors import TrainingError
 from workbench.member import Course
+from workbench.parallel import refusals, waiting
 from workbench.recipes.sweep_subjects import Bench, Classes, Subject, Text
 from workbench.report import units
 from workbench.runs import Run
@@ -41,34 +42,41 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
     """
     trials, shared = sweeping.trials(config), sweeping.shared(config)
     subject: Subject = (Classes if shared.recipe == "classify" else Text).prepare(shared, run, trials)
+    refusals.require_members(len(trials), run.ranks)
     if not run.resumed:
         shutil.rmtree(run.path / "members", ignore_errors=True)
-    entries = [Entry(trial, run.child(f"members/{trial.name}")) for trial in trials]
-    failures: dict[str, str] = {}
-    if not (run.resumed and (run.path / "sweep.json").exists()):
-        write_table(config, run, entries, failures)
+    run.ranks.wait()  # until nothing of an earlier sweep is left
+    entries = [Entry(trial, run.own(f"members/{trial.name}")) for trial in run.ranks.share(trials)]
+    for _, own in entries:
+        own.note(ended=False)
+    run.ranks.wait()  # until nobody seems to be done who is not
+    if not (run.resumed and (run.home / "sweep.json").exists()):
+        write_table(config, run, trials)
 
     reason = apart(config)
     try:
-        if reason is None:
-            together(subject, run, entries, failures, watcher)
-        else:
-            watcher.say(f"{len(entries)} members, one after another: {reason}.")
-            one_after_another(subject, run, entries, failures, watcher)
+        train(subject, run, entries, watcher, reason)
+        for _, own in entries:
+            own.note(ended=True)
+        waiting.until(lambda: all(_member(run, trial).manifest.get("ended") for trial in trials), watcher)
     finally:
-        table = write_table(config, run, entries, failures)
+        table = write_table(config, run, trials)
+    if not run.ranks.first:
+        return {}
 
     # Ship the best as its recipe would ship its only one: copied, reloaded, scored.
     if table["best"] is None:
         raise TrainingError(
             "No member has a finite held-out loss. Lower train.learning_rate, or look at the held-out rows."
         )
-    (best,) = (entry for entry in entries if entry.trial.name == table["best"])
-    seconds = [row["seconds"] or 0.0 for row in table["members"]]
-    run.note(elapsed_s=max(seconds) if reason is None else sum(seconds))
-    ship(run, best.run)
-    watcher.say(f"Shipping {best.trial.name}, which has the lowest held-out loss of {len(entries)} members.")
-    return subject.finish(run, best.trial.config.model_copy(update={"seed": config.seed}), watcher)
+    (best,) = (trial for trial in trials if trial.name == table["best"])
+    spent = [
+        [row["seconds"] or 0.0 for row in table["members"][rank :: run.ranks.world]] for rank in range(run.ranks.world)
+    ]
+    run.note(elapsed_s=max(max(seconds) if reason is None else sum(seconds) for seconds in spent))
+    ship(run, _member(run, best))
+    watcher.say(f"Shipping {best.name}, which has the lowest held-out loss of {len(trials)} members.")
+    return subject.finish(run, best.config.model_copy(update={"seed": config.seed}), watcher)
 
 
 def apart(config: RunConfig) -> str | None:
@@ -78,7 +86,27 @@ def apart(config: RunConfig) -> str | None:
     return banking.refusal(config)
 
 
-def together(subject: Subject, run: Run, entries: Sequence[Entry], failures: dict[str, str], watcher: Watcher) -> None:
+def train(subject: Subject, run: Run, entries: Sequence[Entry], watcher: Watcher, reason: str | None) -> None:
+    """The members of this process.
+
+    Args:
+        reason: Why they train one after another.
+
+    Raises:
+        TrainingError: every member of a run of one process failed; this is the first one's.
+    """
+    try:
+        if reason is None:
+            together(subject, run, entries, watcher)
+        else:
+            watcher.say(f"{len(entries)} members, one after another: {reason}.")
+            one_after_another(subject, run, entries, watcher)
+    except TrainingError:
+        if run.ranks.alone:  # others may have members that came to their end
+            raise
+
+
+def together(subject: Subject, run: Run, entries: Sequence[Entry], watcher: Watcher) -> None:
     """All members in one bank; each that came to its end is saved in its own directory."""
     bench = subject.bench(run, [entry.trial for entry in entries], watcher)
     members = bench.bank.members
@@ -109,24 +137,20 @@ def together(subject: Subject, run: Run, entries: Sequence[Entry], failures: dic
         fit.work()
     finally:
         chorus.tell()
-        failures |= {names[key]: str(member.error) for key, member in fit.members.items() if member.error is not None}
+        for member, entry in zip(members, entries, strict=True):
+            if (error := fit.members[member].error) is not None:
+                entry.run.note(status="failed", reason=str(error))
     run.note(peak_bytes=peak_bytes(fit.device))
     for member, entry in zip(members, entries, strict=True):
-        if entry.trial.name in failures:
+        if fit.members[member].error is not None:
             continue
         entry.run.note(batch={"tokens_per_device": tokens, "steps": fit.members[member].total})
         with fit.shipping(member):
             bench.save(entry.run.adapter, partial(bench.bank.save, member))
 
 
-def one_after_another(
-    subject: Subject, run: Run, entries: Sequence[Entry], failures: dict[str, str], watcher: Watcher
-) -> None:
-    """Each member as a run of its own; one that has its adapter already is done.
-
-    Raises:
-        TrainingError: every member failed; this is the first one's.
-    """
+def one_after_another(subject: Subject, run: Run, entries: Sequence[Entry], watcher: Watcher) -> None:
+    """Each member as a run of its own; one that has its adapter already is done. Raises as `train` does."""
     errors = []
     for trial, own in entries:
         if own.adapter.exists():
@@ -137,7 +161,7 @@ def one_after_another(
             subject.alone(own, trial.config, watcher)
         except TrainingError as error:
             errors.append(error)
-            failures[trial.name] = str(error)
+            own.note(status="failed", reason=str(error))
             watcher.say(f"{trial.name} ends here; the others go on. {error}")
         _copy_missing(own, run, "before.json")
     if len(errors) == len(entries):
@@ -145,9 +169,9 @@ def one_after_another(
     run.note(peak_bytes=max(own.manifest.get("peak_bytes", 0) for _, own in entries))
 
 
-def write_table(config: RunConfig, run: Run, entries: Sequence[Entry], failures: Mapping[str, str]) -> dict[str, Any]:
+def write_table(config: RunConfig, run: Run, trials: Sequence[Trial]) -> dict[str, Any]:
     """sweep.json: what came of each member so far, and which is the best of those that are done."""
-    rows = [_row(entry, failures.get(entry.trial.name)) for entry in entries]
+    rows = [_row(trial, _member(run, trial)) for trial in trials]
     loss = "best_held_out_loss" if config.save.ship == "best" else "held_out_loss"
     done = [row for row in rows if row["status"] == "done" and row[loss] is not None]
     best = min(done, key=lambda row: float(row[loss]))["member"] if done else None
@@ -184,16 +208,21 @@ def _memory(trained: Sequence[int]) -> str:
     )
 
 
-def _row(entry: Entry, failure: str | None) -> dict[str, Any]:
-    trial, own = entry
-    lines = own.metrics()
+def _member(run: Run, trial: Trial) -> Run:
+    """A member as it stands in the run's directory, whoever trains it."""
+    return Run(run.home / "members" / trial.name, None, resumed=True)
+
+
+def _row(trial: Trial, own: Run) -> dict[str, Any]:
+    lines, done = own.metrics(), own.adapter.exists()
+    failure = own.manifest.get("reason") if not done and own.manifest.get("status") == "failed" else None
     held_out = [(line["held_out_loss"], line["step"]) for line in lines if "held_out_loss" in line]
     lowest = min((pair for pair in held_out if math.isfinite(pair[0])), default=(None, None))
     running = "training" if lines else "waiting"
     return {
         "member": trial.name,
         "settings": trial.settings,
-        "status": "failed" if failure else "done" if own.adapter.exists() else running,
+        "status": "failed" if failure else "done" if done else running,
         "steps": len(lines),
         "held_out_loss": held_out[-1][0] if held_out and math.isfinite(held_out[-1][0]) else None,
         "best_held_out_loss": lowest[0],

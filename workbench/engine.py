@@ -26,7 +26,9 @@ from workbench.masters import Masters
 from workbench.member import Course, Member, Trained
 from workbench.noise_scale import NoiseScale, Parts
 from workbench.parallel.dealing import deal
+from workbench.parallel.fsdp import FullySharded
 from workbench.parallel.sharding import Sharded
+from workbench.parallel.zero import Zero
 from workbench.runs import Run
 from workbench.stepping import Whole
 from workbench.timing import Timer, phase
@@ -177,6 +179,11 @@ class Fit:
                 longest = int(self.train.lengths.max())
                 if self.tokens <= longest:
                     raise out_of_memory(longest, self.train) from None
+                if not self.ranks.alone:
+                    raise TrainingError(
+                        f"Out of memory with {self.tokens} tokens in a forward pass, which are the same on every "
+                        f"device.\n  Write batch.tokens_per_device={max(longest, self.tokens // 2)} --resume"
+                    ) from None
                 self.tokens = max(longest, self.tokens // 2)
                 self.watcher.say(f"Out of memory: going on with {self.tokens} tokens in a forward pass.")
                 self.run.note(batch={"tokens_per_device": self.tokens, "steps": self.member.total})
@@ -256,7 +263,13 @@ class Fit:
             self.timer.steady = self.config.freeze.fixed and self.prefix.trunk is None
 
     def _sharded(self, beside: nn.Module | None) -> Sharded:
-        return Sharded(
+        section = self.config.distributed
+        if section.engine == "fsdp2":
+            blocks = decoder_layers(self.model)
+            return FullySharded(
+                self.model, self.loss, section, blocks=blocks, compute=self.compute, ranks=self.ranks, beside=beside
+            )
+        return Zero(
             self.model,
             self.loss,
             self.config,
@@ -287,7 +300,8 @@ class Fit:
 
     def _held_out_loss(self) -> float:
         self.model.eval()
-        loss = self.ranks.agreed(self.held_out_loss())
+        work = self.held_out_loss
+        loss = self.ranks.agreed(self.masters.reading(work) if isinstance(self.masters, Sharded) else work())
         self.model.train()
         return loss
 
@@ -309,7 +323,7 @@ class Fit:
             if remembered:
                 tokens = int(remembered)
             elif self.device.type != "cpu":
-                tokens = self._largest_that_fits(tokens)
+                tokens = min(self.ranks.gathered(self._largest_that_fits(tokens)))
         self.run.note(batch={"tokens_per_device": tokens, "steps": self.member.total})
         self.tokens = tokens
 

@@ -74,15 +74,26 @@ class Run:
         if rest:
             return self.child(first).child(rest)
         if name not in self._children:
-            path = self.path / name
-            resumed = self.resumed and path.exists()
-            if not resumed and path.exists():
-                shutil.rmtree(path)
-            path.mkdir(exist_ok=True)
-            files.remove_unfinished(path)
-            files.remove_unfinished(path / "checkpoints")
-            self._children[name] = Run(path, None, resumed=resumed, ranks=self.ranks)
+            self._children[name] = self._opened(name, self.path, self.ranks)
         return self._children[name]
+
+    def own(self, name: str) -> Run:
+        """A child that this process alone trains, whichever it is: it writes where the run is."""
+        if self.ranks.alone:
+            return self.child(name)
+        if name not in self._children:
+            self._children[name] = self._opened(name, self.home, ALONE)
+        return self._children[name]
+
+    def _opened(self, name: str, folder: Path, ranks: Ranks) -> Run:
+        path, home = folder / name, self.home / name
+        resumed = self.resumed and home.exists()
+        if not resumed and path.exists():
+            shutil.rmtree(path)
+        path.mkdir(parents=True, exist_ok=True)
+        files.remove_unfinished(path)
+        files.remove_unfinished(path / "checkpoints")
+        return Run(path, None, resumed=resumed, ranks=ranks, home=home)
 
     @property
     def manifest(self) -> Mapping[str, Any]:

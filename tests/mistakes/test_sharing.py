@@ -13,6 +13,27 @@ ZERO2, ZERO3 = "distributed.zero=2", "distributed.zero=3"
 OWN = "ds.json"
 CASES = {
     "packed weights in shares": (f"{ZERO3} model.weights=int8", "model.weights=int8 with zero=3", "Write zero=2"),
+    "packed weights in shares of torch": (
+        f"{ZERO2} distributed.engine=fsdp2 model.weights=nf4",
+        "model.weights=nf4 with zero=2",
+        "Write engine=deepspeed, zero=2",
+    ),
+    "no stage of torch": ("distributed.engine=fsdp2", "engine=fsdp2 shares what zero=2 or zero=3 does", "zero is 0"),
+    "half in the host's memory": (
+        f"{ZERO3} distributed.engine=fsdp2 distributed.offload_parameters=cpu",
+        "engine=fsdp2 leaves weights and the optimizer in the host's memory together",
+        "or neither",
+    ),
+    "disk of torch": (
+        f"{ZERO3} distributed.engine=fsdp2 distributed.offload_optimizer=nvme distributed.nvme=.",
+        "in the host's memory only",
+        "Write cpu",
+    ),
+    "members in shares": (
+        f"{ZERO2} recipe=sweep sweep.over.seed=[0,1] evaluate.every=0.5",
+        "recipe sweep spreads whole trainings over devices",
+        "Leave section distributed out",
+    ),
     "no disk": (
         f"{ZERO3} distributed.offload_optimizer=nvme distributed.nvme=/no/such",
         "distributed.nvme=/no/such: no such folder",

@@ -35,6 +35,8 @@ from workbench.freezing import freezer as freezing
 from workbench.freezing.prefix import Kept, reading
 from workbench.member import Course
 from workbench.objectives.criterion import Objective, criterion
+from workbench.parallel import waiting
+from workbench.parallel.ranks import ALONE, Ranks
 from workbench.runs import Run
 
 
@@ -78,6 +80,8 @@ class Classroom:
     tokenizer: PreTrainedTokenizerBase
     rows: Sequence[Labelled] = ()
     """All that the run reads."""
+    ranks: Ranks = ALONE
+    """The processes that share the adapters."""
     kept: Kept = field(default_factory=Kept)
     """What frozen blocks gave."""
 
@@ -111,18 +115,22 @@ def lesson(who: FoldAdapter, rows: Labelled, more: Labelled | None, *, seed: int
 def train(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Watcher) -> None:
     """Train what each lesson says and save it in `run`/NAME/adapter; finished adapters are not trained again.
 
+    Several processes train a share of the lessons each, and wait for the others.
+
     Raises:
         TrainingError: the loss of one exploded: the cross-validation would lack a fold.
         Stopped: the watcher asked for it; every adapter has a checkpoint.
     """
-    if all((run.path / each.name / "adapter").exists() for each in lessons):
-        return
-    reason = "folds.together=false asks for it" if not room.config.folds.together else banking.refusal(room.config)
-    if reason is None:
-        _together(room, run, lessons, watcher)
-    else:
-        watcher.say(f"One after another over the same backbone: {reason}.")
-        _apart(room, run, lessons, watcher)
+    places = [run.home / each.name / "adapter" for each in lessons]
+    if not all(place.exists() for place in run.ranks.share(places)):
+        mine = run.ranks.share(lessons)
+        reason = "folds.together=false asks for it" if not room.config.folds.together else banking.refusal(room.config)
+        if reason is None:
+            _together(room, run, mine, watcher)
+        else:
+            watcher.say(f"One after another over the same backbone: {reason}.")
+            _apart(room, run, mine, watcher)
+    waiting.until(lambda: all(place.exists() for place in places), watcher)
 
 
 def outputs(room: Classroom, folders: Sequence[Path], wanted: Sequence[Sequence[Labelled]]) -> list[list[Floats]]:
@@ -132,6 +140,11 @@ def outputs(room: Classroom, folders: Sequence[Path], wanted: Sequence[Sequence[
         folders: Of adapters, each with its tokenizer and classes.json.
         wanted: Sets of rows for each adapter.
     """
+    mine = room.ranks.share(list(zip(folders, wanted, strict=True)))
+    return room.ranks.collected(_asked(room, *zip(*mine, strict=True)) if mine else [])
+
+
+def _asked(room: Classroom, folders: Sequence[Path], wanted: Sequence[Sequence[Labelled]]) -> list[list[Floats]]:
     if bank.refusal(room.config.adapter) is not None:
         return [
             _said(room, classifier.load(folder.parent, room.config), sets)
@@ -164,7 +177,7 @@ def _together(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Wat
     with together.only(together.members[0]):
         model = classifier.find(together.model, backbone.model, room.tokenizer, room.labels)
     courses = [
-        _course(run.child(each.name), room.config, each, model, partial(together.only, member))
+        _course(run.own(each.name), room.config, each, model, partial(together.only, member))
         for each, member in zip(lessons, together.members, strict=True)
     ]
     chorus = Chorus(watcher, {member: each.name for each, member in zip(lessons, together.members, strict=True)})
@@ -196,7 +209,7 @@ def _apart(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Watche
     """One lesson after another; the backbone is loaded again only where a method has changed it."""
     backbone: Backbone | None = None
     for each in lessons:
-        own = run.child(each.name)
+        own = run.own(each.name)
         if own.adapter.exists():
             continue
         backbone = backbone or room.backbone()

@@ -62,15 +62,16 @@ def out_of_fold(
     rows: Labelled,
 ) -> Floats:
     """Values (V, N, C) of the labelled rows in all views, of adapters that did not train on them."""
-    path = run.path / rounds.folder(said.number) / "views.safetensors"
-    if not path.exists():
+    path = rounds.folder(said.number) + "/views.safetensors"
+    if not run.ranks.agreed((run.home / path).exists()):
         shown = [views.apply(view, rows, room.tokenizer, room.config) for view in seen]
         found = [combiner.out_of_fold(known, said.oof_MNC)]
         folders = rounds.adapters(run, said.number, who)
         for view, outputs_MNC in zip(seen, rounds.viewed(room, folders, who, shown), strict=True):
             found.append(combiner.out_of_fold(known, said.oof_MNC, _own(view, outputs_MNC)))
-        files.write_bytes(path, safetensors.save({"oof": np.stack(found)}))
-    values_VNC: Floats = safetensors.load_file(path)["oof"]
+        files.write_bytes(run.path / path, safetensors.save({"oof": np.stack(found)}))
+        run.ranks.wait()
+    values_VNC: Floats = safetensors.load_file(run.home / path)["oof"]
     return values_VNC
 
 

@@ -6,7 +6,7 @@ Legend: M adapters, N labelled rows, T test rows, U unlabelled rows, V views, C 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +24,9 @@ from workbench.evaluation.combining import Combiner, OutOfFold
 from workbench.evaluation.ensembles import Mask
 from workbench.evaluation.pseudo import Chosen
 from workbench.runs import Run
+
+OUTPUTS = "outputs.safetensors"
+"""Of a round's adapters."""
 
 
 class Said(NamedTuple):
@@ -54,11 +57,11 @@ def taught(
 ) -> Said:
     """Train the adapters of a round, each with its own further rows; what is saved is loaded again and asked."""
     own = run.child("members").child(f"round-{number}")
-    path = own.path / "outputs.safetensors"
-    if not path.exists():
+    if not run.ranks.agreed((own.home / OUTPUTS).exists()):
         lessons = [lesson(each, data.rows, added, seed=room.config.seed) for each, added in zip(who, more, strict=True)]
         train(room, own, lessons, watcher)
-        run.note(model=own.manifest["model"])
+        if run.ranks.first:
+            run.note(model=own.manifest["model"])
         watcher.say("Asking what was saved ...")
         beside = [rows for rows in (data.test, data.unlabelled) if rows is not None]
         found = outputs(
@@ -66,19 +69,20 @@ def taught(
             adapters(run, number, who),
             [[data.rows.subset(each.split.validation_N), *beside] for each in who],
         )
-        _write(path, _arrays(data, who, found))
+        files.write_bytes(own.path / OUTPUTS, safetensors.save(_arrays(data, who, found)))
+        run.ranks.wait()
     return read(run, number)
 
 
 def read(run: Run, number: int) -> Said:
     """What the adapters of a finished round said."""
-    found = safetensors.load_file(run.path / folder(number) / "outputs.safetensors")
+    found = safetensors.load_file(run.home / folder(number) / OUTPUTS)
     return Said(number, found["oof"], found.get("test"), found.get("unlabelled"))
 
 
 def adapters(run: Run, number: int, who: Sequence[FoldAdapter]) -> list[Path]:
     """Folders of the adapters of a round."""
-    return [run.path / folder(number, each) / "adapter" for each in who]
+    return [run.home / folder(number, each) / "adapter" for each in who]
 
 
 def viewed(
@@ -102,10 +106,11 @@ def refitted(room: Classroom, run: Run, data: Folded, more: Labelled | None, wat
     own = run.child("members")
     rows = data.rows if more is None else data.rows.joined(more)
     train(room, own, [Lesson("refit", room.config.seed, rows, None)], watcher)
-    if not run.adapter.exists():
+    if run.ranks.first and not run.adapter.exists():
         with files.new_folder(run.adapter) as aside:
             shutil.copytree(own.path / "refit" / "adapter", aside, dirs_exist_ok=True)
-    return run.adapter
+    run.ranks.wait()
+    return run.home / "adapter"
 
 
 def choices(
@@ -172,7 +177,3 @@ def _placed(said: Sequence[Floats], masks: Sequence[Mask]) -> Floats:
     for outputs_NC, values_nC, mask_N in zip(found_MNC, said, masks, strict=True):
         outputs_NC[mask_N] = values_nC
     return found_MNC
-
-
-def _write(path: Path, arrays: Mapping[str, Floats]) -> None:
-    files.write_bytes(path, safetensors.save(dict(arrays)))

@@ -67,6 +67,15 @@ class Ranks:
         """Whether it holds for one of them."""
         return any(self.gathered(flag))
 
+    def share(self, members: Sequence[T]) -> Sequence[T]:
+        """Those of several trainings that are this process's own; `collected` puts their results in order again."""
+        return members[self.rank :: self.world]
+
+    def collected(self, found: Sequence[T]) -> list[T]:
+        """What all processes found of their shares, in the order of what was shared."""
+        parts = self.gathered(found)
+        return [parts[number % self.world][number // self.world] for number in range(sum(map(len, parts)))]
+
     def wait(self) -> None:
         """Until all are here."""
         if not self.alone:

@@ -11,6 +11,8 @@ from workbench.parallel import settings
 from workbench.parallel.ranks import Ranks
 
 RECIPES = ("sft", "mlm", "classify")
+SPREAD = ("crossval", "sweep")
+"""Recipes of many trainings, which devices share."""
 OPTIMIZERS = ("adamw", "sgd", "lion")
 """Whose steps do not depend on the shapes of parameters, which ZeRO lays end to end."""
 
@@ -23,8 +25,14 @@ def require(config: RunConfig, ranks: Ranks) -> None:
         raise ConfigError("\n  ".join(["This run cannot be shared as it is:", *told]))
 
 
+def require_members(count: int, ranks: Ranks) -> None:
+    """Raise ConfigError where a device would have nothing to train."""
+    if count < ranks.world:
+        raise ConfigError(f"{count} trainings cannot be spread over {ranks.world} devices. Write --devices {count}.")
+
+
 def _together(config: RunConfig) -> Iterator[str]:
-    if config.recipe not in RECIPES:
+    if config.recipe not in RECIPES + SPREAD:
         yield f"recipe {config.recipe} trains on one device. Leave --devices out."
     if config.optimizer.noise_scale:
         yield "optimizer.noise_scale compares gradients of one device. Leave it out, or leave --devices out."
@@ -34,6 +42,11 @@ def _together(config: RunConfig) -> Iterator[str]:
 
 def _sharded(config: RunConfig) -> Iterator[str]:
     optimizer, section = config.optimizer, config.distributed
+    if config.recipe in SPREAD:
+        yield (
+            f"recipe {config.recipe} spreads whole trainings over devices, and ZeRO cuts each of them. "
+            "Leave section distributed out."
+        )
     if optimizer.name not in OPTIMIZERS:
         yield f"optimizer.name={optimizer.name} needs whole matrices, and ZeRO cuts them. Write optimizer.name=adamw."
     for name in ("sam", "noise_scale", "lookahead", "l1", "l2"):
@@ -43,17 +56,19 @@ def _sharded(config: RunConfig) -> Iterator[str]:
         yield f"adapter.method={config.adapter.method} looks at gradients, and ZeRO cuts them. Write zero=0."
     if config.average.method != "none":
         yield "average needs all weights in one place, and ZeRO cuts them. Write average.method=none, or zero=0."
-    if config.freeze.policy != "none" and (section.zero == 3 or not config.freeze.fixed):
+    whole = section.zero != 3 and section.engine == "deepspeed"
+    cure = "zero=2" if section.engine == "deepspeed" else "engine=deepspeed, zero=2"
+    if config.freeze.policy != "none" and not (whole and config.freeze.fixed):
         yield (
-            f"freeze.policy={config.freeze.policy} takes weights away from DeepSpeed while it holds them. "
-            "Write freeze.policy=static with zero=2, or zero=0."
+            f"freeze.policy={config.freeze.policy} takes weights away from {section.engine} while it holds them. "
+            f"Write freeze.policy=static with {cure}, or zero=0."
         )
     if config.model.compute == "float16":
         yield "model.compute=float16 with ZeRO would need loss scaling. Write model.compute=bfloat16."
-    if section.zero == 3 and config.model.weights in ("int8", "nf4", "fp4"):
+    if not whole and config.model.weights in ("int8", "nf4", "fp4"):
         yield (
-            f"model.weights={config.model.weights} with zero=3: packed weights cannot be cut over devices. "
-            "Write zero=2, which keeps the small adapter's optimizer apart and the packed weights whole."
+            f"model.weights={config.model.weights} with zero={section.zero}: packed weights cannot be cut. "
+            f"Write {cure}, which keeps the small adapter's optimizer apart and the packed weights whole."
         )
     if section.nvme is not None and not section.nvme.is_dir():
         yield f"distributed.nvme={section.nvme}: no such folder. Make it, on a fast disk."

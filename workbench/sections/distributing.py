@@ -18,6 +18,9 @@ class DistributedConfig(Section):
     zero: Literal["auto", 0, 1, 2, 3] = 0
     """DeepSpeed ZeRO stage: what each device holds a share of. 0: nothing, each holds all; 1: the optimizer's state;
     2: gradients, too; 3: weights, too."""
+    engine: Literal["deepspeed", "fsdp2"] = "deepspeed"
+    """Who shares. fsdp2 is torch's, with stages 2 and 3: a device holds a share of every weight, and a block whole
+    while it computes (zero=3) or from its forward to its backward pass (zero=2)."""
     offload_optimizer: Place = "none"
     """Where the optimizer's state, and its step, wait: in the host's memory, or in files under `nvme`."""
     offload_parameters: Place = "none"
@@ -33,7 +36,7 @@ class DistributedConfig(Section):
 
     @property
     def sharded(self) -> bool:
-        """Whether DeepSpeed takes the steps."""
+        """Whether devices hold shares of what trains."""
         return self.zero != 0 or self.deepspeed is not None
 
     @model_validator(mode="after")
@@ -46,6 +49,16 @@ class DistributedConfig(Section):
             raise ValueError(f"offload_optimizer=nvme needs zero=3, and zero is {self.zero}.")
         if "nvme" in (self.offload_optimizer, self.offload_parameters) and self.nvme is None:
             raise ValueError("offloading to nvme needs a folder on a fast disk. Write nvme=FOLDER.")
+        if self.engine == "fsdp2":
+            if self.zero not in (2, 3):
+                raise ValueError(f"engine=fsdp2 shares what zero=2 or zero=3 does, and zero is {self.zero}.")
+            if "nvme" in (self.offload_optimizer, self.offload_parameters):
+                raise ValueError("engine=fsdp2 leaves things in the host's memory only. Write cpu for nvme.")
+            if self.offload_optimizer != self.offload_parameters:
+                raise ValueError(
+                    "engine=fsdp2 leaves weights and the optimizer in the host's memory together. "
+                    "Write offload_parameters=cpu and offload_optimizer=cpu, or neither."
+                )
         if self.deepspeed is not None:
             written = self.model_fields_set - {"deepspeed"}
             if written:

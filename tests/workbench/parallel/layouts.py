@@ -24,7 +24,7 @@ import workbench
 from workbench.data.batching import Indices
 from workbench.engine import Fit
 from workbench.parallel.ranks import joined
-from workbench.parallel.sharding import Sharded
+from workbench.parallel.zero import Zero
 from workbench.planning.ledger import Ledger
 
 
@@ -48,11 +48,11 @@ def halfway(finished: Path, folder: Path) -> None:
 
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """Inside the block, the most bytes of tensors that each step of a sharded training holds."""
+    """Inside the block, the most bytes of tensors that each step holds that DeepSpeed takes."""
     count, peaks = Ledger(), list[int]()
-    adopt, step, work = Sharded.adopt, Fit.step, Fit.work
+    step, work = Fit.step, Fit.work
 
-    def adopting(self: Sharded, *arguments: Any) -> Any:
+    def adopting(self: Zero, *arguments: Any, adopt: Any = Zero.adopt) -> Any:
         count.__enter__()  # type: ignore[no-untyped-call]
         count.hold(chain(self._module.parameters(), self._module.buffers()), "weights")
         return adopt(self, *arguments)
@@ -65,10 +65,10 @@ def counted() -> Iterator[list[int]]:
 
     def working(self: Fit) -> None:
         work(self)
-        if isinstance(self.masters, Sharded):
+        if isinstance(self.masters, Zero):
             count.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
-    patches = (Sharded, "adopt", adopting), (Fit, "step", stepping), (Fit, "work", working)
+    patches = (Zero, "adopt", adopting), (Fit, "step", stepping), (Fit, "work", working)
     with ExitStack() as stack:
         for patched in patches:
             stack.enter_context(patch.object(*patched))

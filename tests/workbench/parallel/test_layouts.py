@@ -27,6 +27,8 @@ LAYOUTS = {
     "zero1": "{zero: 1}",
     "zero2": "{zero: 2}",
     "zero3": "{zero: 3}",
+    "fsdp2_2": "{engine: fsdp2, zero: 2}",
+    "fsdp2_3": "{engine: fsdp2, zero: 3}",
     "zero2_cpu": "{zero: 2, offload_optimizer: cpu}",
     "zero3_cpu": "{zero: 3, offload_optimizer: cpu, offload_parameters: cpu}",
 }
@@ -37,6 +39,8 @@ RESUMED = {
     "zero2 to ddp": ("zero2", "ddp"),
     "ddp to zero3": ("ddp", "zero3"),
     "zero3 to zero1": ("zero3", "zero1"),
+    "zero3 to fsdp2": ("zero3", "fsdp2_3"),
+    "fsdp2 to fsdp2": ("fsdp2_3", "fsdp2_3"),
     "ddp to ddp": ("ddp", "ddp"),
 }
 
@@ -126,13 +130,14 @@ def test_a_run_goes_on_in_another_layout(runs: Path, change: str) -> None:
     require_same(runs / change, runs / f"full {BUDGETS[0]} alone")
 
 
-def test_in_the_same_layout_it_goes_on_bit_for_bit(runs: Path) -> None:
-    resumed, whole = runs / "ddp to ddp", runs / f"full {BUDGETS[0]} ddp"
+@pytest.mark.parametrize("layout", ["ddp", "fsdp2"])
+def test_in_the_same_layout_it_goes_on_bit_for_bit(runs: Path, layout: str) -> None:
+    resumed, whole = runs / f"{layout} to {layout}", runs / f"full {BUDGETS[0]} {RESUMED[f'{layout} to {layout}'][0]}"
     assert curve(resumed) == curve(whole)
     assert torch.equal(weights(resumed), weights(whole))
 
 
-@pytest.mark.parametrize("origin", ["ddp", "zero2", "zero3"])
+@pytest.mark.parametrize("origin", ["ddp", "zero2", "zero3", "fsdp2_2"])
 def test_one_process_goes_on_with_what_two_began(runs: Path, origin: str) -> None:
     folder = runs / f"alone from {origin}"
     layouts.halfway(runs / f"full {BUDGETS[0]} {origin}", folder)

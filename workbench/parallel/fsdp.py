@@ -1,0 +1,199 @@
+"""Steps that torch's FSDP2 takes: each process holds a share of every tensor, and a whole block while it computes.
+
+Zhao et al. 2023, arXiv:2304.11277.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from workbench import optimizer_states
+from workbench.data.batching import MicroBatch
+from workbench.errors import TrainingError
+from workbench.parallel.ranks import Ranks
+from workbench.parallel.sharding import Loss, Sharded, WithLoss
+from workbench.sections.distributing import DistributedConfig
+from workbench.stepping import Refuse
+from workbench.storage import HALVES
+
+T = TypeVar("T")
+
+
+class FullySharded(Sharded):
+    """The trainable parameters of a model that FSDP2 cuts, frozen ones too.
+
+    Args:
+        loss: The summed loss of a micro-batch times a factor, by the model.
+        blocks: Of the model; each is whole while it computes, and what is outside of them as long as a pass goes on.
+        beside: What trains with the model and is not shipped.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        section: DistributedConfig,
+        *,
+        blocks: Sequence[nn.Module],
+        compute: torch.dtype,
+        ranks: Ranks,
+        beside: nn.Module | None,
+    ) -> None:
+        device = next(model.parameters()).device
+        for parameter in (each for each in _parameters(model, beside) if each.requires_grad):
+            parameter.data = parameter.data.float()
+        _connect()
+        options: dict[str, Any] = {
+            "mesh": init_device_mesh(device.type, (ranks.world,)),
+            "reshard_after_forward": section.zero == 3,
+            "mp_policy": MixedPrecisionPolicy(
+                param_dtype=compute if compute in HALVES else None,
+                reduce_dtype=torch.float32,
+                cast_forward_inputs=False,
+            ),
+            "offload_policy": _offloading(section, device),
+        }
+        for block in blocks:
+            fully_shard(block, **options)
+        self._module = _Called(WithLoss(model, loss, beside))
+        fully_shard(self._module, **options)
+        super().__init__(model, beside, ranks=ranks)
+        self._homes = {name: _homes(self._module, parameter) for name, parameter in self._named.items()}
+        self._optimizer: torch.optim.Optimizer | None = None
+
+    @property
+    def cuts_weights(self) -> bool:
+        return True
+
+    def adopt(self, optimizer: torch.optim.Optimizer, _: Mapping[str, nn.Parameter]) -> FullySharded:
+        """From now on the steps of `optimizer` are taken here."""
+        self._optimizer = optimizer
+        return self
+
+    def forward(self, batch: MicroBatch, scale: float) -> Tensor:
+        """The loss, with a graph."""
+        # FSDP2 takes the mean over processes.
+        loss: Tensor = self._module(lambda: self._module.whole(batch, scale * self._ranks.world))
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        """Add to the gradients, and send them to where they belong."""
+        loss.backward()
+
+    def reading(self, work: Callable[[], T]) -> T:
+        """What `work` gives; what is outside of blocks is whole meanwhile."""
+        found: T = self._module(work)
+        self._let_go()
+        return found
+
+    def step(self, max_norm: float, refuse: Refuse) -> tuple[float, TrainingError | None]:
+        """Clip and take the step, unless the gradients are no good."""
+        assert self._optimizer is not None
+        found = nn.utils.clip_grad_norm_(list(self._named.values()), max_norm)
+        norm = float(found.full_tensor() if isinstance(found, DTensor) else found)
+        error = refuse(norm)
+        if error is None:
+            self._optimizer.step()
+        return norm, error
+
+    def clear(self) -> None:
+        """Free the gradients."""
+        assert self._optimizer is not None
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def values(self) -> Mapping[str, Tensor]:
+        """The float32 masters, gathered on the host of the first process one by one; empty tensors elsewhere."""
+        return {name: self._gathered(parameter) for name, parameter in self._named.items()}
+
+    def states(self) -> Mapping[str, Tensor]:
+        """What the optimizer knows, as if one process held all."""
+        assert self._optimizer is not None
+        found = optimizer_states.state_tensors(self._optimizer, self._named)
+        return {key: self._gathered(tensor) for key, tensor in found.items()}
+
+    @torch.no_grad()
+    def load(self, values: Mapping[str, Tensor], states: Mapping[str, Tensor] | None = None) -> None:
+        """Set the masters and the optimizer's share of this process."""
+        assert self._optimizer is not None
+        for name, parameter in self._named.items():
+            parameter.copy_(_cut(values[name], parameter))
+        if states is not None:
+            own = {key: self._cut_state(key, tensor) for key, tensor in states.items()}
+            optimizer_states.load_state(self._optimizer, self._named, own)
+
+    @contextmanager
+    def exposed(self) -> Iterator[None]:
+        """The first process' model holds whole float32 masters inside the block, so that these are what is saved."""
+        self._put({name: nn.Parameter(value) for name, value in self.values().items()})
+        try:
+            yield
+        finally:
+            self._put(self._named)
+
+    def _put(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        for name, parameter in parameters.items():
+            for module, own in self._homes[name]:
+                module._parameters[own] = parameter
+
+    def _let_go(self) -> None:
+        """Of what others hold a share of."""
+        for module in self._module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def _gathered(self, tensor: Tensor) -> Tensor:
+        return self._kept(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
+
+    def _cut_state(self, key: str, tensor: Tensor) -> Tensor:
+        parameter = self._named.get(key.rpartition("|")[0])
+        return tensor if parameter is None or tensor.shape != parameter.shape else _cut(tensor, parameter)
+
+
+class _Called(nn.Module):
+    """Does any work with a model as one pass of it, whose beginning and end FSDP2 sees."""
+
+    def __init__(self, whole: WithLoss) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, work: Callable[[], T]) -> T:
+        return work()
+
+
+def _cut(tensor: Tensor, like: nn.Parameter) -> Tensor:
+    """The share of this process, of what every process holds."""
+    assert isinstance(like, DTensor)
+    whole = tensor.to(device=like.device_mesh.device_type, dtype=like.dtype)
+    return distribute_tensor(whole, like.device_mesh, like.placements)
+
+
+def _homes(model: nn.Module, parameter: nn.Parameter) -> list[tuple[nn.Module, str]]:
+    """Where a parameter is: in several modules where these share it."""
+    return [
+        (module, own) for module in model.modules() for own, found in module._parameters.items() if found is parameter
+    ]
+
+
+def _parameters(model: nn.Module, beside: nn.Module | None) -> Iterator[nn.Parameter]:
+    yield from model.parameters()
+    yield from beside.parameters() if beside is not None else ()
+
+
+def _connect() -> None:
+    """One process can leave things on the host, too."""
+    if not dist.is_initialized():
+        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+
+
+def _offloading(section: DistributedConfig, device: torch.device) -> OffloadPolicy:
+    wanted = section.offload_parameters == "cpu" and device.type != "cpu"
+    return CPUOffloadPolicy() if wanted else OffloadPolicy()
