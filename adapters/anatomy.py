@@ -21,8 +21,10 @@ def blocks(model: nn.Module) -> list[list[str]]:
 
     stacks: list[list[str]] = []
     for name, module in model.named_modules():
-        inside = any(name.startswith(f"{block}.") for stack in stacks for block in stack)
-        if isinstance(module, nn.ModuleList) and not inside and any(is_linear(part) for part in module.modules()):
+        if not isinstance(module, nn.ModuleList):
+            continue
+        inside = name.startswith(tuple(f"{block}." for stack in stacks for block in stack))
+        if not inside and any(is_linear(part) for part in module.modules()):
             stacks.append([f"{name}.{number}" for number in range(len(module))])
     return stacks
 

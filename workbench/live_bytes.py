@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from workbench.dispatching import Mode
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(Mode):
     """Inside of it, bytes of the storages on the CPU that torch's operations make there, until each is freed.
 
     A storage counts once, whoever looks at it, and a tensor that was there before not at all. So nothing counts twice
@@ -25,16 +26,11 @@ class LiveBytes(TorchDispatchMode):
     """The most that were alive at once."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.now = self.peak = 0
         self._known: set[int] = set()
 
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.ops.prim.device.default:  # what autograd asks of imagined tensors, more often than all else
-            return args[0].device
+    def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         # torch.tensor(...) hands over what it has just made; whatever else comes in was there before.
         if func is not torch.ops.aten.lift_fresh.default:
             for storage in _storages((*args, *kwargs.values())):

@@ -8,7 +8,9 @@ import sys
 import weakref
 
 import pytest
+import torch
 
+from workbench import heap
 from workbench.heap import importing
 
 
@@ -62,3 +64,17 @@ def test_freed_memory_is_used_again() -> None:
         for how in ("kept", "plain")
     }
     assert found["kept"] < found["plain"] / 10
+
+
+def test_torchs_compiler_is_not_imported_for_what_nobody_calls() -> None:
+    code = (
+        "import sys\nfrom workbench.heap import importing\n"
+        "with importing():\n    import peft\n"
+        "assert 'bitsandbytes' in sys.modules and 'torch._inductor.compile_fx' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_is_compiled_later_computes_the_same() -> None:
+    twice = heap._compiled_when_called(lambda x: 2 * x, backend="eager")
+    assert twice(torch.tensor(3)) == 6

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils import import_utils
 
+from workbench.dispatching import Mode
 from workbench.planning.recall import Recall
 
 
@@ -75,19 +75,14 @@ def _like(tensor: Tensor, device: torch.device) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
 
-class _Apart(TorchDispatchMode):
+class _Apart(Mode):
     """Keeps what is real apart from what is imagined."""
 
     def __init__(self, recall: Recall) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._recall = recall
 
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.ops.prim.device.default:
-            return args[0].device
+    def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         tensors = list(_tensors((*args, *kwargs.values())))
         imagined = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
         if func in _READ and imagined:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
 import workbench.planning.operations  # noqa: F401  tells torch's table what kernels of CPUs take
 from workbench.data.batching import Indices, global_batch, micro_batches, steps_per_epoch
+from workbench.dispatching import Mode
 from workbench.engine import Fit
 
 STRATA = 4
@@ -96,17 +96,17 @@ class Kernel:
         return arguments, named
 
 
-class Kernels(TorchDispatchMode):
+class Kernels(Mode):
     """Inside of it, every call of a kernel is noted."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.calls: list[Kernel] = []
 
-    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        result = func(*args, **kwargs)
         if func.namespace != "prim":
-            leaves, form = tree_flatten((tuple(args), kwargs or {}))
+            leaves, form = tree_flatten((tuple(args), dict(kwargs)))
             formula = flop_registry.get(func.overloadpacket)
             self.calls.append(
                 Kernel(
@@ -114,7 +114,7 @@ class Kernels(TorchDispatchMode):
                     leaves=tuple(map(_key, leaves)),
                     given=tuple(map(_given, leaves)),
                     form=form,
-                    flops=0 if formula is None else formula(*args, **(kwargs or {}), out_val=result),
+                    flops=0 if formula is None else formula(*args, **kwargs, out_val=result),
                     written=sum(Like.of(leaf).bytes for leaf in tree_leaves(result) if isinstance(leaf, Tensor)),
                 )
             )

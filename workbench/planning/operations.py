@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
+
+from workbench.dispatching import Mode
 
 _CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _CPU_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -23,18 +24,16 @@ if _CPU_ATTENTION not in flop_registry:  # torch knows the kernels of other devi
         return int(sdpa_backward_flop_count(grad, query, key, value))
 
 
-class Operations(TorchDispatchMode):
+class Operations(Mode):
     """Inside of it, operations are counted: two for a multiplication and addition."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.count = 0
 
-    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default:
-            return args[0].device
-        result = func(*args, **(kwargs or {}))
+    def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        result = func(*args, **kwargs)
         formula: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
         if formula is not None:
-            self.count += formula(*args, **(kwargs or {}), out_val=result)
+            self.count += formula(*args, **kwargs, out_val=result)
         return result

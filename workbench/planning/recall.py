@@ -34,6 +34,8 @@ class _Given(NamedTuple):
     """Whether they share the storage of the first argument."""
     several: type | None
     """Of what container they come in; None: there is one, and it comes alone."""
+    nothing: bool = False
+    """Whether it changes the numbers of its arguments and gives nothing; without outputs, others give the first."""
 
 
 class Recall:
@@ -42,6 +44,8 @@ class Recall:
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
         self._known: dict[Hashable, _Given | None] = {}
+        self._attributes: dict[torch.device, dict[str, Any]] = {}
+        """Of an imagined tensor on each device, besides what it is alike in; torch takes long to set each."""
 
     def __call__(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What `func` gives; its arguments hold an imagined tensor at least."""
@@ -60,7 +64,7 @@ class Recall:
 
     def _made(self, given: _Given, first: Any) -> Any:
         if not given.outputs:
-            return first
+            return None if given.nothing else first
         made = [self._tensor(like, first if given.viewed else None) for like in given.outputs]
         return made[0] if given.several is None else given.several(made)
 
@@ -72,7 +76,17 @@ class Recall:
             else:
                 inner = torch.empty(0, dtype=like.dtype, device="meta")
                 inner.set_(storage, like.offset, like.shape, like.stride)
-        return FakeTensor(self._mode, inner, like.device)
+        attributes = self._attributes.get(like.device)
+        if attributes is None:
+            made = FakeTensor(self._mode, inner, like.device)
+            self._attributes[like.device] = dict(vars(made))
+            return made
+        made = Tensor._make_subclass(
+            FakeTensor, inner, False, dispatch_device=True, device_for_backend_keys=like.device
+        )
+        torch._C._set_throw_on_mutable_data_ptr(made)
+        vars(made).update(attributes)
+        return made
 
 
 def _describe(values: Sequence[Any], kinds: list[Hashable]) -> bool:
@@ -97,8 +111,8 @@ def _describe(values: Sequence[Any], kinds: list[Hashable]) -> bool:
 def _given(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Given | None:
     """None for what is not alike each time, or not put together as simply."""
     first = args[0]
-    if result is first:
-        return _Given((), viewed=False, several=None)
+    if result is first or (result is None and isinstance(first, (list, tuple))):  # steps of optimizers, over lists
+        return _Given((), viewed=False, several=None, nothing=result is None)
     several = type(result) if type(result) in (list, tuple) else None
     outputs = [result] if several is None else list(result)
     if not outputs or not all(isinstance(each, FakeTensor) for each in outputs):
