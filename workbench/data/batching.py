@@ -8,6 +8,7 @@ tokens from the start token on.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,12 @@ from torch import Tensor
 Indices = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 ScalarT = TypeVar("ScalarT", bound=np.generic)
+
+PASS = 100
+"""What a forward and a backward pass take besides their tokens, as so many tokens; a tenth of the most tokens of one
+where that is more, as on accelerators. On one core of a Xeon, LoRA on 6 M parameters: 20 to 40 ms, and 0.2 to 0.3 ms a
+token.
+"""
 
 
 class Row(NamedTuple):
@@ -117,14 +124,22 @@ def first_rows(train: Examples, *, seed: int, count: int = 64) -> Iterator[dict[
 def micro_batches(indices: Indices, lengths: Indices, *, tokens: int) -> Iterator[Indices]:
     """`indices` cut so that rows x longest row <= `tokens`, longest first, which decides memory at once.
 
-    A row that is longer than `tokens` comes alone.
+    Of all such cuts it is the one that computes least, padding included. A row longer than `tokens` comes alone.
     """
     order = indices[np.lexsort((indices, -lengths[indices]))]
-    start = 0
-    while start < len(order):
-        count = max(1, tokens // int(lengths[order[start]]))
-        yield order[start : start + count]
-        start += count
+    overhead = max(PASS, tokens // 10)
+    least = np.append(0.0, np.full(len(order), np.inf))  # that the first rows take, by their number
+    begins = np.zeros(len(order) + 1, dtype=np.int64)  # where the last micro-batch of these begins
+    for first, length in enumerate(lengths[order]):
+        rows = np.arange(1, 1 + min(max(1, tokens // int(length)), len(order) - first))
+        found = least[first] + overhead + rows * length
+        better = rows[found <= least[first + rows]]
+        least[first + better], begins[first + better] = found[better - 1], first
+    cuts = [len(order)]
+    while cuts[-1]:
+        cuts.append(int(begins[cuts[-1]]))
+    for first, last in itertools.pairwise(reversed(cuts)):
+        yield order[first:last]
 
 
 def collate(rows: Sequence[Row], *, epoch: int = 0) -> MicroBatch:

@@ -49,8 +49,6 @@ class FullySharded(Sharded):
         beside: nn.Module | None,
     ) -> None:
         device = next(model.parameters()).device
-        for parameter in (each for each in _parameters(model, beside) if each.requires_grad):
-            parameter.data = parameter.data.float()
         _connect()
         options: dict[str, Any] = {
             "mesh": init_device_mesh(device.type, (ranks.world,)),
@@ -62,10 +60,12 @@ class FullySharded(Sharded):
             ),
             "offload_policy": _offloading(section, device),
         }
-        for block in blocks:
-            fully_shard(block, **options)
         self._module = _Called(WithLoss(model, loss, beside))
-        fully_shard(self._module, **options)
+        for part in (*blocks, self._module):  # one by one: masters are never here for more than one block
+            for parameter in part.parameters():
+                if parameter.requires_grad and not isinstance(parameter, DTensor):
+                    parameter.data = parameter.data.float()
+            fully_shard(part, **options)
         super().__init__(model, beside, ranks=ranks)
         self._homes = {name: _homes(self._module, parameter) for name, parameter in self._named.items()}
         self._optimizer: torch.optim.Optimizer | None = None
@@ -181,11 +181,6 @@ def _homes(model: nn.Module, parameter: nn.Parameter) -> list[tuple[nn.Module, s
     return [
         (module, own) for module in model.modules() for own, found in module._parameters.items() if found is parameter
     ]
-
-
-def _parameters(model: nn.Module, beside: nn.Module | None) -> Iterator[nn.Parameter]:
-    yield from model.parameters()
-    yield from beside.parameters() if beside is not None else ()
 
 
 def _connect() -> None:

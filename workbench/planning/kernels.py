@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -22,6 +23,7 @@ import workbench.planning.operations  # noqa: F401  tells torch's table what ker
 from workbench.data.batching import Indices, global_batch, micro_batches, steps_per_epoch
 from workbench.dispatching import Mode
 from workbench.engine import Fit
+from workbench.objectives.next_token import POSITIONS
 
 STRATA = 4
 """Kinds of micro-batches, from small to large, of each of which one is looked at."""
@@ -194,8 +196,11 @@ def _tokens(fit: Fit, rows: Indices) -> int:
 
 
 def _weight(fit: Fit, rows: Indices) -> float:
-    """Operations of a usual transformer, up to a factor: each layer's matrices hold 12 width^2 numbers."""
-    return _tokens(fit, rows) * (6 * fit.width + float(fit.train.lengths[rows].max()))
+    """Multiplications of a usual transformer, by its width: each layer's matrices hold 12 width^2 numbers."""
+    longest, backbone = float(fit.train.lengths[rows].max()), fit.freezer.backbone
+    layers = len(fit.freezer.blocks) * _tokens(fit, rows) * (12 * fit.width + 2 * longest)
+    words: int = backbone.config.get_text_config().vocab_size if backbone.get_output_embeddings() is not None else 0
+    return layers + words * POSITIONS * math.ceil(float(fit.train.supervised[rows].sum()) / POSITIONS)
 
 
 def strata(weights: Any, count: int) -> list[Any]:

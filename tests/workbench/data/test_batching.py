@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.data.batching import Row, collate, global_batch, micro_batches, steps_per_epoch
+from workbench.data.batching import PASS, Row, collate, global_batch, micro_batches, steps_per_epoch
 
 rows = st.integers(1, 200)
 sizes = st.integers(1, 50)
@@ -33,6 +38,30 @@ def test_micro_batches_partition_within_the_budget(lengths: list[int], budget: i
         assert len(part) == 1 or len(part) * per_row[part].max() <= budget
     longest = [per_row[part].max() for part in parts]
     assert longest == sorted(longest, reverse=True)
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=9), st.integers(1, 2000))
+def test_no_other_cut_computes_less(lengths: list[int], budget: int) -> None:
+    def cost(parts: list[list[int]]) -> float:
+        fits = all(len(part) == 1 or len(part) * max(part) <= budget for part in parts)
+        return sum(len(part) * max(part) + max(PASS, budget // 10) for part in parts) if fits else math.inf
+
+    ordered = sorted(lengths, reverse=True)
+    found = [sorted(np.asarray(lengths)[part]) for part in _cut(lengths, budget)]
+    places = range(1, len(ordered))
+    every = itertools.chain.from_iterable(itertools.combinations(places, count) for count in range(len(ordered)))
+    cuts = ([0, *ends, len(ordered)] for ends in every)
+    assert cost(found) == min(cost([ordered[a:b] for a, b in itertools.pairwise(cut)]) for cut in cuts)
+
+
+@pytest.mark.parametrize(("rows", "fit"), [(9, 8), (16, 8), (3, 8)])
+def test_rows_of_one_length_fill_the_first_micro_batches(rows: int, fit: int) -> None:
+    sizes = [len(part) for part in _cut([100] * rows, 100 * fit)]
+    assert sizes == [fit] * (rows // fit) + ([rows % fit] if rows % fit else [])
+
+
+def _cut(lengths: list[int], budget: int) -> list[Any]:
+    return list(micro_batches(np.arange(len(lengths)), np.asarray(lengths), tokens=budget))
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, max_size=6))

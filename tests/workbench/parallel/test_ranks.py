@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from workbench.parallel import ranks as module
-from workbench.parallel.ranks import ALONE, joined
+from workbench.parallel.ranks import ALONE, Ranks, joined
 
 
 def test_without_a_launcher_a_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,3 +25,12 @@ def test_buckets_hold_neighbours_of_one_precision() -> None:
     tensors = [torch.zeros(4), torch.zeros(4), torch.zeros(9), torch.zeros(2, dtype=torch.float64), torch.zeros(1)]
     sizes = [[tensor.numel() for tensor in bucket] for bucket in module._buckets(tensors, 32)]
     assert sizes == [[4, 4], [9], [2], [1]]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_shares_are_disjoint_and_put_together_in_order(world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = list(range(5))
+    shares = [Ranks(rank, world).share(members) for rank in range(world)]
+    assert sorted(number for share in shares for number in share) == members
+    monkeypatch.setattr(Ranks, "gathered", lambda _, found: shares)
+    assert Ranks(0, world).collected(shares[0]) == members

@@ -109,7 +109,7 @@ def test_a_few_micro_batches_stand_for_all(monkeypatch: pytest.MonkeyPatch, stor
 
     monkeypatch.setattr(kernels, "BLOCKS", 10**6)
     monkeypatch.setattr("workbench.recipes.plan.record", recorded)
-    words = [f"model.id={stories}", "train.steps=2", "train.epochs=null", "data.limit=100", "batch.size=8"]
+    words = [f"model.id={stories}", "train.steps=8", "train.epochs=null", "data.limit=100", "batch.size=8"]
     plan(load("sft/quickstart", words))
     assert all(work.update and not work.recomputes for work in works)
     some, every = (
