@@ -263,21 +263,10 @@ class Fit:
             self.timer.steady = self.config.freeze.fixed and self.prefix.trunk is None
 
     def _sharded(self, beside: nn.Module | None) -> Sharded:
-        section = self.config.distributed
-        if section.engine == "fsdp2":
-            blocks = decoder_layers(self.model)
-            return FullySharded(
-                self.model, self.loss, section, blocks=blocks, compute=self.compute, ranks=self.ranks, beside=beside
-            )
-        return Zero(
-            self.model,
-            self.loss,
-            self.config,
-            compute=self.compute,
-            ranks=self.ranks,
-            beside=beside,
-            sample=lambda: self.train.batch(np.arange(1)).to(self.device),
-        )
+        known: dict[str, Any] = {"compute": self.compute, "ranks": self.ranks, "beside": beside}
+        if self.config.distributed.engine == "fsdp2":
+            return FullySharded(self.model, self.loss, self.config, blocks=decoder_layers(self.model), **known)
+        return Zero(self.model, self.loss, self.config, sample=self._any_batch, **known)
 
     def _beside(self) -> dict[str, Companion]:
         """What goes on in training besides the loss and the optimizer, by the name of its file in a checkpoint."""
@@ -290,6 +279,9 @@ class Fit:
         if self.config.optimizer.noise_scale:
             beside["noise"] = self.noise
         return beside
+
+    def _any_batch(self) -> MicroBatch:
+        return self.train.batch(np.arange(1)).to(self.device)
 
     def _look(self) -> None:
         """Run the model on the first few rows, for who watches it inside."""

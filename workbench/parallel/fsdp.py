@@ -17,6 +17,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from workbench import optimizer_states
+from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch
 from workbench.errors import TrainingError
 from workbench.parallel.ranks import Ranks
@@ -41,14 +42,14 @@ class FullySharded(Sharded):
         self,
         model: nn.Module,
         loss: Loss,
-        section: DistributedConfig,
+        config: RunConfig,
         *,
         blocks: Sequence[nn.Module],
         compute: torch.dtype,
         ranks: Ranks,
         beside: nn.Module | None,
     ) -> None:
-        device = next(model.parameters()).device
+        device, section = next(model.parameters()).device, config.distributed
         _connect()
         options: dict[str, Any] = {
             "mesh": init_device_mesh(device.type, (ranks.world,)),

@@ -26,8 +26,8 @@ SHARED = {"zero": "auto", "bucket_bytes": 40_000}
 class Rehearsals:
     """Stands in for rehearsals: everything trains in float32, and activations take 1,000 bytes a token."""
 
-    def __init__(self, memory: int, *, devices: int = 1, device: str = "accelerator") -> None:
-        self._memory, self._devices, self._device = memory, devices, device
+    def __init__(self, memory: int, *, devices: int = 1, device: str = "accelerator", floor: int = 0) -> None:
+        self._memory, self._devices, self._device, self._floor = memory, devices, device, floor
         self.seen: list[tuple[object, object, int]] = []
         """Weights, checkpointing and tokens of each rehearsal."""
 
@@ -38,7 +38,7 @@ class Rehearsals:
         checkpointing = config.train.checkpointing is True
         self.seen.append((config.model.weights, checkpointing, tokens))
         weights = COUNT // 2 if config.model.weights == "nf4" else 4 * COUNT
-        activations = tokens * (300 if checkpointing else 1000)
+        activations = max(self._floor, tokens * (300 if checkpointing else 1000))
         rest = {"gradients": 4 * COUNT, "optimizer": 8 * COUNT}
         return Plan(
             device=self._device,
@@ -68,8 +68,10 @@ def timing(plan: Plan) -> float:
     return 1.0 + 0.33 * plan.checkpointing + 0.2 * (plan.weights == "nf4") + 0.001 * plan.rehearsed.micro_batches
 
 
-def choose(memory: int, *, devices: int = 1, device: str = "accelerator", **sections: Any) -> tuple[Choice, Rehearsals]:
-    rehearsals = Rehearsals(memory, devices=devices, device=device)
+def choose(
+    memory: int, *, devices: int = 1, device: str = "accelerator", floor: int = 0, **sections: Any
+) -> tuple[Choice, Rehearsals]:
+    rehearsals = Rehearsals(memory, devices=devices, device=device, floor=floor)
     values = {"recipe": "sft", "data": {"train": "rows.jsonl"}, "batch": {"size": ROWS}, **sections}
     return solver.choose(RunConfig.model_validate(values), rehearsals, timing), rehearsals
 
@@ -89,6 +91,11 @@ def test_smaller_micro_batches_come_before_computing_twice(tokens: int) -> None:
     assert found.config.train.checkpointing is False
     assert found.plan.fits and len(rehearsals.seen) <= 6
     assert rehearsals.seen[-1] == ("auto", False, found.config.batch.tokens_per_device), "what is chosen was rehearsed"
+
+
+def test_where_bytes_do_not_grow_evenly_the_micro_batch_still_fills_the_memory() -> None:
+    found, _ = choose(FIXED + 2_400_000, floor=2_000_000, train={"checkpointing": False})
+    assert found.plan.fits and 2200 <= found.plan.tokens_per_device <= 2400
 
 
 def test_then_checkpointing_and_quantised_weights_last() -> None:
