@@ -156,7 +156,7 @@ def _run(name: str, way: Way) -> Took:
     recipe, words = CONFIGURATIONS[name]
     own = _words(way)
     with _counting() as peaks:
-        _train(recipe, [*words, *SHORT, *own, f"train.steps={WARM_UP}"])
+        _train(recipe, [*words, *SHORT, *own, f"train.steps={STEPS}"])
     return Took(max(peaks), median(_seconds(name, way)))
 
 
