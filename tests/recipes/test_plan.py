@@ -84,7 +84,7 @@ def compare(ledgers: list[Ledger], tmp_path: Path) -> Callable[..., tuple[Plan, 
     ids=" ".join,
 )
 def test_a_plan_predicts_the_peak(words: list[str], compare: Callable[..., tuple[Plan, int]]) -> None:
-    planned, measured = compare("sft/quickstart", "data.limit=300", "data.held_out=0.1", *words)
+    planned, measured = compare("sft/quickstart", "data.limit=100", "data.held_out=0.1", "batch.size=8", *words)
     assert measured * 0.97 <= planned.rehearsed.peak <= measured * 1.05
     assert sum(planned.rehearsed.at_peak.values()) <= planned.rehearsed.peak
 
@@ -98,7 +98,7 @@ def test_of_a_classifier_too(compare: Callable[..., tuple[Plan, int]], tmp_path:
 
 
 def test_a_plan_counts_what_a_run_counts(compare: Callable[..., tuple[Plan, int]], tmp_path: Path) -> None:
-    planned, _ = compare("sft/quickstart", "data.limit=300", "data.held_out=0.1")
+    planned, _ = compare("sft/quickstart", "data.limit=100", "data.held_out=0.1", "batch.size=8")
     manifest: dict[str, Any] = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert planned.size.trainable == manifest["model"]["trainable"]
     assert planned.size.file_bytes == (tmp_path / "run" / "adapter" / "adapter_model.safetensors").stat().st_size
