@@ -29,6 +29,7 @@ from workbench.errors import ConfigError
 from workbench.evaluation import predicting, scores
 from workbench.freezing import freezer as freezing
 from workbench.freezing.freezer import Freezer
+from workbench.parallel import refusals
 from workbench.planning import traffic
 from workbench.planning.calibration import Calibration
 from workbench.planning.contents import contents
@@ -94,6 +95,11 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
     if config.recipe not in ways:
         known = ", ".join(ways)
         raise ConfigError(f"recipe={config.recipe}: `plan` knows the recipes {known}. Plan one of its members as such.")
+    if devices > 1 and config.recipe in refusals.SPREAD:
+        raise ConfigError(
+            f"recipe={config.recipe}: each device trains a share of the members by itself. Plan that share: leave "
+            "--devices out, and write as many folds or values as one device gets."
+        )
     if config.distributed.engine == "fsdp2":
         raise ConfigError(
             "distributed.engine=fsdp2: `plan` knows what DeepSpeed holds. Leave engine out: with the same zero a "
