@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class Mode(TorchDispatchMode):
+class Mode(TorchDispatchMode, ABC):
     """Inside of it, each operation is handed to `called`."""
 
     def __init__(self) -> None:
@@ -24,6 +25,6 @@ class Mode(TorchDispatchMode):
             return args[0].device
         return self.called(func, args, kwargs or {})
 
+    @abstractmethod
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the operation gives; what is called in here is not handed over again."""
-        raise NotImplementedError

@@ -16,6 +16,7 @@ from workbench import checkpoints, engine
 from workbench.data.batching import Indices
 from workbench.errors import ResumeError, Stopped, TrainingError
 from workbench.member import Member
+from workbench.parallel.ranks import Ranks
 
 RECIPE = """
 recipe: sft
@@ -128,6 +129,18 @@ def test_running_out_of_memory_repeats_the_step_in_smaller_pieces(
     hurt = train("batch.tokens_per_device=100000", name="hurt")
     assert tokens[0] == 100_000 and tokens[-1] <= 1000
     _assert_same_curve(hurt, calm)
+
+
+def test_one_of_several_devices_that_runs_out_of_memory_says_what_fits(
+    train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scarce(self: engine.Fit, rows: Indices) -> dict[str, Any]:
+        self.ranks = Ranks(0, 2)
+        raise torch.OutOfMemoryError("fake")
+
+    monkeypatch.setattr(engine.Fit, "step", scarce)
+    with pytest.raises(TrainingError, match=r"the same on every device\.\n.*batch\.tokens_per_device=50000 --resume"):
+        train("batch.tokens_per_device=100000")
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

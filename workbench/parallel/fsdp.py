@@ -21,7 +21,7 @@ from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch
 from workbench.errors import TrainingError
 from workbench.parallel.ranks import Ranks
-from workbench.parallel.sharding import Loss, Sharded, WithLoss
+from workbench.parallel.sharding import Loss, Sharded
 from workbench.sections.distributing import DistributedConfig
 from workbench.stepping import Refuse
 from workbench.storage import HALVES
@@ -61,7 +61,7 @@ class FullySharded(Sharded):
             ),
             "offload_policy": _offloading(section, device),
         }
-        self._module = _Called(WithLoss(model, loss, beside))
+        self._module, self._loss = _Called(model, beside), loss
         for part in (*blocks, self._module):  # one by one: masters are never here for more than one block
             for parameter in part.parameters():
                 if parameter.requires_grad and not isinstance(parameter, DTensor):
@@ -83,7 +83,7 @@ class FullySharded(Sharded):
     def forward(self, batch: MicroBatch, scale: float) -> Tensor:
         """The loss, with a graph."""
         # FSDP2 takes the mean over processes.
-        loss: Tensor = self._module(lambda: self._module.whole(batch, scale * self._ranks.world))
+        loss: Tensor = self._module(lambda: self._loss(batch, scale * self._ranks.world))
         return loss
 
     def backward(self, loss: Tensor) -> None:
@@ -160,11 +160,11 @@ class FullySharded(Sharded):
 
 
 class _Called(nn.Module):
-    """Does any work with a model as one pass of it, whose beginning and end FSDP2 sees."""
+    """Does any work with a model, and what trains beside it, as one pass whose beginning and end FSDP2 sees."""
 
-    def __init__(self, whole: WithLoss) -> None:
+    def __init__(self, model: nn.Module, beside: nn.Module | None) -> None:
         super().__init__()
-        self.whole = whole
+        self.model, self.beside = model, beside
 
     def forward(self, work: Callable[[], T]) -> T:
         return work()

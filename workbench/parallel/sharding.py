@@ -92,15 +92,3 @@ class Sharded(ABC):
 
     def _kept(self, tensor: Tensor) -> Tensor:
         return tensor.detach().cpu().clone() if self._ranks.first else tensor.new_empty(0, device="cpu")
-
-
-class WithLoss(nn.Module):
-    """A model, what trains beside it, and its loss as one module, for those who follow a pass from beginning to end."""
-
-    def __init__(self, model: nn.Module, loss: Loss, beside: nn.Module | None) -> None:
-        super().__init__()
-        self.model, self.beside = model, beside
-        self._loss = loss
-
-    def forward(self, batch: MicroBatch, scale: float) -> Tensor:
-        return self._loss(batch, scale)

@@ -22,7 +22,7 @@ from workbench.data.batching import MicroBatch
 from workbench.errors import TrainingError
 from workbench.parallel import disks, settings
 from workbench.parallel.ranks import Ranks
-from workbench.parallel.sharding import Loss, Sharded, WithLoss
+from workbench.parallel.sharding import Loss, Sharded
 from workbench.stepping import Refuse
 
 COUNTED = "step"
@@ -50,7 +50,7 @@ class Zero(Sharded):
         sample: Callable[[], MicroBatch],
     ) -> None:
         super().__init__(model, beside, ranks=ranks)
-        self._module, self._sample = WithLoss(model, loss, beside), sample
+        self._module, self._sample = _Forward(model, loss, beside), sample
         trained = sum(parameter.numel() for parameter in self._named.values())
         self._settings = settings.deepspeed(config, compute, world=ranks.world, trained=trained)
         self._engine: Any = None
@@ -172,6 +172,18 @@ class Zero(Sharded):
         self._engine.step()
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+
+
+class _Forward(nn.Module):
+    """A model, what trains beside it, and its loss as one module: DeepSpeed follows a backward pass from its result."""
+
+    def __init__(self, model: nn.Module, loss: Loss, beside: nn.Module | None) -> None:
+        super().__init__()
+        self.model, self.beside = model, beside
+        self._loss = loss
+
+    def forward(self, batch: MicroBatch, scale: float) -> Tensor:
+        return self._loss(batch, scale)
 
 
 def imported() -> Any:
