@@ -7,7 +7,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from typing import Any
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -47,7 +47,10 @@ def _import_bitsandbytes() -> None:
         torch.compile = compiling
 
 
-def _compiled_when_called(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+def _compiled_when_called(function: Callable[..., Any] | None = None, **settings: Any) -> Callable[..., Any]:
+    if function is None:  # a decorator with settings
+        return partial(_compiled_when_called, **settings)
+
     @lru_cache
     def compiled() -> Callable[..., Any]:
         import torch

@@ -76,5 +76,11 @@ def test_torchs_compiler_is_not_imported_for_what_nobody_calls() -> None:
 
 
 def test_what_is_compiled_later_computes_the_same() -> None:
-    twice = heap._compiled_when_called(lambda x: 2 * x, backend="eager")
-    assert twice(torch.tensor(3)) == 6
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    for later in (
+        heap._compiled_when_called(twice, backend="eager"),
+        heap._compiled_when_called(backend="eager")(twice),
+    ):
+        assert later(torch.tensor(3)) == 6

@@ -26,8 +26,8 @@ ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 PASS = 100
 """What a forward and a backward pass take besides their tokens, as so many tokens; a tenth of the most tokens of one
-where that is more, as on accelerators. On one core of a Xeon, LoRA on 6 M parameters: 20 to 40 ms, and 0.2 to 0.3 ms a
-token.
+where that is more, as on accelerators. LoRA on 6 M parameters, one core of a Xeon: some 30 ms, where a token takes 0.25
+(scripts/bench/solver.py, steps in few and in many micro-batches).
 """
 
 
