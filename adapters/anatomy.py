@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of a transformer, whatever is around it, as its family names them."""
+    names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
 def blocks(model: nn.Module) -> list[list[str]]:
     """Paths of the transformer blocks, one list for each stack; T5 has two, encoder and decoder.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,14 @@ from workbench.evaluation import predicting, targets
 from workbench.freezing import freezer as freezing
 from workbench.freezing.freezer import Freezer
 from workbench.objectives.criterion import criterion
+from workbench.parallel import settings
+from workbench.parallel.fsdp import reading
 from workbench.runs import Run
 from workbench.timing import Timer, left, phase
 
 REST_TOKENS = 1024
 """Padded tokens in one forward pass that uses up what is left of the time."""
+_NAMES = {"after": "held-out", "test": "test"}
 Scores = dict[str, Any]
 Supervise = Callable[[Classifier, Callable[[], float]], Supervision]
 """From the classifier that trains, and the share of the run that is done."""
@@ -46,7 +50,7 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
     tokenizer, data, _ = prepare(config)
     begin(run, data)
     train(config, run, data, tokenizer, watcher)
-    return finish(config, run, data, watcher) if run.ranks.first else {}
+    return finish(config, run, data, watcher) if settings.reads(config.distributed, run.ranks) else {}
 
 
 def begin(run: Run, data: ClassSplits) -> None:
@@ -63,16 +67,18 @@ def finish(config: RunConfig, run: Run, data: ClassSplits, watcher: Watcher) -> 
     watcher.say("Scoring what was saved ...")
     timer = run.timer
     with phase(timer, "load"):
-        model = classifier.load(run.path, config)
+        model = classifier.load(run.home, config, waiting=settings.cuts_weights(config.distributed))
+    read = reading(model.model, config.distributed, run.ranks)
+    found, splits = {}, {"after": data.held_out, "test": data.test}
     with phase(timer, "scoring"):
-        rows, outputs_NC = outputs(model, data.held_out, timer)
-    after = targets.scores(model.labels, outputs_NC, rows.targets_NC)
-    scores = {"before": files.read_json(run.path / "before.json")["scores"], "after": after}
-    counts = {"held-out": (len(rows), len(data.held_out))}
+        found["after"] = read(lambda: outputs(model, data.held_out, timer))
     if data.test is not None:
-        tested, tested_NC = outputs(model, data.test, timer)
-        scores["test"] = targets.scores(model.labels, tested_NC, tested.targets_NC)
-        counts["test"] = len(tested), len(data.test)
+        found["test"] = read(partial(outputs, model, data.test, timer))
+    if not run.ranks.first:
+        return {}
+    scores = {"before": files.read_json(run.path / "before.json")["scores"]}
+    scores |= {name: targets.scores(model.labels, said, rows.targets_NC) for name, (rows, said) in found.items()}
+    counts = {_NAMES[name]: (len(rows), len(splits[name] or ())) for name, (rows, _) in found.items()}
     parts = [f"{some} of {all_} {name} rows were scored" for name, (some, all_) in counts.items() if some < all_]
     if parts:
         cut = f"Time ran out: {', '.join(parts)}."
@@ -80,11 +86,11 @@ def finish(config: RunConfig, run: Run, data: ClassSplits, watcher: Watcher) -> 
         watcher.say(cut)
     with phase(timer, "report"):
         files.write_json(run.path / "scores.json", scores)
-        write_predictions(run, config, model, rows, outputs_NC)
+        write_predictions(run, config, model, *found["after"])
         run.note(status="done")
         report.write(run.path)
     if timer is not None and timer.ended:
-        _use_the_rest(timer, model, data, run, scores, watcher)
+        read(lambda: _use_the_rest(timer, model, data, run, scores, watcher))
     return scores
 
 
@@ -131,6 +137,7 @@ def train(
             tokenizer,
             task=classifier.task(data.labels, seed=config.seed),
             trainable=isinstance(config.adapter, Full),
+            waiting=settings.cuts_weights(config.distributed),
         )
     watcher.say(describing.storage(backbone))
     freezer = freezing.attach(
@@ -147,6 +154,7 @@ def train(
     with fit.shipping():
         if run.ranks.first:
             classifier.save(found, run.adapter)
+    run.ranks.wait()
 
 
 def fitting(

@@ -40,6 +40,8 @@ from workbench.evaluation import Answer, Likelihood
 from workbench.freezing import freezer as freezing
 from workbench.freezing.freezer import Freezer
 from workbench.heads import Head
+from workbench.parallel import settings
+from workbench.parallel.fsdp import reading
 from workbench.runs import Run
 from workbench.shipped import Shipped
 from workbench.tasks import TEXT
@@ -57,7 +59,7 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     tokenizer, template, data = prepare(config, run)
     train(config, run, data, tokenizer, template, watcher)
-    return finish(config, run, data, watcher) if run.ranks.first else {}
+    return finish(config, run, data, watcher) if settings.reads(config.distributed, run.ranks) else {}
 
 
 def prepare(config: RunConfig, run: Run) -> tuple[PreTrainedTokenizerBase, Template | Masking, Splits]:
@@ -74,13 +76,16 @@ def finish(config: RunConfig, run: Run, data: Splits, watcher: Watcher) -> Score
     """Score what was saved: reload it, do not trust the live one."""
     watcher.say("Scoring what was saved ...")
     with phase(run.timer, "load"):
-        model = shipped.load(run.path, config)
-    before = files.read_json(run.path / "before.json")
+        model = shipped.load(run.home, config, waiting=settings.cuts_weights(config.distributed))
+    read = reading(model.model, config.distributed, run.ranks)
     timer = run.timer
     splits = {"after": data.held_out} | ({} if data.test is None else {"test": data.test})
     # What a model says of all rows is known before time may run out over its answers.
-    found = {name: likelihood(model, split, timer) for name, split in splits.items()}
-    answers = {name: answer(model, split, config, timer) for name, split in splits.items()}
+    found = read(lambda: {name: likelihood(model, split, timer) for name, split in splits.items()})
+    answers = read(lambda: {name: answer(model, split, config, timer) for name, split in splits.items()})
+    if not run.ranks.first:
+        return {}
+    before = files.read_json(run.path / "before.json")
     scores = {"before": before["scores"]} | {name: evaluation.summary(found[name], answers[name]) for name in splits}
     if cut := _cut(found, answers, splits, config.evaluate.answers):
         scores["before"] |= evaluation.answer_scores(evaluation.answered_before(answers["after"], before["answers"]))
@@ -92,7 +97,7 @@ def finish(config: RunConfig, run: Run, data: Splits, watcher: Watcher) -> Score
         run.note(status="done")
         report.write(run.path)
     if timer is not None and timer.ended:
-        _use_the_rest(timer, model, data, run, scores, watcher)
+        read(lambda: _use_the_rest(timer, model, data, run, scores, watcher))
     return scores
 
 
@@ -140,13 +145,13 @@ def train(
     Args:
         supervise: What the model learns from; by default the supervised tokens of `data`.
     """
-    with phase(run.timer, "load"):
-        backbone = backbones.load(
-            config.model, tokenizer, task=tasks.of(config), trainable=isinstance(config.adapter, Full)
-        )
+    backbone = load(config, run, tokenizer)
     watcher.say(describing.storage(backbone))
 
     score_before(config, run, backbone, data, tokenizer, template, watcher)
+    if settings.cuts_weights(config.distributed):
+        del backbone  # what was scored is cut
+        backbone = load(config, run, tokenizer)
 
     # Frozen backbone, trainable adapter.
     freezer = freezing.attach(
@@ -166,6 +171,19 @@ def train(
     with fit.shipping():
         if run.ranks.first:
             shipped.save(model, run.adapter, tokenizer, template, evaluation.stop_tokens(tokenizer, data.train))
+    run.ranks.wait()
+
+
+def load(config: RunConfig, run: Run, tokenizer: PreTrainedTokenizerBase) -> Backbone:
+    """The backbone that trains; on the host where processes share it."""
+    with phase(run.timer, "load"):
+        return backbones.load(
+            config.model,
+            tokenizer,
+            task=tasks.of(config),
+            trainable=isinstance(config.adapter, Full),
+            waiting=settings.cuts_weights(config.distributed),
+        )
 
 
 def fitting(
@@ -217,14 +235,18 @@ def score_before(
     template: Template | Masking,
     watcher: Watcher,
 ) -> None:
-    """The backbone as it came, before anything is attached to it, into before.json; once in a run."""
-    if (run.path / "before.json").exists() or not run.ranks.first:
+    """The backbone as it came, before anything is attached to it, into before.json; once in a run.
+
+    Processes that share weights cut those of `backbone`.
+    """
+    if run.ranks.agreed((run.path / "before.json").exists()) or not settings.reads(config.distributed, run.ranks):
         return
     watcher.say("Scoring the backbone before training ...")
     head = heads.find(backbone.model, backbone.model)
     model = Shipped(backbone.model, head, tokenizer, template, [])
-    found = likelihood(model, data.held_out, run.timer)
-    answers = answer(model, data.held_out, config, run.timer)
+    read = reading(backbone.model, config.distributed, run.ranks)
+    found = read(lambda: likelihood(model, data.held_out, run.timer))
+    answers = read(lambda: answer(model, data.held_out, config, run.timer))
     if run.timer is not None:
         run.timer.require_time("scoring the backbone before training")
     said = {each.place: each.answer for each in answers}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,7 +128,12 @@ def blueprint(config: ModelConfig, *, vocabulary: int, task: Task = TEXT, traina
 
 
 def load(
-    config: ModelConfig, tokenizer: PreTrainedTokenizerBase | None, *, task: Task = TEXT, trainable: bool = False
+    config: ModelConfig,
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    task: Task = TEXT,
+    trainable: bool = False,
+    waiting: bool = False,
 ) -> Backbone:
     """The backbone on this process's device, frozen, in evaluation mode.
 
@@ -136,12 +143,17 @@ def load(
         task: What its head is for. A classification head that the weights lack, or have for other classes, starts at
             random; any other tensor must be there.
         trainable: Every weight will train (full fine-tuning), so half-precision storage needs units that compute it.
+        waiting: Until `bring` its weights are on the host and not packed. In the precision of their files they take no
+            memory, as these are mapped.
 
     Raises:
         BackboneError: not found, no network, gated, damaged, no such precision, no such head.
     """
+    if waiting:
+        gc.collect()  # a model that was cut before is in cycles
     hub, auto, weights, compute, stored, notes = _decided(config, task, trainable=trainable)
-    quantised = quantisation.settings(weights, compute, skeleton(config, task=task)) if weights in QUANTISED else None
+    packed = weights in QUANTISED and not waiting
+    quantised = quantisation.settings(weights, compute, skeleton(config, task=task)) if packed else None
     dropouts = {} if config.dropout else _dropouts(hub)
     hub.update(dict.fromkeys(dropouts, 0.0))
     with _told(config, "weights", "*.safetensors"), torch.random.fork_rng(devices=[]):
@@ -152,7 +164,7 @@ def load(
             dtype=stored,
             attn_implementation=_attention(config, compute, device()),
             quantization_config=quantised,
-            device_map={"": device()},
+            device_map={"": torch.device("cpu") if waiting else device()},
             use_safetensors=True,
             ignore_mismatched_sizes=task.head == "classes",
             output_loading_info=True,
@@ -164,13 +176,24 @@ def load(
     _require_whole(config, loaded[1], fresh)
     if tokenizer is not None:
         _grow(model, len(tokenizer))
-    if quantised is not None:
-        quantisation.settle(model, compute)
+    if weights in QUANTISED:
+        if waiting:
+            quantisation.put_off(model, weights, compute)
+        else:
+            quantisation.settle(model, compute)
         notes += quantisation.notes(model, weights)
     if stored != compute:
         _keep_precise(model, fresh, compute)
         storage.compute_in(model, compute)
     return Backbone(model.requires_grad_(False).eval(), weights, compute, storage.weight_bytes(model), notes)
+
+
+def bring(part: nn.Module) -> None:
+    """Copy a part of a model that waits to this process's device, and pack what is to be packed."""
+    quantisation.pack(part, device())
+    for tensor in chain(part.parameters(), part.buffers()):
+        if tensor.device != device():
+            tensor.data = tensor.data.to(device())
 
 
 class _Decided(NamedTuple):

@@ -129,13 +129,18 @@ def save_tokenizer(classifier: Classifier, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def load(run: Path, config: RunConfig) -> Classifier:
-    """The classifier that the run at `run` shipped, in evaluation mode."""
+def load(run: Path, config: RunConfig, *, waiting: bool = False) -> Classifier:
+    """The classifier that the run at `run` shipped, in evaluation mode.
+
+    Args:
+        waiting: On the host, as `backbones.load` says.
+    """
     folder = run / "adapter"
     shipped.require_saved(run, config, "classes.json")
     labels = read_labels(folder)
     tokenizer = shipped.load_tokenizer(run, config)
-    backbone = shipped.load_backbone(config, folder, tokenizer, task=task(labels, seed=config.seed)).model
+    meant = task(labels, seed=config.seed)
+    backbone = shipped.load_backbone(config, folder, tokenizer, task=meant, waiting=waiting).model
     model = backbone if isinstance(config.adapter, Full) else adapters.load(backbone, folder)
     return find(model, backbone, tokenizer, labels)
 

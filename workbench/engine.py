@@ -14,7 +14,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from workbench import capacity, fused, noise_scale, sharpness
+from workbench import backbones, capacity, fused, noise_scale, sharpness
+from workbench.adapters import anatomy
 from workbench.adapters.method import Companion
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices, MicroBatch
@@ -101,7 +102,7 @@ class Fit:
 
     def __post_init__(self) -> None:
         self.train, self.loss, beside = self.supervision
-        self.device = next(self.model.parameters()).device
+        self.device = backbones.device()
         self.ranks = self.run.ranks
         self.masters: Masters | Sharded
         self.forward: Loss
@@ -265,7 +266,7 @@ class Fit:
     def _sharded(self, beside: nn.Module | None) -> Sharded:
         known: dict[str, Any] = {"compute": self.compute, "ranks": self.ranks, "beside": beside}
         if self.config.distributed.engine == "fsdp2":
-            return FullySharded(self.model, self.loss, self.config, blocks=decoder_layers(self.model), **known)
+            return FullySharded(self.model, self.loss, self.config, **known)
         return Zero(self.model, self.loss, self.config, sample=self._any_batch, **known)
 
     def _beside(self) -> dict[str, Companion]:
@@ -304,7 +305,7 @@ class Fit:
         if not (isinstance(self.masters, Sharded) and self.masters.cuts_weights):
             fused.fuse(self.model)
         if self.config.train.compile:
-            for layer in decoder_layers(self.model):
+            for layer in anatomy.decoder_layers(self.model):
                 layer.compile(dynamic=True)
         tokens = capacity.tokens_per_device(self.config, self.train, self.device, width=self.width)
         checkpointing = self.config.train.checkpointing
@@ -355,12 +356,6 @@ def trained(masters: Masters | Sharded, freezer: Freezer) -> Trained:
         refresh=masters.refresh,
         stepper=masters.adopt if isinstance(masters, Sharded) else Whole,
     )
-
-
-def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a transformer, as its family names them."""
-    names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
-    return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def measured(record: dict[str, Any], *, since: float, device: torch.device) -> dict[str, Any]:

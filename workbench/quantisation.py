@@ -7,10 +7,12 @@ token, and experts that transformers keeps in one fused parameter are no linear 
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 from transformers.pytorch_utils import Conv1D
@@ -57,6 +59,43 @@ def replace(blueprint: PreTrainedModel, weights: str, compute: torch.dtype) -> N
     for module in blueprint.modules():
         if isinstance(module, (nn.Linear, Conv1D)):
             module.requires_grad_(False)
+
+
+def put_off(model: PreTrainedModel, weights: str, compute: torch.dtype) -> None:
+    """Put bitsandbytes' 4-bit layers where `settings` quantises, each computing with its weight as it is until `pack`.
+
+    Packed they are of the precision that computes: processes that share a model cut tensors of one precision only.
+    """
+    wanted = settings(weights, compute, model)
+    wanted.bnb_4bit_quant_storage = compute
+    left = unquantised(model)
+    plain = {name: model.get_submodule(name) for name in linear_layers(model) if name not in left}
+    replace_with_bnb_linear(model, left, wanted)
+    for name, layer in plain.items():
+        weight = layer.weight
+        assert isinstance(weight, Tensor)
+        packed: Any = model.get_submodule(name)
+        packed.bias = layer.bias
+        packed.unpacked = weight.data.T if isinstance(layer, Conv1D) else weight.data
+        packed.weight = _not_yet(packed.weight, packed.unpacked.shape)
+        packed.forward = MethodType(_unpacked, packed)
+    model.is_loaded_in_4bit = True  # type: ignore[assignment]  # what PEFT asks before it takes its layers for these
+
+
+def pack(part: nn.Module, target: torch.device) -> None:
+    """Pack, on their device, the layers of a part of a model that were put off."""
+    for module in part.modules():
+        if isinstance(unpacked := getattr(module, "unpacked", None), Tensor):
+            layer: Any = module
+            layer.weight = type(layer.weight)(
+                unpacked,
+                compress_statistics=True,
+                quant_type=layer.weight.quant_type,
+                quant_storage=layer.quant_storage,
+                module=layer,
+            ).to(target)
+            del layer.unpacked, layer.forward
+            settle(layer, layer.compute_dtype)
 
 
 def untranspose(skeleton: PreTrainedModel) -> None:
@@ -108,6 +147,28 @@ def notes(model: nn.Module, weights: str) -> list[str]:
     rest = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in packed)
     share = quantised / (quantised + rest)
     return [] if share >= 0.5 else [f"{share:.0%} of the parameters are in {weights}; {_REST}"]
+
+
+def _not_yet(weight: Any, shape: torch.Size) -> nn.Parameter:
+    """In the place of a packed weight: of the size that it will have, in no memory."""
+    from bitsandbytes.functional import QuantState
+
+    known: Any = QuantState  # without types
+
+    def imagined(size: int) -> Tensor:
+        return torch.empty(1, dtype=torch.uint8).expand(size)
+
+    state = known(absmax=imagined(shape.numel() // 64), shape=shape, quant_type=weight.quant_type)
+    found: nn.Parameter = type(weight)(
+        imagined(shape.numel() // 2)[:, None], quant_state=state, quant_type=weight.quant_type
+    )
+    return found
+
+
+def _unpacked(layer: Any, x: Tensor) -> Tensor:
+    """What a layer computes whose weight is not packed yet."""
+    bias = None if layer.bias is None else layer.bias.to(x.dtype)
+    return F.linear(x, layer.unpacked.to(x.dtype), bias)
 
 
 _REST = "embeddings, and experts in one fused tensor, are not quantised"

@@ -57,13 +57,17 @@ def save(
         GenerationConfig(eos_token_id=stop, pad_token_id=tokenizer.pad_token_id).save_pretrained(aside)
 
 
-def load(run: Path, config: RunConfig) -> Shipped:
-    """The model that the run at `run` shipped."""
+def load(run: Path, config: RunConfig, *, waiting: bool = False) -> Shipped:
+    """The model that the run at `run` shipped.
+
+    Args:
+        waiting: On the host, as `backbones.load` says.
+    """
     folder = run / "adapter"
     require_saved(run, config, "generation_config.json")
     tokenizer = load_tokenizer(run, config)
     stop = GenerationConfig.from_pretrained(folder).eos_token_id or []
-    backbone = load_backbone(config, folder, tokenizer)
+    backbone = load_backbone(config, folder, tokenizer, waiting=waiting)
     model = backbone.model if isinstance(config.adapter, Full) else adapters.load(backbone.model, folder)
     head = heads.find(model, backbone.model)
     template = form(config, backbone.model.config, tokenizer)
@@ -91,17 +95,23 @@ def load_tokenizer(run: Path, config: RunConfig) -> PreTrainedTokenizerBase:
 
 
 def load_backbone(
-    config: RunConfig, folder: Path, tokenizer: PreTrainedTokenizerBase, *, task: Task | None = None
+    config: RunConfig,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    task: Task | None = None,
+    waiting: bool = False,
 ) -> backbones.Backbone:
     """The backbone under the adapter in `folder`; for full fine-tuning the model in `folder` itself.
 
     Args:
         task: By default what the recipe trains.
+        waiting: On the host, as `backbones.load` says.
     """
     model: ModelConfig = config.model
     if isinstance(config.adapter, Full):
         model = model.model_copy(update={"id": str(folder.resolve()), "revision": None})
-    return backbones.load(model, tokenizer, task=task or tasks.of(config))
+    return backbones.load(model, tokenizer, task=task or tasks.of(config), waiting=waiting)
 
 
 def _again(run: Path) -> str:

@@ -3,15 +3,18 @@
     python scripts/bench/solver.py [--json solver.json] [--only WORD ...]
 
 Four configurations of the shipped starter on a CPU. Each is trained with and without checkpointing and with
-micro-batches from the largest to the longest row, twice: once every storage of torch counts (workbench/live_bytes.py),
-once the processor time of each step does. Three limits of memory make three cases of each configuration: enough for all
-ways, half-way between the largest and the smallest micro-batch, and less than any way without checkpointing takes. The
-solver knows the limit and none of the runs. What it takes is run, too, in turns with the way that was fastest.
+micro-batches from the largest to the longest row, while every storage of torch counts (workbench/live_bytes.py). Three
+limits of memory make three cases of each configuration: enough for all ways, half-way between the largest and the
+smallest micro-batch, and less than any way without checkpointing takes. The solver knows the limit, and no run. Then
+all ways, and those that it took, are trained once more, each in a process of its own and step by step in turns, so that
+whoever else uses the machine slows all of them alike: every step's processor time is compared with the mean of the same
+step of all ways.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 import tempfile
 import time
@@ -19,12 +22,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from itertools import chain
 from pathlib import Path
-from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import measuring
+import numpy as np
 import standing
 import torch
 
@@ -50,12 +52,14 @@ SHORT = (
 )
 scores.TOKENS = predicting.TOKENS = 1
 """Scoring reads one row at a time, so that it is never what takes most: it is the same for all ways."""
-STEPS, WARM_UP = 6, 2
-"""Of a run, and how many of them are not timed."""
+PLANNED = 6
+"""Steps of a run whose bytes are counted, and of its plan."""
+STEPS, WARM_UP = 12, 2
+"""Of a run that is timed, and how many of them do not count."""
 SHARES = (1.0, 0.5, 0.25, 0.0)
 """Where the micro-batches of the runs stand between the longest row and the largest micro-batch."""
-TURNS = 3
-"""Of a way that was taken and the fastest, where these differ."""
+READY_S = 900
+"""Seconds in which all processes must have begun."""
 TOLERANCE = 0.05
 """Of processor time: ways that differ by less are equally fast."""
 
@@ -63,13 +67,6 @@ TOLERANCE = 0.05
 class Way(NamedTuple):
     checkpointing: bool
     tokens: int
-
-
-class Took(NamedTuple):
-    peak: int
-    """Bytes."""
-    seconds: float
-    """Of processor time, a step."""
 
 
 CONFIGURATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -95,21 +92,21 @@ def main() -> None:
     for name in CONFIGURATIONS:
         if arguments.only and not any(word in name for word in arguments.only):
             continue
-        every: dict[Way, Took] = {}
-        for way in _ways(name):
-            every[way] = _run(name, way)
-            print(name, *way, *every[way], file=sys.stderr, flush=True)
-        for limit in _limits(every):
-            case = f"{name}, {limit / 1e6:.0f} MB"
-            taken = _taken(_choose(name, limit))
-            own = every.get(taken) or _run(name, taken)
-            best = min((way for way in every if every[way].peak <= limit), key=lambda way: every[way].seconds)
-            took, least = (own.seconds, own.seconds) if taken == best else _compared(name, taken, best)
-            right = own.peak <= limit and took <= least * (1 + TOLERANCE)
-            cells = [_said(taken), f"{own.peak / 1e6:.1f}", f"{took:.2f}", _said(best)]
-            rows.append([name, f"{limit / 1e6:.1f}", *cells, f"{least:.2f}", "yes" if right else "no"])
-            found[case] = {"taken": taken, "took": own, "best": best, "all": [[*way, *every[way]] for way in every]}
+        peaks = {way: _peak(name, way) for way in _ways(name)}
+        limits = _limits(peaks)
+        taken = {limit: _taken(_choose(name, limit)) for limit in limits}
+        peaks |= {way: _peak(name, way) for way in taken.values() if way not in peaks}
+        seconds = _seconds_in_turns(name, list(peaks))
+        for way, peak in peaks.items():
+            print(name, *way, peak, f"{seconds[way]:.3f}", file=sys.stderr, flush=True)
+        for limit, own in taken.items():
+            best = min((way for way in peaks if peaks[way] <= limit), key=lambda way: seconds[way])
+            right = peaks[own] <= limit and seconds[own] <= seconds[best] * (1 + TOLERANCE)
+            cells = [_said(own), f"{peaks[own] / 1e6:.1f}", f"{seconds[own]:.3f}", _said(best), f"{seconds[best]:.3f}"]
+            rows.append([name, f"{limit / 1e6:.1f}", *cells, "yes" if right else "no"])
             print(" | ".join(map(str, rows[-1])), flush=True)
+        every = [[*way, peak, seconds[way]] for way, peak in peaks.items()]
+        found[name] = {"ways": every, "taken": [[limit, *way] for limit, way in taken.items()]}
     print(standing.markdown(rows))
     print(f"{sum(row[-1] == 'yes' for row in rows[1:])} of {len(rows) - 1}.")
     measuring.write_report(arguments, machine=measuring.machine("cpu", ("torch", "transformers", "peft")), found=found)
@@ -125,14 +122,13 @@ def _ways(name: str) -> list[Way]:
 @cache
 def _largest(name: str) -> Plan:
     recipe, words = CONFIGURATIONS[name]
-    return plan(load(recipe, [*words, *SHORT, f"train.steps={STEPS}"]))
+    return plan(load(recipe, [*words, *SHORT, f"train.steps={PLANNED}"]))
 
 
-def _limits(every: dict[Way, Took]) -> list[int]:
+def _limits(peaks: dict[Way, int]) -> list[int]:
     """Enough for all, for some micro-batches, and for none without checkpointing."""
-    plain = [took.peak for way, took in every.items() if not way.checkpointing]
-    saved = min(took.peak for took in every.values())
-    return [int(1.05 * max(plain)), (max(plain) + min(plain)) // 2, (min(plain) + saved) // 2]
+    plain = [peak for way, peak in peaks.items() if not way.checkpointing]
+    return [int(1.05 * max(plain)), (max(plain) + min(plain)) // 2, (min(plain) + min(peaks.values())) // 2]
 
 
 def _choose(name: str, limit: int) -> Choice:
@@ -140,7 +136,7 @@ def _choose(name: str, limit: int) -> Choice:
     recipe, words = CONFIGURATIONS[name]
     clock = Calibration(torch.device("cpu"), clock=time.process_time)
     return choose(
-        load(recipe, [*words, *SHORT, f"train.steps={STEPS}"]),
+        load(recipe, [*words, *SHORT, f"train.steps={PLANNED}"]),
         lambda config: replace(plan(config, memory=limit), process=0),
         lambda found: clock.timed(found.work).seconds,
     )
@@ -152,31 +148,62 @@ def _taken(choice: Choice) -> Way:
     return Way(config.train.checkpointing is True, config.batch.tokens_per_device)
 
 
-def _run(name: str, way: Way) -> Took:
-    recipe, words = CONFIGURATIONS[name]
-    own = _words(way)
-    with _counting() as peaks:
-        _train(recipe, [*words, *SHORT, *own, f"train.steps={STEPS}"])
-    return Took(max(peaks), median(_seconds(name, way)))
+def _peak(name: str, way: Way) -> int:
+    """Bytes that a run holds at most, of as many steps as are planned."""
+    with _counting() as peaks, tempfile.TemporaryDirectory() as folder:
+        _train(name, way, Path(folder), steps=PLANNED)
+    return max(peaks)
 
 
-def _compared(name: str, one: Way, other: Way) -> tuple[float, float]:
-    """Seconds of a step of both, run by turns: others use the machine, too."""
-    turns = [(_seconds(name, one), _seconds(name, other)) for _ in range(TURNS)]
-    return median(chain.from_iterable(own for own, _ in turns)), median(chain.from_iterable(own for _, own in turns))
-
-
-def _seconds(name: str, way: Way) -> list[float]:
-    """Of each step that is timed."""
-    recipe, words = CONFIGURATIONS[name]
-    with _timing() as seconds:
-        _train(recipe, [*words, *SHORT, *_words(way), f"train.steps={STEPS}"])
-    return seconds[WARM_UP:]
-
-
-def _train(recipe: str, words: list[str]) -> None:
+def _seconds_in_turns(name: str, ways: list[Way]) -> dict[Way, float]:
+    """Processor time of a step of each way."""
+    together = multiprocessing.get_context("fork")
+    turns = [together.Semaphore(0) for _ in ways]
+    ready, found = together.Barrier(len(ways) + 1, timeout=READY_S), together.Queue()
     with tempfile.TemporaryDirectory() as folder:
-        workbench.run(recipe, words, out=Path(folder) / "run", quiet=True)
+        processes = [
+            together.Process(target=_train_in_turns, args=(name, way, number, Path(folder), turns, ready, found))
+            for number, way in enumerate(ways)
+        ]
+        for process in processes:
+            process.start()
+        ready.wait()
+        turns[0].release()
+        taken = dict(found.get() for _ in ways)
+        for process in processes:
+            process.kill()
+            process.join()
+    seconds_WS = np.asarray([taken[number][WARM_UP:] for number in range(len(ways))])
+    share_W = np.median(seconds_WS / seconds_WS.mean(0), axis=1)
+    return dict(zip(ways, (share_W * np.median(seconds_WS.mean(0))).tolist(), strict=True))
+
+
+def _train_in_turns(name: str, way: Way, number: int, folder: Path, turns: Any, ready: Any, found: Any) -> None:
+    """One of several processes, each of which does a step when its turn is."""
+    seconds: list[float] = []
+    step = Fit.step
+
+    def timed(self: Fit, rows: Indices) -> dict[str, Any]:
+        if not seconds:
+            ready.wait()
+        turns[number].acquire()
+        began = time.process_time()
+        record = step(self, rows)
+        seconds.append(time.process_time() - began)
+        turns[(number + 1) % len(turns)].release()
+        if len(seconds) == STEPS:
+            found.put((number, seconds))
+            time.sleep(READY_S)  # until it is killed: scoring would disturb the others
+        return record
+
+    Fit.step = timed  # type: ignore[method-assign]
+    _train(name, way, folder / str(number), steps=STEPS)
+
+
+def _train(name: str, way: Way, folder: Path, *, steps: int) -> None:
+    recipe, words = CONFIGURATIONS[name]
+    own = [f"train.checkpointing={str(way.checkpointing).lower()}", f"batch.tokens_per_device={way.tokens}"]
+    workbench.run(recipe, [*words, *SHORT, *own, f"train.steps={steps}"], out=folder / "run", quiet=True)
 
 
 @contextmanager
@@ -196,29 +223,6 @@ def _counting() -> Iterator[list[int]]:
         yield peaks
     finally:
         Fit.work = work  # type: ignore[method-assign]
-
-
-@contextmanager
-def _timing() -> Iterator[list[float]]:
-    """Inside the block, the processor time of every step in seconds."""
-    seconds: list[float] = []
-    step = Fit.step
-
-    def timed(self: Fit, rows: Indices) -> dict[str, object]:
-        began = time.process_time()
-        record = step(self, rows)
-        seconds.append(time.process_time() - began)
-        return record
-
-    Fit.step = timed  # type: ignore[method-assign]
-    try:
-        yield seconds
-    finally:
-        Fit.step = step  # type: ignore[method-assign]
-
-
-def _words(way: Way) -> list[str]:
-    return [f"train.checkpointing={str(way.checkpointing).lower()}", f"batch.tokens_per_device={way.tokens}"]
 
 
 def _said(way: Way) -> str:

@@ -10,13 +10,19 @@ import pytest
 from tests.mistakes.cases import Case, assert_refused, file
 
 ZERO2, ZERO3 = "distributed.zero=2", "distributed.zero=3"
-OWN = "ds.json"
+OWN, CUT = "ds.json", "cut.json"
 CASES = {
-    "packed weights in shares": (f"{ZERO3} model.weights=int8", "model.weights=int8 with zero=3", "Write zero=2"),
-    "packed weights in shares of torch": (
-        f"{ZERO2} distributed.engine=fsdp2 model.weights=nf4",
-        "model.weights=nf4 with zero=2",
-        "Write engine=deepspeed, zero=2",
+    "8 bits in shares": (
+        f"{ZERO3} model.weights=int8",
+        "model.weights=int8 with zero=3",
+        "Write model.weights=nf4, which can be cut, or engine=deepspeed, zero=2",
+    ),
+    "8 bits in shares of torch": (f"{ZERO2} distributed.engine=fsdp2 model.weights=int8", "model.weights=int8", "nf4"),
+    "8 bits in shares of a file": (f"distributed.deepspeed={CUT} model.weights=int8", "model.weights=int8", "nf4"),
+    "4 bits in shares, looked at": (
+        f"{ZERO3} model.weights=nf4 'adapter={{method: dora}}'",
+        "adapter.method=dora may look at weights before they are packed",
+        "Write adapter.method=lora, or engine=deepspeed, zero=2",
     ),
     "no stage of torch": ("distributed.engine=fsdp2", "engine=fsdp2 shares what zero=2 or zero=3 does", "zero is 0"),
     "half in the host's memory": (
@@ -62,7 +68,7 @@ CASES = {
         "adapter.method=adalora",
         "Write zero=0",
     ),
-    "moving freeze": (f"{ZERO2} freeze.policy=lisa", "freeze.policy=lisa", "Write freeze.policy=static with zero=2"),
+    "moving freeze": (f"{ZERO2} freeze.policy=lisa", "freeze.policy=lisa", "freeze.policy=static"),
     "file that contradicts": (f"distributed.deepspeed={OWN}", "optimizer: the recipe says it", "Leave these out"),
     "file that is none": ("distributed.deepspeed=none.json", "none.json cannot be read", "Write the path"),
     "file and settings": (f"distributed.deepspeed={OWN} {ZERO2}", "says everything itself", "Leave out zero"),
@@ -74,5 +80,11 @@ def test_a_mistake_is_told(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words, place, cure = CASES[name]
-    prepare = file(OWN, json.dumps({"zero_optimization": {"stage": 2}, "optimizer": {"type": "Adam"}}))
+    contradicting = file(OWN, json.dumps({"zero_optimization": {"stage": 2}, "optimizer": {"type": "Adam"}}))
+    cutting = file(CUT, json.dumps({"zero_optimization": {"stage": 3}}))
+
+    def prepare(where: Path) -> None:
+        contradicting(where)
+        cutting(where)
+
     assert_refused(Case(f"run my.yaml {words} --out new", place, cure, prepare), folder, monkeypatch, capsys)

@@ -5,9 +5,9 @@ Zhao et al. 2023, arXiv:2304.11277.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,12 +16,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from workbench import optimizer_states
+from workbench import backbones, optimizer_states
 from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch
 from workbench.errors import TrainingError
+from workbench.parallel import settings
 from workbench.parallel.ranks import Ranks
-from workbench.parallel.sharding import Loss, Sharded
+from workbench.parallel.sharding import Loss, Sharded, brought
 from workbench.sections.distributing import DistributedConfig
 from workbench.stepping import Refuse
 from workbench.storage import HALVES
@@ -29,12 +30,74 @@ from workbench.storage import HALVES
 T = TypeVar("T")
 
 
+class Shared:
+    """A model that processes read together: each holds a share, and a block whole while that computes.
+
+    Args:
+        model: What is outside of its blocks is whole as long as a pass goes on.
+        section: The stage; and what waits on the host.
+        compute: What matrix products run in, if not in the precision of what is stored.
+        beside: What trains with the model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        section: DistributedConfig,
+        ranks: Ranks,
+        *,
+        compute: torch.dtype | None = None,
+        beside: nn.Module | None = None,
+    ) -> None:
+        device = backbones.device()
+        _connect()
+        options: dict[str, Any] = {
+            "mesh": init_device_mesh(device.type, (ranks.world,)),
+            "reshard_after_forward": section.zero != 2,
+            "mp_policy": MixedPrecisionPolicy(
+                param_dtype=compute if compute in HALVES else None,
+                reduce_dtype=torch.float32,
+                cast_forward_inputs=False,
+            ),
+            "offload_policy": _offloading(section, device),
+        }
+        self.module = _Called(model, beside)
+        for part in brought(self.module):  # masters are never here for more than one block
+            for parameter in part.parameters():
+                if parameter.requires_grad and not isinstance(parameter, DTensor):
+                    parameter.data = parameter.data.float()
+            fully_shard(part, **options)
+
+    def __call__(self, work: Callable[[], T]) -> T:
+        """What `work` gives, which calls the model; all processes do the same, and let go of it afterwards."""
+        found: T = self.module(work)
+        for module in self.module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        return found
+
+
+class Reading(Protocol):
+    """Does work that reads a model."""
+
+    def __call__(self, work: Callable[[], T]) -> T:
+        """What `work` gives."""
+
+
+def reading(model: nn.Module, section: DistributedConfig, ranks: Ranks) -> Reading:
+    """For a model in evaluation mode: processes that would share its weights in training read it together."""
+    return Shared(model, section, ranks) if settings.cuts_weights(section) else _called
+
+
+def _called(work: Callable[[], T]) -> T:
+    return work()
+
+
 class FullySharded(Sharded):
     """The trainable parameters of a model that FSDP2 cuts, frozen ones too.
 
     Args:
         loss: The summed loss of a micro-batch times a factor, by the model.
-        blocks: Of the model; each is whole while it computes, and what is outside of them as long as a pass goes on.
         beside: What trains with the model and is not shipped.
     """
 
@@ -44,31 +107,13 @@ class FullySharded(Sharded):
         loss: Loss,
         config: RunConfig,
         *,
-        blocks: Sequence[nn.Module],
         compute: torch.dtype,
         ranks: Ranks,
         beside: nn.Module | None,
     ) -> None:
-        device, section = next(model.parameters()).device, config.distributed
-        _connect()
-        options: dict[str, Any] = {
-            "mesh": init_device_mesh(device.type, (ranks.world,)),
-            "reshard_after_forward": section.zero == 3,
-            "mp_policy": MixedPrecisionPolicy(
-                param_dtype=compute if compute in HALVES else None,
-                reduce_dtype=torch.float32,
-                cast_forward_inputs=False,
-            ),
-            "offload_policy": _offloading(section, device),
-        }
-        self._module, self._loss = _Called(model, beside), loss
-        for part in (*blocks, self._module):  # one by one: masters are never here for more than one block
-            for parameter in part.parameters():
-                if parameter.requires_grad and not isinstance(parameter, DTensor):
-                    parameter.data = parameter.data.float()
-            fully_shard(part, **options)
+        self._shared, self._loss = Shared(model, config.distributed, ranks, compute=compute, beside=beside), loss
         super().__init__(model, beside, ranks=ranks)
-        self._homes = {name: _homes(self._module, parameter) for name, parameter in self._named.items()}
+        self._homes = {name: _homes(self._shared.module, parameter) for name, parameter in self._named.items()}
         self._optimizer: torch.optim.Optimizer | None = None
 
     @property
@@ -83,7 +128,7 @@ class FullySharded(Sharded):
     def forward(self, batch: MicroBatch, scale: float) -> Tensor:
         """The loss, with a graph."""
         # FSDP2 takes the mean over processes.
-        loss: Tensor = self._module(lambda: self._loss(batch, scale * self._ranks.world))
+        loss: Tensor = self._shared.module(lambda: self._loss(batch, scale * self._ranks.world))
         return loss
 
     def backward(self, loss: Tensor) -> None:
@@ -92,9 +137,7 @@ class FullySharded(Sharded):
 
     def reading(self, work: Callable[[], T]) -> T:
         """What `work` gives; what is outside of blocks is whole meanwhile."""
-        found: T = self._module(work)
-        self._let_go()
-        return found
+        return self._shared(work)
 
     def step(self, max_norm: float, refuse: Refuse) -> tuple[float, TrainingError | None]:
         """Clip and take the step, unless the gradients are no good."""
@@ -144,12 +187,6 @@ class FullySharded(Sharded):
         for name, parameter in parameters.items():
             for module, own in self._homes[name]:
                 module._parameters[own] = parameter
-
-    def _let_go(self) -> None:
-        """Of what others hold a share of."""
-        for module in self._module.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
 
     def _gathered(self, tensor: Tensor) -> Tensor:
         return self._kept(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)

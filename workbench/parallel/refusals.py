@@ -17,6 +17,10 @@ OPTIMIZERS = ("adamw", "sgd", "lion")
 """Whose steps do not depend on the shapes of parameters, which ZeRO lays end to end."""
 
 
+OVER_CUT = ("lora", "rslora", "lora+")
+"""Methods that start without a look at the weights below, which are packed when they are cut."""
+
+
 def require(config: RunConfig, ranks: Ranks) -> None:
     """Refuse what would fail, hang or silently be something else; raises ConfigError with the cure of each."""
     settings.read(config.distributed)
@@ -56,8 +60,7 @@ def _sharded(config: RunConfig) -> Iterator[str]:
         yield f"adapter.method={config.adapter.method} looks at gradients, and ZeRO cuts them. Write zero=0."
     if config.average.method != "none":
         yield "average needs all weights in one place, and ZeRO cuts them. Write average.method=none, or zero=0."
-    whole = section.zero != 3 and section.engine == "deepspeed"
-    cure = "zero=2" if section.engine == "deepspeed" else "engine=deepspeed, zero=2"
+    whole, cure = not settings.cuts_weights(section), "engine=deepspeed, zero=2"
     if config.freeze.policy != "none" and not (whole and config.freeze.fixed):
         yield (
             f"freeze.policy={config.freeze.policy} takes weights away from {section.engine} while it holds them. "
@@ -65,10 +68,16 @@ def _sharded(config: RunConfig) -> Iterator[str]:
         )
     if config.model.compute == "float16":
         yield "model.compute=float16 with ZeRO would need loss scaling. Write model.compute=bfloat16."
-    if not whole and config.model.weights in ("int8", "nf4", "fp4"):
+    if not whole and config.model.weights == "int8":
         yield (
-            f"model.weights={config.model.weights} with zero={section.zero}: packed weights cannot be cut. "
-            f"Write {cure}, which keeps the small adapter's optimizer apart and the packed weights whole."
+            "model.weights=int8 with zero=3 or fsdp2: bitsandbytes keeps 8-bit weights whole once they were used. "
+            f"Write model.weights=nf4, which can be cut, or {cure}, which cuts the optimizer's state alone."
+        )
+    if not whole and config.model.weights in ("nf4", "fp4") and config.adapter.method not in OVER_CUT:
+        yield (
+            f"model.weights={config.model.weights} with zero=3 or fsdp2 goes with {', '.join(OVER_CUT)}: "
+            f"adapter.method={config.adapter.method} may look at weights before they are packed. "
+            f"Write adapter.method=lora, or {cure}."
         )
     if section.nvme is not None and not section.nvme.is_dir():
         yield f"distributed.nvme={section.nvme}: no such folder. Make it, on a fast disk."

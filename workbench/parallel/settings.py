@@ -9,6 +9,7 @@ import torch
 
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
+from workbench.parallel.ranks import Ranks
 from workbench.sections.distributing import DistributedConfig
 
 Settings = dict[str, Any]
@@ -54,6 +55,18 @@ def deepspeed(config: RunConfig, compute: torch.dtype, *, world: int, trained: i
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**62,
     }
+
+
+def cuts_weights(section: DistributedConfig) -> bool:
+    """Whether a process holds a share of each weight, and all of it only while its module computes."""
+    if section.deepspeed is not None:
+        return bool(read(section)["zero_optimization"].get("stage") == 3)
+    return section.zero == 3 or section.engine == "fsdp2"
+
+
+def reads(section: DistributedConfig, ranks: Ranks) -> bool:
+    """Whether this process scores: the first does, or all of those that share weights."""
+    return ranks.first or cuts_weights(section)
 
 
 def _zero(section: DistributedConfig, trained: int) -> Settings:

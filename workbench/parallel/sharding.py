@@ -10,6 +10,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from workbench import backbones
+from workbench.adapters import anatomy
 from workbench.data.batching import MicroBatch
 from workbench.errors import TrainingError
 from workbench.masters import BESIDE
@@ -18,6 +20,13 @@ from workbench.stepping import Refuse
 
 Loss = Callable[[MicroBatch, float], Tensor]
 T = TypeVar("T")
+
+
+def brought(model: nn.Module) -> Iterator[nn.Module]:
+    """The parts of a model, each here when the one before is cut: its blocks, then what is outside of them."""
+    for part in (*anatomy.decoder_layers(model), model):
+        backbones.bring(part)
+        yield part
 
 
 class Sharded(ABC):

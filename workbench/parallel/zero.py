@@ -22,8 +22,9 @@ from workbench.data.batching import MicroBatch
 from workbench.errors import TrainingError
 from workbench.parallel import disks, settings
 from workbench.parallel.ranks import Ranks
-from workbench.parallel.sharding import Loss, Sharded
+from workbench.parallel.sharding import Loss, Sharded, brought
 from workbench.stepping import Refuse
+from workbench.storage import HALVES
 
 COUNTED = "step"
 """What an optimizer counts for all its values together."""
@@ -51,6 +52,7 @@ class Zero(Sharded):
     ) -> None:
         super().__init__(model, beside, ranks=ranks)
         self._module, self._sample = _Forward(model, loss, beside), sample
+        self._compute = compute
         trained = sum(parameter.numel() for parameter in self._named.values())
         self._settings = settings.deepspeed(config, compute, world=ranks.world, trained=trained)
         self._engine: Any = None
@@ -66,18 +68,31 @@ class Zero(Sharded):
         deepspeed = imported()
         if "nvme" in json.dumps(self._settings["zero_optimization"]):
             disks.require()
-        buffers = {name: buffer for name, buffer in self._module.named_buffers() if buffer.dtype == torch.float32}
+        if self.cuts_weights:
+            self._cut(deepspeed)
         self._engine, *_rest = deepspeed.initialize(
             model=self._module,
             optimizer=optimizer,
             model_parameters=list(self._named.values()),
             config=self._settings,
         )
-        for name, buffer in buffers.items():  # frequencies of rotary positions lose most of their digits in bfloat16
-            parent, _dot, own = name.rpartition(".")
-            setattr(self._module.get_submodule(parent), own, buffer.to(self._engine.device))
         self._optimizer = optimizer
         return self
+
+    def _cut(self, deepspeed: Any) -> None:
+        """Leave a share of each weight here, before the next part of the model comes to the device."""
+        cut: Any = None  # a weight that DeepSpeed has cut, and through which it cuts more
+        for part in brought(self._module):
+            whole = [parameter for parameter in part.parameters() if not hasattr(parameter, "ds_id")]
+            for parameter in whole:
+                wanted = self._compute if self._compute in HALVES else parameter.dtype
+                # A copy: sending it around writes into it, and it may be a file that is mapped.
+                parameter.data = parameter.data.to(wanted, copy=True)
+            if cut is None:
+                deepspeed.zero.Init(module=part, config_dict_or_path=self._settings)
+            else:
+                cut.convert_to_zero_parameters(param_list=whole)
+            cut = next(iter(whole), None) if cut is None else cut
 
     def forward(self, batch: MicroBatch, scale: float) -> Tensor:
         """The loss, with a graph."""
@@ -190,6 +205,7 @@ def imported() -> Any:
     """DeepSpeed, without what it prints, and without what it would compile for a CPU's messages at its first start."""
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")  # else it guesses aloud
     os.environ.setdefault("DS_LOG_LEVEL", "warning")
+    os.environ.setdefault("LOCAL_RANK", "0")  # where no launcher says it
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     import deepspeed
 

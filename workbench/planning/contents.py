@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
+import torch
 from torch import Tensor
 
 from workbench import storage
@@ -15,6 +16,7 @@ def contents(fit: Model, *, optimizer: int) -> Contents:
     """The parameters of `fit`, whose optimizer keeps so many bytes of state."""
     computing = [each for each in fit.masters.computing().values() if each.requires_grad]
     trained = tuple(each.numel() for each in computing)
+    element = max((each.element_size() for each in computing), default=4)
     frozen = {id(each): each for each in fit.model.parameters() if not each.requires_grad}
     known = {id(each) for each in chain(frozen.values(), computing)}
     rest: dict[int, Tensor] = {id(each): each for each in chain(storage.held(fit.model), fit.model.buffers())}
@@ -22,8 +24,13 @@ def contents(fit: Model, *, optimizer: int) -> Contents:
     return Contents(
         trained=trained,
         head=sum(each.numel() for each in head.parameters() if each.requires_grad) if head is not None else 0,
-        element=max((each.element_size() for each in computing), default=4),
-        frozen=tuple((each.numel(), each.nbytes) for each in frozen.values()),
+        element=element,
+        frozen=tuple((_elements(each, element), each.nbytes) for each in frozen.values()),
         whole=sum(each.nbytes for key, each in rest.items() if key not in known),
         optimizer=optimizer / max(sum(trained), 1),
     )
+
+
+def _elements(parameter: Tensor, element: int) -> int:
+    """Of a tensor as it is cut: packed weights are of the precision that computes there."""
+    return parameter.nbytes // element if parameter.dtype == torch.uint8 else parameter.numel()

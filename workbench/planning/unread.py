@@ -37,7 +37,12 @@ def unread() -> Iterator[list[Asked]]:
     asked: list[Asked] = []
 
     def imagined(
-        config: ModelConfig, tokenizer: PreTrainedTokenizerBase | None, *, task: Task = TEXT, trainable: bool = False
+        config: ModelConfig,
+        tokenizer: PreTrainedTokenizerBase | None,
+        *,
+        task: Task = TEXT,
+        trainable: bool = False,
+        waiting: bool = False,
     ) -> Backbone:
         vocabulary = 0 if tokenizer is None else len(tokenizer)
         with unimagined():

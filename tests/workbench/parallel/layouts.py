@@ -1,8 +1,9 @@
 """Runs one recipe in several layouts, each in a folder of its own; torchrun starts this file in two processes.
 
-layouts.py FOLDER JOBS.json    # JOBS: [[name, overrides, name of the run to go on from or null], ...]
+layouts.py FOLDER JOBS.json [start]    # JOBS: [[name, overrides, name of the run to go on from or null], ...]
 
-Beside each run, NAME.RANK.json says how many bytes of tensors a process held at most in a usual step.
+Beside each run, NAME.RANK.json says how many bytes of tensors a process held at most in a usual step; with the word
+start, before the first one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -20,19 +22,26 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
+import torch
+
 import workbench
 from workbench.data.batching import Indices
 from workbench.engine import Fit
+from workbench.live_bytes import LiveBytes
 from workbench.parallel.ranks import joined
 from workbench.parallel.zero import Zero
 from workbench.planning.ledger import Ledger
 
 
-def in_two_processes(folder: Path, jobs: Sequence[tuple[str, list[str], str | None]]) -> None:
-    """Run the folder's recipe.yaml in all layouts, one after the other."""
+def in_two_processes(folder: Path, jobs: Sequence[tuple[str, list[str], str | None]], *words: str) -> None:
+    """Run the folder's recipe.yaml in all layouts, one after the other.
+
+    Args:
+        words: After the arguments of this file.
+    """
     (folder / "jobs.json").write_text(json.dumps(jobs))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
-    command += ["--rdzv-endpoint=localhost:0", __file__, str(folder), str(folder / "jobs.json")]
+    command += ["--rdzv-endpoint=localhost:0", __file__, str(folder), str(folder / "jobs.json"), *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
     assert done.returncode == 0, done.stderr[-5000:]
@@ -75,6 +84,45 @@ def counted() -> Iterator[list[int]]:
         yield peaks
 
 
+class Held(LiveBytes):
+    """Knows of storages that were emptied meanwhile, as FSDP2 does with its own."""
+
+    most = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        result = super().called(func, args, kwargs)
+        self.most = max(self.most, sum(each.nbytes() for made in self._made.values() if (each := made()) is not None))
+        return result
+
+    def _see(self, storage: torch.UntypedStorage, size: int) -> None:
+        if storage._cdata not in self._known and size:
+            self._made[storage._cdata] = weakref.ref(storage)
+        super()._see(storage, size)
+
+    def _forget(self, address: int, size: int) -> None:
+        super()._forget(address, size)
+        self._made.pop(address, None)
+
+
+@contextmanager
+def counted_before() -> Iterator[list[int]]:
+    """Inside the block, the most bytes of tensors that each run made and held before its first step."""
+    peaks, step = list[int](), Fit.step
+    with Held() as held:
+
+        def stepping(self: Fit, rows: Indices) -> dict[str, Any]:
+            peaks.append(held.most)
+            return step(self, rows)
+
+        with patch.object(Fit, "step", stepping):
+            yield peaks
+    del peaks[1:]
+
+
 def main() -> None:
     folder, jobs = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
     ranks = joined()
@@ -82,7 +130,7 @@ def main() -> None:
         if origin is not None and ranks.first:
             halfway(folder / origin, folder / name)
         ranks.wait()
-        with counted() as peaks:
+        with counted_before() if "start" in sys.argv else counted() as peaks:
             workbench.run(str(folder / "recipe.yaml"), words, out=folder / name, resume=origin is not None, quiet=True)
         (folder / f"{name}.{ranks.rank}.json").write_text(json.dumps(median(peaks) if peaks else 0))
 

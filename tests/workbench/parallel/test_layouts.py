@@ -35,6 +35,8 @@ LAYOUTS = {
 CUT = {"stage": 3, "stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 50_000}
 """A person's own DeepSpeed JSON, which cuts every weight, however small; the head's comes before it is needed."""
 NVME = "{{zero: 3, offload_optimizer: nvme, offload_parameters: nvme, nvme: {folder}}}"
+PACKED = ("zero3", "fsdp2_2", "fsdp2_3")
+"""Those that cut weights, 4-bit ones too."""
 RESUMED = {
     "zero2 to ddp": ("zero2", "ddp"),
     "ddp to zero3": ("ddp", "zero3"),
@@ -72,6 +74,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
                 (f"{method} {budget} {name}", [*words, f"distributed={layout}"], None)
                 for name, layout in sharings.items()
             ]
+    words = [f"adapter={METHODS['lora']}", f"batch.tokens_per_device={BUDGETS[0]}", "model.weights=nf4"]
+    workbench.run(str(folder / "recipe.yaml"), words, out=folder / "packed alone", quiet=True)
+    jobs += [(f"packed {name}", [*words, f"distributed={LAYOUTS[name]}"], None) for name in PACKED]
     words = [f"adapter={METHODS['full']}", f"batch.tokens_per_device={BUDGETS[0]}"]
     jobs += [
         (name, [*words, f"distributed={LAYOUTS[to]}"], f"full {BUDGETS[0]} {origin}")
@@ -106,10 +111,17 @@ def weights(run: Path) -> torch.Tensor:
     return torch.cat([saved[name].double().flatten() for name in sorted(saved)])
 
 
+def scores(run: Path) -> dict[str, float]:
+    """Losses before and after, of the first process."""
+    found = json.loads((run / "scores.json").read_text())
+    return {when: found[when]["loss"] for when in ("before", "after")}
+
+
 def require_same(run: Path, alone: Path) -> None:
     assert curve(run) == pytest.approx(curve(alone), rel=1e-5)
     found, wanted = weights(run), weights(alone)
     assert float((found - wanted).norm() / wanted.norm()) < 1e-4
+    assert scores(run) == pytest.approx(scores(alone), rel=1e-4)
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, "json", pytest.param("nvme", marks=needs_disk)])
@@ -117,6 +129,12 @@ def require_same(run: Path, alone: Path) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_layout_changes_nothing(runs: Path, method: str, budget: int, layout: str) -> None:
     require_same(runs / f"{method} {budget} {layout}", runs / f"{method} {budget} alone")
+
+
+@pytest.mark.parametrize("layout", PACKED)
+def test_packed_weights_are_cut(runs: Path, layout: str) -> None:
+    require_same(runs / f"packed {layout}", runs / "packed alone")
+    assert curve(runs / "packed alone") != curve(runs / f"lora {BUDGETS[0]} alone")
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from workbench.planning.imagined import imagining
@@ -48,6 +49,12 @@ def _described(operation: Callable[[Tensor, Tensor], Any]) -> list[Any]:
         [each is x for each in tensors],
         x.shape,
     ]
+
+
+def test_modules_are_copied() -> None:
+    with imagining():
+        for _ in range(2):
+            assert deepcopy(nn.LayerNorm(5)).weight.shape == (5,)
 
 
 def test_gradients_are_those_of_the_first_time() -> None:
