@@ -48,7 +48,8 @@ def narrow(model: nn.Module, backbone: PreTrainedModel, inputs: Mapping[str, Ten
         each.remove()
     # Where the residual connection lies outside of the attention module, the block still gives every token.
     alone = len(calls) == 2 and [shape[1] for shape in shapes] == [1]
-    if alone and torch.allclose(found, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max())):
+    rounding = max(1e-3, 8 * torch.finfo(wanted.dtype).eps)
+    if alone and torch.allclose(found, wanted, rtol=rounding, atol=rounding * float(wanted.abs().max())):
         _narrowed[backbone] = handle
     else:
         handle.remove()

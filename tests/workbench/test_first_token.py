@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from tests.conftest import tiny
+from tests.conftest import MINILM, tiny
 from workbench import first_token
 from workbench.planning.operations import Operations
 
@@ -47,6 +47,14 @@ def test_outputs_and_gradients_stay_and_operations_go(name: str) -> None:
     assert narrowed.keys() == grads.keys()
     for key, grad in grads.items():
         torch.testing.assert_close(narrowed[key], grad, msg=key)
+
+
+def test_rounding_does_not_keep_it_wide() -> None:
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(MINILM, dtype=torch.bfloat16).eval()
+    _, _, many = _outputs(model)
+    first_token.narrow(model, model, _rows(3, 6))
+    assert _outputs(model)[2] < many
 
 
 @pytest.mark.parametrize("name", WIDE)
