@@ -188,12 +188,11 @@ def load(
     return Backbone(model.requires_grad_(False).eval(), weights, compute, storage.weight_bytes(model), notes)
 
 
-def bring(part: nn.Module) -> None:
-    """Copy a part of a model that waits to this process's device, and pack what is to be packed."""
-    quantisation.pack(part, device())
-    for tensor in chain(part.parameters(), part.buffers()):
-        if tensor.device != device():
-            tensor.data = tensor.data.to(device())
+def bring(module: nn.Module) -> None:
+    """Copy a module of a waiting model, without its children, to this process's device; pack what is to be packed."""
+    quantisation.pack(module, device())
+    for tensor in chain(module.parameters(recurse=False), module.buffers(recurse=False)):
+        tensor.data = tensor.data.to(device())
 
 
 class _Decided(NamedTuple):

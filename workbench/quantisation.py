@@ -69,12 +69,13 @@ def put_off(model: PreTrainedModel, weights: str, compute: torch.dtype) -> None:
     wanted = settings(weights, compute, model)
     wanted.bnb_4bit_quant_storage = compute
     left = unquantised(model)
-    plain = {name: model.get_submodule(name) for name in linear_layers(model) if name not in left}
+    plain: dict[str, Any] = {name: model.get_submodule(name) for name in linear_layers(model) if name not in left}
     replace_with_bnb_linear(model, left, wanted)
     for name, layer in plain.items():
-        weight = layer.weight
-        assert isinstance(weight, Tensor)
         packed: Any = model.get_submodule(name)
+        if packed is layer:
+            continue
+        weight = layer.weight
         packed.bias = layer.bias
         packed.unpacked = weight.data.T if isinstance(layer, Conv1D) else weight.data
         packed.weight = _not_yet(packed.weight, packed.unpacked.shape)
@@ -82,20 +83,18 @@ def put_off(model: PreTrainedModel, weights: str, compute: torch.dtype) -> None:
     model.is_loaded_in_4bit = True  # type: ignore[assignment]  # what PEFT asks before it takes its layers for these
 
 
-def pack(part: nn.Module, target: torch.device) -> None:
-    """Pack, on their device, the layers of a part of a model that were put off."""
-    for module in part.modules():
-        if isinstance(unpacked := getattr(module, "unpacked", None), Tensor):
-            layer: Any = module
-            layer.weight = type(layer.weight)(
-                unpacked,
-                compress_statistics=True,
-                quant_type=layer.weight.quant_type,
-                quant_storage=layer.quant_storage,
-                module=layer,
-            ).to(target)
-            del layer.unpacked, layer.forward
-            settle(layer, layer.compute_dtype)
+def pack(layer: Any, target: torch.device) -> None:
+    """Pack a layer on its device, if it was put off."""
+    if isinstance(unpacked := getattr(layer, "unpacked", None), Tensor):
+        layer.weight = type(layer.weight)(
+            unpacked,
+            compress_statistics=True,
+            quant_type=layer.weight.quant_type,
+            quant_storage=layer.quant_storage,
+            module=layer,
+        ).to(target)
+        del layer.unpacked, layer.forward
+        settle(layer, layer.compute_dtype)
 
 
 def untranspose(skeleton: PreTrainedModel) -> None:

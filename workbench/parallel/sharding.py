@@ -24,8 +24,12 @@ T = TypeVar("T")
 
 def brought(model: nn.Module) -> Iterator[nn.Module]:
     """The parts of a model, each here when the one before is cut: its blocks, then what is outside of them."""
+    here: set[nn.Module] = set()
     for part in (*anatomy.decoder_layers(model), model):
-        backbones.bring(part)
+        new = set(part.modules()) - here
+        for module in new:
+            backbones.bring(module)
+        here |= new
         yield part
 
 

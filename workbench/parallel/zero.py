@@ -86,8 +86,8 @@ class Zero(Sharded):
             whole = [parameter for parameter in part.parameters() if not hasattr(parameter, "ds_id")]
             for parameter in whole:
                 wanted = self._compute if self._compute in HALVES else parameter.dtype
-                # A copy: sending it around writes into it, and it may be a file that is mapped.
-                parameter.data = parameter.data.to(wanted, copy=True)
+                # On a host a copy: sending it around writes into it, and it may be a file that is mapped.
+                parameter.data = parameter.data.to(wanted, copy=parameter.device.type == "cpu")
             if cut is None:
                 deepspeed.zero.Init(module=part, config_dict_or_path=self._settings)
             else:
