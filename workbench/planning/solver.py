@@ -5,8 +5,8 @@ disk, and all of these again with checkpointing; each with the largest micro-bat
 fastest is taken, of equals the first. Where none fits, weights that were left to choose are quantised.
 
 A run is rehearsed with its largest and its smallest micro-batch, without and with checkpointing. Between them bytes are
-taken to grow evenly with tokens and seconds with passes, until that way is chosen and rehearsed itself; the stages of
-ZeRO differ by arithmetic alone.
+taken to grow evenly with tokens and seconds with passes, until that way is chosen and rehearsed itself, with as many
+tokens as fit; the stages of ZeRO differ by arithmetic alone.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Rehearse = Callable[[RunConfig], Plan]
 Timing = Callable[[Plan], float]
 """Seconds that a device computes in a step of a plan."""
 
-GROWTHS, WORTH = 2, 1.1
-"""So often a micro-batch that fits is rehearsed with more tokens, if these are so many times as many."""
+PROBES, WORTH = 5, 1.1
+"""So many micro-batches are rehearsed at most to fill the memory, each of so many times the tokens of one that fits."""
 SHORTER = (0.75, 0.5, 0.25, 0.125)
 """Shares of the longest row that are tried where nothing fits."""
 
@@ -143,32 +143,21 @@ class _Solver:
         return found
 
     def confirmed(self, way: _Way) -> _Way:
-        """The same, rehearsed; with a smaller micro-batch where it does not fit, a larger one where it does."""
-        tokens, least = way.plan.tokens_per_device, way.plan.longest
-        for _ in range(3):
+        """The same, rehearsed: the fastest of several micro-batches, larger where one fits and smaller where not."""
+        low = self._plan(way.config, way.plan.longest)
+        high = self._plan(way.config, self._config.batch.tokens_per_device)
+        tokens, fitting = way.plan.tokens_per_device, [low]
+        for _ in range(PROBES):
             plan = self._plan(way.config, tokens)
             if plan.fits:
-                return self._way(way.config, self._grown(way.config, plan), True)
-            tokens = max(least, tokens - max(1, (tokens - least) // 4))
-        return self._way(way.config, self._plan(way.config, least), True)
-
-    def _grown(self, config: RunConfig, plan: Plan) -> Plan:
-        """With more tokens in a forward pass, where they fit and are faster.
-
-        Bytes are even until activations are most of them, and then grow evenly: what lies on the line between two
-        rehearsals takes at most so much.
-        """
-        most = self._plan(config, self._config.batch.tokens_per_device)
-        for _ in range(GROWTHS):
-            share = (plan.memory - plan.needed) / max(1, most.needed - plan.needed)
-            tokens = plan.tokens_per_device + int(share * (most.tokens_per_device - plan.tokens_per_device))
-            if tokens < WORTH * plan.tokens_per_device:
+                low, most = plan, 1.0
+                fitting.append(plan)
+            else:
+                high, most = plan, 0.5  # bytes grow less evenly than it seemed
+            tokens = _fitting(low, high, most=most)
+            if tokens < WORTH * low.tokens_per_device:
                 break
-            larger = self._plan(config, tokens)
-            if not larger.fits or (larger.seconds or 0.0) > (plan.seconds or 0.0):
-                break
-            plan = larger
-        return plan
+        return self._way(way.config, min(reversed(fitting), key=lambda plan: plan.seconds or 0.0), True)
 
     @cached_property
     def _first(self) -> Plan:
@@ -188,8 +177,7 @@ class _Solver:
         least = self._plan(config, most.longest)
         if not least.fits:
             return self._way(config, least, True)
-        share = (most.memory - least.needed) / (most.needed - least.needed)
-        tokens = least.longest + int(share * (most.tokens_per_device - least.longest))
+        tokens = _fitting(least, most)
         return self._way(config, _between(least, most, tokens), tokens == least.tokens_per_device)
 
     def _way(self, config: RunConfig, plan: Plan, rehearsed: bool) -> _Way:
@@ -211,6 +199,16 @@ class _Solver:
             plan = self._rehearse(alone)
             self._known[key] = replace(plan, seconds=self._timing(plan))
         return self._known[key]
+
+
+def _fitting(low: Plan, high: Plan, *, most: float = 1.0) -> int:
+    """Tokens of a forward pass that would fit, between one that does and one that does not, if bytes grew evenly.
+
+    Args:
+        most: Of the way between them, as a share.
+    """
+    share = min(most, (high.memory - low.needed) / (high.needed - low.needed))
+    return low.tokens_per_device + int(share * (high.tokens_per_device - low.tokens_per_device))
 
 
 def _between(least: Plan, most: Plan, tokens: int) -> Plan:

@@ -1,9 +1,9 @@
 """Runs one recipe in several layouts, each in a folder of its own; torchrun starts this file in two processes.
 
-layouts.py FOLDER JOBS.json [start]    # JOBS: [[name, overrides, name of the run to go on from or null], ...]
+layouts.py FOLDER JOBS.json [steps|start]    # JOBS: [[name, overrides, name of the run to go on from or null], ...]
 
-Beside each run, NAME.RANK.json says how many bytes of tensors a process held at most in a usual step; with the word
-start, before the first one.
+With a third word NAME.RANK.json, beside each run, says how many bytes of tensors a process held at most: in a usual
+step, or before the first one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -23,6 +23,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from matplotlib.figure import Figure
 
 import workbench
 from workbench.data.batching import Indices
@@ -37,7 +38,7 @@ def in_two_processes(folder: Path, jobs: Sequence[tuple[str, list[str], str | No
     """Run the folder's recipe.yaml in all layouts, one after the other.
 
     Args:
-        words: After the arguments of this file.
+        words: Further arguments of this file.
     """
     (folder / "jobs.json").write_text(json.dumps(jobs))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
@@ -108,31 +109,39 @@ class Held(LiveBytes):
         self._made.pop(address, None)
 
 
+class _Begun(Exception):
+    """What was to be counted is."""
+
+
 @contextmanager
 def counted_before() -> Iterator[list[int]]:
-    """Inside the block, the most bytes of tensors that each run made and held before its first step."""
-    peaks, step = list[int](), Fit.step
+    """Inside the block, the most bytes of tensors that a run makes and holds before its first step, where it ends."""
+    peaks = list[int]()
     with Held() as held:
 
         def stepping(self: Fit, rows: Indices) -> dict[str, Any]:
             peaks.append(held.most)
-            return step(self, rows)
+            raise _Begun
 
-        with patch.object(Fit, "step", stepping):
+        with patch.object(Fit, "step", stepping), suppress(_Begun):
             yield peaks
-    del peaks[1:]
+
+
+COUNTED = {"steps": counted, "start": counted_before}
 
 
 def main() -> None:
     folder, jobs = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
     ranks = joined()
+    Figure.savefig = lambda _, file, **__: file.write("<svg/>")  # type: ignore[method-assign,assignment]
     for name, words, origin in jobs:
         if origin is not None and ranks.first:
             halfway(folder / origin, folder / name)
         ranks.wait()
-        with counted_before() if "start" in sys.argv else counted() as peaks:
+        with COUNTED[sys.argv[3]]() if sys.argv[3:] else nullcontext() as peaks:
             workbench.run(str(folder / "recipe.yaml"), words, out=folder / name, resume=origin is not None, quiet=True)
-        (folder / f"{name}.{ranks.rank}.json").write_text(json.dumps(median(peaks) if peaks else 0))
+        if peaks is not None:
+            (folder / f"{name}.{ranks.rank}.json").write_text(json.dumps(median(peaks)))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "save": {"every": None},
     }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    layouts.in_two_processes(folder, [(name, words, None) for name, words in CASES.items()])
+    layouts.in_two_processes(folder, [(name, words, None) for name, words in CASES.items()], "steps")
     return folder
 
 
