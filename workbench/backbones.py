@@ -22,10 +22,10 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 from transformers.utils.import_utils import is_flash_attn_2_available
 
-from workbench import attention, quantisation, starter, storage
+from workbench import attention, origins, quantisation, storage
 from workbench.adapters import anatomy
 from workbench.config import ModelConfig
-from workbench.errors import BackboneError, WorkbenchError
+from workbench.errors import BackboneError
 from workbench.tasks import TEXT, Task
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -62,8 +62,10 @@ def tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
     No pad token is needed or invented: rows are padded where nothing looks, and masks never read token ids.
     """
-    with _told(config, "tokenizer", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"):
-        loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_path(config), **_origin(config))
+    with origins.told(config, "tokenizer", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"):
+        loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            origins.path(config), **origins.arguments(config)
+        )
     if config.new_tokens:
         known = [token for token in config.new_tokens if token in loaded.get_vocab()]
         if known:
@@ -76,8 +78,8 @@ def tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 def hub_config(config: ModelConfig) -> PretrainedConfig:
     """The backbone's architecture, without its weights."""
-    with _told(config, "config", "config.json"):
-        found: PretrainedConfig = AutoConfig.from_pretrained(_path(config), **_origin(config))
+    with origins.told(config, "config", "config.json"):
+        found: PretrainedConfig = AutoConfig.from_pretrained(origins.path(config), **origins.arguments(config))
     return found
 
 
@@ -86,7 +88,7 @@ def skeleton(config: ModelConfig, *, task: Task = TEXT, trainable: bool = False)
     hub, target = task.configured(hub_config(config)), device()
     auto = _auto_class(config, task, hub)
     weights, compute, _ = _precision(config, hub, target, trainable=trainable)
-    with _told(config, "config", "config.json"), torch.device("meta"):
+    with origins.told(config, "config", "config.json"), torch.device("meta"):
         model: PreTrainedModel = auto.from_config(
             hub,
             attn_implementation=_attention(config, compute, target),
@@ -108,7 +110,7 @@ def blueprint(config: ModelConfig, *, vocabulary: int, task: Task = TEXT, traina
     """
     hub, auto, weights, compute, stored, notes = _decided(config, task, trainable=trainable)
     hub.update({} if config.dropout else dict.fromkeys(_dropouts(hub), 0.0))
-    with _told(config, "config", "config.json"), torch.device("meta"):
+    with origins.told(config, "config", "config.json"), torch.device("meta"):
         model: PreTrainedModel = auto.from_config(
             hub,
             dtype=stored,
@@ -156,10 +158,10 @@ def load(
     quantised = quantisation.settings(weights, compute, skeleton(config, task=task)) if packed else None
     dropouts = {} if config.dropout else _dropouts(hub)
     hub.update(dict.fromkeys(dropouts, 0.0))
-    with _told(config, "weights", "*.safetensors"), torch.random.fork_rng(devices=[]):
+    with origins.told(config, "weights", "*.safetensors"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(task.seed)
         loaded: Any = auto.from_pretrained(
-            _path(config),
+            origins.path(config),
             config=hub,
             dtype=stored,
             attn_implementation=_attention(config, compute, device()),
@@ -168,7 +170,7 @@ def load(
             use_safetensors=True,
             ignore_mismatched_sizes=task.head == "classes",
             output_loading_info=True,
-            **_origin(config),
+            **origins.arguments(config),
         )
     model: PreTrainedModel = loaded[0]
     model.config.update(dropouts)  # what is saved is configured as it came
@@ -232,7 +234,7 @@ def _require_whole(config: ModelConfig, found: dict[str, Any], fresh: list[str])
             f"weights, such as {missing[0]}. Fetch weights and config.json that belong together."
         )
     if any(not key.startswith(heads) for key, *_ in found["mismatched_keys"]):
-        raise BackboneError(f"model.id={config.id} cannot be loaded: {_OTHER_SHAPES}")
+        raise BackboneError(f"model.id={config.id} cannot be loaded: {origins.OTHER_SHAPES}")
 
 
 def _grow(model: PreTrainedModel, vocabulary: int) -> None:
@@ -332,81 +334,3 @@ def _attention(config: ModelConfig, compute: torch.dtype, target: torch.device) 
     if config.attention != "auto":
         return config.attention
     return "flash_attention_2" if flash else None
-
-
-def _path(config: ModelConfig) -> str:
-    path = starter.resolve(config.id)
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
-    if looks_local and not Path(path).expanduser().is_dir():
-        raise BackboneError(
-            f"model.id: no folder {config.id}. Write an existing folder, a hub id such as "
-            "Qwen/Qwen3-0.6B, or `starter`."
-        )
-    if config.revision is not None and Path(path).expanduser().is_dir():
-        raise BackboneError(
-            f"model.revision={config.revision} names a branch, tag or commit on the hub, but model.id={config.id} is a "
-            "folder. Leave model.revision out."
-        )
-    return str(Path(path).expanduser()) if looks_local else path
-
-
-def _origin(config: ModelConfig) -> dict[str, Any]:
-    return {"revision": config.revision or "main", "trust_remote_code": config.trust_remote_code}
-
-
-class _told:
-    """Turns what transformers, safetensors and the hub raise while loading into a BackboneError that says what to do.
-
-    Args:
-        part: What is loaded, in a word.
-        patterns: The files of a folder that hold it; one of them is enough.
-    """
-
-    def __init__(self, config: ModelConfig, part: str, *patterns: str) -> None:
-        self.id = config.id
-        self.part = part
-        self.patterns = patterns
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # Foreign code over foreign files: whatever it raises, the backbone cannot be loaded.
-        if isinstance(error, Exception) and not isinstance(error, WorkbenchError):
-            raise BackboneError(f"model.id={self.id} cannot be loaded: {self._why(error)}") from error
-
-    def _why(self, error: Exception) -> str:
-        text = " ".join(str(error).split())
-        folder = Path(starter.resolve(self.id)).expanduser()
-        if isinstance(error, torch.OutOfMemoryError):
-            return "it does not fit into the device's memory. Write model.weights=nf4, or take a smaller one."
-        for words, cure in (_CURES if folder.is_dir() else _CURES | _HUB_CURES).items():
-            if any(word in text for word in words):
-                return cure.format(id=self.id)
-        if not folder.is_dir():
-            return f"{type(error).__name__}: {text[:300]}"
-        if not any(path for pattern in self.patterns for path in folder.glob(pattern)):
-            return f"the folder holds no {self.part} ({', '.join(self.patterns)}). Save or fetch all of it."
-        return f"damaged {self.part} ({type(error).__name__}: {text[:300].rstrip('.')}). Save or fetch all of it again."
-
-
-_OTHER_SHAPES = (
-    "its weights do not have the shapes that its config.json asks for. Fetch weights and config.json that belong "
-    "together."
-)
-_CURES = {
-    ("trust_remote_code",): "it brings its own Python code. If you trust its authors, write "
-    "model.trust_remote_code=true.",
-    ("does not recognize this architecture",): "this version of transformers does not know its architecture. Update "
-    "transformers, or take another backbone.",
-    ("ignore_mismatched_sizes",): _OTHER_SHAPES,
-}
-_HUB_CURES = {
-    ("couldn't connect", "offline mode"): "the hub cannot be reached and the files are not cached. Write a folder as "
-    "model.id, use the shipped `starter`, or fetch it where there is a network: hf download {id}",
-    ("gated", "401"): "it is gated or private: accept its terms on the hub, then run: hf auth login",
-    (
-        "not a valid model identifier",
-        "404",
-    ): "no such folder, and no such id on the hub. Check the spelling: owner/name",
-}
-"""Words of an error message to what a person should do about it; the first that fits is told."""

@@ -26,9 +26,10 @@ from workbench.freezing.watching import ActivationWatch, GradientWatch
 from workbench.masters import Masters
 from workbench.member import Course, Member, Trained
 from workbench.noise_scale import NoiseScale, Parts
+from workbench.parallel import settings
 from workbench.parallel.dealing import deal
 from workbench.parallel.fsdp import FullySharded
-from workbench.parallel.sharding import Sharded
+from workbench.parallel.sharding import Sharded, Trainable
 from workbench.parallel.zero import Zero
 from workbench.runs import Run
 from workbench.stepping import Whole
@@ -207,11 +208,11 @@ class Fit:
 
     def _gradients(self, rows: Indices) -> tuple[Tensor, dict[str, float]]:
         """The gradients of a step's rows; their mean loss, and what else was found out about them."""
-        settings, step = self.config.optimizer, self.member.progress.step
-        parts = Parts(self.masters) if settings.noise_scale and step % settings.noise_scale == 0 else None
+        optimizer, step = self.config.optimizer, self.member.progress.step
+        parts = Parts(self.masters) if optimizer.noise_scale and step % optimizer.noise_scale == 0 else None
         loss = self.backward(rows, parts)
-        if settings.sam is not None and step % settings.sam_every == 0:
-            with sharpness.ascended(self.masters, rho=settings.sam, refresh=self.masters.refresh):
+        if optimizer.sam is not None and step % optimizer.sam_every == 0:
+            with sharpness.ascended(self.masters, rho=optimizer.sam, refresh=self.masters.refresh):
                 self.backward(rows)
         found: dict[str, float] = {}
         if parts is not None:  # last: a step that runs out of memory is done again
@@ -264,10 +265,10 @@ class Fit:
             self.timer.steady = self.config.freeze.fixed and self.prefix.trunk is None
 
     def _sharded(self, beside: nn.Module | None) -> Sharded:
-        known: dict[str, Any] = {"compute": self.compute, "ranks": self.ranks, "beside": beside}
+        whole = Trainable(self.model, self.loss, self.config, self.compute, self.ranks, beside)
         if self.config.distributed.engine == "fsdp2":
-            return FullySharded(self.model, self.loss, self.config, **known)
-        return Zero(self.model, self.loss, self.config, sample=self._any_batch, **known)
+            return FullySharded(whole)
+        return Zero(whole, sample=self._any_batch)
 
     def _beside(self) -> dict[str, Companion]:
         """What goes on in training besides the loss and the optimizer, by the name of its file in a checkpoint."""
@@ -302,7 +303,7 @@ class Fit:
         """Training mode, gradient checkpointing, compilation, the tokens of a forward pass."""
         self.masters.refresh()
         self.model.train()
-        if not (isinstance(self.masters, Sharded) and self.masters.cuts_weights):
+        if not settings.cuts_weights(self.config.distributed):
             fused.fuse(self.model)
         if self.config.train.compile:
             for layer in anatomy.decoder_layers(self.model):

@@ -17,12 +17,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from workbench import backbones, optimizer_states
-from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch
 from workbench.errors import TrainingError
 from workbench.parallel import settings
 from workbench.parallel.ranks import Ranks
-from workbench.parallel.sharding import Loss, Sharded, brought
+from workbench.parallel.sharding import Sharded, Trainable, brought
 from workbench.sections.distributing import DistributedConfig
 from workbench.stepping import Refuse
 from workbench.storage import HALVES
@@ -94,31 +93,14 @@ def _called(work: Callable[[], T]) -> T:
 
 
 class FullySharded(Sharded):
-    """The trainable parameters of a model that FSDP2 cuts, frozen ones too.
+    """The trainable parameters of a model that FSDP2 cuts, frozen ones too."""
 
-    Args:
-        loss: The summed loss of a micro-batch times a factor, by the model.
-        beside: What trains with the model and is not shipped.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        config: RunConfig,
-        *,
-        compute: torch.dtype,
-        ranks: Ranks,
-        beside: nn.Module | None,
-    ) -> None:
-        self._shared, self._loss = Shared(model, config.distributed, ranks, compute=compute, beside=beside), loss
-        super().__init__(model, beside, ranks=ranks)
+    def __init__(self, whole: Trainable) -> None:
+        self._loss, section = whole.loss, whole.config.distributed
+        self._shared = Shared(whole.model, section, whole.ranks, compute=whole.compute, beside=whole.beside)
+        super().__init__(whole)
         self._homes = {name: _homes(self._shared.module, parameter) for name, parameter in self._named.items()}
         self._optimizer: torch.optim.Optimizer | None = None
-
-    @property
-    def cuts_weights(self) -> bool:
-        return True
 
     def adopt(self, optimizer: torch.optim.Optimizer, _: Mapping[str, nn.Parameter]) -> FullySharded:
         """From now on the steps of `optimizer` are taken here."""

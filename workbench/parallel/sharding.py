@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from workbench import backbones
 from workbench.adapters import anatomy
+from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch
 from workbench.errors import TrainingError
 from workbench.masters import BESIDE
@@ -26,23 +28,39 @@ def brought(model: nn.Module) -> Iterator[nn.Module]:
     """The parts of a model, each here when the one before is cut: its blocks, then what is outside of them."""
     here: set[nn.Module] = set()
     for part in (*anatomy.decoder_layers(model), model):
-        new = set(part.modules()) - here
-        for module in new:
-            backbones.bring(module)
-        here |= new
+        for module in part.modules():
+            if module not in here:
+                backbones.bring(module)
+                here.add(module)
         yield part
 
 
+@dataclass(frozen=True)
+class Trainable:
+    """A model that trains, and how."""
+
+    model: nn.Module
+    loss: Loss
+    """The summed loss of a micro-batch times a factor, by the model."""
+    config: RunConfig
+    compute: torch.dtype
+    """What matrix products run in."""
+    ranks: Ranks
+    beside: nn.Module | None = None
+    """What trains with the model and is not shipped."""
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """By their names in the model."""
+        yield from self.model.named_parameters()
+        if self.beside is not None:
+            yield from self.beside.named_parameters(prefix=BESIDE)
+
+
 class Sharded(ABC):
-    """The trainable parameters of a model that processes share.
+    """The trainable parameters of a model that processes share."""
 
-    Args:
-        beside: What trains with the model and is not shipped.
-    """
-
-    def __init__(self, model: nn.Module, beside: nn.Module | None, *, ranks: Ranks) -> None:
-        self._ranks = ranks
-        named = [*model.named_parameters(), *(beside.named_parameters(prefix=BESIDE) if beside is not None else ())]
+    def __init__(self, whole: Trainable) -> None:
+        self._ranks, named = whole.ranks, whole.parameters()
         self._named = {name: parameter for name, parameter in named if parameter.requires_grad}
 
     def __iter__(self) -> Iterator[nn.Parameter]:
@@ -53,11 +71,6 @@ class Sharded(ABC):
         return dict(self._named)
 
     computing = named
-
-    @property
-    @abstractmethod
-    def cuts_weights(self) -> bool:
-        """Whether weights are here only while their own module computes."""
 
     def refresh(self) -> None:
         """Copy masters: whoever shares the parameters does it."""

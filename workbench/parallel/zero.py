@@ -17,12 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch
 from workbench.errors import TrainingError
 from workbench.parallel import disks, settings
-from workbench.parallel.ranks import Ranks
-from workbench.parallel.sharding import Loss, Sharded, brought
+from workbench.parallel.sharding import Loss, Sharded, Trainable, brought
 from workbench.stepping import Refuse
 from workbench.storage import HALVES
 
@@ -34,41 +32,24 @@ class Zero(Sharded):
     """The trainable parameters of a model whose steps DeepSpeed takes.
 
     Args:
-        loss: The summed loss of a micro-batch times a factor, by the model.
-        beside: What trains with the model and is not shipped.
         sample: Any micro-batch.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        config: RunConfig,
-        *,
-        compute: torch.dtype,
-        ranks: Ranks,
-        beside: nn.Module | None,
-        sample: Callable[[], MicroBatch],
-    ) -> None:
-        super().__init__(model, beside, ranks=ranks)
-        self._module, self._sample = _Forward(model, loss, beside), sample
-        self._compute = compute
+    def __init__(self, whole: Trainable, *, sample: Callable[[], MicroBatch]) -> None:
+        super().__init__(whole)
+        self._module, self._sample = _Forward(whole.model, whole.loss, whole.beside), sample
+        self._compute, self._cuts = whole.compute, settings.cuts_weights(whole.config.distributed)
         trained = sum(parameter.numel() for parameter in self._named.values())
-        self._settings = settings.deepspeed(config, compute, world=ranks.world, trained=trained)
+        self._settings = settings.deepspeed(whole.config, whole.compute, world=whole.ranks.world, trained=trained)
         self._engine: Any = None
         self._optimizer: torch.optim.Optimizer | None = None
-
-    @property
-    def cuts_weights(self) -> bool:
-        """Whether weights are here only while their own module computes."""
-        return bool(self._settings["zero_optimization"].get("stage") == 3)
 
     def adopt(self, optimizer: torch.optim.Optimizer, _: Mapping[str, nn.Parameter]) -> Zero:
         """From now on DeepSpeed takes the steps of `optimizer`."""
         deepspeed = imported()
         if "nvme" in json.dumps(self._settings["zero_optimization"]):
             disks.require()
-        if self.cuts_weights:
+        if self._cuts:
             self._cut(deepspeed)
         self._engine, *_rest = deepspeed.initialize(
             model=self._module,
@@ -167,7 +148,7 @@ class Zero(Sharded):
 
     def _set(self, parameter: nn.Parameter, value: Tensor) -> None:
         """What computes of a parameter, in every process."""
-        if self.cuts_weights:
+        if self._cuts:
             import deepspeed
 
             with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
