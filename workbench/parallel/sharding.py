@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -25,14 +26,28 @@ T = TypeVar("T")
 
 
 def brought(model: nn.Module) -> Iterator[nn.Module]:
-    """The parts of a model, each here when the one before is cut: its blocks, then what is outside of them."""
+    """The parts of a model, each here when the one before is cut: its blocks, then what is outside of them.
+
+    A block that shares a weight with what is outside of it, such as BERT's embeddings with its head, is no part.
+    """
     here: set[nn.Module] = set()
-    for part in (*anatomy.decoder_layers(model), model):
+    for part in (*filter(_apart(model), anatomy.decoder_layers(model)), model):
         for module in part.modules():
             if module not in here:
                 backbones.bring(module)
                 here.add(module)
         yield part
+
+
+def _apart(model: nn.Module) -> Callable[[nn.Module], bool]:
+    """Whether a block of a model has its weights for itself."""
+    homes = Counter(id(each) for module in model.modules() for each in module.parameters(recurse=False))
+
+    def apart(block: nn.Module) -> bool:
+        own = Counter(id(each) for module in block.modules() for each in module.parameters(recurse=False))
+        return all(homes[key] == count for key, count in own.items())
+
+    return apart
 
 
 @dataclass(frozen=True)
