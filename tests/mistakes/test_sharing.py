@@ -15,14 +15,14 @@ CASES = {
     "8 bits in shares": (
         f"{ZERO3} model.weights=int8",
         "model.weights=int8 with zero=3",
-        "Write model.weights=nf4, which can be cut, or engine=deepspeed, zero=2",
+        "Write model.weights=nf4, which can be cut, or zero=2",
     ),
     "8 bits in shares of torch": (f"{ZERO2} distributed.engine=fsdp2 model.weights=int8", "model.weights=int8", "nf4"),
     "8 bits in shares of a file": (f"distributed.deepspeed={CUT} model.weights=int8", "model.weights=int8", "nf4"),
     "4 bits in shares, looked at": (
         f"{ZERO3} model.weights=nf4 'adapter={{method: dora}}'",
         "adapter.method=dora may look at weights before they are packed",
-        "Write adapter.method=lora, or engine=deepspeed, zero=2",
+        "Write adapter.method=lora, or zero=2",
     ),
     "no stage of torch": ("distributed.engine=fsdp2", "engine=fsdp2 shares what zero=2 or zero=3 does", "zero is 0"),
     "half in the host's memory": (
@@ -68,7 +68,12 @@ CASES = {
         "adapter.method=adalora",
         "Write zero=0",
     ),
-    "moving freeze": (f"{ZERO2} freeze.policy=lisa", "freeze.policy=lisa", "freeze.policy=static"),
+    "moving freeze": (f"{ZERO2} freeze.policy=lisa", "freeze.policy=lisa", "Write freeze.policy=static with zero=2"),
+    "frozen blocks that are cut": (
+        f"{ZERO3} 'adapter={{method: linear-probe}}' freeze.cache=memory",
+        "freeze.cache=memory runs frozen blocks by themselves",
+        "Write freeze.cache=off",
+    ),
     "file that contradicts": (f"distributed.deepspeed={OWN}", "optimizer: the recipe says it", "Leave these out"),
     "file that is none": ("distributed.deepspeed=none.json", "none.json cannot be read", "Write the path"),
     "file and settings": (f"distributed.deepspeed={OWN} {ZERO2}", "says everything itself", "Leave out zero"),

@@ -162,3 +162,20 @@ def test_beside_4_bits_a_half_precision_checkpoint_stays_as_it_is(compute: Liter
     embedding = model.get_input_embeddings()
     assert embedding.weight.dtype == torch.bfloat16
     assert str(embedding(IDS).dtype) == f"torch.{compute}"
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT2", "Phi"])
+@pytest.mark.parametrize("weights", ["nf4", "fp4"])
+def test_layers_that_wait_are_packed_to_the_same_bits(tmp_path: Path, name: str, weights: str) -> None:
+    tiny(name, hidden_size=64, intermediate_size=128).save_pretrained(tmp_path)
+    section = ModelConfig.model_validate({"id": str(tmp_path), "weights": weights, "compute": "float32"})
+    packed, waiting = backbones.load(section, None), backbones.load(section, None, waiting=True)
+    unquantised = load(tmp_path, weights="float32", compute="float32")
+    assert torch.equal(logits(waiting.model), logits(unquantised.model))
+    assert adapters.count(waiting.model) == adapters.count(packed.model)
+    tables = 1100 * sum(isinstance(module, Linear4bit) for module in packed.model.modules())
+    assert packed.weight_bytes - tables <= waiting.weight_bytes <= packed.weight_bytes
+    for module in waiting.model.modules():
+        backbones.bring(module)
+    assert torch.equal(logits(waiting.model), logits(packed.model))
+    assert not torch.equal(logits(packed.model), logits(unquantised.model))

@@ -26,6 +26,7 @@ from workbench.freezing.layers import stack
 from workbench.freezing.predicting import Choice, Survey
 from workbench.freezing.states import DiskStates, MemoryStates, States, fingerprint
 from workbench.freezing.trunk import Trunk, reader
+from workbench.parallel import settings
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -111,7 +112,9 @@ class Prefix:
     def follow(self) -> None:
         """Look where the line is now; where it moved, what was kept of it is worth nothing any more."""
         passes = self._work.passes()
-        depth = 0 if self._config.freeze.thaws or passes is None else self._freezer.depth
+        # Processes that share weights have a block whole only in a pass that all of them do.
+        never = self._config.freeze.thaws or settings.cuts_weights(self._config.distributed)
+        depth = 0 if never or passes is None else self._freezer.depth
         if depth == self._depth:
             return
         self.close()

@@ -13,12 +13,10 @@ from workbench.parallel.ranks import Ranks
 RECIPES = ("sft", "mlm", "classify")
 SPREAD = ("crossval", "sweep")
 """Recipes of many trainings, which devices share."""
-OPTIMIZERS = ("adamw", "sgd", "lion")
-"""Whose steps do not depend on the shapes of parameters, which ZeRO lays end to end."""
-
-
 OVER_CUT = ("lora", "rslora", "lora+")
 """Methods that start without a look at the weights below, which are packed when they are cut."""
+OPTIMIZERS = ("adamw", "sgd", "lion")
+"""Whose steps do not depend on the shapes of parameters, which ZeRO lays end to end."""
 
 
 def require(config: RunConfig, ranks: Ranks) -> None:
@@ -60,11 +58,17 @@ def _sharded(config: RunConfig) -> Iterator[str]:
         yield f"adapter.method={config.adapter.method} looks at gradients, and ZeRO cuts them. Write zero=0."
     if config.average.method != "none":
         yield "average needs all weights in one place, and ZeRO cuts them. Write average.method=none, or zero=0."
-    whole, cure = not settings.cuts_weights(section), "engine=deepspeed, zero=2"
+    whole = not settings.cuts_weights(section)
+    cure = "zero=2" if section.engine == "deepspeed" else "engine=deepspeed, zero=2"
     if config.freeze.policy != "none" and not (whole and config.freeze.fixed):
         yield (
             f"freeze.policy={config.freeze.policy} takes weights away from {section.engine} while it holds them. "
             f"Write freeze.policy=static with {cure}, or zero=0."
+        )
+    if not whole and config.freeze.cache in ("memory", "disk"):
+        yield (
+            f"freeze.cache={config.freeze.cache} runs frozen blocks by themselves, and their weights are cut. "
+            "Write freeze.cache=off."
         )
     if config.model.compute == "float16":
         yield "model.compute=float16 with ZeRO would need loss scaling. Write model.compute=bfloat16."

@@ -35,8 +35,12 @@ LAYOUTS = {
 CUT = {"stage": 3, "stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 50_000}
 """A person's own DeepSpeed JSON, which cuts every weight, however small; the head's comes before it is needed."""
 NVME = "{{zero: 3, offload_optimizer: nvme, offload_parameters: nvme, nvme: {folder}}}"
-PACKED = ("zero3", "fsdp2_2", "fsdp2_3")
-"""Those that cut weights, 4-bit ones too."""
+CUTTING = ("zero3", "fsdp2_2", "fsdp2_3")
+OVER_CUT = {
+    "packed": [f"adapter={METHODS['lora']}", "model.weights=nf4"],
+    "probe": ["adapter={method: linear-probe}"],
+}
+"""What is trained besides where weights are cut: over 4-bit ones, and over blocks that are frozen for good."""
 RESUMED = {
     "zero2 to ddp": ("zero2", "ddp"),
     "ddp to zero3": ("ddp", "zero3"),
@@ -74,9 +78,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
                 (f"{method} {budget} {name}", [*words, f"distributed={layout}"], None)
                 for name, layout in sharings.items()
             ]
-    words = [f"adapter={METHODS['lora']}", f"batch.tokens_per_device={BUDGETS[0]}", "model.weights=nf4"]
-    workbench.run(str(folder / "recipe.yaml"), words, out=folder / "packed alone", quiet=True)
-    jobs += [(f"packed {name}", [*words, f"distributed={LAYOUTS[name]}"], None) for name in PACKED]
+    for over, own in OVER_CUT.items():
+        words = [*own, f"batch.tokens_per_device={BUDGETS[0]}"]
+        workbench.run(str(folder / "recipe.yaml"), words, out=folder / f"{over} alone", quiet=True)
+        jobs += [(f"{over} {name}", [*words, f"distributed={LAYOUTS[name]}"], None) for name in CUTTING]
     words = [f"adapter={METHODS['full']}", f"batch.tokens_per_device={BUDGETS[0]}"]
     jobs += [
         (name, [*words, f"distributed={LAYOUTS[to]}"], f"full {BUDGETS[0]} {origin}")
@@ -131,9 +136,13 @@ def test_a_layout_changes_nothing(runs: Path, method: str, budget: int, layout: 
     require_same(runs / f"{method} {budget} {layout}", runs / f"{method} {budget} alone")
 
 
-@pytest.mark.parametrize("layout", PACKED)
-def test_packed_weights_are_cut(runs: Path, layout: str) -> None:
-    require_same(runs / f"packed {layout}", runs / "packed alone")
+@pytest.mark.parametrize("layout", CUTTING)
+@pytest.mark.parametrize("over", OVER_CUT)
+def test_whatever_is_cut(runs: Path, over: str, layout: str) -> None:
+    require_same(runs / f"{over} {layout}", runs / f"{over} alone")
+
+
+def test_packed_weights_are_others(runs: Path) -> None:
     assert curve(runs / "packed alone") != curve(runs / f"lora {BUDGETS[0]} alone")
 
 
