@@ -14,6 +14,7 @@ import torch
 from peft import PeftConfig
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from workbench.adapters.registration import register_tuner
 
@@ -82,7 +83,8 @@ class PartialLayer(nn.Module, BaseTunerLayer):
     def value(self, name: str) -> Tensor | None:
         """What the module computes with under a parameter's name: the active copy, or its own."""
         own = self.base_layer._parameters[name]
-        if own is None or self.disable_adapters:
+        # FSDP2 asks for what it cut; whole weights are back in its place when the module computes.
+        if own is None or self.disable_adapters or isinstance(own, DTensor):
             return own
         for adapter in self.active_adapters:
             if adapter in self.partial_copies:
