@@ -34,12 +34,12 @@ from workbench.planning import traffic
 from workbench.planning.calibration import Calibration
 from workbench.planning.contents import contents
 from workbench.planning.imagined import imagining
-from workbench.planning.kernels import StepWork, record
 from workbench.planning.plan import Plan
 from workbench.planning.rehearsal import OPTIMIZER, Rehearsed, largest_rows, rehearse
 from workbench.planning.solver import Choice, choose
 from workbench.planning.trainings import Alone, Together
 from workbench.planning.unread import settle, unread
+from workbench.planning.work import StepWork, record
 from workbench.planning.zero import Contents
 from workbench.recipes import sft
 from workbench.runs import Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import mean, median
@@ -18,7 +18,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from workbench import heap
 from workbench.planning.imagined import unimagined
-from workbench.planning.kernels import Kernel, Kernels, Like, StepWork
+from workbench.planning.kernels import Kernel, Kernels, Like
+from workbench.planning.work import StepWork
 
 SECONDS = 2.0
 """What a calibration may take, about."""
@@ -81,11 +82,9 @@ class Calibration:
             collating = sum(part.share * self._seconds_of(part.collate) for part in work.parts)
         seconds, guessed = self._sum(work.update, self._per_call[False])
         seconds += collating
-        # Shapes that every micro-batch has, such as those of virtual tokens, are ready after the first.
-        ready = set.intersection(*(set(part.calls) for part in work.parts)) if len(work.parts) > 1 else set()
         for part in work.parts:
             taken, unknown = self._sum(part.calls, self._per_call[work.recomputes])
-            seconds += part.share * (taken + part.new * self._preparing({*part.calls} - ready))
+            seconds += part.share * (taken + self._preparing(part.new))
             guessed += part.share * unknown
         return Timed(seconds, MEASURED_ERROR + (GUESSED_ERROR - MEASURED_ERROR) * guessed / seconds)
 
@@ -165,12 +164,12 @@ class Calibration:
         work = sum(map(_roughly, alike))
         return _roughly(kernel) * (sum(self._again[each] for each in alike) / work if work else 1.0)
 
-    def _preparing(self, kernels: Collection[Kernel]) -> float:
-        """What making products ready for shapes that are new takes; oneDNN compiles them."""
+    def _preparing(self, new: Mapping[Kernel, float]) -> float:
+        """What making products ready takes, each as often as it is new; oneDNN compiles them."""
         if self._device.type != "cpu":
             return 0.0
-        products = {kernel for kernel in kernels if kernel.flops and kernel in self._again}
-        return sum(max(0.0, self.first[kernel] - self._again[kernel]) for kernel in products)
+        known = [(kernel, share) for kernel, share in new.items() if kernel in self._again]
+        return sum(share * max(0.0, self.first[kernel] - self._again[kernel]) for kernel, share in known)
 
     def _seconds_of(self, call: Callable[[], object]) -> float:
         began = self._clock()

@@ -24,8 +24,24 @@ if _CPU_ATTENTION not in flop_registry:  # torch knows the kernels of other devi
         return int(sdpa_backward_flop_count(grad, query, key, value))
 
 
+# Torch knows these two only where they write elsewhere.
+flop_registry.setdefault(torch.ops.aten.addmm_, flop_registry[torch.ops.aten.addmm])
+flop_registry.setdefault(torch.ops.aten.baddbmm_, flop_registry[torch.ops.aten.baddbmm])
+
+_QUANTISED = {f"bitsandbytes.{name}" for name in ("gemm_4bit", "gemv_4bit", "int8_linear_matmul", "int8_scaled_mm")}
+"""Products with packed weights, by name: importing bitsandbytes takes a second."""
+
+
+def flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
+    """Of a call of a kernel: two for a multiplication and addition."""
+    if str(func.overloadpacket) in _QUANTISED:
+        return 2 * int(result.numel()) * int(args[0].shape[-1])
+    formula: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
+    return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
+
+
 class Operations(Mode):
-    """Inside of it, operations are counted: two for a multiplication and addition."""
+    """Inside of it, operations are counted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +49,5 @@ class Operations(Mode):
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         result = func(*args, **kwargs)
-        formula: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
-        if formula is not None:
-            self.count += formula(*args, **kwargs, out_val=result)
+        self.count += flops(func, args, kwargs, result)
         return result

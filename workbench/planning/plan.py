@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.planning import zero
-from workbench.planning.kernels import StepWork
 from workbench.planning.ledger import ACTIVATIONS
 from workbench.planning.rehearsal import GRADIENTS, MASTERS, OPTIMIZER, WEIGHTS, Rehearsed
+from workbench.planning.work import StepWork
 from workbench.planning.zero import Contents, Held, Moment
 from workbench.sections.distributing import DistributedConfig
 from workbench.sizes import Size

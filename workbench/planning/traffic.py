@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.planning.kernels import StepWork
+from workbench.planning.work import StepWork
 from workbench.planning.zero import Contents
 from workbench.sections.distributing import DistributedConfig
 

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from workbench.planning.calibration import GUESSED_ERROR, MEASURED_ERROR, Calibration
-from workbench.planning.kernels import Kernel, Kernels, Like, Part, StepWork
+from workbench.planning.kernels import Kernel, Kernels, Like
 from workbench.planning.operations import Operations
+from workbench.planning.work import Part, StepWork
 
 CPU = torch.device("cpu")
 ENOUGH = 1e18
@@ -30,8 +31,9 @@ def _calls(compute: Callable[[], object]) -> list[Kernel]:
     return kernels.calls
 
 
-def _work(*parts: tuple[list[Kernel], float], update: list[Kernel] | None = None) -> StepWork:
-    return StepWork([Part(calls, share, 1.0, list) for calls, share in parts], update or [], recomputes=False)
+def _work(*parts: tuple[list[Kernel], float], update: list[Kernel] | None = None, new: float = 1.0) -> StepWork:
+    found = [Part(calls, share, {each: new for each in calls if each.flops}, list) for calls, share in parts]
+    return StepWork(found, update or [], recomputes=False)
 
 
 def test_a_step_takes_what_its_kernels_take(llama: nn.Module, operations: Operations) -> None:
@@ -80,7 +82,7 @@ def test_first_calls_count_where_shapes_are_new() -> None:
     calibration.first[product] = 10.0
     work = _work((calls, 1.0))
     new = calibration.timed(work).seconds
-    old = calibration.timed(StepWork([Part(calls, 1.0, 0.0, list)], [], recomputes=False)).seconds
+    old = calibration.timed(_work((calls, 1.0), new=0.0)).seconds
     assert 9.9 < new - old < 10.0
     again = Calibration(CPU, first=calibration.first)
     assert again.timed(work).seconds == pytest.approx(new, rel=0.05)

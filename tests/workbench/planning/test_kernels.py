@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import tiny
-from workbench.engine import Fit
-from workbench.planning import kernels
 from workbench.planning.imagined import imagine, imagining, unimagined
-from workbench.planning.kernels import Kernel, Kernels, Like, StepWork, new_share, record, strata
+from workbench.planning.kernels import Kernel, Kernels, Like
 from workbench.planning.operations import Operations
-from workbench.recipes.load import load
-from workbench.recipes.plan import plan
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -79,43 +73,6 @@ def test_kernels_differ_in_sizes_and_not_in_fractions() -> None:
     products = [kernel for kernel in found.calls if kernel.operation is torch.ops.aten.mul.Tensor]
     sums = [kernel for kernel in found.calls if kernel.operation is torch.ops.aten.sum.dim_IntList]
     assert products[0] == products[1] != products[2] and sums[0] != sums[1]
-
-
-def test_strata_hold_everything_once_and_about_as_much() -> None:
-    weights = np.random.default_rng(0).uniform(1, 9, size=200)
-    groups = strata(weights, 4)
-    assert sorted(np.concatenate(groups).tolist()) == list(range(200))
-    assert all(abs(weights[group].sum() / weights.sum() - 0.25) < 0.02 for group in groups)
-    assert all(weights[low].max() <= weights[high].min() for low, high in pairwise(groups))
-    assert len(strata(np.ones(1), 4)) == 1
-
-
-def test_only_sizes_that_came_lately_are_known() -> None:
-    assert new_share([5, 5, 6, 5]) == 0.5
-    assert new_share(list(range(100)) * 2) == 1.0
-    assert new_share([1, *range(2, kernels.REMEMBERED + 1), 1]) == kernels.REMEMBERED / (kernels.REMEMBERED + 1)
-
-
-def test_a_few_micro_batches_stand_for_all(monkeypatch: pytest.MonkeyPatch, stories: str) -> None:
-    """The operations of an average step are known from four of its micro-batches as from every one."""
-    works: list[StepWork] = []
-
-    def recorded(fit: Fit) -> StepWork:
-        for count in (4, 1000):
-            monkeypatch.setattr(kernels, "STRATA", count)
-            works.append(record(fit))
-        assert fit.model.training  # other kernels than in an evaluation
-        return works[0]
-
-    monkeypatch.setattr(kernels, "BLOCKS", 10**6)
-    monkeypatch.setattr("workbench.recipes.plan.record", recorded)
-    words = [f"model.id={stories}", "train.steps=8", "train.epochs=null", "data.limit=100", "batch.size=8"]
-    plan(load("sft/quickstart", words))
-    assert all(work.update and not work.recomputes for work in works)
-    some, every = (
-        sum(part.share * sum(kernel.flops for kernel in part.calls) for part in work.parts) for work in works
-    )
-    assert some == pytest.approx(every, rel=0.05)
 
 
 def test_operations_are_those_that_are_counted(llama: torch.nn.Module) -> None:

@@ -18,3 +18,21 @@ def test_a_forward_pass_takes_two_operations_for_each_weight_and_token() -> None
     # Attention: queries with keys, and weights with values, over all pairs of positions in every head.
     attention = 2 * 2 * 6 * 6 * model.config.hidden_size * model.config.num_hidden_layers
     assert operations.count == 2 * 12 * (matrices - embeddings) + 2 * attention
+
+
+def test_products_that_add_to_what_is_there_count_too() -> None:
+    """LoRA's: torch knows them only where they write elsewhere."""
+    left, right = torch.ones(3, 5), torch.ones(5, 7)
+    with Operations() as operations:
+        torch.ones(3, 7).addmm_(left, right)
+        torch.ones(2, 3, 7).baddbmm_(left.expand(2, 3, 5), right.expand(2, 5, 7))
+    assert operations.count == 3 * (2 * 3 * 5 * 7)
+
+
+def test_products_with_packed_weights_count_as_those_with_whole_ones() -> None:
+    import bitsandbytes as bnb
+
+    layer = bnb.nn.Linear4bit(64, 32, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4").to("cpu")
+    with Operations() as operations, torch.no_grad():
+        layer(torch.ones(3, 5, 64, dtype=torch.bfloat16))
+    assert operations.count == 2 * 15 * 64 * 32

@@ -9,10 +9,10 @@ import pytest
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
 from workbench.planning import solver
-from workbench.planning.kernels import StepWork
 from workbench.planning.plan import Plan
 from workbench.planning.rehearsal import Rehearsed
 from workbench.planning.solver import Choice
+from workbench.planning.work import StepWork
 from workbench.planning.zero import Contents
 from workbench.sizes import Size
 
