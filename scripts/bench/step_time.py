@@ -2,9 +2,10 @@
 
     python scripts/bench/step_time.py --encoder FOLDER [--llama FOLDER] [--json step_time.json] [--only WORD ...]
 
---encoder is a sentence encoder such as all-MiniLM-L6-v2, --llama a model that random_llama.py wrote. Every prediction
-is for those steps that are measured, so that the lengths of their rows are the same. On a machine that others use too,
---cpu-time counts the processor time of both sides; then OMP_NUM_THREADS=1 keeps threads from waiting for each other.
+--encoder is a sentence encoder such as all-MiniLM-L6-v2, --llama a model that random_llama.py wrote. Every
+configuration has a process of its own, and every prediction is for those steps that are measured, so that the lengths
+of their rows are the same. On a machine that others use too, --cpu-time counts the processor time of both sides; then
+OMP_NUM_THREADS=1 keeps threads from waiting for each other.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, median
 
@@ -58,7 +61,8 @@ def main() -> None:
         if arguments.only and not any(word in name for word in arguments.only):
             continue
         words += [*SHORT, f"train.steps={ROUNDS * arguments.steps}"]
-        predictions, steps, took = _both(recipe, words, clock, arguments.steps)
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as own:  # what a process did before slows it down
+            predictions, steps, took = own.submit(_both, recipe, words, clock, arguments.steps).result()
         predicted = mean(timed.seconds for timed in predictions)
         ratios.append(predicted / mean(steps))
         found[name] = {"predicted": [timed.seconds for timed in predictions], "measured": steps, "calibration": took}
@@ -118,15 +122,11 @@ def _both(recipe: str, words: list[str], clock: Clock, count: int) -> tuple[list
     predictions: list[Timed] = []
     steps: list[float] = []
     took: list[float] = []
-    first: Calibration | None = None
 
     def calibrate(fit: Fit) -> None:
-        nonlocal first
         began = clock()
-        calibration = Calibration(fit.device, clock=clock, first=first.first if first is not None else None)
-        predictions.append(calibration.timed(work))
+        predictions.append(Calibration(fit.device, clock=clock).timed(work))
         took.append(clock() - began)
-        first = first or calibration
 
     def measure(fit: Fit) -> None:
         fit.prepare()

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from workbench import heap
+from workbench.planning.compiled import CAPACITY
 from workbench.planning.imagined import unimagined
 from workbench.planning.kernels import Kernel, Kernels, Like
 from workbench.planning.work import StepWork
@@ -25,7 +26,7 @@ SECONDS = 2.0
 """What a calibration may take, about."""
 CALLS = 3
 """Of one kernel, where there is time; the mean of what they take counts, as in a run."""
-KEPT = 2**26
+KEPT = 2**22
 """Bytes of the last results that stay alive, so that new ones are written where nothing has just been written, as in
 a run."""
 WARM = 2**26
@@ -52,7 +53,6 @@ class Calibration:
     Args:
         seconds: For measuring what is new in each step that is asked for, about.
         clock: Seconds of the CPU; accelerators have clocks of their own.
-        first: What first calls of kernels took in an earlier calibration of this process, since they are none any more.
     """
 
     def __init__(
@@ -61,9 +61,8 @@ class Calibration:
         *,
         seconds: float = SECONDS,
         clock: Callable[[], float] = time.perf_counter,
-        first: dict[Kernel, float] | None = None,
     ) -> None:
-        self.first: dict[Kernel, float] = dict(first or {})
+        self.first: dict[Kernel, float] = {}
         """What each kernel took when it was called for the first time."""
         self._device, self._seconds, self._clock = device, seconds, clock
         self._again: dict[Kernel, float] = {}
@@ -71,6 +70,7 @@ class Calibration:
         with _as_in_a_run():
             self._stopwatch = _stopwatch(device, clock)
             self._per_call = {recomputes: self._overhead(recomputes) for recomputes in (False, True)}
+            _forget(device)
 
     def timed(self, work: StepWork) -> Timed:
         """What an average step takes."""
@@ -127,6 +127,8 @@ class Calibration:
                 break
             seconds, result = self._call(kernel, shelf)
             found[kernel].append(seconds)
+            if not (kernel.operation.is_view or kernel.operation._schema.is_mutable):
+                shelf.put(result)
             results.append((kernel.written, result))
             kept += kernel.written
             while kept > KEPT:
@@ -229,6 +231,16 @@ class _Shelf:
             self._made[like, number] = made
         return self._made[like, number]
 
+    def put(self, results: Any) -> None:
+        """Let the next calls read what was written last, as those of a run do."""
+        for leaf in tree_leaves(results):
+            if isinstance(leaf, Tensor):
+                _fill(leaf)
+                like = Like.of(leaf)
+                if (like, 0) in self._made:
+                    self._made[like, 1] = self._made[like, 0]
+                self._made[like, 0] = leaf
+
 
 def _fill(tensor: Tensor) -> None:
     """With numbers that no kernel finds hard, and indices that are in range."""
@@ -249,6 +261,14 @@ def _warm_up(device: torch.device) -> None:
         for elements in (2**18, 2**22, 2**26):
             together = [torch.ones(elements) for _ in range(WARM // elements)]
             together.clear()
+
+
+def _forget(device: torch.device) -> None:
+    """Let no product of what this process did before be ready."""
+    if device.type == "cpu":
+        matrix = torch.ones(32, 32, dtype=torch.bfloat16)
+        for rows in range(32, 32 + CAPACITY):
+            torch.ones(rows, 32, dtype=torch.bfloat16) @ matrix
 
 
 @contextmanager
