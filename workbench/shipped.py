@@ -19,6 +19,9 @@ from workbench.errors import ConfigError, FileError
 from workbench.heads import Head
 from workbench.tasks import Task
 
+BEGIN = ("bos_token_id", "decoder_start_token_id", "forced_bos_token_id")
+"""What a generation_config.json says of how a text begins; a decoder behind an encoder needs it."""
+
 
 @dataclass(frozen=True)
 class Shipped:
@@ -54,7 +57,9 @@ def save(
         else:
             adapter(aside)
         tokenizer.save_pretrained(aside)
-        GenerationConfig(eos_token_id=stop, pad_token_id=tokenizer.pad_token_id).save_pretrained(aside)
+        known = getattr(model, "generation_config", None)
+        begin = {name: getattr(known, name, None) for name in BEGIN}
+        GenerationConfig(eos_token_id=stop, pad_token_id=tokenizer.pad_token_id, **begin).save_pretrained(aside)
 
 
 def load(run: Path, config: RunConfig, *, waiting: bool = False) -> Shipped:

@@ -160,11 +160,13 @@ def test_a_stopped_run_resumes_to_the_same_bits(train: Train, reference: Path, m
 
 
 def test_every_weight_trains(train: Train) -> None:
-    run = train("full", "adapter={method: full}")
+    run = train("full", "adapter={method: full}", "evaluate.answers=3", "evaluate.max_new_tokens=8")
     assert _scores(run)["after"]["loss"] < _scores(run)["before"]["loss"]
     wanted = _logits(shipped.load(run, runs.read_config(run)).model, run / "adapter")
     stock = AutoModelForSeq2SeqLM.from_pretrained(run / "adapter")
     torch.testing.assert_close(_logits(stock, run / "adapter"), wanted, rtol=1e-5, atol=1e-5)
+    asked = AutoTokenizer.from_pretrained(run / "adapter")("What comes after 7?", return_tensors="pt")["input_ids"]
+    assert stock.generate(input_ids=asked, max_new_tokens=4)[0, 0] == stock.config.decoder_start_token_id
 
 
 @pytest.mark.parametrize("weights", ["bfloat16", "int8", "nf4"])
