@@ -1,8 +1,8 @@
 """Backbones in 8 and 4 bits by bitsandbytes: which layers are quantised, how, and what is put right after loading.
 
-Quantised are the linear layers inside the repeated blocks (GPT-2's Conv1D too), gates excepted. Nothing else is:
-embeddings, norms, output and classification heads and projections outside the blocks are small or decide about every
-token, and experts that transformers keeps in one fused parameter are no linear layers.
+Quantised are the linear layers inside the repeated blocks (GPT-2's Conv1D too), gates and T5's `wo` excepted. Nothing
+else is: embeddings, norms, output and classification heads and projections outside the blocks are small or decide about
+every token, and experts that transformers keeps in one fused parameter are no linear layers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from transformers import BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 from transformers.pytorch_utils import Conv1D
+from transformers.quantizers.quantizers_utils import should_convert_module
 
 from workbench.adapters import anatomy
 from workbench.errors import BackboneError
@@ -114,9 +115,12 @@ def linear_layers(model: nn.Module) -> list[str]:
 
 
 def unquantised(model: PreTrainedModel) -> list[str]:
-    """Paths of the linear layers that keep their precision: those outside the blocks, and gates."""
-    experts = _experts(model.config)
-    inside = anatomy.linear_modules(model)
+    """Paths of the linear layers that keep their precision: those outside the blocks, gates, and what families name.
+
+    T5 names its feed-forward output; transformers leaves these as they are, whatever it is told.
+    """
+    experts, named = _experts(model.config), [*(model._keep_in_fp32_modules or ())]
+    inside = {name for name in anatomy.linear_modules(model) if should_convert_module(name, named)}
     gates = {name for name in inside if _is_gate(model.get_submodule(name), experts)}
     return [name for name in linear_layers(model) if name not in inside or name in gates]
 

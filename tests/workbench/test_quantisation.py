@@ -179,3 +179,16 @@ def test_layers_that_wait_are_packed_to_the_same_bits(tmp_path: Path, name: str,
         backbones.bring(module)
     assert torch.equal(logits(waiting.model), logits(packed.model))
     assert not torch.equal(logits(packed.model), logits(unquantised.model))
+
+
+def test_the_same_layers_are_packed_however_a_backbone_comes(encoder_decoder: str) -> None:
+    """T5's `wo` never is."""
+    section = ModelConfig.model_validate({"id": encoder_decoder, "weights": "nf4", "compute": "float32"})
+    ways = [
+        backbones.load(section, None),
+        backbones.load(section, None, waiting=True),
+        backbones.blueprint(section, vocabulary=512),
+    ]
+    packed = [{name for name, each in way.model.named_modules() if isinstance(each, Linear4bit)} for way in ways]
+    assert packed[0] == packed[1] == packed[2] and packed[0]
+    assert not any(name.endswith("wo") for name in packed[0])
