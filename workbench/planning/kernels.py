@@ -87,21 +87,21 @@ class Kernels(Mode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Kernel] = []
+        self._same: dict[Kernel, Kernel] = {}
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         result = func(*args, **kwargs)
         if func.namespace != "prim":
             leaves, form = tree_flatten((tuple(args), dict(kwargs)))
-            self.calls.append(
-                Kernel(
-                    operation=func,
-                    leaves=tuple(map(_key, leaves)),
-                    given=tuple(map(_given, leaves)),
-                    form=form,
-                    flops=flops(func, args, kwargs, result),
-                    written=sum(Like.of(leaf).bytes for leaf in tree_leaves(result) if isinstance(leaf, Tensor)),
-                )
+            kernel = Kernel(
+                operation=func,
+                leaves=tuple(map(_key, leaves)),
+                given=tuple(map(_given, leaves)),
+                form=form,
+                flops=flops(func, args, kwargs, result),
+                written=sum(Like.of(leaf).bytes for leaf in tree_leaves(result) if isinstance(leaf, Tensor)),
             )
+            self.calls.append(self._same.setdefault(kernel, kernel))  # alike blocks call alike kernels
         return result
 
 

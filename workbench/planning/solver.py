@@ -135,6 +135,8 @@ class _Solver:
         """All that are worth comparing; only the first where that fits, as nothing can be faster."""
         found: list[_Way] = []
         for checkpointing in _checkpointing(self._config):
+            if any(way.plan.fits and (way.plan.seconds or 0.0) <= (self._first.seconds or 0.0) for way in found):
+                return found  # with fewer passes none is faster, and computing twice is none
             config = _with(self._config, "train", checkpointing=checkpointing)
             for layout in _layouts(config, self._first):
                 found.append(self._largest(_with_layout(config, layout)))
@@ -148,6 +150,8 @@ class _Solver:
         high = self._plan(way.config, self._config.batch.tokens_per_device)
         tokens, fitting = way.plan.tokens_per_device, [low]
         for _ in range(PROBES):
+            if not _is_worth_it(low, high, tokens):
+                break
             plan = self._plan(way.config, tokens)
             if plan.fits:
                 low, most = plan, 1.0
@@ -155,8 +159,6 @@ class _Solver:
             else:
                 high, most = plan, 0.5  # bytes grow less evenly than it seemed
             tokens = _fitting(low, high, most=most)
-            if tokens < WORTH * low.tokens_per_device:
-                break
         return self._way(way.config, min(reversed(fitting), key=lambda plan: plan.seconds or 0.0), True)
 
     @cached_property
@@ -209,6 +211,12 @@ def _fitting(low: Plan, high: Plan, *, most: float = 1.0) -> int:
     """
     share = min(most, (high.memory - low.needed) / (high.needed - low.needed))
     return low.tokens_per_device + int(share * (high.tokens_per_device - low.tokens_per_device))
+
+
+def _is_worth_it(low: Plan, high: Plan, tokens: int) -> bool:
+    """Whether so many tokens are more than those of `low`, and would be faster."""
+    more = tokens >= WORTH * low.tokens_per_device
+    return more and (_between(low, high, tokens).seconds or 0.0) < (low.seconds or 0.0)
 
 
 def _between(least: Plan, most: Plan, tokens: int) -> Plan:
