@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import adapters, backbones, classifier, files, heads, runs, shipped, tasks
 from workbench.adapters import Full
@@ -22,6 +22,8 @@ from workbench.tasks import Task
 
 ROWS = 64
 """Held-out examples that the two are compared on."""
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+"""What only sampling reads of a generation_config.json; Llama 2's says such, and not that it samples."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,12 @@ def merge(run: Path, *, out: Path, weights: str) -> Merged:
 
     model = _merged(run, config, unmerged.tokenizer, tasks.of(config))
     model.to(DTYPES[weights])  # type: ignore[arg-type]
+    if model.can_generate():
+        _settle(model.generation_config, unmerged.stop)
     with files.new_folder(out) as folder:
         model.config.dtype = DTYPES[weights]
         model.save_pretrained(folder)
         unmerged.tokenizer.save_pretrained(folder)
-        if model.can_generate():
-            model.generation_config.eos_token_id = unmerged.stop
-            model.generation_config.save_pretrained(folder)
     del model
 
     section = ModelConfig(id=str(out.resolve()), weights=_weights(weights))
@@ -104,6 +105,13 @@ def _merged(run: Path, config: RunConfig, tokenizer: PreTrainedTokenizerBase, ta
     if isinstance(config.adapter, Full):
         return backbone
     return adapters.merge(adapters.load(backbone, folder), config.adapter)
+
+
+def _settle(generation: GenerationConfig, stop: list[int]) -> None:
+    """Let text end where the run's does, and leave out what transformers refuses to write."""
+    generation.eos_token_id = stop
+    for name in () if generation.do_sample else SAMPLING:
+        setattr(generation, name, None)
 
 
 def _said(config: RunConfig, weights: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,19 @@ def test_a_trained_run_merges_into_a_model_that_generates_alike(trained: Path, t
     )
     assert torch.equal(written, wanted)
     assert written.shape[1] < asked["input_ids"].shape[1] + 40, "it must have learnt to stop"
+
+
+def test_a_backbone_that_says_how_to_sample_and_does_not_can_be_merged(
+    trained: Path, stories: str, tmp_path: Path
+) -> None:
+    shutil.copytree(stories, tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_p": 0.9}))
+    shutil.copytree(trained, tmp_path / "run")
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(config.read_text().replace(stories, str(tmp_path / "model")))
+    assert merge(tmp_path / "run", out=tmp_path / "merged", weights="float32").agreement.top1 == 1.0
+    written = json.loads((tmp_path / "merged" / "generation_config.json").read_text())
+    assert "top_p" not in written and written["eos_token_id"]
 
 
 def test_what_cannot_be_merged_is_said_before_any_work(trained: Path, tmp_path: Path) -> None:
