@@ -4,9 +4,9 @@ Ways are compared in one order: ZeRO 0, 1, 2, 3, the optimizer's state in the ho
 disk, and all of these again with checkpointing; each with the largest micro-batch that fits. Of those that fit the
 fastest is taken, of equals the first. Where none fits, weights that were left to choose are quantised.
 
-A run is rehearsed with its largest and its smallest micro-batch, without and with checkpointing. Between them bytes are
-taken to grow evenly with tokens and seconds with passes, until that way is chosen and rehearsed itself, with as many
-tokens as fit; the stages of ZeRO differ by arithmetic alone.
+A run is rehearsed with its largest and its smallest micro-batch, without checkpointing, and with it where that could be
+faster. Between them bytes are taken to grow evenly with tokens and seconds with passes, until that way is chosen and
+rehearsed itself, with as many tokens as fit; the stages of ZeRO differ by arithmetic alone.
 """
 
 from __future__ import annotations
