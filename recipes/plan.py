@@ -18,8 +18,8 @@ from workbench.adapters import Full
 from workbench.backbones import Backbone
 from workbench.banking import BankFit
 from workbench.capacity import available
+from workbench.cli.console import Terminal
 from workbench.config import RunConfig
-from workbench.console import Terminal
 from workbench.data.batching import Examples, first_rows
 from workbench.data.chat import Template
 from workbench.data.masking import Masking

@@ -24,7 +24,7 @@ BURN = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() 
 
 def command(out: Path, limit: float) -> list[str]:
     words = [*overrides(limit), "save.every=2"]
-    return [sys.executable, "-m", "workbench.cli", "run", "sft/quickstart", *words, "--out", str(out)]
+    return [sys.executable, "-m", "workbench.cli.verbs", "run", "sft/quickstart", *words, "--out", str(out)]
 
 
 def overrides(limit: float) -> list[str]:

@@ -39,7 +39,7 @@ def test_killed_at_random_moments(
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE.format(model=stories, train=questions, steps=STEPS))
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["workbench.recipes.run", "workbench.console"])
+    context.set_forkserver_preload(["workbench.recipes.run", "workbench.cli.console"])
     chance = random.Random(0)
 
     straight, broken = tmp_path / "straight", tmp_path / "broken"

@@ -58,7 +58,7 @@ def run(
 
     config = load(recipe, overrides)
 
-    from workbench.console import Terminal
+    from workbench.cli.console import Terminal
     from workbench.parallel.ranks import joined
     from workbench.recipes.run import run as run_config
 

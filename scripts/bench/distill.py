@@ -78,7 +78,14 @@ def _cached(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     _write_recipe(folder / "cached.yaml", arguments, distill=settings)
     _write_recipe(folder / "labels.yaml", arguments)
     # The same overrides as in the runs: they may say which rows there are.
-    command = [sys.executable, "-m", "workbench.cli", "distill-cache", str(folder / "cached.yaml"), *arguments.ours]
+    command = [
+        sys.executable,
+        "-m",
+        "workbench.cli.verbs",
+        "distill-cache",
+        str(folder / "cached.yaml"),
+        *arguments.ours,
+    ]
     usage = measuring.run(command, folder / "cache.log", arguments.device)
     sides = {name: partial(gsm8k.our_command, folder / f"{name}.yaml", arguments) for name in ("cached", "labels")}
     results = measuring.in_turn(sides, folder, arguments)

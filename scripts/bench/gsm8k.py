@@ -107,7 +107,7 @@ def write_recipe(path: Path, steps: int, sections: Mapping[str, Any]) -> None:
 
 def our_command(recipe: Path, arguments: argparse.Namespace, out: Path) -> Sequence[str]:
     """A run of ours."""
-    command = [sys.executable, "-m", "workbench.cli", "run", str(recipe), *arguments.ours]
+    command = [sys.executable, "-m", "workbench.cli.verbs", "run", str(recipe), *arguments.ours]
     return [*command, "--out", str(out)]
 
 

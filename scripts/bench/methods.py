@@ -100,7 +100,7 @@ def _measure(method: str, out: Path, arguments: argparse.Namespace) -> Result | 
         "model.weights": OVER.get(method, "auto"),
     }
     words = [f"{key}={value}" for key, value in settings.items()]
-    command = [sys.executable, "-m", "workbench.cli", "run", "sft/quickstart", *words, *arguments.overrides]
+    command = [sys.executable, "-m", "workbench.cli.verbs", "run", "sft/quickstart", *words, *arguments.overrides]
     done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True)
     if done.returncode == 2:
         print(f"{method}: {done.stderr.strip()}")

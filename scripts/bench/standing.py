@@ -106,7 +106,16 @@ def predict(
             for file, usages in zip(files, found[name], strict=True):
                 said = folder / f"predicted-{name}-{file.stem}.csv"
                 said.unlink(missing_ok=True)
-                command = [sys.executable, "-m", "workbench.cli", "predict", str(run), str(file), "--out", str(said)]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "workbench.cli.verbs",
+                    "predict",
+                    str(run),
+                    str(file),
+                    "--out",
+                    str(said),
+                ]
                 usages.append(measuring.run(command, said.with_suffix(".log"), device))
     return {name: Cost.of((len(rows[::10]), len(rows)), *usages) for name, usages in found.items()}
 
@@ -132,7 +141,7 @@ def _finished(wanted: Wanted, out: Path, device: str) -> Path:
         return out
     out.parent.mkdir(parents=True, exist_ok=True)
     recipe.write_text(wanted.text, encoding="utf-8")
-    command = [sys.executable, "-m", "workbench.cli", "run", str(recipe), *wanted.words, "--out", str(out)]
+    command = [sys.executable, "-m", "workbench.cli.verbs", "run", str(recipe), *wanted.words, "--out", str(out)]
     command += ["--resume"] if (out / "config.yaml").exists() else []
     usage = measuring.run(command, out.with_name(f"{out.name}.log"), device)
     print(f"{out}: {usage.wall_s:.0f} s, {usage.peak_bytes / 1e9:.2f} GB", file=sys.stderr, flush=True)

@@ -25,7 +25,7 @@ import standing
 
 from workbench import files, runs
 from workbench.checkpoints import Progress
-from workbench.console import Terminal
+from workbench.cli.console import Terminal
 from workbench.engine import Fit
 from workbench.planning.calibration import Calibration, Timed
 from workbench.recipes.load import load

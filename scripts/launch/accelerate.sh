@@ -5,4 +5,4 @@
 set -euo pipefail
 processes=${PROCESSES:-$(python -c 'import torch; print(torch.accelerator.device_count())')}
 exec accelerate launch --multi_gpu --num_machines=1 --mixed_precision=no --num_processes="$processes" \
-    --module workbench.cli run "$@"
+    --module workbench.cli.verbs run "$@"

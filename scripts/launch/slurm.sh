@@ -13,4 +13,4 @@ first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 resume=()
 if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then resume=(--resume); fi
 exec srun torchrun --nnodes="$SLURM_NNODES" --nproc-per-node="${SLURM_GPUS_ON_NODE:-1}" --rdzv-id="$SLURM_JOB_ID" \
-    --rdzv-backend=c10d --rdzv-endpoint="$first:29500" -m workbench.cli run "$@" "${resume[@]}"
+    --rdzv-backend=c10d --rdzv-endpoint="$first:29500" -m workbench.cli.verbs run "$@" "${resume[@]}"

@@ -3,4 +3,4 @@
 #   scripts/launch/torchrun.sh sft/quickstart distributed.zero=2 --out runs/shared
 set -euo pipefail
 processes=${PROCESSES:-$(python -c 'import torch; print(max(1, torch.accelerator.device_count()))')}
-exec torchrun --standalone --nproc-per-node="$processes" -m workbench.cli run "$@"
+exec torchrun --standalone --nproc-per-node="$processes" -m workbench.cli.verbs run "$@"

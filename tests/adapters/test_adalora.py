@@ -20,7 +20,7 @@ from tests.conftest import tiny
 from workbench import adapters, checkpoints
 from workbench.adapters import AdaLora
 from workbench.adapters.ranks import Budget, RankSchedule
-from workbench.console import Terminal
+from workbench.cli.console import Terminal
 from workbench.errors import Stopped
 from workbench.masters import Masters
 

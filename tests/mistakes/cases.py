@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from workbench.cli import main
+from workbench.cli.verbs import main
 
 Prepare = Callable[[Path], object]
 """Makes a mistake in a folder that holds my.yaml, rows.jsonl, the backbone `stories` and the run `one`."""

@@ -17,8 +17,8 @@ from tests.conftest import CHAT_TEMPLATE, T5_SIZES, save_tiny
 from tests.mistakes.cases import assert_nothing_left, assert_refused_with, content, lines
 from tests.mistakes.teachers import ASKING, FOUND, WRITTEN, Case, matched
 from workbench import runs
-from workbench.cli import main
-from workbench.console import Terminal
+from workbench.cli.console import Terminal
+from workbench.cli.verbs import main
 from workbench.errors import Stopped
 from workbench.recipes import distill_verbs
 from workbench.recipes.load import load

@@ -237,7 +237,7 @@ def test_the_same_from_a_shell(name: str, folder: Path) -> None:
     case = CASES[name]
     case.prepare(folder)
     before = content(folder)
-    command = [sys.executable, "-m", "workbench.cli", *shlex.split(case.command)]
+    command = [sys.executable, "-m", "workbench.cli.verbs", *shlex.split(case.command)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert ended.returncode == 2
     assert_told(case, ended.stdout, ended.stderr)

@@ -130,7 +130,7 @@ def test_same_curve_for_any_micro_batch(train: Train, taught: Path) -> None:
 
 def test_a_stopped_run_resumes_to_the_same_bits(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """With classes drawn equally often, where the rows of a step depend on the epoch."""
-    from workbench.console import Terminal
+    from workbench.cli.console import Terminal
 
     rows, words = weather(50, rare=8), ["classes.sampling=under", "train.steps=7", "batch.size=10"]
     unbroken = train("unbroken", rows, *words)

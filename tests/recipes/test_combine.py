@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from typer.testing import CliRunner
 
 from workbench import runs, shipped
-from workbench.cli import app
+from workbench.cli.verbs import app
 from workbench.errors import ConfigError
 from workbench.recipes.combine import combine_runs
 from workbench.recipes.merge import merge

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 import workbench
 from tests.conftest import write_questions
 from workbench import recipes, runs, shipped
+from workbench.cli.console import Terminal
 from workbench.config import RunConfig
-from workbench.console import Terminal
 from workbench.errors import Stopped
 from workbench.recipes import distill_verbs
 from workbench.recipes.load import load

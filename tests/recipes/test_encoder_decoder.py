@@ -148,7 +148,7 @@ def test_same_curve_for_any_micro_batch_and_with_checkpointing(train: Train, ref
 
 
 def test_a_stopped_run_resumes_to_the_same_bits(train: Train, reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from workbench.console import Terminal
+    from workbench.cli.console import Terminal
 
     words = ["batch.tokens_per_device=100000"]
     with monkeypatch.context() as patch:

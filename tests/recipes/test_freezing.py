@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 import workbench
 from tests.conftest import MINILM, save_tiny
 from workbench import runs, shipped
-from workbench.console import Terminal
+from workbench.cli.console import Terminal
 from workbench.errors import Stopped
 from workbench.freezing import prefix
 from workbench.freezing.trunk import Trunk

@@ -75,7 +75,7 @@ def test_same_curve_for_any_micro_batch(train: Train, taught: Path) -> None:
 
 
 def test_a_stopped_run_resumes_to_the_same_bits(train: Train, taught: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from workbench.console import Terminal
+    from workbench.cli.console import Terminal
 
     with monkeypatch.context() as patch:
         patch.setattr(Terminal, "stop_requested", lambda _: True)

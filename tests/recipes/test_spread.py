@@ -27,7 +27,7 @@ RATES = (1e-3, 2e-2, 1e30)
 
 
 def start(recipe: Path, out: Path, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "workbench.cli", "run", str(recipe), "--out", str(out), *words]
+    command = [sys.executable, "-m", "workbench.cli.verbs", "run", str(recipe), "--out", str(out), *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

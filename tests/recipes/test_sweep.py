@@ -10,9 +10,10 @@ import pytest
 
 import workbench
 from tests.conftest import MINILM, save_tiny, write_questions
-from workbench import recipes, runs, show
+from workbench import recipes, runs
+from workbench.cli import render
+from workbench.cli.console import Terminal
 from workbench.config import RunConfig
-from workbench.console import Terminal
 from workbench.errors import ConfigError, Stopped, TrainingError
 from workbench.recipes.check import check
 from workbench.recipes.load import load
@@ -98,7 +99,7 @@ def test_the_best_is_shipped_and_served(swept: Path, capsys: pytest.CaptureFixtu
     assert merge(swept, out=tmp_path / "merged", weights="float32").agreement.sentence
     assert held_out(swept) == held_out(swept / "members" / best["member"])
     capsys.readouterr()
-    show.outcome(swept)
+    render.outcome(swept)
     printed = capsys.readouterr().out
     assert "spread" in printed and "flatters itself" in printed and "0.001" in printed
 

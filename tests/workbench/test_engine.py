@@ -187,7 +187,7 @@ def test_patience_stops_early_and_the_best_adapter_is_shipped(
 def test_a_stopped_run_resumes_to_the_same_bits(train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     dropout = "adapter.dropout=0.1"
     straight = train(dropout, "save.every=5", name="straight")
-    from workbench.console import Terminal
+    from workbench.cli.console import Terminal
 
     calls = {"count": 0}
 

@@ -28,8 +28,8 @@ from transformers import (
 from tests.conftest import MINILM, T5_SIZES, tiny
 from workbench import adapters, backbones, runs, tasks
 from workbench.adapters import Lora
+from workbench.cli.console import Terminal
 from workbench.config import ModelConfig, RunConfig
-from workbench.console import Terminal
 from workbench.data.batching import Indices, MicroBatch, encoder_inputs
 from workbench.engine import Fit, Supervision
 from workbench.errors import BackboneError

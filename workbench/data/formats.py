@@ -8,14 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.config import DataConfig
-from workbench.data.messages import (
-    Message,
-    last_answer_only,
-    message_of,
-    messages_of,
-    tools_of,
-    without_loss,
-)
+from workbench.data.messages import Message, last_answer_only, message_of, messages_of, tools_of, without_loss
 from workbench.data.rows import Row, fingerprint, read_rows, shown
 from workbench.errors import DataError
 from workbench.schema import did_you_mean

@@ -61,7 +61,7 @@ def launch(devices: int, arguments: Sequence[str]) -> None:
         )
         _quieten()
         try:
-            elastic_launch(config, sys.executable)("-m", "workbench.cli", *arguments)
+            elastic_launch(config, sys.executable)("-m", "workbench.cli.verbs", *arguments)
         except ChildFailedError as failed:
             raise _first_of(failed, Path(folder)) from None
         except SignalException:

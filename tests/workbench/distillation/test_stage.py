@@ -9,15 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.workbench.distillation.staged import (
-    SWITCHED,
-    Student,
-    assert_same,
-    log_probs,
-    moved,
-    run,
-    said,
-)
+from tests.workbench.distillation.staged import SWITCHED, Student, assert_same, log_probs, moved, run, said
 from workbench import adapters, backbones, heads
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.distillation import sources, teachers

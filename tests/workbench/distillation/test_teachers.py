@@ -14,15 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.conftest import STORIES, save_tiny, tiny
-from tests.workbench.distillation.staged import (
-    PLAIN,
-    Student,
-    assert_same,
-    log_probs,
-    moved,
-    run,
-    said,
-)
+from tests.workbench.distillation.staged import PLAIN, Student, assert_same, log_probs, moved, run, said
 from workbench import adapters, backbones, evaluation, fused, heads, shipped, starter, tasks
 from workbench.config import ModelConfig, RunConfig
 from workbench.data import tokens

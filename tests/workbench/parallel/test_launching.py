@@ -39,7 +39,18 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
 
 
 def start(recipe: Path, out: Path, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "workbench.cli", "run", str(recipe), *words, "--out", str(out), "--devices", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "workbench.cli.verbs",
+        "run",
+        str(recipe),
+        *words,
+        "--out",
+        str(out),
+        "--devices",
+        "2",
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -119,7 +130,7 @@ def test_a_polite_stop_saves_and_says_how_to_go_on(recipe: Path, tmp_path: Path)
 
 
 def test_more_devices_than_there_are_is_refused(recipe: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "workbench.cli", "run", str(recipe), "--devices", "9999"]
+    command = [sys.executable, "-m", "workbench.cli.verbs", "run", str(recipe), "--devices", "9999"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.returncode == 2
     assert "this machine has" in done.stderr and "Traceback" not in done.stderr
@@ -130,7 +141,14 @@ def test_processes_that_were_told_different_things_refuse_to_train_together(reci
     address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     told = []
     for rank in range(2):
-        command = [sys.executable, "-m", "workbench.cli", "run", str(recipe), f"train.learning_rate={rank + 1}e-3"]
+        command = [
+            sys.executable,
+            "-m",
+            "workbench.cli.verbs",
+            "run",
+            str(recipe),
+            f"train.learning_rate={rank + 1}e-3",
+        ]
         told.append(
             subprocess.Popen(
                 [*command, "--out", str(tmp_path / "run")],

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.workbench.planning.test_solver import COUNT, Rehearsals
-from workbench import show
+from workbench.cli import render
 from workbench.config import RunConfig
 from workbench.planning.plan import Plan, Tried
 from workbench.sections.distributing import DistributedConfig
@@ -48,7 +48,7 @@ def test_what_waits_outside_is_the_hosts_and_of_a_cpu_its_own(tmp_path: Any) -> 
 def test_a_program_reads_everything_and_a_person_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     ways = (Tried("float32", 100, 50 * COUNT, False, 1.0), Tried("float32, zero=3", 100, 7 * COUNT, True, 2.0))
     plan = replace(planned(zero=3, offload_optimizer="cpu", offload_parameters="cpu"), seconds=2.0, tried=ways)
-    show.plan_json(plan)
+    render.plan_json(plan)
     facts = json.loads(capsys.readouterr().out)
     assert {"weights", "gradients", "optimizer", "activations", "peak"} <= set(facts["bytes"])
     assert facts["bytes"]["optimizer"] == 0 < facts["timeline"]["step"]["host"]["optimizer"]
@@ -56,7 +56,7 @@ def test_a_program_reads_everything_and_a_person_the_same(capsys: pytest.Capture
     assert facts["hours"] == pytest.approx(20 / 3600)
     assert list(facts["timeline"]) == ["forward", "backward", "last gradients", "step"]
     assert "activations" not in facts["timeline"]["step"]["device"]
-    show.plan(plan)
+    render.plan(plan)
     told = capsys.readouterr().out
     for words in ("gathered weights", "in the host's memory", "zero=3", "does not fit", "20 s in all"):
         assert words in told

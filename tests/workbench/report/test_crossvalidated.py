@@ -15,7 +15,8 @@ import yaml
 from rich.console import Console
 from scipy import special
 
-from workbench import report, show
+from workbench import report
+from workbench.cli import render
 from workbench.config import RunConfig
 from workbench.evaluation.classes import calibration_error
 from workbench.recipes.check import check
@@ -345,10 +346,10 @@ def test_runs_are_compared_by_out_of_fold_and_test_scores(tmp_path: Path) -> Non
 def test_the_terminal_shows_stages_and_the_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(show, "_out", Console(highlight=False, width=300))
+    monkeypatch.setattr(render, "_out", Console(highlight=False, width=300))
     run = make(tmp_path / "[run]")
     rewrite(run, stages=[stages("one")[0] | {"title": "[red]Supervised"}, *stages("one")[1:]])
-    show.outcome(run)
+    render.outcome(run)
     text = capsys.readouterr().out
     found = next(line for line in text.splitlines() if "Pseudo-labels" in line)
     cells = re.split("  +", found.strip())
@@ -368,7 +369,7 @@ def question(number: int) -> str:
 def test_check_shows_folds_duplicates_and_what_they_would_leak(
     stories: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(show, "_out", Console(highlight=False, width=300))
+    monkeypatch.setattr(render, "_out", Console(highlight=False, width=300))
     texts = [question(number) for number in range(130)]
     texts += texts[:20]
     labels: list[Any] = [float(n) if kind == "number" else f"[b]{n % 13}" for n in range(150)]
@@ -382,7 +383,7 @@ def test_check_shows_folds_duplicates_and_what_they_would_leak(
         "folds": {"k": 3, "repeats": 2, "seeds": 2},
     }
     found = check(RunConfig.model_validate(sections))
-    show.inspection(found)
+    render.inspection(found)
     text = capsys.readouterr().out
     cells = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
     assert cells["rows"] == ["50", "50", "50"]

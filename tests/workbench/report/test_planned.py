@@ -12,7 +12,7 @@ from matplotlib import image
 from typer.testing import CliRunner
 
 import workbench
-from workbench.cli import app
+from workbench.cli.verbs import app
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
 from workbench.recipes.load import load

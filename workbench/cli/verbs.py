@@ -46,12 +46,13 @@ def run(
 
     with importing():
         import workbench.recipes.run
-        from workbench import clocking, show
+        from workbench import clocking
+        from workbench.cli import render
         from workbench.parallel.ranks import joined
 
     path = workbench.run(recipe, overrides or (), out=out, resume=resume, began=clocking.process_began())
     if joined().first:
-        show.outcome(path)
+        render.outcome(path)
 
 
 @app.command()
@@ -67,7 +68,7 @@ def check(
     from workbench.recipes.load import load
 
     with importing():
-        from workbench import show
+        from workbench.cli import render
         from workbench.recipes.check import check as inspect
 
     if plot is not None:
@@ -75,7 +76,7 @@ def check(
 
         planned.require_new(plot)
     found = inspect(load(recipe, overrides or ()))
-    show.inspection(found)
+    render.inspection(found)
     if plot is not None:
         planned.write(plot, found.config, steps=found.steps, blocks=found.blocks)
         typer.echo(f"Plot: {plot}")
@@ -98,19 +99,19 @@ def plan(
     from workbench.recipes.load import load
 
     with importing():
-        from workbench import show
+        from workbench.cli import render
         from workbench.recipes.plan import solve
 
     elsewhere = devices is not None and memory is not None
     found = solve(load(recipe, overrides or ()), devices=devices or 1, memory=_bytes(memory), elsewhere=elsewhere)
-    (show.plan_json if json else show.plan)(found.plan)
+    (render.plan_json if json else render.plan)(found.plan)
     found.require()
 
 
 @app.command(name="distill-cache")
 def distill_cache(recipe: Recipe, overrides: Overrides = None) -> None:
     """Ask a distillation's teacher about every training row, and keep what it says in distill.cache.folder."""
-    from workbench.console import Terminal
+    from workbench.cli.console import Terminal
     from workbench.recipes.distill_verbs import cache
     from workbench.recipes.load import load
 
@@ -124,10 +125,10 @@ def distill_cache(recipe: Recipe, overrides: Overrides = None) -> None:
 @app.command()
 def evaluate(run: RunFolder, overrides: Overrides = None) -> None:
     """Score a finished run again, on its held-out rows or on data.test=FILE."""
-    from workbench import show
+    from workbench.cli import render
     from workbench.recipes.serve import evaluate as score
 
-    show.scores(score(run, overrides or ()))
+    render.scores(score(run, overrides or ()))
 
 
 @app.command()
@@ -163,10 +164,10 @@ def merge(
     weights: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
 ) -> None:
     """Write a stock Hugging Face model, and measure its error against the unmerged one."""
-    from workbench import show
+    from workbench.cli import render
     from workbench.recipes.merge import merge as merge_run
 
-    show.merged(merge_run(run, out=out, weights=weights), out)
+    render.merged(merge_run(run, out=out, weights=weights), out)
 
 
 @app.command()
@@ -177,10 +178,10 @@ def combine(
     rank: Annotated[int | None, typer.Option(min=1, help="Keep no more ranks; without it the sum is exact.")] = None,
 ) -> None:
     """Add the adapters of several runs up to one, and measure its error."""
-    from workbench import show
+    from workbench.cli import render
     from workbench.recipes.combine import combine_runs
 
-    show.combined(combine_runs(runs, weights=_numbers(weights), rank=rank, out=out), out)
+    render.combined(combine_runs(runs, weights=_numbers(weights), rank=rank, out=out), out)
 
 
 @app.command()
@@ -189,9 +190,10 @@ def compare(
     out: Annotated[Path, typer.Option(help="Page with the plots.")] = Path("comparison.html"),
 ) -> None:
     """Put runs side by side: a table here, plots in a page."""
-    from workbench import report, show
+    from workbench import report
+    from workbench.cli import render
 
-    show.comparison(report.compare(runs, out), out)
+    render.comparison(report.compare(runs, out), out)
 
 
 @app.command()
@@ -205,19 +207,19 @@ def ls(
     json: Annotated[bool, typer.Option("--json", help="For adapters: one JSON object.")] = False,
 ) -> None:
     """List the shipped recipes, the adapter methods and their sizes on a backbone, or the runs here."""
-    from workbench import show
+    from workbench.cli import render
 
     if what == "adapters":
         from workbench.sizes import survey
 
         found = survey(overrides or ())
-        (show.methods_json if json else show.methods)(found)
+        (render.methods_json if json else render.methods)(found)
     elif json or overrides:
         raise ConfigError(
             f"ls {what}: --json and key=value words go with `workbench ls adapters` only. Leave them out."
         )
     else:
-        show.listing(what, folder)
+        render.listing(what, folder)
 
 
 @app.command()

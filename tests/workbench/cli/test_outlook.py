@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from workbench import outlook
+from workbench.cli import outlook
 from workbench.config import RunConfig
 from workbench.sections.freezing import Moment
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from workbench import report, show
+from workbench import report
 from workbench.adapters import METHODS
+from workbench.cli import render
 from workbench.config import ModelConfig, RunConfig
 from workbench.errors import ConfigError
 from workbench.evaluation.agreement import Agreement
@@ -24,7 +25,7 @@ from workbench.sizes import Size, Survey
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal on which nothing is wrapped."""
-    monkeypatch.setattr(show, "_out", Console(highlight=False, width=300))
+    monkeypatch.setattr(render, "_out", Console(highlight=False, width=300))
 
 
 def _cells(text: str, start: str) -> list[str]:
@@ -36,7 +37,7 @@ def _cells(text: str, start: str) -> list[str]:
 def test_outcome_shows_scores_and_three_answers_beside_their_references(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show.outcome(trained)
+    render.outcome(trained)
     text = capsys.readouterr().out
     scores = json.loads((trained / "scores.json").read_text())
     for name, value in scores["after"].items():
@@ -56,7 +57,7 @@ def test_inspection_marks_what_carries_loss(
     on_a_terminal: bool,
 ) -> None:
     console = Console(highlight=False, width=300, force_terminal=on_a_terminal, color_system="standard")
-    monkeypatch.setattr(show, "_out", console)
+    monkeypatch.setattr(render, "_out", console)
     rows = [{"question": f"Is [red]{n}[/] red?", "answer": "No [bold]" + " no" * n} for n in range(30)]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -65,7 +66,7 @@ def test_inspection_marks_what_carries_loss(
         "data": {"train": str(path), "held_out": 0.1, "max_tokens": 64},
     }
     found = check(RunConfig.model_validate({"recipe": "sft", "batch": {"size": 9}, **sections}))
-    show.inspection(found)
+    render.inspection(found)
     text = capsys.readouterr().out
     if on_a_terminal:
         assert "\x1b[1;32mNo [bold]" in text and "\x1b[1;32mUser" not in text
@@ -92,7 +93,7 @@ def test_steps_that_a_budget_decides_about_are_told_in_words(
 ) -> None:
     sections = {"model": {"id": stories}, "data": {"train": str(questions)}, "batch": {"size": 9}, "train": train}
     paced = {"budget": {"tokens": 50_000}, "freeze": {"policy": "static", "layers": 1}, "optimizer": {"name": "muon"}}
-    show.inspection(check(RunConfig.model_validate({"recipe": "sft", **sections, **paced})))
+    render.inspection(check(RunConfig.model_validate({"recipe": "sft", **sections, **paced})))
     text = capsys.readouterr().out
     assert said in text and "50,000 tokens" in text and "Optimizer: muon." in text
     assert "freeze.policy=static: the embeddings and block 1 of 5 never train" in text
@@ -102,17 +103,17 @@ def test_the_histogram_counts_every_row(stories: str, questions: Path, capsys: p
     found = check(
         RunConfig.model_validate({"recipe": "sft", "model": {"id": stories}, "data": {"train": str(questions)}})
     )
-    show.inspection(found)
+    render.inspection(found)
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.rstrip().endswith("#")]
     assert sum(int(line[1]) for line in lines) == len(found.data.train)
     assert max(len(line[2]) for line in lines) == 40
 
 
 def test_scores_and_merged(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    show.scores({"loss": 1.23456, "f1": 0.5})
+    render.scores({"loss": 1.23456, "f1": 0.5})
     text = capsys.readouterr().out
     assert _cells(text, "loss") == ["loss", "1.2346"] and _cells(text, "f1") == ["f1", "0.5000"]
-    show.merged(Merged(Agreement(kl=3.2e-6, top1=0.9987, positions=12345), "Added in float32."), tmp_path / "[out]")
+    render.merged(Merged(Agreement(kl=3.2e-6, top1=0.9987, positions=12345), "Added in float32."), tmp_path / "[out]")
     text = capsys.readouterr().out
     assert "Added in float32." in text and f"Model: {tmp_path / '[out]'}" in text
     assert "12,345 held-out tokens" in text and "3.20e-06 nats per token" in text and "99.87%" in text
@@ -124,7 +125,7 @@ def test_comparison_puts_runs_side_by_side(trained: Path, tmp_path: Path, capsys
     (other / "config.yaml").write_text(config.replace("learning_rate: 0.01", "learning_rate: 0.02"))
     manifest = json.loads((other / "manifest.json").read_text())
     (other / "manifest.json").write_text(json.dumps({**manifest, "name": "[other]"}))
-    show.comparison(report.compare([trained, other], tmp_path / "page.html"), tmp_path / "page.html")
+    render.comparison(report.compare([trained, other], tmp_path / "page.html"), tmp_path / "page.html")
     text = capsys.readouterr().out
     assert "run" in text and "[other]" in text
     assert _cells(text, "train.learning_rate")[1:] == ["0.01", "0.02"]
@@ -132,12 +133,12 @@ def test_comparison_puts_runs_side_by_side(trained: Path, tmp_path: Path, capsys
 
 
 def test_the_list_of_recipes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    show.listing("recipes", tmp_path)
+    render.listing("recipes", tmp_path)
     text = capsys.readouterr().out
     for name in shipped():
         assert f"workbench run {name}" in " ".join(_cells(text, name))
     with pytest.raises(ConfigError, match="ls cheese: expected recipes, adapters or runs"):
-        show.listing("cheese", tmp_path)
+        render.listing("cheese", tmp_path)
 
 
 SURVEY = Survey(
@@ -148,7 +149,7 @@ SURVEY = Survey(
 
 
 def test_the_table_of_methods(capsys: pytest.CaptureFixture[str]) -> None:
-    show.methods(SURVEY)
+    render.methods(SURVEY)
     text = capsys.readouterr().out
     about, sizes, refused = text.split(" method ")[1:]
     for name in SURVEY.found:
@@ -162,7 +163,7 @@ def test_the_table_of_methods(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_methods_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    show.methods_json(SURVEY)
+    render.methods_json(SURVEY)
     found = json.loads(capsys.readouterr().out)
     assert (found["model"], found["parameters"]) == ("[some]/model", 1_000_000)
     lora, prompt = found["methods"]["lora"], found["methods"]["prompt"]
@@ -178,7 +179,7 @@ def test_the_list_of_runs_says_how_each_ended(
         (tmp_path / name).mkdir()
         (tmp_path / name / "manifest.json").write_text(json.dumps({"status": status} if status else {}))
     shutil.copy(trained / "scores.json", tmp_path / "[a]" / "scores.json")
-    show.listing("runs", tmp_path)
+    render.listing("runs", tmp_path)
     text = capsys.readouterr().out
     scores = json.loads((trained / "scores.json").read_text())
     losses = [f"{scores[when]['loss']:.4f}" for when in ("before", "after")]

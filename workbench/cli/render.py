@@ -66,9 +66,9 @@ def outcome(run: Path) -> None:
 
 def plan(found: Plan) -> None:
     """What a run takes, where it lives, what else was tried, and whether it fits."""
-    from workbench.planning import told
+    from workbench.cli import plan_table
 
-    for part in told.parts(found):
+    for part in plan_table.parts(found):
         _out.print(part, markup=False)
 
 
@@ -232,7 +232,7 @@ def _duplicates(data: Folded) -> str:
 
 
 def _plan(found: Inspection | ClassInspection | CrossvalInspection) -> None:
-    from workbench import outlook
+    from workbench.cli import outlook
 
     where = f"{len(found.targets)} kinds of module: {', '.join(found.targets[:12])}" if found.targets else "all weights"
     batches = f"steps of {found.config.batch.size} examples"

@@ -1,0 +1,1 @@
+"""The command line: verbs, and how their results are printed."""
