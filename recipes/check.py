@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, classifier, preflight, tasks
-from workbench.config import RunConfig
+from workbench import backbones, classifier, preflight
+from workbench.config import RunConfig, sweep_config, tasks
 from workbench.data import tokens
 from workbench.data.batching import Row
 from workbench.data.forms import form
@@ -22,7 +22,6 @@ from workbench.recipes.classify_verbs import ClassInspection
 from workbench.recipes.crossval_verbs import CrossvalInspection
 from workbench.recipes.sft import read_template
 from workbench.recipes.sweep_subjects import require_members
-from workbench.sections import sweeping
 
 SHOWN = 3
 """Examples that are rendered in full."""
@@ -95,7 +94,7 @@ def _text(config: RunConfig) -> Inspection:
 
 def _first_member(config: RunConfig) -> Inspection | ClassInspection:
     """What the members of a sweep share, and which they are."""
-    shared, trials = sweeping.shared(config), sweeping.trials(config)
+    shared, trials = sweep_config.shared(config), sweep_config.trials(config)
     found = classify_verbs.inspect(shared) if shared.recipe == "classify" else _text(shared)
     require_members(shared, trials, found.data)
     names = [trial.name for trial in trials]

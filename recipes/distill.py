@@ -9,10 +9,11 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, evaluation, files, report, tasks
+from workbench import backbones, evaluation, files, report
 from workbench.adapters import Full
 from workbench.backbones import Backbone
-from workbench.config import RunConfig
+from workbench.config import RunConfig, distill_config, tasks
+from workbench.config.distill_config import STUDENT, TEACHER
 from workbench.data import tokens
 from workbench.data.batching import Examples
 from workbench.data.chat import Template
@@ -30,15 +31,13 @@ from workbench.errors import BackboneError, ConfigError
 from workbench.heads import Head
 from workbench.recipes import distill_classes, distill_peers, sft
 from workbench.runs import Run
-from workbench.sections import distilling
-from workbench.sections.distilling import STUDENT, TEACHER
 
 Scores = dict[str, Any]
 
 
 def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
     """Train a student as `config` says; returns scores before and after, and the teacher's, as in scores.json."""
-    base = distilling.student_config(config, run.path)
+    base = distill_config.student_config(config, run.path)
     source = find_teacher(config)
     if not run.resumed:
         shutil.rmtree(run.path / STUDENT, ignore_errors=True)  # of a run that failed here under another configuration

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from workbench import backbones, files, preflight, report
 from workbench.classifier import Classifier, task
 from workbench.config import RunConfig
+from workbench.config.distill_config import STUDENT
 from workbench.data.batching import MicroBatch
 from workbench.data.classes import ClassSplits, Labelled
 from workbench.distillation import class_teachers, soft_labels, students
@@ -25,7 +26,6 @@ from workbench.evaluation import targets
 from workbench.objectives.criterion import criterion
 from workbench.recipes import classify
 from workbench.runs import Run
-from workbench.sections.distilling import STUDENT
 
 Scores = dict[str, Any]
 

@@ -6,8 +6,8 @@ from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, describing, evaluation, heads, shipped, tasks
-from workbench.config import RunConfig
+from workbench import backbones, describing, evaluation, heads, shipped
+from workbench.config import RunConfig, tasks
 from workbench.data.chat import Template
 from workbench.data.masking import Masking
 from workbench.data.tokens import Splits

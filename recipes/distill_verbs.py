@@ -9,7 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from workbench import backbones
-from workbench.config import RunConfig
+from workbench.config import RunConfig, distill_config
+from workbench.config.distill_config import STUDENT
 from workbench.data import tokens
 from workbench.data.forms import form
 from workbench.distillation import students
@@ -18,15 +19,13 @@ from workbench.errors import ConfigError
 from workbench.limits import total_steps
 from workbench.recipes import distill, distill_classes
 from workbench.recipes.sft import read_template
-from workbench.sections import distilling
-from workbench.sections.distilling import STUDENT
 
 
 def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:
     """What `inspect` finds of the plain run that a distillation is; a student that is to be made has no weights yet."""
     source = distill.find_teacher(config)
     with TemporaryDirectory() as aside:
-        base = distilling.student_config(config, Path(aside))
+        base = distill_config.student_config(config, Path(aside))
         students.make(config, source, Path(aside) / STUDENT, weights=False)
         found = inspect(base)
         tokenizer = backbones.tokenizer(base.model)
@@ -50,7 +49,7 @@ def cache(config: RunConfig, watcher: Watcher) -> dict[str, Any]:
         raise ConfigError("distill.cache.folder: where to? Write distill.cache.folder=FOLDER.")
     source = distill.find_teacher(config)
     with TemporaryDirectory() as aside:
-        base = distilling.student_config(config, Path(aside))
+        base = distill_config.student_config(config, Path(aside))
         students.make(config, source, Path(aside) / STUDENT, weights=False)
         tokenizer = backbones.tokenizer(base.model)
         template = form(base, backbones.hub_config(base.model), tokenizer, template=read_template(base))

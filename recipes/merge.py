@@ -9,16 +9,16 @@ from typing import Literal
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, classifier, files, heads, runs, shipped, tasks
+from workbench import adapters, backbones, classifier, files, heads, runs, shipped
 from workbench.adapters import Full
 from workbench.backbones import DTYPES, QUANTISED
-from workbench.config import ModelConfig, RunConfig
+from workbench.config import ModelConfig, RunConfig, tasks
+from workbench.config.tasks import Task
 from workbench.data import tokens
 from workbench.errors import ConfigError
 from workbench.evaluation.agreement import Agreement, agreement, hidden_states
 from workbench.recipes import classify_verbs
 from workbench.recipes.classify_verbs import Gap
-from workbench.tasks import Task
 
 ROWS = 64
 """Held-out examples that the two are compared on."""

@@ -13,13 +13,17 @@ from unittest.mock import patch
 import psutil
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, banking, classifier, evaluation, files, heads, limits, runs, sizes, tasks
+from workbench import backbones, banking, classifier, evaluation, files, heads, limits, runs, sizes
 from workbench.adapters import Full
 from workbench.backbones import Backbone
 from workbench.banking import BankFit
 from workbench.capacity import available
 from workbench.cli.console import Terminal
-from workbench.config import RunConfig
+from workbench.config import RunConfig, distill_config, tasks
+from workbench.config.budget_config import BudgetConfig
+from workbench.config.distill_config import STUDENT, OnPolicyConfig
+from workbench.config.distributed_config import DistributedConfig
+from workbench.config.tasks import Task
 from workbench.data.batching import Examples, first_rows
 from workbench.data.chat import Template
 from workbench.data.masking import Masking
@@ -43,12 +47,7 @@ from workbench.planning.work import StepWork, record
 from workbench.planning.zero import Contents
 from workbench.recipes import sft
 from workbench.runs import Run
-from workbench.sections import distilling
-from workbench.sections.budgeting import BudgetConfig
-from workbench.sections.distilling import STUDENT, OnPolicyConfig
-from workbench.sections.distributing import DistributedConfig
 from workbench.sizes import Size
-from workbench.tasks import Task
 
 Teaching = Callable[[PreTrainedTokenizerBase, Template | Masking, Splits], sft.Supervise]
 
@@ -191,7 +190,7 @@ def _taught(config: RunConfig, run: Run) -> Parts:
     from workbench.recipes import distill
 
     section = config.distill
-    base = distilling.student_config(config, run.path)
+    base = distill_config.student_config(config, run.path)
     source = distill.find_teacher(config)
     if base.recipe == "classify" or section.peers is not None or source is None:
         raise ConfigError(

@@ -12,22 +12,11 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from workbench import (
-    backbones,
-    clocking,
-    describing,
-    evaluation,
-    files,
-    heads,
-    objectives,
-    preflight,
-    report,
-    shipped,
-    tasks,
-)
+from workbench import backbones, clocking, describing, evaluation, files, heads, objectives, preflight, report, shipped
 from workbench.adapters import Full
 from workbench.backbones import Backbone
-from workbench.config import RunConfig
+from workbench.config import RunConfig, tasks
+from workbench.config.tasks import TEXT
 from workbench.data import tokens
 from workbench.data.batching import MicroBatch, first_rows
 from workbench.data.chat import Template
@@ -44,7 +33,6 @@ from workbench.parallel import settings
 from workbench.parallel.fsdp import reading
 from workbench.runs import Run
 from workbench.shipped import Shipped
-from workbench.tasks import TEXT
 from workbench.timing import Timer, left, phase
 
 REST_TOKENS = 1024

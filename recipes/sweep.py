@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from workbench import banking, capacity, describing, files
 from workbench.banking import BankFit
 from workbench.chorus import Chorus
-from workbench.config import RunConfig
+from workbench.config import RunConfig, sweep_config
+from workbench.config.sweep_config import Trial
 from workbench.engine import Watcher, peak_bytes
 from workbench.errors import TrainingError
 from workbench.member import Course
@@ -19,8 +20,6 @@ from workbench.parallel import refusals, waiting
 from workbench.recipes.sweep_subjects import Bench, Classes, Subject, Text
 from workbench.report import units
 from workbench.runs import Run
-from workbench.sections import sweeping
-from workbench.sections.sweeping import Trial
 
 Scores = dict[str, Any]
 BYTES = 16
@@ -40,7 +39,7 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
     `seed` varies initial values and the order of rows. What is held out is the same for all members, and depends on
     the sweep's own seed.
     """
-    trials, shared = sweeping.trials(config), sweeping.shared(config)
+    trials, shared = sweep_config.trials(config), sweep_config.shared(config)
     subject: Subject = (Classes if shared.recipe == "classify" else Text).prepare(shared, run, trials)
     refusals.require_members(len(trials), run.ranks)
     if not run.resumed:

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, from_numpy
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, classifier, describing, evaluation, heads, objectives, preflight, shipped, tasks
+from workbench import backbones, classifier, describing, evaluation, heads, objectives, preflight, shipped
 from workbench.adapters import anatomy
 from workbench.adapters.bank import Bank
 from workbench.backbones import Backbone
-from workbench.config import RunConfig
+from workbench.config import RunConfig, tasks
+from workbench.config.sweep_config import Trial
 from workbench.data.batching import Examples, MicroBatch
 from workbench.data.chat import Template
 from workbench.data.classes import ClassSplits
@@ -28,7 +29,6 @@ from workbench.freezing.freezer import Freezer
 from workbench.objectives.criterion import criterion
 from workbench.recipes import classify, sft
 from workbench.runs import Run
-from workbench.sections.sweeping import Trial
 
 Objective = Callable[[Tensor, Tensor, float], Tensor]
 

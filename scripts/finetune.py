@@ -2,7 +2,7 @@
 
     python scripts/finetune.py [RUN_DIRECTORY]
 
-Change the sections to your own model and data; every field is explained in workbench/config.py.
+Change the sections to your own model and data; every field is explained in workbench/config/run_config.py.
 """
 
 from __future__ import annotations

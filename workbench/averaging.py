@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench import schedules
-from workbench.sections.averaging import AverageConfig
+from workbench.config.average_config import AverageConfig
 
 Values = dict[str, Tensor]
 """By the parameter's name."""

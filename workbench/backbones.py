@@ -25,8 +25,8 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 from workbench import attention, origins, quantisation, storage
 from workbench.adapters import anatomy
 from workbench.config import ModelConfig
+from workbench.config.tasks import TEXT, Task
 from workbench.errors import BackboneError
-from workbench.tasks import TEXT, Task
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTISED = quantisation.FORMATS

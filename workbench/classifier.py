@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, files, first_token, shipped, tasks
+from workbench import adapters, backbones, files, first_token, shipped
 from workbench.adapters import Full, anatomy
-from workbench.config import RunConfig
+from workbench.config import RunConfig, tasks
+from workbench.config.tasks import Task
 from workbench.data.batching import MicroBatch, encoder_inputs
 from workbench.data.labels import Labels
 from workbench.errors import BackboneError, FileError
 from workbench.objectives.criterion import Objective
-from workbench.tasks import Task
 
 
 @dataclass(frozen=True)

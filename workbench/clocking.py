@@ -15,8 +15,8 @@ import psutil
 
 from workbench import files
 from workbench.config import RunConfig
+from workbench.config.budget_config import BudgetConfig
 from workbench.errors import ConfigError
-from workbench.sections.budgeting import BudgetConfig
 from workbench.timing import LEAVING, Pause, Plan, Timer
 
 BEAT = 0.5

@@ -8,15 +8,15 @@ from typing import Protocol
 
 from transformers import PretrainedConfig, PreTrainedModel
 
-from workbench import adapters, backbones, capacity, optimizers, tasks
+from workbench import adapters, backbones, capacity, optimizers
 from workbench.adapters import Full, anatomy
-from workbench.config import RunConfig
+from workbench.config import RunConfig, tasks
+from workbench.config.tasks import TEXT, Task
 from workbench.data import checks
 from workbench.data.batching import Examples, Indices
 from workbench.data.tokens import Splits
 from workbench.errors import ConfigError
 from workbench.freezing.layers import Layers, stack
-from workbench.tasks import TEXT, Task
 
 
 class Measured(Examples, Protocol):

@@ -19,12 +19,11 @@ import psutil
 import torch
 import yaml
 
-from workbench import files, plugins
-from workbench.config import RunConfig
+from workbench import files
+from workbench.config import RunConfig, plugins, sweep_config
 from workbench.errors import ConfigError, ResumeError, WorkbenchError
 from workbench.parallel.ranks import ALONE, Ranks
 from workbench.schema import parse, read_yaml
-from workbench.sections import sweeping
 from workbench.timing import Timer
 
 FREE = ("batch.tokens_per_device", "trackers", "save.keep", "budget.time")
@@ -188,7 +187,7 @@ def read_config(path: Path) -> RunConfig:
 def shipped_config(path: Path) -> RunConfig:
     """The configuration of the adapter that a run directory ships: of a sweep, that of its best member."""
     read_config(path)
-    values = sweeping.shipped_values(read_yaml(path / "config.yaml"), path)
+    values = sweep_config.shipped_values(read_yaml(path / "config.yaml"), path)
     return parse(RunConfig, values, source=f"{path}/config.yaml")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from workbench.sections.scheduling import ScheduleConfig
+from workbench.config.schedule_config import ScheduleConfig
 
 
 def factor(progress: float, config: ScheduleConfig) -> float:

@@ -9,15 +9,15 @@ from pathlib import Path
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, files, heads, tasks
+from workbench import adapters, backbones, files, heads
 from workbench.adapters import Full
-from workbench.config import ModelConfig, RunConfig
+from workbench.config import ModelConfig, RunConfig, tasks
+from workbench.config.tasks import Task
 from workbench.data.chat import Template
 from workbench.data.forms import form
 from workbench.data.masking import Masking
 from workbench.errors import ConfigError, FileError
 from workbench.heads import Head
-from workbench.tasks import Task
 
 BEGIN = ("bos_token_id", "decoder_start_token_id", "forced_bos_token_id")
 """What a generation_config.json says of how a text begins; a decoder behind an encoder needs it."""

@@ -138,7 +138,7 @@ def _targets(model: str) -> list[str]:
     from workbench import backbones
     from workbench.adapters import Lora
     from workbench.config import ModelConfig
-    from workbench.tasks import classes
+    from workbench.config.tasks import classes
 
     return Lora().modules(backbones.skeleton(ModelConfig(id=model), task=classes(("a", "b"), seed=0)))
 

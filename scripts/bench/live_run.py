@@ -14,11 +14,11 @@ import sys
 from pathlib import Path
 
 import workbench
+from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch
 from workbench.distillation.signals import Spoken
 from workbench.distillation.teachers import LiveTeacher
 from workbench.live_bytes import LiveBytes
-from workbench.sections.distilling import DistillConfig
 
 
 def main(recipe: str, out: Path, *overrides: str) -> None:

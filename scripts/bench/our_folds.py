@@ -25,6 +25,7 @@ from workbench.backbones import Backbone
 from workbench.banking import BankFit
 from workbench.classifier import Classifier
 from workbench.config import RunConfig
+from workbench.config.folds_config import FoldsConfig
 from workbench.data import classes, folds, labels, records
 from workbench.data.classes import Labelled
 from workbench.data.fields import Writer
@@ -35,7 +36,6 @@ from workbench.freezing import freezer as freezing
 from workbench.member import Course
 from workbench.objectives.criterion import Objective, criterion
 from workbench.runs import Run
-from workbench.sections.folding import FoldsConfig
 
 
 class Fold(NamedTuple):

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tests.conftest import FAMILIES, T5_SIZES, tiny
-from workbench import adapters, backbones, plugins, tasks
+from workbench import adapters, backbones
 from workbench.adapters import METHODS, Full, Method
 from workbench.adapters.lora_starts import QUANTISED
 from workbench.adapters.method import HALF_OR_FULL, WEIGHTS
-from workbench.config import ModelConfig, RunConfig
+from workbench.config import ModelConfig, RunConfig, plugins, tasks
 from workbench.errors import ConfigError
 from workbench.masters import Masters
 from workbench.schema import parse

@@ -17,8 +17,8 @@ from workbench import adapters, averaging, checkpoints, schedules
 from workbench.adapters import Lora
 from workbench.averaging import Average
 from workbench.checkpoints import Progress
+from workbench.config.average_config import AverageConfig
 from workbench.masters import Masters
-from workbench.sections.averaging import AverageConfig
 
 METHODS: dict[str, dict[str, Any]] = {
     "ema": {"decay": 0.8},

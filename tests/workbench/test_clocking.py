@@ -11,8 +11,8 @@ import pytest
 
 from workbench import clocking
 from workbench.config import RunConfig
+from workbench.config.budget_config import BudgetConfig
 from workbench.errors import ConfigError, FileError
-from workbench.sections.budgeting import BudgetConfig
 
 
 def test_a_run_without_a_limit_has_no_clock(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from workbench import optimizers
 from workbench.config import RunConfig
+from workbench.config.freeze_config import FreezeConfig
+from workbench.config.optimizer_config import Name
 from workbench.optimizer_states import evaluating, load_state, state_tensors
-from workbench.sections.freezing import FreezeConfig
-from workbench.sections.optimizing import Name
 
 PAGED = ("paged_adamw", "paged_adamw8bit")
 CASES = [(name, every) for name in get_args(Name) for every in (None, 5) if (name, every) != ("schedule_free", 5)]

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 from tests.workbench import formulas
 from workbench import optimizers
 from workbench.config import RunConfig
+from workbench.config.freeze_config import FreezeConfig
+from workbench.config.optimizer_config import Name
 from workbench.errors import ConfigError
-from workbench.sections.freezing import FreezeConfig
-from workbench.sections.optimizing import Name
 
 CPU = torch.device("cpu")
 ON_CPU = [name for name in get_args(Name) if not name.startswith("paged_")]

@@ -17,9 +17,9 @@ from tests.conftest import GROUPED, tiny
 from workbench import adapters, backbones, quantisation
 from workbench.adapters import Lora
 from workbench.config import ModelConfig
+from workbench.config.tasks import classes
 from workbench.errors import BackboneError
 from workbench.masters import Masters
-from workbench.tasks import classes
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

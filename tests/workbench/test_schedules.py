@@ -15,10 +15,10 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR,
 from transformers import optimization
 
 from workbench.config import RunConfig
+from workbench.config.schedule_config import ScheduleConfig
 from workbench.errors import ConfigError
 from workbench.schedules import factor, falls_from, moments
 from workbench.schema import override, parse
-from workbench.sections.scheduling import ScheduleConfig
 
 FALLING: dict[str, dict[str, Any]] = {
     "linear": {"name": "linear"},

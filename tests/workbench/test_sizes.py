@@ -15,9 +15,9 @@ from tests.conftest import FAMILIES, tiny
 from workbench import adapters, backbones, sizes
 from workbench.adapters import METHODS, Lora, Method
 from workbench.config import ModelConfig
+from workbench.config.tasks import MASKED, TEXT
 from workbench.errors import BackboneError, ConfigError
 from workbench.sizes import Size
-from workbench.tasks import MASKED, TEXT
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

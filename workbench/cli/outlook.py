@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from workbench import optimizers
 from workbench.config import RunConfig
-from workbench.policies import Egeria
+from workbench.config.freeze_config import FreezeConfig, Moment
+from workbench.config.freeze_policies import Egeria
 from workbench.report import frozen, units
-from workbench.sections.freezing import FreezeConfig, Moment
 
 WHOLE = 1000
 """Steps of a run whose own number nobody knows."""

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
+from workbench.config.classes_config import ClassesConfig
 from workbench.data.batching import Indices
 from workbench.errors import BackboneError, DataError
-from workbench.sections.classing import ClassesConfig
 
 
 class Written(NamedTuple):

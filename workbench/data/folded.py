@@ -12,6 +12,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
+from workbench.config.folds_config import DuplicatesConfig
 from workbench.data import duplicates, folds, labels
 from workbench.data.classes import Labelled, encode
 from workbench.data.dealing import Folds, Groups, alone
@@ -21,7 +22,6 @@ from workbench.data.labels import Labels
 from workbench.data.records import Source, read
 from workbench.data.similarity import Ints, normalised
 from workbench.errors import DataError
-from workbench.sections.folding import DuplicatesConfig
 
 
 class Folded(NamedTuple):

@@ -8,12 +8,12 @@ from typing import TypeAlias
 
 import numpy as np
 
+from workbench.config.folds_config import FoldsConfig
 from workbench.data.dealing import Class, Folds, Groups, Strata, alone, assign, joined, ranges
 from workbench.data.duplicates import Found, across
 from workbench.data.rows import Row
 from workbench.errors import ConfigError, DataError
 from workbench.schema import did_you_mean
-from workbench.sections.folding import FoldsConfig
 
 Label: TypeAlias = Class | float | tuple[Class, ...] | None
 """A class, a float for regression, a tuple where a row may have several classes, None where it has no label."""

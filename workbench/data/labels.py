@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from workbench.config.classes_config import ClassesConfig, Kind
+from workbench.config.tasks import Problem
 from workbench.data.rows import shown
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
-from workbench.sections.classing import ClassesConfig, Kind
-from workbench.tasks import Problem
 
 Label: TypeAlias = str | float | tuple[str, ...]
 """A class, a number, or several classes."""

@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from workbench import starter
 from workbench.config import DataConfig
+from workbench.config.classes_config import PAIR_FIELDS, ClassesConfig
 from workbench.data import labels
 from workbench.data.formats import renamed
 from workbench.data.labels import Label
 from workbench.data.rows import Row, fingerprint, read_rows, shown
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
-from workbench.sections.classing import PAIR_FIELDS, ClassesConfig
 
 _MISTAKES_SHOWN = 5
 

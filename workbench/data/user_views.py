@@ -8,12 +8,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from workbench import plugins
+from workbench.config import plugins
+from workbench.config.tta_config import TtaConfig
 from workbench.data.labels import Floats
 from workbench.data.rows import shown
 from workbench.errors import ConfigError
 from workbench.schema import did_you_mean
-from workbench.sections.viewing import TtaConfig
 
 Fields: TypeAlias = tuple[str, ...]
 UserMerge: TypeAlias = Callable[[Floats], Floats]

@@ -14,6 +14,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
+from workbench.config.classes_config import PAIR_FIELDS, ClassesConfig
+from workbench.config.tta_config import NOISY, WINDOWS, TtaConfig, ViewName
 from workbench.data import rewriting
 from workbench.data.classes import Labelled
 from workbench.data.fields import Writer, Written
@@ -21,8 +23,6 @@ from workbench.data.labels import Floats, Labels
 from workbench.data.records import Record
 from workbench.data.user_views import Fields, UserViews, require_used
 from workbench.errors import ConfigError, DataError
-from workbench.sections.classing import PAIR_FIELDS, ClassesConfig
-from workbench.sections.viewing import NOISY, WINDOWS, TtaConfig, ViewName
 
 Change: TypeAlias = Callable[[Record], Fields]
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from workbench import files
+from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import Indices, MicroBatch, micro_batches
 from workbench.data.tokens import Tokens
 from workbench.distillation import packing, shards
@@ -28,7 +29,6 @@ from workbench.distillation.signals import Signal, Spoken, Teacher
 from workbench.engine import Watcher
 from workbench.errors import ConfigError, Stopped
 from workbench.objectives.chunked import chunks
-from workbench.sections.distilling import DistillConfig
 
 __all__ = ["CachedTeacher", "Identity", "identity", "made_by", "missing", "require_usable", "write"]
 

@@ -16,6 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from workbench import backbones, classifier, preflight, runs, shipped
 from workbench.classifier import Classifier
 from workbench.config import RunConfig
+from workbench.config.classes_config import Kind
+from workbench.config.distill_config import BACKBONE
 from workbench.crossval import looking
 from workbench.data import classes, records
 from workbench.data.classes import Labelled
@@ -27,8 +29,6 @@ from workbench.data.rows import shown
 from workbench.distillation.sources import Source
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation import predicting, targets
-from workbench.sections.classing import Kind
-from workbench.sections.distilling import BACKBONE
 
 _HEAD = "ForSequenceClassification"
 

@@ -10,13 +10,13 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import backbones, starter
 from workbench.config import DataConfig, RunConfig
+from workbench.config.distill_config import DistillConfig
 from workbench.data import formats
 from workbench.data.chat import Template
 from workbench.data.masking import Masking
 from workbench.data.tokens import Tokens
 from workbench.distillation.sources import Source
 from workbench.errors import ConfigError, DataError
-from workbench.sections.distilling import DistillConfig
 
 ROWS, RENDERED = 1000, 8
 """Training rows whose tokens are looked up in the teacher's vocabulary, and those that its template writes again."""

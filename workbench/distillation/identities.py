@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import backbones, files, starter
 from workbench.config import ModelConfig
+from workbench.config.distill_config import DistillConfig
 from workbench.distillation.sources import Source
 from workbench.errors import ConfigError
-from workbench.sections.distilling import DistillConfig
 
 FORMAT = "1"
 """Of the files: raise it when they are written otherwise."""

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from torch import Tensor, nn
 
 from workbench import objectives
+from workbench.config.distill_config import DistillConfig, at
 from workbench.data.batching import MicroBatch
 from workbench.distillation.matching import Matching
 from workbench.distillation.signals import Signal, Teacher
@@ -18,7 +19,6 @@ from workbench.engine import Loss
 from workbench.heads import Head
 from workbench.objectives.chunked import Criterion
 from workbench.objectives.next_token import cross_entropy
-from workbench.sections.distilling import DistillConfig, at
 
 ARRAYS, CPU_ARRAYS = 1, 4
 """By these, the numbers of a position count more than in the cross-entropy of its labels alone: chunks are smaller.

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from workbench.config.distill_config import MatchConfig
 from workbench.data.batching import MicroBatch
 from workbench.data.mixing import padded_length
 from workbench.distillation.capturing import Catcher, Caught, Layers, Projections, Spot, layers, scores
 from workbench.errors import ConfigError
 from workbench.objectives import features
-from workbench.sections.distilling import MatchConfig
 
 
 class Matching(nn.Module):

@@ -20,12 +20,12 @@ from transformers.utils.generic import ModelOutput
 
 from workbench import evaluation, preflight
 from workbench.config import RunConfig
+from workbench.config.distill_config import OnPolicyConfig
 from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs, micro_batches
 from workbench.data.tokens import Tokens
 from workbench.errors import ConfigError
 from workbench.evaluation.scores import TOKENS
 from workbench.objectives.next_token import NO_LABEL
-from workbench.sections.distilling import OnPolicyConfig
 
 
 class Writer(Protocol):

@@ -14,6 +14,7 @@ from workbench import banking, objectives
 from workbench.adapters.bank import Bank
 from workbench.adapters.routed import Rows
 from workbench.config import RunConfig
+from workbench.config.distill_config import DistillConfig, at
 from workbench.data.batching import MicroBatch
 from workbench.data.mixing import join, padded_length
 from workbench.distillation.learning import arrays, mixed
@@ -21,7 +22,6 @@ from workbench.distillation.signals import Spoken
 from workbench.engine import Loss
 from workbench.errors import ConfigError
 from workbench.heads import Head
-from workbench.sections.distilling import DistillConfig, at
 
 
 def require_able(base: RunConfig) -> None:

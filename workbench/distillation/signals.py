@@ -13,11 +13,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch
 from workbench.objectives import divergences
 from workbench.objectives.chunked import Project
 from workbench.objectives.divergences import Divergence, log_probs
-from workbench.sections.distilling import DistillConfig
 
 
 class Signal(Protocol):

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from workbench.config import RunConfig
+from workbench.config.classes_config import Kind
+from workbench.config.distill_config import DistillConfig, at
 from workbench.data.batching import Examples, Indices
 from workbench.data.classes import Labelled
 from workbench.data.labels import Floats
@@ -21,8 +23,6 @@ from workbench.data.sampling import Redrawn, balanced
 from workbench.objectives.classes import squared_error
 from workbench.objectives.criterion import Objective
 from workbench.objectives.divergences import log_probs, scaled
-from workbench.sections.classing import Kind
-from workbench.sections.distilling import DistillConfig, at
 
 
 def soft_criterion(

@@ -13,12 +13,12 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from workbench import backbones, files, runs, shipped
 from workbench.adapters import Full
 from workbench.config import ModelConfig, RunConfig
+from workbench.config.distill_config import BACKBONE, TEACHER, TeacherConfig
 from workbench.crossval import rounds
 from workbench.data.chat import Template
 from workbench.data.forms import form
 from workbench.data.masking import Masking
 from workbench.errors import BackboneError, ConfigError
-from workbench.sections.distilling import BACKBONE, TEACHER, TeacherConfig
 
 
 @dataclass(frozen=True)

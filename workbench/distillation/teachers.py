@@ -17,10 +17,11 @@ from peft import PeftConfig, PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, files, heads, starter, tasks
+from workbench import adapters, backbones, files, heads, starter
 from workbench.adapters import Full, several
 from workbench.backbones import Backbone
-from workbench.config import ModelConfig, RunConfig
+from workbench.config import ModelConfig, RunConfig, tasks
+from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import Indices, MicroBatch, micro_batches
 from workbench.data.tokens import Tokens
 from workbench.distillation.signals import Spoken
@@ -29,7 +30,6 @@ from workbench.distillation.stage import SWITCHED, Stage
 from workbench.evaluation.scores import TOKENS
 from workbench.heads import Head
 from workbench.objectives.chunked import chunks
-from workbench.sections.distilling import DistillConfig
 
 Speaking = Callable[[], AbstractContextManager[None]]
 

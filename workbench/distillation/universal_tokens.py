@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import Indices, MicroBatch, Row
 from workbench.data.tokens import Tokens
 from workbench.errors import ConfigError
 from workbench.objectives.chunked import Project
 from workbench.objectives.universal import universal
-from workbench.sections.distilling import DistillConfig
 
 if TYPE_CHECKING:
     from workbench.distillation.teachers import Voice

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
+from workbench.config.classes_config import Kind
 from workbench.data.labels import Floats, Labels
 from workbench.errors import ConfigError
 from workbench.evaluation import gains
 from workbench.evaluation.targets import Hot, logits
-from workbench.sections.classing import Kind
 
 How: TypeAlias = Literal["mean", "geometric", "rank", "max"]
 Mask: TypeAlias = NDArray[np.bool_]

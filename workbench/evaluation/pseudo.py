@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.config.pseudo_label_config import PseudoLabelConfig
 from workbench.data.labels import Floats, Labels
 from workbench.evaluation import ensembles
 from workbench.evaluation.targets import Hot
-from workbench.sections.pseudo_labelling import PseudoLabelConfig
 
 Ints: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from scipy import special, stats
 from sklearn import metrics
 
+from workbench.config.classes_config import Kind
 from workbench.data.labels import Floats, Labels
 from workbench.evaluation import classes
-from workbench.sections.classing import Kind
 
 Hot = NDArray[np.float32]
 

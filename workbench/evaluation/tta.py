@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from workbench.config.classes_config import Kind
+from workbench.config.tta_config import TtaConfig
 from workbench.data.labels import Floats, Labels
 from workbench.data.rows import shown
 from workbench.data.user_views import UserMerge
@@ -23,8 +25,6 @@ from workbench.evaluation.ensembles import Mask
 from workbench.evaluation.gains import Gain
 from workbench.evaluation.pooling import learned
 from workbench.evaluation.targets import Hot
-from workbench.sections.classing import Kind
-from workbench.sections.viewing import TtaConfig
 
 Merge: TypeAlias = Literal["mean", "geometric", "max", "learned", "user"]
 

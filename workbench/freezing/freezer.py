@@ -13,9 +13,9 @@ from workbench.adapters import Method, anatomy, bank
 from workbench.adapters.bank import Bank
 from workbench.adapters.method import Sample
 from workbench.config import RunConfig
+from workbench.config.freeze_config import FreezeConfig, Moment, Observation, Plan
 from workbench.errors import ConfigError
 from workbench.freezing.layers import Layers, survey
-from workbench.sections.freezing import FreezeConfig, Moment, Observation, Plan
 
 _GRAIN = 0.01
 """Share of a run: as finely is it known when the line moves."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from workbench.config.freeze_config import Observation
 from workbench.freezing.freezer import Freezer
 from workbench.freezing.observing import GradientSums, Plasticity
 from workbench.freezing.trunk import parts
-from workbench.sections.freezing import Observation
 
 
 class GradientWatch:

@@ -11,8 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from workbench.config.classes_config import ClassesConfig
 from workbench.objectives import classes as losses
-from workbench.sections.classing import ClassesConfig
 
 Objective = Callable[[Tensor, Tensor, float], Tensor]
 """Outputs (B, C), weights and targets (B, 1 + C) and a factor to the summed loss times that factor."""

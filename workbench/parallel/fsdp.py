@@ -17,12 +17,12 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from workbench import backbones, optimizer_states
+from workbench.config.distributed_config import DistributedConfig
 from workbench.data.batching import MicroBatch
 from workbench.errors import TrainingError
 from workbench.parallel import settings
 from workbench.parallel.ranks import Ranks
 from workbench.parallel.sharding import Sharded, Trainable, brought
-from workbench.sections.distributing import DistributedConfig
 from workbench.stepping import Refuse
 from workbench.storage import HALVES
 

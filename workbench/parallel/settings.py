@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from workbench.config import RunConfig
+from workbench.config.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
 from workbench.parallel.ranks import Ranks
-from workbench.sections.distributing import DistributedConfig
 
 Settings = dict[str, Any]
 

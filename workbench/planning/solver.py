@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from workbench import consistency
 from workbench.adapters import Full
-from workbench.config import RunConfig
+from workbench.config import RunConfig, cross_checks
+from workbench.config.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
 from workbench.parallel import refusals
 from workbench.parallel.ranks import Ranks
@@ -28,7 +28,6 @@ from workbench.planning import traffic
 from workbench.planning.ledger import ACTIVATIONS
 from workbench.planning.plan import Plan, Tried
 from workbench.report import units
-from workbench.sections.distributing import DistributedConfig
 
 Rehearse = Callable[[RunConfig], Plan]
 """What a run takes: recipes.plan.plan, told about devices and memory."""
@@ -244,7 +243,7 @@ def _formats(config: RunConfig) -> list[str]:
     """How weights may be stored, quantised last."""
     wanted = config.model.weights
     quantised = config.model.model_copy(update={"weights": "nf4"})
-    if wanted != "auto" or isinstance(config.adapter, Full) or consistency.unable(quantised, config.adapter):
+    if wanted != "auto" or isinstance(config.adapter, Full) or cross_checks.unable(quantised, config.adapter):
         return [wanted]
     return [wanted, "nf4"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from workbench.config.distributed_config import DistributedConfig
 from workbench.planning.work import StepWork
 from workbench.planning.zero import Contents
-from workbench.sections.distributing import DistributedConfig
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from workbench import backbones, heads
 from workbench.backbones import Backbone
 from workbench.config import ModelConfig
+from workbench.config.tasks import TEXT, Task
 from workbench.heads import Head
 from workbench.planning.imagined import imagine, unimagined
 from workbench.planning.packed import pack
-from workbench.tasks import TEXT, Task
 
 
 class Asked(NamedTuple):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from workbench.config.distributed_config import DistributedConfig, Place
 from workbench.parallel.settings import KEPT_ELEMENTS
-from workbench.sections.distributing import DistributedConfig, Place
 
 WEIGHTS, MASTERS, GRADIENTS, OPTIMIZER = "weights", "masters", "gradients", "optimizer"
 BUCKETS = "buckets"

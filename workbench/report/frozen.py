@@ -9,8 +9,8 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator
 
+from workbench.config.freeze_config import FreezeConfig, Moment
 from workbench.report.plots import Floats
-from workbench.sections.freezing import FreezeConfig, Moment
 
 COLUMNS = 1800
 """Most steps that are drawn, as many as the picture has pixels; of a longer run, evenly spaced ones."""

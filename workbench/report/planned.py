@@ -16,12 +16,12 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from workbench import files
 from workbench.config import RunConfig
+from workbench.config.freeze_config import FreezeConfig
 from workbench.errors import ConfigError
 from workbench.optimizers import peak_rate
 from workbench.report import frozen
 from workbench.report.plots import palette, settings
 from workbench.schedules import factor, falls_from, moments
-from workbench.sections.freezing import FreezeConfig
 
 SUFFIXES = (".png", ".svg")
 """What can be written."""

@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 
 from workbench import files
+from workbench.config import sweep_config
 from workbench.errors import ConfigError, FileError
 from workbench.schema import read_yaml
-from workbench.sections import sweeping
 
 COLUMNS = (
     "step",
@@ -148,7 +148,7 @@ def read(folder: Path) -> Record:
     # The rounds in their order, and after them the adapter of all rows.
     order = sorted(found, key=lambda member: ("refit" in member.parts, member))
     members = {member.as_posix(): _read(found[member], _metrics) for member in order}
-    config = sweeping.shipped_values(read_yaml(folder / "config.yaml"), folder)
+    config = sweep_config.shipped_values(read_yaml(folder / "config.yaml"), folder)
     return Record(
         folder=folder,
         name=manifest.get("name") or folder.resolve().name,

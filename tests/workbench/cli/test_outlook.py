@@ -9,7 +9,7 @@ import pytest
 
 from workbench.cli import outlook
 from workbench.config import RunConfig
-from workbench.sections.freezing import Moment
+from workbench.config.freeze_config import Moment
 
 BLOCKS = 6
 

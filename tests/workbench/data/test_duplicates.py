@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from workbench.config.folds_config import DuplicatesConfig
 from workbench.data.duplicates import Found, across, find, keep_one, overlap, report, treat, weights, without_overlap
 from workbench.data.similarity import components, normalised, shingles
 from workbench.errors import DataError
-from workbench.sections.folding import DuplicatesConfig
 
 Kind = Literal["characters", "words"]
 BANKING = Path(__file__).parents[2] / "files" / "banking77"

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from tests.conftest import MINILM, STORIES
+from workbench.config.classes_config import ClassesConfig
 from workbench.data.fields import Writer, allot
 from workbench.errors import DataError
-from workbench.sections.classing import ClassesConfig
 from workbench.starter import FOLDER
 
 TOKENIZERS = {name: AutoTokenizer.from_pretrained(path) for name, path in (("bert", MINILM), ("starter", str(FOLDER)))}

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.model_selection import StratifiedGroupKFold
 
+from workbench.config.folds_config import FoldsConfig
 from workbench.data.dealing import Class, alone, assign, joined, ranges
 from workbench.data.duplicates import Found, across, find
 from workbench.data.folds import Label, make, ungrouped_leak
 from workbench.data.rows import Row, read_rows
 from workbench.errors import ConfigError, DataError, WorkbenchError
 from workbench.schema import parse
-from workbench.sections.folding import FoldsConfig
 
 BANKING = Path(__file__).parents[2] / "files" / "banking77" / "train.csv"
 ROW = st.tuples(st.sampled_from("abc"), st.integers(0, 12).map(str))
@@ -311,6 +311,8 @@ def test_a_fold_column_is_not_repeated() -> None:
 
 def test_the_sections_need_no_array_library_and_the_folds_no_torch() -> None:
     heavy = "[m for m in ('torch', 'numpy', 'scipy', 'sklearn', 'datasketch') if m in sys.modules]"
-    code = f"import sys; import workbench.sections.folding; print({heavy}); import workbench.data.folds; print({heavy})"
+    code = (
+        f"import sys; import workbench.config.folds_config; print({heavy}); import workbench.data.folds; print({heavy})"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["[]", "['numpy']"]

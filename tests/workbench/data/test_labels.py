@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from workbench.config.classes_config import ClassesConfig
 from workbench.data import labels
 from workbench.data.labels import Label
-from workbench.sections.classing import ClassesConfig
 
 KINDS = {kind: ClassesConfig.model_validate({"kind": kind}) for kind in ("one", "several", "number", "pair")}
 

@@ -13,6 +13,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tests.conftest import MINILM, STORIES
 from workbench.config import RunConfig
+from workbench.config.classes_config import ClassesConfig
+from workbench.config.tta_config import TtaConfig
 from workbench.data import views
 from workbench.data.classes import Labelled
 from workbench.data.fields import Writer
@@ -21,8 +23,6 @@ from workbench.data.records import Record
 from workbench.data.rows import Row
 from workbench.data.views import View
 from workbench.errors import ConfigError, DataError
-from workbench.sections.classing import ClassesConfig
-from workbench.sections.viewing import TtaConfig
 from workbench.starter import FOLDER
 
 PATHS = {"bert": MINILM, "starter": str(FOLDER), "stories": str(STORIES)}

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from workbench import backbones, heads
 from workbench.config import DataConfig, ModelConfig, RunConfig
+from workbench.config.distill_config import DistillConfig
 from workbench.data import tokens
 from workbench.data.batching import MicroBatch
 from workbench.data.forms import form
@@ -22,7 +23,6 @@ from workbench.distillation import caching
 from workbench.distillation.caching import CachedTeacher, Identity
 from workbench.distillation.signals import Signal, Spoken, Teacher
 from workbench.distillation.sources import Source
-from workbench.sections.distilling import DistillConfig
 
 SMALL = 150
 """Positions of a shard: several shards for 100 rows."""

@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tests.conftest import tiny
+from workbench.config.distill_config import MatchConfig
 from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
 from workbench.distillation.matching import Matching
-from workbench.sections.distilling import MatchConfig
 
 chance = np.random.default_rng(0)
 ROWS = [chance.integers(3, 64, size) for size in (11, 5, 8, 6)]

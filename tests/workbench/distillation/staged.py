@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.conftest import STORIES
-from workbench import adapters, backbones, heads, tasks
+from workbench import adapters, backbones, heads
 from workbench.adapters import Method
 from workbench.backbones import Backbone
-from workbench.config import RunConfig
+from workbench.config import RunConfig, tasks
+from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.distillation import teachers
 from workbench.distillation.sources import Source
 from workbench.distillation.teachers import LiveTeacher
-from workbench.sections.distilling import DistillConfig
 
 PLAIN = {"weights": "float32", "compute": "float32"}
 SWITCHED: dict[str, dict[str, Any]] = {

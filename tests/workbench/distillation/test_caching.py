@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from tests.workbench.distillation.cached import SMALL, Desk, batch, settings, taught, write
+from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch
 from workbench.distillation import caching
 from workbench.distillation.caching import CachedTeacher, Identity
 from workbench.distillation.signals import Spoken
 from workbench.errors import ConfigError
 from workbench.objectives.divergences import log_probs
-from workbench.sections.distilling import DistillConfig
 
 DIVERGENCES = ("forward_kl", "reverse_kl", "jsd", "skew_forward_kl", "skew_reverse_kl", "total_variation")
 

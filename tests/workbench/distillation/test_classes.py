@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.conftest import MINILM, save_tiny
 from workbench import backbones, classifier, files, runs
-from workbench.config import RunConfig
+from workbench.config import RunConfig, distill_config
 from workbench.data import classes as rows_of
 from workbench.data.classes import Labelled
 from workbench.data.labels import Floats
@@ -26,7 +26,6 @@ from workbench.distillation.classes import Said
 from workbench.errors import ConfigError, DataError, Stopped
 from workbench.evaluation import predicting, targets
 from workbench.recipes import classify, crossval, crossval_verbs, distill_classes
-from workbench.sections import distilling
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -133,7 +132,7 @@ def distil(home: Path, sections: Callable[..., dict[str, Any]]) -> Train:
         name: str, teacher: Any, *, resume: bool = False, stop: bool = False, distill: Any = (), **changed: Any
     ) -> Path:
         config = asked_config(sections(**changed), teacher, **dict(distill))
-        base = distilling.student_config(config, home / name)
+        base = distill_config.student_config(config, home / name)
         source = sources.find(config.distill.teacher, config.model)
         started = runs.start(home / name, config, resume=resume)
         try:
@@ -157,7 +156,7 @@ def ask(tmp_path: Path, sections: Callable[..., dict[str, Any]]) -> Callable[...
 
     def said(teacher: Any, *, distill: Any = (), **changed: Any) -> tuple[Said, Any]:
         config = asked_config(sections(**changed), teacher, **dict(distill))
-        base = distilling.as_plain_run(config)
+        base = distill_config.as_plain_run(config)
         tokenizer = backbones.tokenizer(base.model)
         data = rows_of.load(base, tokenizer)
         source = sources.find(config.distill.teacher, config.model)

@@ -14,12 +14,12 @@ from transformers import AutoTokenizer
 from tests.conftest import CHAT_TEMPLATE, MINILM, STORIES, write_questions
 from workbench import backbones
 from workbench.config import ModelConfig, RunConfig
+from workbench.config.distill_config import BACKBONE, DistillConfig, TeacherConfig
 from workbench.data import tokens
 from workbench.data.forms import form
 from workbench.distillation.comparing import require_comparable
 from workbench.distillation.sources import Source, find
 from workbench.errors import ConfigError
-from workbench.sections.distilling import BACKBONE, DistillConfig, TeacherConfig
 
 NEW = ("<|start|>", "<|end|>")
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from tests.workbench.distillation.staged import Student, run
 from workbench import fused
+from workbench.config.distill_config import BACKBONE, DistillConfig, TeacherConfig
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.distillation import learning, sources
 from workbench.distillation.learning import mixed, taught_loss
@@ -20,7 +21,6 @@ from workbench.engine import Loss
 from workbench.live_bytes import LiveBytes
 from workbench.objectives.next_token import NO_LABEL
 from workbench.recipes.sft import next_token_loss
-from workbench.sections.distilling import BACKBONE, DistillConfig, TeacherConfig
 
 N, D, V, T = 6, 4, 11, 2.0
 

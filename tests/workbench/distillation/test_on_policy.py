@@ -17,6 +17,7 @@ from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import DeepPrompt, Lora, Method, Prompt
 from workbench.config import DataConfig, RunConfig
+from workbench.config.distill_config import OnPolicyConfig
 from workbench.data import tokens
 from workbench.data.batching import Indices
 from workbench.data.chat import Template
@@ -25,7 +26,6 @@ from workbench.distillation import on_policy
 from workbench.distillation.on_policy import OnPolicy, Writer, require_able, require_room, writer
 from workbench.errors import ConfigError
 from workbench.objectives.next_token import NO_LABEL
-from workbench.sections.distilling import OnPolicyConfig
 
 METHODS: list[Method] = [Lora(rank=4, dropout=0.5), Prompt(virtual_tokens=3), DeepPrompt(virtual_tokens=3)]
 PROMPTS = [np.asarray(ids) for ids in ([1, 403, 407, 261], [1, 268, 388, 342, 432, 398, 299, 280], [1, 410])]

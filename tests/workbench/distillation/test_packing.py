@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from workbench.config.distill_config import DistillConfig
 from workbench.distillation import packing
 from workbench.distillation.packing import Drawn, Likeliest
 from workbench.objectives.divergences import forward_kl, log_probs
-from workbench.sections.distilling import DistillConfig
 
 VOCABULARIES = (300, 65_536, 65_537, 70_000, 262_144)
 

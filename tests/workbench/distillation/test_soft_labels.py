@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from workbench.config import RunConfig
+from workbench.config.classes_config import ClassesConfig, Kind
+from workbench.config.distill_config import DistillConfig
 from workbench.data.classes import Labelled
 from workbench.data.fields import Written
 from workbench.data.records import Record
 from workbench.data.rows import Row
 from workbench.distillation.soft_labels import examples, soft_criterion, taught
 from workbench.objectives.criterion import Objective, criterion
-from workbench.sections.classing import ClassesConfig, Kind
-from workbench.sections.distilling import DistillConfig
 
 B, C, SCALE = 6, 3, 1 / 6
 CHANCE = torch.Generator().manual_seed(0)

@@ -12,11 +12,11 @@ import pytest
 from tests.conftest import CHAT_TEMPLATE, STORIES
 from workbench import backbones, shipped, starter
 from workbench.config import ModelConfig, RunConfig
+from workbench.config.distill_config import BACKBONE, STUDENT, TEACHER, TeacherConfig
 from workbench.data.chat import Template
 from workbench.data.forms import form
 from workbench.distillation.sources import find
 from workbench.errors import ConfigError, FileError
-from workbench.sections.distilling import BACKBONE, STUDENT, TEACHER, TeacherConfig
 
 MINE = ModelConfig(id="starter", weights="float32")
 

@@ -11,10 +11,10 @@ import torch
 
 from tests.workbench.distillation.staged import SWITCHED, Student, assert_same, log_probs, moved, run, said
 from workbench import adapters, backbones, heads
+from workbench.config.distill_config import BACKBONE, TeacherConfig
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.distillation import sources, teachers
 from workbench.distillation.sources import Source
-from workbench.sections.distilling import BACKBONE, TeacherConfig
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

@@ -18,15 +18,15 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 import workbench
 from tests.conftest import MINILM, T5_SIZES, save_tiny, tiny
-from workbench import backbones, classifier, runs, shipped, tasks
+from workbench import backbones, classifier, runs, shipped
 from workbench.adapters import Prompt, anatomy
-from workbench.config import ModelConfig, RunConfig
+from workbench.config import ModelConfig, RunConfig, tasks
+from workbench.config.distill_config import TeacherConfig
+from workbench.config.tasks import Task
 from workbench.distillation import sources, students
 from workbench.distillation.sources import Source
 from workbench.errors import ConfigError
-from workbench.sections.distilling import TeacherConfig
 from workbench.starter import FOLDER
-from workbench.tasks import Task
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 from tests.conftest import STORIES, save_tiny, tiny
 from tests.workbench.distillation.staged import PLAIN, Student, assert_same, log_probs, moved, run, said
-from workbench import adapters, backbones, evaluation, fused, heads, shipped, starter, tasks
-from workbench.config import ModelConfig, RunConfig
+from workbench import adapters, backbones, evaluation, fused, heads, shipped, starter
+from workbench.config import ModelConfig, RunConfig, tasks
+from workbench.config.distill_config import BACKBONE, DistillConfig, TeacherConfig
 from workbench.data import tokens
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.data.forms import form
@@ -26,7 +27,6 @@ from workbench.distillation.learning import taught_loss
 from workbench.distillation.sources import Source
 from workbench.distillation.teachers import LiveTeacher
 from workbench.errors import BackboneError, ConfigError
-from workbench.sections.distilling import BACKBONE, DistillConfig, TeacherConfig
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

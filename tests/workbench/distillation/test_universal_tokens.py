@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from workbench import heads, starter
 from workbench.config import DataConfig
+from workbench.config.distill_config import DistillConfig
 from workbench.data import tokens
 from workbench.data.batching import Indices
 from workbench.data.chat import Template
@@ -23,7 +24,6 @@ from workbench.data.tokens import Tokens
 from workbench.distillation.teachers import Voice
 from workbench.distillation.universal_tokens import NOWHERE, Alignment, Reader, UniversalTeacher
 from workbench.errors import ConfigError
-from workbench.sections.distilling import DistillConfig
 
 CONFIG = DistillConfig(loss="universal")
 ANSWERS = [

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
+from workbench.config.classes_config import Kind
+from workbench.config.pseudo_label_config import PseudoLabelConfig
 from workbench.data.labels import Floats, Labels
 from workbench.evaluation import calibration, gains, pseudo
 from workbench.evaluation.pseudo import Chosen
-from workbench.sections.classing import Kind
-from workbench.sections.pseudo_labelling import PseudoLabelConfig
 
 ONE = Labels("one", ("a", "b", "c"))
 LABELLED = np.array([10.0, 20.0, 30.0])

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from tests.workbench.freezing.fits import assert_same_bits, build, configured, interrupted, train
+from workbench.config.freeze_config import Moment
 from workbench.engine import Fit
 from workbench.errors import ConfigError
 from workbench.freezing import freezer as freezing
-from workbench.sections.freezing import Moment
 
 FULL: dict[str, Any] = {"method": "full"}
 LORA: dict[str, Any] = {"method": "lora", "rank": 3, "alpha": 6}

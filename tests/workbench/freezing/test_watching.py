@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from tests.workbench.freezing.fits import build, configured, interrupted, train
+from workbench.config.freeze_config import Observation
 from workbench.engine import Fit
 from workbench.freezing import freezer as freezing
 from workbench.freezing.observing import similarity_preserving
 from workbench.freezing.trunk import parts
 from workbench.freezing.watching import ActivationWatch, GradientWatch
-from workbench.sections.freezing import Observation
 
 FULL: dict[str, Any] = {"method": "full"}
 PLASTIC: dict[str, Any] = {"policy": "egeria", "every": 2, "window": 2, "tolerance": 5.0}

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from workbench.config.classes_config import ClassesConfig
 from workbench.objectives.criterion import criterion
-from workbench.sections.classing import ClassesConfig
 
 torch.manual_seed(0)
 LOGITS = torch.randn(6, 3)

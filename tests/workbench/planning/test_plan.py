@@ -11,8 +11,8 @@ import pytest
 from tests.workbench.planning.test_solver import COUNT, Rehearsals
 from workbench.cli import render
 from workbench.config import RunConfig
+from workbench.config.distributed_config import DistributedConfig
 from workbench.planning.plan import Plan, Tried
-from workbench.sections.distributing import DistributedConfig
 
 
 def planned(devices: int = 4, device: str = "accelerator", **settings: Any) -> Plan:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from workbench.config.distributed_config import DistributedConfig
 from workbench.planning import zero
 from workbench.planning.zero import Contents
-from workbench.sections.distributing import DistributedConfig
 
 PAPER = Contents(trained=(7_500_000_000,), element=2, gradient=2)
 """7.5 B parameters, Adam, mixed precision."""

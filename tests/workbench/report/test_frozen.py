@@ -9,10 +9,10 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from workbench.policies import FreezeOut, Gradual, Lisa, Static
+from workbench.config.freeze_config import FreezeConfig, Moment
+from workbench.config.freeze_policies import FreezeOut, Gradual, Lisa, Static
 from workbench.report import frozen
 from workbench.report.plots import palette
-from workbench.sections.freezing import FreezeConfig, Moment
 
 POLICIES = [Static(), Gradual(), FreezeOut(scaled=True), Lisa(active=1, every=3)]
 

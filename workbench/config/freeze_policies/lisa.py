@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 from pydantic import PositiveInt, model_validator
 
-from workbench.policies.plans import full_rate
-from workbench.sections.freezing import FreezeConfig, Moment, Plan, register
+from workbench.config.freeze_config import FreezeConfig, Moment, Plan, register
+from workbench.config.freeze_policies.layer_plans import full_rate
 
 
 @register

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+from workbench.config.freeze_config import FreezeConfig
+from workbench.config.schedule_config import ScheduleConfig
 from workbench.schema import Section
-from workbench.sections.freezing import FreezeConfig
-from workbench.sections.scheduling import ScheduleConfig
 
 Name = Literal[
     "adamw",

@@ -15,25 +15,25 @@ from pydantic import (
     model_validator,
 )
 
-from workbench import (
-    consistency,
-    plugins,
-    policies,  # noqa: F401 - makes freeze.policy known
-)
 from workbench.adapters import Lora, Method
+from workbench.config import (
+    cross_checks,
+    freeze_policies,  # noqa: F401 - makes freeze.policy known
+    plugins,
+)
+from workbench.config.average_config import AverageConfig
+from workbench.config.budget_config import BudgetConfig
+from workbench.config.classes_config import ClassesConfig
+from workbench.config.distill_config import DistillConfig, as_plain_run
+from workbench.config.distributed_config import DistributedConfig
+from workbench.config.folds_config import DuplicatesConfig, EnsembleConfig, FoldsConfig
+from workbench.config.freeze_config import FreezeConfig
+from workbench.config.optimizer_config import OptimizerConfig
+from workbench.config.pseudo_label_config import PseudoLabelConfig
+from workbench.config.schedule_config import ScheduleConfig
+from workbench.config.sweep_config import SweepConfig, trials
+from workbench.config.tta_config import TtaConfig
 from workbench.schema import Section, override, parse, read_yaml
-from workbench.sections.averaging import AverageConfig
-from workbench.sections.budgeting import BudgetConfig
-from workbench.sections.classing import ClassesConfig
-from workbench.sections.distilling import DistillConfig, as_plain_run
-from workbench.sections.distributing import DistributedConfig
-from workbench.sections.folding import DuplicatesConfig, EnsembleConfig, FoldsConfig
-from workbench.sections.freezing import FreezeConfig
-from workbench.sections.optimizing import OptimizerConfig
-from workbench.sections.pseudo_labelling import PseudoLabelConfig
-from workbench.sections.scheduling import ScheduleConfig
-from workbench.sections.sweeping import SweepConfig, trials
-from workbench.sections.viewing import TtaConfig
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Every = PositiveInt | Share
@@ -207,7 +207,7 @@ class RunConfig(Section):
         if self.recipe == "distill":
             as_plain_run(self)
             return self
-        if mistakes := list(consistency.mistakes(self)):
+        if mistakes := list(cross_checks.mistakes(self)):
             raise ValueError(" ".join(mistakes))
         return self
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from workbench.sections.classing import ClassesConfig
-from workbench.sections.viewing import TtaConfig
+from workbench.config.classes_config import ClassesConfig
+from workbench.config.tta_config import TtaConfig
 
 TWO = {"text": "{title} {body}"}
 

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
 
+from workbench.config.classes_config import ClassesConfig, checked_template
 from workbench.schema import Section
-from workbench.sections.classing import ClassesConfig, checked_template
 
 ViewName = Literal[
     "lower",

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from workbench.config.average_config import AverageConfig
 from workbench.errors import ConfigError
 from workbench.schema import parse
-from workbench.sections.averaging import AverageConfig
 
 OTHER: dict[str, Any] = {"decay": 0.9, "start": 0.5, "every": 7, "k": 3, "device": "cpu"}
 """A value of each setting that is not the default."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from workbench.config.classes_config import Kind
+from workbench.config.pseudo_label_config import PseudoLabelConfig
 from workbench.errors import ConfigError
 from workbench.schema import parse
-from workbench.sections.classing import Kind
-from workbench.sections.pseudo_labelling import PseudoLabelConfig
 
 
 def test_off_unless_a_file_is_named() -> None:

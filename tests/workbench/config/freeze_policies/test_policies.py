@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from workbench.config.freeze_config import POLICIES, FreezeConfig, Moment, Observation, Plan
+from workbench.config.freeze_policies import AutoFreeze, Egeria, FreezeOut, Gradual, Lisa, Static
 from workbench.errors import ConfigError
-from workbench.policies import AutoFreeze, Egeria, FreezeOut, Gradual, Lisa, Static
 from workbench.schema import parse
-from workbench.sections.freezing import POLICIES, FreezeConfig, Moment, Observation, Plan
 
 STEPS = 60
 EVERY = [FreezeConfig(), Static(), Gradual(), FreezeOut(), AutoFreeze(), Lisa(every=5), Egeria()]

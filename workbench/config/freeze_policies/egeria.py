@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from workbench.policies.plans import above
-from workbench.sections.freezing import FreezeConfig, Moment, Plan, register
+from workbench.config.freeze_config import FreezeConfig, Moment, Plan, register
+from workbench.config.freeze_policies.layer_plans import above
 
 
 @register

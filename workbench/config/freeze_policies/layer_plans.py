@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from workbench.sections.freezing import Plan
+from workbench.config.freeze_config import Plan
 
 
 def full_rate(trains: Iterable[bool]) -> Plan:

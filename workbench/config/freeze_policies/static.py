@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from workbench.policies.plans import above
-from workbench.sections.freezing import FreezeConfig, Moment, Plan, register
+from workbench.config.freeze_config import FreezeConfig, Moment, Plan, register
+from workbench.config.freeze_policies.layer_plans import above
 
 
 @register

@@ -26,15 +26,15 @@ from transformers import (
 )
 
 from tests.conftest import MINILM, T5_SIZES, tiny
-from workbench import adapters, backbones, runs, tasks
+from workbench import adapters, backbones, runs
 from workbench.adapters import Lora
 from workbench.cli.console import Terminal
-from workbench.config import ModelConfig, RunConfig
+from workbench.config import ModelConfig, RunConfig, tasks
+from workbench.config.tasks import MASKED, TEXT, Task
 from workbench.data.batching import Indices, MicroBatch, encoder_inputs
 from workbench.engine import Fit, Supervision
 from workbench.errors import BackboneError
 from workbench.freezing import freezer as freezing
-from workbench.tasks import MASKED, TEXT, Task
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

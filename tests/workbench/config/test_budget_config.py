@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from workbench.sections.budgeting import BudgetConfig
+from workbench.config.budget_config import BudgetConfig
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from workbench.policies.plans import above
-from workbench.sections.freezing import FreezeConfig, Moment, Plan, register
+from workbench.config.freeze_config import FreezeConfig, Moment, Plan, register
+from workbench.config.freeze_policies.layer_plans import above
 
 _TINY = 1e-30
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from workbench import plugins
 from workbench.adapters import METHODS
-from workbench.config import load_config
+from workbench.config import load_config, plugins
 from workbench.errors import ConfigError
 
 METHOD = """

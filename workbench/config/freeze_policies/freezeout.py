@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from workbench.sections.freezing import FreezeConfig, Moment, Plan, register
+from workbench.config.freeze_config import FreezeConfig, Moment, Plan, register
 
 
 @register

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from workbench import files
+from workbench.config import distill_config
 from workbench.schema import Mistakes, Section, did_you_mean, explain
-from workbench.sections import distilling
 
 if TYPE_CHECKING:
     from workbench.config import RunConfig
@@ -123,7 +123,7 @@ def shipped_values(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     Of a sweep that is its best member with the sweep's seed, which decides the held-out rows.
     """
     if values.get("recipe") != "sweep":
-        return distilling.shipped_values(values, folder)
+        return distill_config.shipped_values(values, folder)
     found = files.read_json(folder / "sweep.json")
     best = [each["settings"] for each in found.get("members", ()) if each["member"] == found["best"]]
     settings = {key: value for each in best for key, value in each.items() if key != "seed"}

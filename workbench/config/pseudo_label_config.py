@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+from workbench.config.classes_config import Kind
 from workbench.schema import Section
-from workbench.sections.classing import Kind
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workbench.config.freeze_config import FreezeConfig
+from workbench.config.optimizer_config import KNOWN, Name, OptimizerConfig
+from workbench.config.schedule_config import ScheduleConfig
 from workbench.errors import ConfigError
 from workbench.schema import parse
-from workbench.sections.freezing import FreezeConfig
-from workbench.sections.optimizing import KNOWN, Name, OptimizerConfig
-from workbench.sections.scheduling import ScheduleConfig
 
 
 class Moving(FreezeConfig):

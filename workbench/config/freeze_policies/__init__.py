@@ -1,0 +1,10 @@
+"""Every policy; importing this makes them known to `freeze.policy`."""
+
+from workbench.config.freeze_policies.autofreeze import AutoFreeze
+from workbench.config.freeze_policies.egeria import Egeria
+from workbench.config.freeze_policies.freezeout import FreezeOut
+from workbench.config.freeze_policies.gradual import Gradual
+from workbench.config.freeze_policies.lisa import Lisa
+from workbench.config.freeze_policies.static import Static
+
+__all__ = ["AutoFreeze", "Egeria", "FreezeOut", "Gradual", "Lisa", "Static"]
