@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workbench import files
 from workbench.errors import ConfigError
+from workbench.runs import files
 from workbench.schema import did_you_mean
 
 CONFIGS = Path(__file__).parent / "configs"

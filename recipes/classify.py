@@ -15,7 +15,7 @@ import pandas as pd
 from torch import from_numpy
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, classifier, clocking, describing, files, preflight, report
+from workbench import backbones, classifier, describing, preflight, report
 from workbench.adapters import Full
 from workbench.backbones import Backbone
 from workbench.classifier import Classifier
@@ -33,8 +33,9 @@ from workbench.freezing.freezer import Freezer
 from workbench.objectives.criterion import criterion
 from workbench.parallel import settings
 from workbench.parallel.fsdp import reading
-from workbench.runs import Run
-from workbench.timing import Timer, left, phase
+from workbench.runs import files, run_clock
+from workbench.runs.run_directory import Run
+from workbench.runs.timing import Timer, left, phase
 
 REST_TOKENS = 1024
 """Padded tokens in one forward pass that uses up what is left of the time."""
@@ -194,7 +195,7 @@ def fitting(
 def _plan(timer: Timer, config: RunConfig, data: ClassSplits, model: Classifier) -> None:
     """Tell the clock what the run will do, and how long scoring takes: nothing was scored before training."""
     tokens = int(data.held_out.lengths.sum())
-    timer.plan(clocking.plan(config, held_out=tokens, test=0 if data.test is None else int(data.test.lengths.sum())))
+    timer.plan(run_clock.plan(config, held_out=tokens, test=0 if data.test is None else int(data.test.lengths.sum())))
     chosen = np.random.default_rng(0).permutation(len(data.held_out))
     some = data.held_out.subset(chosen[: max(1, REST_TOKENS // int(data.held_out.lengths.max()))])
     for _ in range(2):  # the first time is slower

@@ -11,7 +11,7 @@ from scipy import special
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench import classifier, files
+from workbench import classifier
 from workbench.classifier import Classifier
 from workbench.config import RunConfig
 from workbench.data import classes, folded, records
@@ -23,6 +23,7 @@ from workbench.data.sampling import balanced
 from workbench.evaluation import predicting
 from workbench.limits import total_steps
 from workbench.recipes.classify import predictions, prepare, score
+from workbench.runs import files
 
 SHOWN = 3
 """Rows that are rendered in full."""

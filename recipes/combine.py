@@ -9,11 +9,11 @@ from pathlib import Path
 
 from transformers import GenerationConfig
 
-from workbench import files, runs
 from workbench.adapters import Full, Lora, combine
 from workbench.adapters.combine import Error, Updates
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
+from workbench.runs import files, run_directory
 
 WEIGHT_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
@@ -44,7 +44,7 @@ def combine_runs(sources: Sequence[Path], *, weights: Sequence[float], rank: int
         raise ConfigError(f"--weights has {len(weights)} numbers for {len(sources)} runs. Write one for each.")
     if out.exists():
         raise ConfigError(f"{out} exists already. Name another folder, or delete it first.")
-    configs = [runs.shipped_config(run) for run in sources]
+    configs = [run_directory.shipped_config(run) for run in sources]
     _require_alike(sources, configs)
     saved = [combine.read(run / "adapter") for run in sources]
     total = combine.weighted_sum(saved, weights)
@@ -52,7 +52,7 @@ def combine_runs(sources: Sequence[Path], *, weights: Sequence[float], rank: int
 
     ranks = [len(each.down_RI) for each in updates.values()]
     section = Lora(rank=max(ranks), alpha=max(ranks), targets=tuple(sorted(updates)))
-    run = runs.start(out, configs[0].model_copy(update={"adapter": section}), resume=False)
+    run = run_directory.start(out, configs[0].model_copy(update={"adapter": section}), resume=False)
     try:
         with files.new_folder(run.adapter) as folder:
             written = combine.write(updates, folder, like=saved[0])

@@ -28,7 +28,7 @@ from workbench.evaluation.combining import Combiner, OutOfFold
 from workbench.evaluation.tta import Decision
 from workbench.parallel import refusals
 from workbench.recipes import crossval_files
-from workbench.runs import Run
+from workbench.runs.run_directory import Run
 
 Scores = dict[str, Any]
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from workbench import files
 from workbench.crossval.rounds import Said
 from workbench.data.classes import Labelled
 from workbench.data.labels import Floats
@@ -20,6 +19,7 @@ from workbench.evaluation import gains, predicting, targets
 from workbench.evaluation.combining import Combiner
 from workbench.evaluation.tta import Decision
 from workbench.recipes.classify import texts
+from workbench.runs import files
 
 if TYPE_CHECKING:
     from workbench.recipes.crossval import Work

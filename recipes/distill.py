@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, evaluation, files, report
+from workbench import backbones, evaluation, report
 from workbench.adapters import Full
 from workbench.backbones import Backbone
 from workbench.config import RunConfig, distill_config, tasks
@@ -30,7 +30,8 @@ from workbench.engine import Supervision, Watcher
 from workbench.errors import BackboneError, ConfigError
 from workbench.heads import Head
 from workbench.recipes import distill_classes, distill_peers, sft
-from workbench.runs import Run
+from workbench.runs import files
+from workbench.runs.run_directory import Run
 
 Scores = dict[str, Any]
 

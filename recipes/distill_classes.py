@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, from_numpy
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, files, preflight, report
+from workbench import backbones, preflight, report
 from workbench.classifier import Classifier, task
 from workbench.config import RunConfig
 from workbench.config.distill_config import STUDENT
@@ -25,7 +25,8 @@ from workbench.errors import ConfigError
 from workbench.evaluation import targets
 from workbench.objectives.criterion import criterion
 from workbench.recipes import classify
-from workbench.runs import Run
+from workbench.runs import files
+from workbench.runs.run_directory import Run
 
 Scores = dict[str, Any]
 

@@ -15,8 +15,8 @@ from workbench.distillation.peers import mutual_loss
 from workbench.engine import Clock, Fit, Supervision, Watcher
 from workbench.freezing import freezer as freezing
 from workbench.recipes import sft
-from workbench.runs import Run
-from workbench.timing import phase
+from workbench.runs.run_directory import Run
+from workbench.runs.timing import phase
 
 
 def train(

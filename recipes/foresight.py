@@ -10,8 +10,8 @@ from workbench.adapters import Full
 from workbench.capacity import available
 from workbench.config import RunConfig
 from workbench.errors import ConfigError, WorkbenchError
-from workbench.parallel.ranks import Ranks
-from workbench.report import units
+from workbench.runs import units
+from workbench.runs.ranks import Ranks
 
 PLAIN = 0.125
 """Share of the memory that the state of a training may take until a plan is worth its seconds."""

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, classifier, files, heads, runs, shipped
+from workbench import adapters, backbones, classifier, heads, shipped
 from workbench.adapters import Full
 from workbench.backbones import DTYPES, QUANTISED
 from workbench.config import ModelConfig, RunConfig, tasks
@@ -19,6 +19,7 @@ from workbench.errors import ConfigError
 from workbench.evaluation.agreement import Agreement, agreement, hidden_states
 from workbench.recipes import classify_verbs
 from workbench.recipes.classify_verbs import Gap
+from workbench.runs import files, run_directory
 
 ROWS = 64
 """Held-out examples that the two are compared on."""
@@ -43,7 +44,7 @@ def merge(run: Path, *, out: Path, weights: str) -> Merged:
         raise ConfigError(f"--weights {weights}: expected {', '.join(DTYPES)}.")
     if out.exists():
         raise ConfigError(f"{out} exists already. Name another folder, or delete it first.")
-    config = runs.shipped_config(run)
+    config = run_directory.shipped_config(run)
     adapters.require_mergeable(config.adapter)
     files.require_writable(out)
     if config.recipe == "crossval" and not config.folds.refit:

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import psutil
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, banking, classifier, evaluation, files, heads, limits, runs, sizes
+from workbench import backbones, banking, classifier, evaluation, heads, limits, sizes
 from workbench.adapters import Full
 from workbench.backbones import Backbone
 from workbench.banking import BankFit
@@ -46,7 +46,8 @@ from workbench.planning.unread import settle, unread
 from workbench.planning.work import StepWork, record
 from workbench.planning.zero import Contents
 from workbench.recipes import sft
-from workbench.runs import Run
+from workbench.runs import files, run_directory
+from workbench.runs.run_directory import Run
 from workbench.sizes import Size
 
 Teaching = Callable[[PreTrainedTokenizerBase, Template | Masking, Splits], sft.Supervise]
@@ -109,7 +110,7 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
     config = _untimed(config)
     own = _of_one_device(config, devices, accelerated=accelerated)
     with tempfile.TemporaryDirectory() as folder:
-        run = runs.start(Path(folder) / "plan", own, resume=False)
+        run = run_directory.start(Path(folder) / "plan", own, resume=False)
         try:
             parts = ways[config.recipe](own, run)
         finally:

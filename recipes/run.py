@@ -6,15 +6,15 @@ import hashlib
 import time
 from pathlib import Path
 
-from workbench import clocking, files, heap, runs
 from workbench.config import RunConfig
 from workbench.engine import Watcher
 from workbench.errors import ResumeError, Stopped, WorkbenchError
 from workbench.parallel import refusals
-from workbench.parallel.ranks import Ranks, joined, require_same
 from workbench.recipes import classify, crossval, distill, foresight, sft, sweep
 from workbench.report import pages  # here, so that a run's clock does not take it for the time of its report
-from workbench.runs import Run
+from workbench.runs import files, process_memory, run_clock, run_directory
+from workbench.runs.ranks import Ranks, joined, require_same
+from workbench.runs.run_directory import Run
 
 RECIPES = {
     "sft": sft.main,
@@ -33,7 +33,7 @@ def run(config: RunConfig, *, out: Path, resume: bool, watcher: Watcher, began: 
         began: When its wall clock began, by `time.monotonic`; by default now.
     """
     began = time.monotonic() if began is None else began
-    heap.keep()
+    process_memory.keep()
     ranks = joined()
     solved = config.distributed.zero == "auto"
     if solved:
@@ -47,8 +47,8 @@ def run(config: RunConfig, *, out: Path, resume: bool, watcher: Watcher, began: 
     watcher.say(f"Run directory: {directory.path}")
     clock = directory.path / "clock.json"
     try:
-        directory.timer = clocking.start(config.budget, clock, began=began)
-        with clocking.kept(directory.timer, clock):
+        directory.timer = run_clock.start(config.budget, clock, began=began)
+        with run_clock.kept(directory.timer, clock):
             RECIPES[config.recipe](config, directory, watcher)
     except Stopped as stopped:
         directory.note(status="stopped", reason=str(stopped))
@@ -73,7 +73,7 @@ def _solved(config: RunConfig, ranks: Ranks) -> RunConfig:
 
 def _resumed(config: RunConfig, out: Path) -> RunConfig:
     """What was decided when the run began."""
-    begun = runs.read_config(out)
+    begun = run_directory.read_config(out)
     train = config.train.model_copy(update={"checkpointing": begun.train.checkpointing})
     model = config.model.model_copy(update={"weights": begun.model.weights})
     return config.model_copy(update={"distributed": begun.distributed, "train": train, "model": model})
@@ -82,9 +82,9 @@ def _resumed(config: RunConfig, out: Path) -> RunConfig:
 def _entered(out: Path, config: RunConfig, *, resume: bool, ranks: Ranks) -> Run:
     """The run directory, which the first of the processes starts."""
     require_same(ranks, hashlib.sha256(f"{resume} {out} {config.model_dump_json()}".encode()).hexdigest())
-    directory = runs.start(out, config, resume=resume, ranks=ranks) if ranks.first else None
+    directory = run_directory.start(out, config, resume=resume, ranks=ranks) if ranks.first else None
     ranks.wait()
-    return directory or runs.follow(out, resume=resume, ranks=ranks)
+    return directory or run_directory.follow(out, resume=resume, ranks=ranks)
 
 
 def _report(directory: Run) -> None:

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from transformers import TextStreamer
 
-from workbench import evaluation, files, runs, shipped
+from workbench import evaluation, shipped
 from workbench.config import RunConfig
 from workbench.data import tokens
 from workbench.data.batching import Indices
@@ -21,6 +21,7 @@ from workbench.data.prompts import read_prompts
 from workbench.errors import ConfigError
 from workbench.recipes import classify_verbs, crossval_verbs
 from workbench.recipes.sft import score
+from workbench.runs import files, run_directory
 from workbench.schema import override, parse
 
 WRITERS = {".jsonl", ".csv", ".parquet"}
@@ -28,7 +29,7 @@ WRITERS = {".jsonl", ".csv", ".parquet"}
 
 def evaluate(run: Path, overrides: Sequence[str]) -> dict[str, float]:
     """Score the saved adapter on `data.test` where the overrides name one, else on the held-out rows."""
-    before = runs.shipped_config(run)
+    before = run_directory.shipped_config(run)
     values = override(before.model_dump(mode="json", exclude_none=True), list(overrides))
     config = parse(RunConfig, values, source="the command line")
     trained = ("model", "adapter", "classes", "folds", "pseudo_label", "tta", "ensemble")
@@ -56,7 +57,7 @@ def predict(run: Path, source: str, *, out: Path, max_new_tokens: int) -> int:
         raise ConfigError(f"--out {out}: expected a name that ends in {', '.join(sorted(WRITERS))}.")
     if out.exists():
         raise ConfigError(f"{out} exists already. Name another file, or delete it first.")
-    config = runs.shipped_config(run)
+    config = run_directory.shipped_config(run)
     if config.recipe in ("classify", "crossval"):
         files.require_writable(out)
         verbs = classify_verbs if config.recipe == "classify" else crossval_verbs
@@ -82,7 +83,7 @@ def predict(run: Path, source: str, *, out: Path, max_new_tokens: int) -> int:
 
 def generate(run: Path, prompt: str, *, max_new_tokens: int) -> None:
     """Print one greedy answer as it is written; rendered as the training rows were."""
-    config = runs.shipped_config(run)
+    config = run_directory.shipped_config(run)
     _require_text(config, run)
     model = shipped.load(run, config)
     raw = files.read_json(run / "manifest.json").get("data", {}).get("train", {}).get("chat") is False

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, clocking, describing, evaluation, files, heads, objectives, preflight, report, shipped
+from workbench import backbones, describing, evaluation, heads, objectives, preflight, report, shipped
 from workbench.adapters import Full
 from workbench.backbones import Backbone
 from workbench.config import RunConfig, tasks
@@ -31,9 +31,10 @@ from workbench.freezing.freezer import Freezer
 from workbench.heads import Head
 from workbench.parallel import settings
 from workbench.parallel.fsdp import reading
-from workbench.runs import Run
+from workbench.runs import files, run_clock
+from workbench.runs.run_directory import Run
+from workbench.runs.timing import Timer, left, phase
 from workbench.shipped import Shipped
-from workbench.timing import Timer, left, phase
 
 REST_TOKENS = 1024
 """Padded tokens in one forward pass that uses up what is left of the time."""
@@ -211,7 +212,7 @@ def fitting(
 def plan(timer: Timer, config: RunConfig, data: Splits, *, peers: int = 1) -> None:
     """Tell the clock what the run will do."""
     test = 0 if data.test is None else int(data.test.lengths.sum())
-    timer.plan(clocking.plan(config, held_out=int(data.held_out.lengths.sum()), test=test, peers=peers))
+    timer.plan(run_clock.plan(config, held_out=int(data.held_out.lengths.sum()), test=test, peers=peers))
 
 
 def score_before(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from workbench import banking, capacity, describing, files
+from workbench import banking, capacity, describing
 from workbench.banking import BankFit
 from workbench.chorus import Chorus
 from workbench.config import RunConfig, sweep_config
@@ -18,8 +18,8 @@ from workbench.errors import TrainingError
 from workbench.member import Course
 from workbench.parallel import refusals, waiting
 from workbench.recipes.sweep_subjects import Bench, Classes, Subject, Text
-from workbench.report import units
-from workbench.runs import Run
+from workbench.runs import files, units
+from workbench.runs.run_directory import Run
 
 Scores = dict[str, Any]
 BYTES = 16

@@ -28,7 +28,7 @@ from workbench.freezing import freezer as freezing
 from workbench.freezing.freezer import Freezer
 from workbench.objectives.criterion import criterion
 from workbench.recipes import classify, sft
-from workbench.runs import Run
+from workbench.runs.run_directory import Run
 
 Objective = Callable[[Tensor, Tensor, float], Tensor]
 

@@ -59,8 +59,8 @@ def run(
     config = load(recipe, overrides)
 
     from workbench.cli.console import Terminal
-    from workbench.parallel.ranks import joined
     from workbench.recipes.run import run as run_config
+    from workbench.runs.ranks import joined
 
     ranks = joined()
     path = ranks.agreed(Path(out) if out is not None else directory(recipe, resume=resume))

@@ -11,11 +11,11 @@ import numpy as np
 import psutil
 import torch
 
-from workbench import files
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, MicroBatch
 from workbench.data.tokens import cache_folder
 from workbench.errors import ConfigError
+from workbench.runs import files
 
 CPU_ELEMENTS, CPU_TOKENS = 2**18, 640
 """On a CPU, tokens times hidden width of a micro-batch, and the fewest tokens that are worth a pass over the weights:

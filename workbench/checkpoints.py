@@ -12,8 +12,8 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from workbench import files
 from workbench.errors import ResumeError
+from workbench.runs import files
 
 
 @dataclass(frozen=True)

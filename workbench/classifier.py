@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, files, first_token, shipped
+from workbench import adapters, backbones, first_token, shipped
 from workbench.adapters import Full, anatomy
 from workbench.config import RunConfig, tasks
 from workbench.config.tasks import Task
@@ -23,6 +23,7 @@ from workbench.data.batching import MicroBatch, encoder_inputs
 from workbench.data.labels import Labels
 from workbench.errors import BackboneError, FileError
 from workbench.objectives.criterion import Objective
+from workbench.runs import files
 
 
 @dataclass(frozen=True)

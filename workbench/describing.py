@@ -9,7 +9,7 @@ from torch import nn
 from workbench import adapters
 from workbench.backbones import QUANTISED, Backbone
 from workbench.config import RunConfig
-from workbench.report import units
+from workbench.runs import units
 
 
 def storage(backbone: Backbone) -> str:

@@ -31,9 +31,9 @@ from workbench.parallel.dealing import deal
 from workbench.parallel.fsdp import FullySharded
 from workbench.parallel.sharding import Sharded, Trainable
 from workbench.parallel.zero import Zero
-from workbench.runs import Run
+from workbench.runs.run_directory import Run
+from workbench.runs.timing import Timer, phase
 from workbench.stepping import Whole
-from workbench.timing import Timer, phase
 
 Loss = Callable[[MicroBatch, float], Tensor]
 """Summed loss of a micro-batch times a factor, as a scalar with a graph."""

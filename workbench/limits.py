@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from workbench.config import RunConfig
 from workbench.data.batching import steps_per_epoch
-from workbench.timing import Timer
+from workbench.runs.timing import Timer
 
 
 @dataclass(frozen=True)

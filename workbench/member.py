@@ -23,9 +23,9 @@ from workbench.diagnosis import Diagnosis
 from workbench.errors import ResumeError, TrainingError
 from workbench.freezing.eviction import Evicted
 from workbench.limits import limits
-from workbench.runs import Run
+from workbench.runs.run_directory import Run
+from workbench.runs.timing import Timer
 from workbench.stepping import Stepper, Whole
-from workbench.timing import Timer
 
 PACE_STEPS = 3
 """After so many steps the pace of a run tells roughly how many it will do."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, files, heads
+from workbench import adapters, backbones, heads
 from workbench.adapters import Full
 from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.tasks import Task
@@ -18,6 +18,7 @@ from workbench.data.forms import form
 from workbench.data.masking import Masking
 from workbench.errors import ConfigError, FileError
 from workbench.heads import Head
+from workbench.runs import files
 
 BEGIN = ("bos_token_id", "decoder_start_token_id", "forced_bos_token_id")
 """What a generation_config.json says of how a text begins; a decoder behind an encoder needs it."""

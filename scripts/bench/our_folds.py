@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import psutil
 from torch import from_numpy
 
-from workbench import adapters, backbones, capacity, classifier, runs
+from workbench import adapters, backbones, capacity, classifier
 from workbench.adapters import anatomy
 from workbench.backbones import Backbone
 from workbench.banking import BankFit
@@ -35,7 +35,8 @@ from workbench.evaluation import predicting
 from workbench.freezing import freezer as freezing
 from workbench.member import Course
 from workbench.objectives.criterion import Objective, criterion
-from workbench.runs import Run
+from workbench.runs import run_directory
+from workbench.runs.run_directory import Run
 
 
 class Fold(NamedTuple):
@@ -133,7 +134,7 @@ def _prepare(arguments: argparse.Namespace) -> Job:
     found = labels.learn("one", source.labels, source=source.name)
     dealt = folds.read([record.row for record in source.records], FoldsConfig(column="fold", k=arguments.folds))
     rows = classes.encode(source, Writer(tokenizer, config.classes, max_tokens=config.data.max_tokens), found)
-    run, wanted = runs.start(arguments.out, config, resume=False), []
+    run, wanted = run_directory.start(arguments.out, config, resume=False), []
     for split in dealt.splits():
         if arguments.arm == "one" and split.fold:
             break

@@ -23,7 +23,6 @@ from statistics import mean, median
 import measuring
 import standing
 
-from workbench import files, runs
 from workbench.checkpoints import Progress
 from workbench.cli.console import Terminal
 from workbench.engine import Fit
@@ -31,6 +30,7 @@ from workbench.planning.calibration import Calibration, Timed
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
 from workbench.recipes.run import RECIPES
+from workbench.runs import files, run_directory
 
 ROUNDS = 3
 """So often some steps are measured, with a calibration before, between and after them."""
@@ -145,7 +145,7 @@ def _both(recipe: str, words: list[str], clock: Clock, count: int) -> tuple[list
     own, Fit.work = Fit.work, measure  # type: ignore[method-assign, assignment]
     try:
         with tempfile.TemporaryDirectory() as folder:
-            run = runs.start(Path(folder) / "run", config, resume=False)
+            run = run_directory.start(Path(folder) / "run", config, resume=False)
             files.write_json(run.path / "before.json", {})  # nothing is scored before training
             with suppress(_Enough):
                 RECIPES[config.recipe](config, run, Terminal(quiet=True))

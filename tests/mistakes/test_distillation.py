@@ -16,12 +16,12 @@ import workbench
 from tests.conftest import CHAT_TEMPLATE, T5_SIZES, save_tiny
 from tests.mistakes.cases import assert_nothing_left, assert_refused_with, content, lines
 from tests.mistakes.teachers import ASKING, FOUND, WRITTEN, Case, matched
-from workbench import runs
 from workbench.cli.console import Terminal
 from workbench.cli.verbs import main
 from workbench.errors import Stopped
 from workbench.recipes import distill_verbs
 from workbench.recipes.load import load
+from workbench.runs import run_directory
 
 RECIPE = """
 recipe: distill
@@ -157,7 +157,7 @@ def test_a_teacher_is_not_asked(case: Case, refused: Refused) -> None:
 def test_a_run_goes_on_with_its_own_teacher_alone(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs.start(here / "begun", load("my.yaml", ["distill.teacher.id=lora"]), resume=False).close()
+    run_directory.start(here / "begun", load("my.yaml", ["distill.teacher.id=lora"]), resume=False).close()
     told = ("distill.teacher.id: 'lora' there, 'other' asked for", "Resume with the same configuration")
     assert_refused_with(told, "run my.yaml distill.teacher.id=other --out begun --resume", monkeypatch, capsys)
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from workbench import adapters, backbones, evaluation, runs, shipped
+from workbench import adapters, backbones, evaluation, shipped
 from workbench.adapters import Full
 from workbench.config import RunConfig
 from workbench.data import tokens
 from workbench.data.chat import Template
+from workbench.runs import run_directory
 
 SaveRun = Callable[..., Path]
 
@@ -31,7 +32,7 @@ def save_run(tmp_path: Path, stories: str, questions: Path) -> SaveRun:
             "evaluate": {"every": None, "answers": 4, "max_new_tokens": 8},
         }
         config = RunConfig.model_validate({**base, **sections})
-        run = runs.start(tmp_path / "run", config, resume=False)
+        run = run_directory.start(tmp_path / "run", config, resume=False)
         tokenizer = backbones.tokenizer(config.model)
         template = Template(tokenizer)
         backbone = backbones.load(config.model, tokenizer, trainable=isinstance(config.adapter, Full))

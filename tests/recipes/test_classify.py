@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 
 import workbench
 from tests.conftest import MINILM, save_tiny
-from workbench import classifier, recipes, runs
+from workbench import classifier, recipes
 from workbench.data import classes
 from workbench.errors import ConfigError, Stopped
 from workbench.evaluation import predicting
@@ -26,6 +26,7 @@ from workbench.recipes.classify_verbs import ClassInspection
 from workbench.recipes.load import load
 from workbench.recipes.merge import merge
 from workbench.recipes.serve import evaluate, generate, predict
+from workbench.runs import run_directory
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -186,7 +187,7 @@ def test_lora_merges_into_a_stock_classifier(
 def test_neither_padding_nor_its_side_changes_a_causal_row(train: Train, stories: str) -> None:
     """stories260K has no pad token."""
     run = train("padding", weather(45), "adapter={method: lora}", f"model.id={stories}", "train.steps=2")
-    config = runs.read_config(run)
+    config = run_directory.read_config(run)
     model = classifier.load(run, config)
     rows = classes.load(config, model.tokenizer).held_out
     together = predicting.outputs(model.model, model.outputs, rows)

@@ -13,11 +13,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 from typer.testing import CliRunner
 
-from workbench import runs, shipped
+from workbench import shipped
 from workbench.cli.verbs import app
 from workbench.errors import ConfigError
 from workbench.recipes.combine import combine_runs
 from workbench.recipes.merge import merge
+from workbench.runs import run_directory
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -47,8 +48,8 @@ def test_the_combined_run_merges_to_the_weighted_sum(pair: list[Path], stories: 
     for name, value in base.items():
         wanted = value + 0.5 * (first[name] - value) - (second[name] - value)
         torch.testing.assert_close(both[name], wanted, rtol=1e-5, atol=1e-5)
-    config = runs.read_config(tmp_path / "sum")
-    assert config.data == runs.read_config(pair[0]).data
+    config = run_directory.read_config(tmp_path / "sum")
+    assert config.data == run_directory.read_config(pair[0]).data
     assert shipped.load(tmp_path / "sum", config).stop == sorted({2, 7, *shipped.load(pair[0], config).stop})
 
 
@@ -56,7 +57,7 @@ def test_the_verb_says_what_a_lower_rank_costs(pair: list[Path], tmp_path: Path)
     words = ["combine", *map(str, pair), "--weights", "1,1", "--out", str(tmp_path / "sum")]
     said = CliRunner().invoke(app, [*words, "--rank", "3"])
     assert said.exit_code == 0, said.output
-    error = runs.files.read_json(tmp_path / "sum" / "manifest.json")["combined"]["error"]
+    error = run_directory.files.read_json(tmp_path / "sum" / "manifest.json")["combined"]["error"]
     assert 0.05 < error < 1 and f"{error:.2e}" in said.output and "rank 3" in said.output
     evaluated = CliRunner().invoke(app, ["evaluate", str(tmp_path / "sum")])
     assert evaluated.exit_code == 0 and "loss" in evaluated.output
@@ -72,7 +73,7 @@ def test_mistakes_are_told_before_anything_is_written(pair: list[Path], tmp_path
     with pytest.raises(ConfigError, match=r"differ in adapter/chat_template\.jinja"):
         combine_runs(pair, weights=(1.0, 1.0), rank=None, out=out)
     config = (pair[1] / "config.yaml").read_text()
-    (pair[1] / "config.yaml").write_text(config.replace(runs.read_config(pair[1]).model.id, "starter"))
+    (pair[1] / "config.yaml").write_text(config.replace(run_directory.read_config(pair[1]).model.id, "starter"))
     with pytest.raises(ConfigError, match=r"second has model\.id=starter, and .*first"):
         combine_runs(pair, weights=(1.0, 1.0), rank=None, out=out)
     shutil.rmtree(pair[0] / "adapter")

@@ -15,7 +15,7 @@ import pytest
 
 import workbench
 from tests.conftest import MINILM, save_tiny
-from workbench import classifier, runs
+from workbench import classifier
 from workbench.data import folded
 from workbench.errors import ConfigError
 from workbench.evaluation import predicting
@@ -25,6 +25,7 @@ from workbench.recipes.crossval_verbs import CrossvalInspection
 from workbench.recipes.load import load
 from workbench.recipes.merge import merge
 from workbench.recipes.serve import evaluate, predict
+from workbench.runs import run_directory
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -147,7 +148,7 @@ def result(run: Path) -> dict[str, Any]:
 
 
 def test_every_row_is_judged_once_by_adapters_that_did_not_train_on_it(plain: Path, words: list[str]) -> None:
-    config = runs.read_config(plain)
+    config = run_directory.read_config(plain)
     table = pd.read_parquet(plain / "out_of_fold.parquet")
     decided = json.loads((plain / "decision.json").read_text())
     assert len(table) == 60 and table["row"].is_unique and set(table["fold"]) == {"0", "1", "2"}

@@ -15,13 +15,14 @@ from transformers import AutoModelForCausalLM
 
 import workbench
 from tests.conftest import write_questions
-from workbench import recipes, runs, shipped
+from workbench import recipes, shipped
 from workbench.cli.console import Terminal
 from workbench.config import RunConfig
 from workbench.errors import Stopped
 from workbench.recipes import distill_verbs
 from workbench.recipes.load import load
 from workbench.recipes.serve import evaluate
+from workbench.runs import run_directory
 
 FULL = {"method": "full"}
 LORA = {"method": "lora", "rank": 4, "alpha": 8}
@@ -93,7 +94,7 @@ def test_an_adapter_over_a_made_student_is_served_with_it(
 ) -> None:
     distill = {"teacher": {"id": str(teachers["lora"])}, "student": {"layers": [0, 2]}}
     run = _run(_config(stories, rows, distill=distill), tmp_path / "run")
-    config = runs.shipped_config(run)
+    config = run_directory.shipped_config(run)
     assert config.recipe == "sft" and Path(config.model.id) == (run / "student").resolve()
     assert len(shipped.load(run, config).model.base_model.model.model.layers) == 2
     assert evaluate(run, [])["loss"] == pytest.approx(_scores(run)["after"]["loss"], rel=1e-4)

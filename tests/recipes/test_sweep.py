@@ -10,7 +10,7 @@ import pytest
 
 import workbench
 from tests.conftest import MINILM, save_tiny, write_questions
-from workbench import recipes, runs
+from workbench import recipes
 from workbench.cli import render
 from workbench.cli.console import Terminal
 from workbench.config import RunConfig, sweep_config
@@ -20,6 +20,7 @@ from workbench.recipes.load import load
 from workbench.recipes.merge import merge
 from workbench.recipes.serve import evaluate, generate
 from workbench.report import sweeps
+from workbench.runs import run_directory
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -87,7 +88,7 @@ def test_the_best_is_shipped_and_served(swept: Path, capsys: pytest.CaptureFixtu
     found = table(swept)
     best = min(found["members"], key=lambda row: float(row["held_out_loss"]))
     assert found["best"] == best["member"]
-    config = runs.shipped_config(swept)
+    config = run_directory.shipped_config(swept)
     assert config.recipe == "sft" and config.seed == 0
     assert config.train.learning_rate == best["settings"]["train.learning_rate"]
     scores = json.loads((swept / "scores.json").read_text())

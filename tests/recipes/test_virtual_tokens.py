@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import workbench
-from workbench import runs
 from workbench.errors import ConfigError
 from workbench.recipes import serve
 from workbench.recipes.check import check
 from workbench.recipes.load import load
+from workbench.runs import run_directory
 
 RATES = {"prompt": 0.03, "p-tuning": 0.01, "prefix": 0.01, "p-tuning-v2": 0.1}
 
@@ -55,7 +55,7 @@ def test_they_learn_and_what_was_saved_is_served(
     capsys.readouterr()
     serve.generate(run, "What comes after 3?", max_new_tokens=4)
     assert capsys.readouterr().out.strip() == answers[0], "alone as in a padded batch"
-    assert runs.read_config(run).adapter.method == method
+    assert run_directory.read_config(run).adapter.method == method
 
 
 @pytest.mark.parametrize("method", ["prompt", "prefix"])

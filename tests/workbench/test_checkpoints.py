@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench import checkpoints, files
+from workbench import checkpoints
 from workbench.checkpoints import Progress
 from workbench.errors import FileError, ResumeError
+from workbench.runs import files
 
 TENSORS = {"trainable": {"a": torch.arange(6.0).reshape(2, 3)}, "optimizer": {"a|exp_avg": torch.ones(2, 3)}}
 

@@ -16,7 +16,7 @@ from workbench import checkpoints, engine
 from workbench.data.batching import Indices
 from workbench.errors import ResumeError, Stopped, TrainingError
 from workbench.member import Member
-from workbench.parallel.ranks import Ranks
+from workbench.runs.ranks import Ranks
 
 RECIPE = """
 recipe: sft

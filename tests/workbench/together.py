@@ -16,13 +16,13 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from tests.conftest import tiny
-from workbench import runs
 from workbench.adapters import bank as banks
 from workbench.banking import BankFit, Objective, Predict
 from workbench.config import RunConfig
 from workbench.data.batching import Indices, MicroBatch, Row, collate, encoder_inputs
 from workbench.freezing import freezer as freezing
 from workbench.member import Course
+from workbench.runs import run_directory
 
 
 @dataclass
@@ -151,7 +151,7 @@ class Together:
         )
         self.prepare(bank)
         predict, objective = self.outputs(model, bank.members[0], bank)
-        run = runs.start(self.folder, self.configs[0], resume=resume)
+        run = run_directory.start(self.folder, self.configs[0], resume=resume)
         members = [run.child(f"members/{number}") for number in range(len(self.data))]
         courses = [
             Course(data, lambda: 1.0, config, member)  # never better: patience runs out

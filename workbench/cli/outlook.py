@@ -9,7 +9,8 @@ from workbench import optimizers
 from workbench.config import RunConfig
 from workbench.config.freeze_config import FreezeConfig, Moment
 from workbench.config.freeze_policies import Egeria
-from workbench.report import frozen, units
+from workbench.report import frozen
+from workbench.runs import units
 
 WHOLE = 1000
 """Steps of a run whose own number nobody knows."""

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from workbench.planning.plan import Plan
-from workbench.report import units
+from workbench.runs import units
 
 
 def parts(found: Plan) -> Iterator[Table | Text | str]:

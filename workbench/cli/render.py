@@ -16,7 +16,7 @@ from rich.text import Text
 from workbench.adapters import METHODS
 from workbench.adapters.method import WEIGHTS
 from workbench.errors import ConfigError
-from workbench.files import read_json
+from workbench.runs.files import read_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -321,7 +321,7 @@ def listing(what: str, folder: Path) -> None:
 
 def methods(found: Survey) -> None:
     """What every method is, how large it would be on one backbone, and why some do not work there."""
-    from workbench.report import units
+    from workbench.runs import units
 
     told = Table("method", "what trains", "paper", box=None)
     title = Text(f"\nOn {found.model.id}, {found.parameters:,} parameters")

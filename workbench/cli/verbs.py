@@ -42,15 +42,15 @@ def run(
         return
 
     import workbench
-    from workbench.heap import importing
+    from workbench.runs.process_memory import importing
 
     with importing():
         import workbench.recipes.run
-        from workbench import clocking
         from workbench.cli import render
-        from workbench.parallel.ranks import joined
+        from workbench.runs import run_clock
+        from workbench.runs.ranks import joined
 
-    path = workbench.run(recipe, overrides or (), out=out, resume=resume, began=clocking.process_began())
+    path = workbench.run(recipe, overrides or (), out=out, resume=resume, began=run_clock.process_began())
     if joined().first:
         render.outcome(path)
 
@@ -64,8 +64,8 @@ def check(
     ] = None,
 ) -> None:
     """Show what the model will see and which tokens carry loss; refuse what would not train."""
-    from workbench.heap import importing
     from workbench.recipes.load import load
+    from workbench.runs.process_memory import importing
 
     with importing():
         from workbench.cli import render
@@ -95,8 +95,8 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Rehearse the run without weights or memory: the fastest way that fits, what it takes and what else was tried."""
-    from workbench.heap import importing
     from workbench.recipes.load import load
+    from workbench.runs.process_memory import importing
 
     with importing():
         from workbench.cli import render

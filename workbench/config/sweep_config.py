@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
-from workbench import files
 from workbench.config import distill_config
+from workbench.runs import files
 from workbench.schema import Mistakes, Section, did_you_mean, explain
 
 if TYPE_CHECKING:

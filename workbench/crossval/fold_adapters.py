@@ -36,8 +36,8 @@ from workbench.freezing.prefix import Kept, reading
 from workbench.member import Course
 from workbench.objectives.criterion import Objective, criterion
 from workbench.parallel import waiting
-from workbench.parallel.ranks import ALONE, Ranks
-from workbench.runs import Run
+from workbench.runs.ranks import ALONE, Ranks
+from workbench.runs.run_directory import Run
 
 
 class FoldAdapter(NamedTuple):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import numpy as safetensors
 
-from workbench import classifier, files, shipped
+from workbench import classifier, shipped
 from workbench.config import RunConfig
 from workbench.crossval import rounds
 from workbench.crossval.fold_adapters import Classroom, FoldAdapter
@@ -25,7 +25,8 @@ from workbench.errors import ConfigError
 from workbench.evaluation import tta
 from workbench.evaluation.combining import Combiner, Fitted, OutOfFold
 from workbench.evaluation.tta import Decision
-from workbench.runs import Run
+from workbench.runs import files
+from workbench.runs.run_directory import Run
 
 
 def classroom(run: Path, config: RunConfig) -> Classroom:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from safetensors import numpy as safetensors
 
-from workbench import files
 from workbench.crossval.fold_adapters import Classroom, FoldAdapter, Lesson, lesson, outputs, train
 from workbench.data.classes import Labelled
 from workbench.data.folded import Folded
@@ -23,7 +22,8 @@ from workbench.evaluation import pseudo
 from workbench.evaluation.combining import Combiner, OutOfFold
 from workbench.evaluation.ensembles import Mask
 from workbench.evaluation.pseudo import Chosen
-from workbench.runs import Run
+from workbench.runs import files
+from workbench.runs.run_directory import Run
 
 OUTPUTS = "outputs.safetensors"
 """Of a round's adapters."""

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
-from workbench import files
 from workbench.data.folded import Folded
 from workbench.data.labels import Floats
 from workbench.engine import Watcher
 from workbench.evaluation import gains, targets
 from workbench.evaluation.gains import Gain
-from workbench.runs import Run
+from workbench.runs import files
+from workbench.runs.run_directory import Run
 
 Facts: TypeAlias = Mapping[str, Any]
 """What a stage was made of, for the report."""

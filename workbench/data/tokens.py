@@ -19,11 +19,12 @@ from datasets import Sequence as ListOf
 from datasets.arrow_writer import ArrowWriter
 from transformers import PreTrainedTokenizerBase
 
-from workbench import files, starter
+from workbench import starter
 from workbench.config import DataConfig
 from workbench.data import chat, facts, formats
 from workbench.data.batching import Collate, Indices, MicroBatch, Row, collate
 from workbench.errors import DataError, FileError
+from workbench.runs import files
 
 CODE_VERSION = 1
 """Part of the cache key, beside the columns: raise it when rendering or masking changes."""

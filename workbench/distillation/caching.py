@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from workbench import files
 from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import Indices, MicroBatch, micro_batches
 from workbench.data.tokens import Tokens
@@ -29,6 +28,7 @@ from workbench.distillation.signals import Signal, Spoken, Teacher
 from workbench.engine import Watcher
 from workbench.errors import ConfigError, Stopped
 from workbench.objectives.chunked import chunks
+from workbench.runs import files
 
 __all__ = ["CachedTeacher", "Identity", "identity", "made_by", "missing", "require_usable", "write"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, classifier, preflight, runs, shipped
+from workbench import backbones, classifier, preflight, shipped
 from workbench.classifier import Classifier
 from workbench.config import RunConfig
 from workbench.config.classes_config import Kind
@@ -29,6 +29,7 @@ from workbench.data.rows import shown
 from workbench.distillation.sources import Source
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation import predicting, targets
+from workbench.runs import run_directory
 
 _HEAD = "ForSequenceClassification"
 
@@ -153,7 +154,7 @@ def _crossval(source: Source) -> Voice:
 
 def _config(source: Source, run: Path) -> RunConfig:
     """What the run at `run` trained, its backbone stored as distill.teacher asks."""
-    found = source.config if run == source.run and source.config is not None else runs.shipped_config(run)
+    found = source.config if run == source.run and source.config is not None else run_directory.shipped_config(run)
     return found.model_copy(update={"model": source.model})
 
 

@@ -17,7 +17,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors import numpy as safetensors
 from transformers import PreTrainedTokenizerBase
 
-from workbench import files
 from workbench.config import RunConfig
 from workbench.data import classes, records
 from workbench.data.classes import ClassSplits, Labelled
@@ -30,7 +29,8 @@ from workbench.distillation.sources import Source
 from workbench.engine import Watcher
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation import targets
-from workbench.runs import Run
+from workbench.runs import files
+from workbench.runs.run_directory import Run
 
 KEPT = "teacher.safetensors"
 """In the run directory."""

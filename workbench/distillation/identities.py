@@ -11,11 +11,12 @@ from typing import Any, Literal, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, files, starter
+from workbench import backbones, starter
 from workbench.config import ModelConfig
 from workbench.config.distill_config import DistillConfig
 from workbench.distillation.sources import Source
 from workbench.errors import ConfigError
+from workbench.runs import files
 
 FORMAT = "1"
 """Of the files: raise it when they are written otherwise."""

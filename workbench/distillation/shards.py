@@ -17,12 +17,12 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from workbench import files
 from workbench.data.batching import Indices
 from workbench.data.tokens import Tokens
 from workbench.distillation.identities import Identity, require_same
 from workbench.distillation.packing import Packed
 from workbench.errors import ConfigError, WorkbenchError
+from workbench.runs import files
 
 Keys = npt.NDArray[np.uint64]
 """Digests of rows. Among a million rows two are alike with a chance of 3e-8."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from workbench import backbones, files, runs, shipped
+from workbench import backbones, shipped
 from workbench.adapters import Full
 from workbench.config import ModelConfig, RunConfig
 from workbench.config.distill_config import BACKBONE, TEACHER, TeacherConfig
@@ -19,6 +19,7 @@ from workbench.data.chat import Template
 from workbench.data.forms import form
 from workbench.data.masking import Masking
 from workbench.errors import BackboneError, ConfigError
+from workbench.runs import files, run_directory
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def _one(name: str, teacher: TeacherConfig) -> Source:
             f"distill.teacher.revision={teacher.revision} names a branch, tag or commit on the hub, but {name} is a "
             "run directory. Leave it out."
         )
-    config = runs.shipped_config(path)
+    config = run_directory.shipped_config(path)
     if config.recipe == "crossval":
         if not (path / "decision.json").exists():
             raise ConfigError(

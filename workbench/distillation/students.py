@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, classifier, files
+from workbench import adapters, backbones, classifier
 from workbench.adapters import Method, anatomy
 from workbench.backbones import DTYPES
 from workbench.config import ModelConfig, RunConfig, tasks
@@ -19,6 +19,7 @@ from workbench.config.tasks import Task
 from workbench.distillation.sources import Source
 from workbench.engine import Watcher
 from workbench.errors import ConfigError
+from workbench.runs import files
 
 
 @dataclass(frozen=True)

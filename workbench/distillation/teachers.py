@@ -17,7 +17,7 @@ from peft import PeftConfig, PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, files, heads, starter
+from workbench import adapters, backbones, heads, starter
 from workbench.adapters import Full, several
 from workbench.backbones import Backbone
 from workbench.config import ModelConfig, RunConfig, tasks
@@ -30,6 +30,7 @@ from workbench.distillation.stage import SWITCHED, Stage
 from workbench.evaluation.scores import TOKENS
 from workbench.heads import Head
 from workbench.objectives.chunked import chunks
+from workbench.runs import files
 
 Speaking = Callable[[], AbstractContextManager[None]]
 

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from workbench import files, objectives
+from workbench import objectives
 from workbench.data.batching import Indices, Row, encoder_inputs, micro_batches
 from workbench.data.tokens import Tokens
 from workbench.evaluation import text
 from workbench.evaluation.decoding import generate
 from workbench.evaluation.timely import Left, in_time
 from workbench.heads import Head
+from workbench.runs import files
 
 TOKENS = 4096
 """Padded tokens in one forward pass without gradients."""

@@ -21,7 +21,7 @@ from workbench.data.batching import Examples
 from workbench.errors import ConfigError
 from workbench.freezing.states import MemoryStates
 from workbench.freezing.trunk import Trunk, parts, rows_of
-from workbench.report import units
+from workbench.runs import units
 
 MEMORY_SHARE, DISK_SHARE = 0.25, 0.5
 """Of what is available and free, how much may be filled."""

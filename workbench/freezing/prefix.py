@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from workbench import runs
 from workbench.adapters import Full
 from workbench.config import RunConfig
 from workbench.data.batching import Examples
@@ -27,6 +26,7 @@ from workbench.freezing.predicting import Choice, Survey
 from workbench.freezing.states import DiskStates, MemoryStates, States, fingerprint
 from workbench.freezing.trunk import Trunk, reader
 from workbench.parallel import settings
+from workbench.runs import run_directory
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -177,7 +177,7 @@ class Prefix:
 
     def _on_disk(self, depth: int) -> States:
         freezer = self._freezer
-        about = {"compute": str(self._compute), "weights": self._config.model.weights, **runs.versions()}
+        about = {"compute": str(self._compute), "weights": self._config.model.weights, **run_directory.versions()}
         name = fingerprint(freezer.backbone, blocks=freezer.blocks, depth=depth, dtype=self._dtype, about=about)
         # What other runs can use is shared; a prefix that has trained is this run's alone.
         folder = cache_folder() / "trunks" if self._config.freeze.fixed else self._folder

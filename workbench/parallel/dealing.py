@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from workbench.data.batching import Indices, micro_batches
-from workbench.parallel.ranks import Ranks
+from workbench.runs.ranks import Ranks
 
 
 class Dealt(NamedTuple):

@@ -21,8 +21,8 @@ from workbench.config.distributed_config import DistributedConfig
 from workbench.data.batching import MicroBatch
 from workbench.errors import TrainingError
 from workbench.parallel import settings
-from workbench.parallel.ranks import Ranks
 from workbench.parallel.sharding import Sharded, Trainable, brought
+from workbench.runs.ranks import Ranks
 from workbench.stepping import Refuse
 from workbench.storage import HALVES
 

@@ -8,7 +8,7 @@ from workbench.adapters.method import Method
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
 from workbench.parallel import settings
-from workbench.parallel.ranks import Ranks
+from workbench.runs.ranks import Ranks
 
 RECIPES = ("sft", "mlm", "classify")
 SPREAD = ("crossval", "sweep")

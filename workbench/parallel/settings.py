@@ -10,7 +10,7 @@ import torch
 from workbench.config import RunConfig
 from workbench.config.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
-from workbench.parallel.ranks import Ranks
+from workbench.runs.ranks import Ranks
 
 Settings = dict[str, Any]
 

@@ -18,7 +18,7 @@ from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch
 from workbench.errors import TrainingError
 from workbench.masters import BESIDE
-from workbench.parallel.ranks import Ranks
+from workbench.runs.ranks import Ranks
 from workbench.stepping import Refuse
 
 Loss = Callable[[MicroBatch, float], Tensor]

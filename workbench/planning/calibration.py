@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from workbench import heap
 from workbench.planning.compiled import CAPACITY
 from workbench.planning.imagined import unimagined
 from workbench.planning.kernels import Kernel, Kernels, Like
 from workbench.planning.work import StepWork
+from workbench.runs import process_memory
 
 SECONDS = 2.0
 """What a calibration may take, about."""
@@ -257,7 +257,7 @@ def _roughly(kernel: Kernel) -> float:
 def _warm_up(device: torch.device) -> None:
     """Let a CPU's heap be as large as in a run, which meets fresh memory in its first step alone."""
     if device.type == "cpu":
-        heap.keep()
+        process_memory.keep()
         for elements in (2**18, 2**22, 2**26):
             together = [torch.ones(elements) for _ in range(WARM // elements)]
             together.clear()

@@ -23,11 +23,11 @@ from workbench.config import RunConfig, cross_checks
 from workbench.config.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
 from workbench.parallel import refusals
-from workbench.parallel.ranks import Ranks
 from workbench.planning import traffic
 from workbench.planning.ledger import ACTIVATIONS
 from workbench.planning.plan import Plan, Tried
-from workbench.report import units
+from workbench.runs import units
+from workbench.runs.ranks import Ranks
 
 Rehearse = Callable[[RunConfig], Plan]
 """What a run takes: recipes.plan.plan, told about devices and memory."""

@@ -13,8 +13,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from sklearn import metrics
 
-from workbench.report import units
 from workbench.report.record import Record
+from workbench.runs import units
 
 WIDEST = 30
 """Classes of a confusion matrix that a page has room for."""

@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from workbench.report import facts, reliability, units
+from workbench.report import facts, reliability
 from workbench.report.classified import SCORES
 from workbench.report.plots import COLOURS, Axis, Plot, Series, draw
 from workbench.report.record import Record
+from workbench.runs import units
 
 MAIN = {"accuracy": "accuracy", "micro_f1": "micro-F1", "rmse": "root mean squared error"}
 """The score that a kind of label is judged by, and what a sentence calls it."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.report import units
+from workbench.runs import units
 
 LISTED = 12
 """Entries of a list that are written out; a longer table is folded away."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from workbench.report import classified, crossvalidated, units
+from workbench.report import classified, crossvalidated
 from workbench.report.record import Record
+from workbench.runs import units
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import jinja2
 import pandas as pd
 
-from workbench import files
-from workbench.report import classified, crossvalidated, curves, findings, record, sweeps, units
+from workbench.report import classified, crossvalidated, curves, findings, record, sweeps
 from workbench.report.record import Record
+from workbench.runs import files, units
 
 SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
     "loss": ("Loss, nats per token", "low"),

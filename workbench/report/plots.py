@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, MultipleLocator, NullFormatter
 from numpy.typing import NDArray
 
-from workbench.report import units
+from workbench.runs import units
 
 POINTS = 1000
 """Most points a line is drawn with."""

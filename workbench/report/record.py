@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workbench import files
 from workbench.config import sweep_config
 from workbench.errors import ConfigError, FileError
+from workbench.runs import files
 from workbench.schema import read_yaml
 
 COLUMNS = (

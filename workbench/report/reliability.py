@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from scipy import special
 
 from workbench.evaluation.classes import BINS
-from workbench.report import units
 from workbench.report.classified import class_names, hot
 from workbench.report.plots import Axis, Floats, Plot, Series, draw
 from workbench.report.record import Record
+from workbench.runs import units
 
 
 def diagram(run: Record) -> Plot | None:

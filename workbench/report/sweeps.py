@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from workbench import files
 from workbench.config.sweep_config import shown
-from workbench.report import units
 from workbench.report.plots import Axis, Floats, Plot, Series, draw
 from workbench.report.record import Record
+from workbench.runs import files, units
 
 SEED = "seed"
 

@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from tests.conftest import MINILM, T5_SIZES, tiny
-from workbench import adapters, backbones, runs
+from workbench import adapters, backbones
 from workbench.adapters import Lora
 from workbench.cli.console import Terminal
 from workbench.config import ModelConfig, RunConfig, tasks
@@ -35,6 +35,7 @@ from workbench.data.batching import Indices, MicroBatch, encoder_inputs
 from workbench.engine import Fit, Supervision
 from workbench.errors import BackboneError
 from workbench.freezing import freezer as freezing
+from workbench.runs import run_directory
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -163,7 +164,7 @@ def test_a_real_encoder_learns_to_classify(weights: str, tmp_path: Path, request
     freezer = freezing.attach(backbone.model, config, seed=0)
     model: Any = freezer.model
     assert model.config.id2label == {0: "card_arrival", 1: "exchange_rate", 2: "lost_card"}
-    run = runs.start(tmp_path / "run", config, resume=False)
+    run = run_directory.start(tmp_path / "run", config, resume=False)
     request.addfinalizer(run.close)
     fit = Fit(
         model,

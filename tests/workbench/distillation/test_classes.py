@@ -15,7 +15,7 @@ from scipy import special
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.conftest import MINILM, save_tiny
-from workbench import backbones, classifier, files, runs
+from workbench import backbones, classifier
 from workbench.config import RunConfig, distill_config
 from workbench.data import classes as rows_of
 from workbench.data.classes import Labelled
@@ -26,6 +26,7 @@ from workbench.distillation.classes import Said
 from workbench.errors import ConfigError, DataError, Stopped
 from workbench.evaluation import predicting, targets
 from workbench.recipes import classify, crossval, crossval_verbs, distill_classes
+from workbench.runs import files, run_directory
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -118,7 +119,7 @@ def train(home: Path, sections: Callable[..., dict[str, Any]]) -> Train:
 
     def run(name: str, recipe: str = "classify", **changed: Any) -> Path:
         config = RunConfig.model_validate({"recipe": recipe, **sections(**changed)})
-        started = runs.start(home / name, config, resume=False)
+        started = run_directory.start(home / name, config, resume=False)
         (classify if recipe == "classify" else crossval).main(config, started, Quiet())
         started.close()
         return started.path
@@ -134,7 +135,7 @@ def distil(home: Path, sections: Callable[..., dict[str, Any]]) -> Train:
         config = asked_config(sections(**changed), teacher, **dict(distill))
         base = distill_config.student_config(config, home / name)
         source = sources.find(config.distill.teacher, config.model)
-        started = runs.start(home / name, config, resume=resume)
+        started = run_directory.start(home / name, config, resume=resume)
         try:
             distill_classes.main(config, base, source, started, Quiet(stop=stop))
         finally:
@@ -161,7 +162,7 @@ def ask(tmp_path: Path, sections: Callable[..., dict[str, Any]]) -> Callable[...
         data = rows_of.load(base, tokenizer)
         source = sources.find(config.distill.teacher, config.model)
         extra = distill_classes.prepare(config, base, source, data, tokenizer)
-        run = runs.start(tmp_path / "run", config, resume=(tmp_path / "run").exists())
+        run = run_directory.start(tmp_path / "run", config, resume=(tmp_path / "run").exists())
         try:
             return classes.said(config, source, data, extra, run, Quiet()), data
         finally:
@@ -190,7 +191,7 @@ def losses(run: Path) -> list[float]:
 
 def own_outputs(run: Path, rows: str) -> Floats:
     """What the model of a run says of the rows of its own splits."""
-    config = runs.shipped_config(run)
+    config = run_directory.shipped_config(run)
     model = classifier.load(run, config)
     found: Labelled = getattr(rows_of.load(config, model.tokenizer), rows)
     return predicting.outputs(model.model, model.outputs, found)
@@ -272,14 +273,14 @@ def test_out_of_fold_rows_are_said_by_those_who_did_not_see_them(ask: Any, folds
     for rows, outputs_NC in ((data.train, said.train_NC), (data.held_out, said.held_out_NC)):
         wanted = means.loc[[record.fields[0] for record in rows.records]].to_numpy()
         np.testing.assert_allclose(special.softmax(outputs_NC, axis=1), wanted, atol=1e-9)
-    shown = crossval_verbs.predict(folds, str(home / "test.jsonl"), runs.shipped_config(folds))
+    shown = crossval_verbs.predict(folds, str(home / "test.jsonl"), run_directory.shipped_config(folds))
     whole = shown[[f"p_{name}" for name in NAMES]].to_numpy()
     np.testing.assert_allclose(special.softmax(said.test_NC, axis=1), whole, atol=1e-6)
 
 
 def test_without_out_of_fold_the_whole_ensemble_speaks(ask: Any, folds: Path, home: Path) -> None:
     said, data = ask(folds)
-    shown = crossval_verbs.predict(folds, str(home / "train.jsonl"), runs.shipped_config(folds))
+    shown = crossval_verbs.predict(folds, str(home / "train.jsonl"), run_directory.shipped_config(folds))
     wanted = shown.set_index("text").loc[[record.fields[0] for record in data.train.records]]
     found = special.softmax(said.train_NC, axis=1)
     np.testing.assert_allclose(found, wanted[[f"p_{name}" for name in NAMES]].to_numpy(), atol=1e-6)

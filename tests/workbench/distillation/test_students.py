@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 import workbench
 from tests.conftest import MINILM, T5_SIZES, save_tiny, tiny
-from workbench import backbones, classifier, runs, shipped
+from workbench import backbones, classifier, shipped
 from workbench.adapters import Prompt, anatomy
 from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.distill_config import TeacherConfig
@@ -26,6 +26,7 @@ from workbench.config.tasks import Task
 from workbench.distillation import sources, students
 from workbench.distillation.sources import Source
 from workbench.errors import ConfigError
+from workbench.runs import run_directory
 from workbench.starter import FOLDER
 
 # Stock PEFT uses what transformers calls deprecated.
@@ -314,7 +315,7 @@ def test_a_student_of_the_teachers_weights_is_the_teacher(trained: Path, stored:
     config = _config("teacher", teacher=str(trained))
     source = sources.find(TeacherConfig.model_validate({"id": str(trained), "weights": stored}), config.model)
     student = _stock(_made(tmp_path / "student", config, source), "CausalLM")
-    teacher = shipped.load(trained, runs.shipped_config(trained))
+    teacher = shipped.load(trained, run_directory.shipped_config(trained))
     wanted, found = _outputs(teacher.model), _outputs(student)
     assert float((found - wanted).norm() / wanted.norm()) < 1e-3
     assert student.dtype == torch.float32 and student.config.vocab_size == 514
@@ -375,7 +376,7 @@ def taught(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_a_classifier_starts_with_its_teachers_head(taught: Path, tmp_path: Path) -> None:
     config, source = _config("teacher", of="classify", teacher=str(taught)), _source(taught)
     student = _stock(_made(tmp_path / "student", config, source), "SequenceClassification")
-    teacher = classifier.load(taught, runs.shipped_config(taught))
+    teacher = classifier.load(taught, run_directory.shipped_config(taught))
     wanted, found = _outputs(teacher.model), _outputs(student)
     assert float((found - wanted).norm() / wanted.norm()) < 1e-3
     assert tuple(student.config.id2label.values()) == teacher.labels.names == ("rain", "snow", "sun")

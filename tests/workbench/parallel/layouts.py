@@ -29,9 +29,9 @@ import workbench
 from workbench.data.batching import Indices
 from workbench.engine import Fit
 from workbench.live_bytes import LiveBytes
-from workbench.parallel.ranks import joined
 from workbench.parallel.zero import Zero
 from workbench.planning.ledger import Ledger
+from workbench.runs.ranks import joined
 
 
 def in_two_processes(folder: Path, jobs: Sequence[tuple[str, list[str], str | None]], *words: str) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.parallel.dealing import deal
-from workbench.parallel.ranks import Ranks
+from workbench.runs.ranks import Ranks
 
 
 @given(

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from workbench.report import units
+from workbench.runs import units
 
 
 @pytest.mark.parametrize(

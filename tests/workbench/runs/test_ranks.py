@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workbench.parallel import ranks as module
-from workbench.parallel.ranks import ALONE, Ranks, joined
+from workbench.runs import ranks as module
+from workbench.runs.ranks import ALONE, Ranks, joined
 
 
 def test_without_a_launcher_a_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:

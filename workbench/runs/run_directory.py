@@ -19,12 +19,12 @@ import psutil
 import torch
 import yaml
 
-from workbench import files
 from workbench.config import RunConfig, plugins, sweep_config
 from workbench.errors import ConfigError, ResumeError, WorkbenchError
-from workbench.parallel.ranks import ALONE, Ranks
+from workbench.runs import files
+from workbench.runs.ranks import ALONE, Ranks
+from workbench.runs.timing import Timer
 from workbench.schema import parse, read_yaml
-from workbench.timing import Timer
 
 FREE = ("batch.tokens_per_device", "trackers", "save.keep", "budget.time")
 """What another process may be told otherwise when it goes on with a run, besides section `distributed`."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from workbench.errors import ConfigError
-from workbench.pace import Pace
+from workbench.runs.pace import Pace
 
 SPARE, MOST_SPARE = 0.015, 10.0
 """Share of the limit, and seconds, by which a run aims to end before it."""

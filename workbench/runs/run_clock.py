@@ -13,11 +13,11 @@ from pathlib import Path
 
 import psutil
 
-from workbench import files
 from workbench.config import RunConfig
 from workbench.config.budget_config import BudgetConfig
 from workbench.errors import ConfigError
-from workbench.timing import LEAVING, Pause, Plan, Timer
+from workbench.runs import files
+from workbench.runs.timing import LEAVING, Pause, Plan, Timer
 
 BEAT = 0.5
 """Seconds between two notes of what is spent."""

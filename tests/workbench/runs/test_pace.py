@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from workbench.pace import Pace
+from workbench.runs.pace import Pace
 
 
 def trained(pace: Pace, *, until: float, a_step: Callable[[float], float], now: float = 0.0) -> float:

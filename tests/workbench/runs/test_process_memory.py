@@ -10,8 +10,8 @@ import weakref
 import pytest
 import torch
 
-from workbench import heap
-from workbench.heap import importing
+from workbench.runs import process_memory
+from workbench.runs.process_memory import importing
 
 
 class Cycle:
@@ -68,7 +68,7 @@ def test_freed_memory_is_used_again() -> None:
 
 def test_torchs_compiler_is_not_imported_for_what_nobody_calls() -> None:
     code = (
-        "import sys\nfrom workbench.heap import importing\n"
+        "import sys\nfrom workbench.runs.process_memory import importing\n"
         "with importing():\n    import peft\n"
         "assert 'bitsandbytes' in sys.modules and 'torch._inductor.compile_fx' not in sys.modules"
     )
@@ -80,7 +80,7 @@ def test_what_is_compiled_later_computes_the_same() -> None:
         return 2 * x
 
     for later in (
-        heap._compiled_when_called(twice, backend="eager"),
-        heap._compiled_when_called(backend="eager")(twice),
+        process_memory._compiled_when_called(twice, backend="eager"),
+        process_memory._compiled_when_called(backend="eager")(twice),
     ):
         assert later(torch.tensor(3)) == 6

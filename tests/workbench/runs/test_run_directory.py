@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.workbench.together import section
-from workbench import runs
 from workbench.errors import ResumeError
+from workbench.runs import run_directory
 
 CONFIG = section()
 
 
 def test_a_child_is_a_run_of_its_own(tmp_path: Path) -> None:
-    run = runs.start(tmp_path / "run", CONFIG, resume=False)
+    run = run_directory.start(tmp_path / "run", CONFIG, resume=False)
     one, other = run.child("members/one"), run.child("members/other")
     one.log({"step": 1})
     one.note(status="failed")
@@ -23,16 +23,16 @@ def test_a_child_is_a_run_of_its_own(tmp_path: Path) -> None:
     assert not run.metrics() and not other.metrics() and run.manifest["status"] == "running"
     one.close()  # gives nothing back: the lock is the run's
     with pytest.raises(ResumeError, match="another process works on this run"):
-        runs.start(tmp_path / "run", CONFIG, resume=True)
+        run_directory.start(tmp_path / "run", CONFIG, resume=True)
     run.close()
 
 
 def test_a_child_is_resumed_with_its_run_where_it_was_there(tmp_path: Path) -> None:
-    run = runs.start(tmp_path / "run", CONFIG, resume=False)
+    run = run_directory.start(tmp_path / "run", CONFIG, resume=False)
     run.child("one").note(status="failed", reason="why")
     (run.child("one").checkpoints / ".step-1.7.unfinished").mkdir(parents=True)
     run.close()
-    run = runs.start(tmp_path / "run", CONFIG, resume=True)
+    run = run_directory.start(tmp_path / "run", CONFIG, resume=True)
     assert run.child("one").resumed and run.child("one").manifest == {"status": "failed", "reason": "why"}
     assert not any(run.child("one").checkpoints.iterdir())
     assert not run.child("other").resumed and run.child("other").path.is_dir()
@@ -41,7 +41,7 @@ def test_a_child_is_resumed_with_its_run_where_it_was_there(tmp_path: Path) -> N
 
 def test_a_run_that_starts_anew_forgets_its_children_unless_they_hold_checkpoints(tmp_path: Path) -> None:
     for checkpoint in (None, "step-00000003"):
-        run = runs.start(tmp_path / "run", CONFIG, resume=False)
+        run = run_directory.start(tmp_path / "run", CONFIG, resume=False)
         assert not run.child("one").manifest and not run.child("one").metrics()
         run.child("one").log({"step": 1})
         run.child("one").note(status="failed")
@@ -50,4 +50,4 @@ def test_a_run_that_starts_anew_forgets_its_children_unless_they_hold_checkpoint
         if checkpoint is not None:
             (run.child("one").checkpoints / checkpoint).mkdir(parents=True)
     with pytest.raises(ResumeError, match="already holds a run"):
-        runs.start(tmp_path / "run", CONFIG, resume=False)
+        run_directory.start(tmp_path / "run", CONFIG, resume=False)

@@ -1,0 +1,1 @@
+"""Run directories: files, locks, clocks, the processes that share one."""
