@@ -30,7 +30,7 @@ from workbench.engine import Clock, Fit, Supervision, Watcher
 from workbench.evaluation import predicting, targets
 from workbench.freezing import freezer as freezing
 from workbench.freezing.freezer import Freezer
-from workbench.objectives.criterion import criterion
+from workbench.losses.criterion import criterion
 from workbench.parallel import settings
 from workbench.parallel.fsdp import reading
 from workbench.runs import files, run_clock

@@ -23,7 +23,7 @@ from workbench.distillation.sources import Source
 from workbench.engine import Loss, Supervision, Watcher
 from workbench.errors import ConfigError
 from workbench.evaluation import targets
-from workbench.objectives.criterion import criterion
+from workbench.losses.criterion import criterion
 from workbench.recipes import classify
 from workbench.runs import files
 from workbench.runs.run_directory import Run

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, describing, evaluation, heads, objectives, preflight, report, shipped
+from workbench import backbones, describing, evaluation, heads, losses, preflight, report, shipped
 from workbench.adapters import Full
 from workbench.backbones import Backbone
 from workbench.config import RunConfig, tasks
@@ -247,7 +247,7 @@ def next_token_loss(model: nn.Module, head: Head) -> Callable[[MicroBatch, float
 
     def loss(batch: MicroBatch, scale: float) -> Tensor:
         hidden_ND = head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N]
-        return objectives.next_token(
+        return losses.next_token(
             hidden_ND,
             batch.labels_N,
             head.project,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, from_numpy
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, classifier, describing, evaluation, heads, objectives, preflight, shipped
+from workbench import backbones, classifier, describing, evaluation, heads, losses, preflight, shipped
 from workbench.adapters import anatomy
 from workbench.adapters.bank import Bank
 from workbench.backbones import Backbone
@@ -26,7 +26,7 @@ from workbench.data.tokens import Splits
 from workbench.engine import Watcher
 from workbench.freezing import freezer as freezing
 from workbench.freezing.freezer import Freezer
-from workbench.objectives.criterion import criterion
+from workbench.losses.criterion import criterion
 from workbench.recipes import classify, sft
 from workbench.runs.run_directory import Run
 
@@ -89,7 +89,7 @@ class Text:
         stop = evaluation.stop_tokens(self.tokenizer, self.data.train)
 
         def objective(hidden_ND: Tensor, labels_N: Tensor, scale: float) -> Tensor:
-            return objectives.next_token(
+            return losses.next_token(
                 hidden_ND, labels_N, head.project, vocabulary=head.vocabulary, weights=head.trainable(), scale=scale
             )
 

@@ -22,7 +22,7 @@ from workbench.config.tasks import Task
 from workbench.data.batching import MicroBatch, encoder_inputs
 from workbench.data.labels import Labels
 from workbench.errors import BackboneError, FileError
-from workbench.objectives.criterion import Objective
+from workbench.losses.criterion import Objective
 from workbench.runs import files
 
 

@@ -33,8 +33,8 @@ from workbench.data.labels import Labels
 from workbench.engine import Fit, Supervision, peak_bytes
 from workbench.evaluation import predicting
 from workbench.freezing import freezer as freezing
+from workbench.losses.criterion import Objective, criterion
 from workbench.member import Course
-from workbench.objectives.criterion import Objective, criterion
 from workbench.runs import run_directory
 from workbench.runs.run_directory import Run
 

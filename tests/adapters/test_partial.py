@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from tests.conftest import tiny
-from workbench import adapters, heads, objectives, quantisation, storage
+from workbench import adapters, heads, losses, quantisation, storage
 from workbench.adapters import BitFit, LastLayers, LinearProbe, Method
 from workbench.errors import ConfigError
 
@@ -256,14 +256,14 @@ def test_adapters_live_beside_each_other(tmp_path: Path) -> None:
 
 
 def test_the_chunked_loss_reaches_a_tied_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("workbench.objectives.chunked"), "CHUNK_ELEMENTS", 3 * 64)
+    monkeypatch.setattr(importlib.import_module("workbench.losses.chunked"), "CHUNK_ELEMENTS", 3 * 64)
     base = tiny("Llama", tie_word_embeddings=True).requires_grad_(False)
     embedding = base.get_input_embeddings().weight.clone()
     model = _disturb(_attach(base, LinearProbe()))
     head = heads.find(model, base)
     assert (head.vocabulary, head.width, [tuple(each.shape) for each in head.trainable()]) == (64, 32, [(64, 32)])
     hidden = head.hidden(model, {"input_ids": IDS})[0, :-1]
-    loss = objectives.next_token(hidden, IDS[0, 1:], head.project, vocabulary=64, weights=head.trainable(), scale=1 / 6)
+    loss = losses.next_token(hidden, IDS[0, 1:], head.project, vocabulary=64, weights=head.trainable(), scale=1 / 6)
     found = _gradients(model, loss)
     wanted = _gradients(model, F.cross_entropy(model(input_ids=IDS).logits[0, :-1], IDS[0, 1:]))
     torch.testing.assert_close(found, wanted)

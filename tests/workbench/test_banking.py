@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from tests.conftest import tiny
 from tests.workbench.together import Labelled, Texts, Together, Trained, bert, class_outputs, section
-from workbench import adapters, backbones, heads, objectives, schedules
+from workbench import adapters, backbones, heads, losses, schedules
 from workbench.adapters import bank as banks
 from workbench.banking import Objective, Predict
 from workbench.config import ModelConfig, RunConfig
@@ -38,9 +38,7 @@ def head_outputs(model: PreTrainedModel, member: str, bank: banks.Bank) -> tuple
         head = heads.find(bank.model, model)
 
     def objective(hidden_ND: Tensor, labels_N: Tensor, scale: float) -> Tensor:
-        return objectives.next_token(
-            hidden_ND, labels_N, head.project, vocabulary=head.vocabulary, weights=[], scale=scale
-        )
+        return losses.next_token(hidden_ND, labels_N, head.project, vocabulary=head.vocabulary, weights=[], scale=scale)
 
     return lambda batch: head.hidden(bank.model, batch.inputs).flatten(0, 1)[batch.positions_N], objective
 

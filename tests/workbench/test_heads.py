@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, BertConfig, PreTrainedModel
 
 from tests.conftest import T5_SIZES, tiny
-from workbench import heads, objectives
+from workbench import heads, losses
 from workbench.adapters import Lora, attach
 from workbench.data.batching import Indices, Row, collate, encoder_inputs
 from workbench.errors import BackboneError
@@ -39,9 +39,7 @@ def test_padding_on_the_right_without_a_mask_changes_no_loss(family: PreTrainedM
     masks = [np.arange(len(row)) % 3 != 1 for row in rows]
     batch = collate(list(map(Row, rows, masks)))
     hidden = head.hidden(family, batch.inputs).flatten(0, 1)[batch.positions_N]
-    found = objectives.next_token(
-        hidden, batch.labels_N, head.project, vocabulary=head.vocabulary, weights=[], scale=1.0
-    )
+    found = losses.next_token(hidden, batch.labels_N, head.project, vocabulary=head.vocabulary, weights=[], scale=1.0)
     wanted = torch.zeros(())
     for row, mask in zip(rows, masks, strict=True):
         logits = family(input_ids=torch.from_numpy(row)[None]).logits[0, :-1]
@@ -63,7 +61,7 @@ def test_gradients_of_new_rows_are_those_of_the_whole_model(llama: PreTrainedMod
     head = heads.find(model, llama)
     batch = collate([Row(ids[0].numpy(), np.ones(6, dtype=bool))])
     hidden = head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N]
-    loss = objectives.next_token(
+    loss = losses.next_token(
         hidden, batch.labels_N, head.project, vocabulary=head.vocabulary, weights=head.trainable(), scale=1 / 5
     )
     found = torch.autograd.grad(loss, list(rows.values()))
@@ -110,7 +108,7 @@ def test_loss_and_gradients_of_an_encoder_decoder_are_transformers_own(encoder_d
     head, batch = heads.find(model, encoder_decoder), collate(rows)
     hidden = head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N]
     count = sum(map(len, answered))
-    found = objectives.next_token(
+    found = losses.next_token(
         hidden, batch.labels_N, head.project, vocabulary=head.vocabulary, weights=[], scale=1 / count
     )
     torch.testing.assert_close(found, wanted)

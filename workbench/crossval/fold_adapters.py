@@ -33,8 +33,8 @@ from workbench.errors import TrainingError
 from workbench.evaluation import predicting, targets
 from workbench.freezing import freezer as freezing
 from workbench.freezing.prefix import Kept, reading
+from workbench.losses.criterion import Objective, criterion
 from workbench.member import Course
-from workbench.objectives.criterion import Objective, criterion
 from workbench.parallel import waiting
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.run_directory import Run

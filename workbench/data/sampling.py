@@ -15,7 +15,7 @@ import torch
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices, MicroBatch, Weights
 from workbench.data.classes import Labelled
-from workbench.objectives.classes import class_weights
+from workbench.losses.class_losses import class_weights
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,7 +27,7 @@ from workbench.distillation.shards import Keys, Shard
 from workbench.distillation.signals import Signal, Spoken, Teacher
 from workbench.engine import Watcher
 from workbench.errors import ConfigError, Stopped
-from workbench.objectives.chunked import chunks
+from workbench.losses.chunked import chunks
 from workbench.runs import files
 
 __all__ = ["CachedTeacher", "Identity", "identity", "made_by", "missing", "require_usable", "write"]

@@ -17,7 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from workbench import first_token
 from workbench.adapters import anatomy
 from workbench.errors import ConfigError
-from workbench.objectives.chunked import wide
+from workbench.losses.chunked import wide
 
 _APART = (
     ("q_proj", "k_proj", "v_proj"),  # Llama, OPT, BART and most

@@ -10,15 +10,15 @@ from contextlib import nullcontext
 
 from torch import Tensor, nn
 
-from workbench import objectives
+from workbench import losses
 from workbench.config.distill_config import DistillConfig, at
 from workbench.data.batching import MicroBatch
 from workbench.distillation.matching import Matching
 from workbench.distillation.signals import Signal, Teacher
 from workbench.engine import Loss
 from workbench.heads import Head
-from workbench.objectives.chunked import Criterion
-from workbench.objectives.next_token import cross_entropy
+from workbench.losses.chunked import Criterion
+from workbench.losses.next_token import cross_entropy
 
 ARRAYS, CPU_ARRAYS = 1, 4
 """By these, the numbers of a position count more than in the cross-entropy of its labels alone: chunks are smaller.
@@ -51,7 +51,7 @@ def taught_loss(
             said = teacher.signal(batch, config, temperature=at(config.temperature, progress()))
         with matching.student() if matching else nullcontext():
             hidden_BLD = head.hidden(model, batch.inputs)
-        total = objectives.chunked(
+        total = losses.chunked(
             hidden_BLD.flatten(0, 1)[batch.positions_N],
             [batch.labels_N, *said.tensors],
             mixed(said, at(config.alpha, progress())),

@@ -22,7 +22,7 @@ from workbench.data.batching import MicroBatch
 from workbench.data.mixing import padded_length
 from workbench.distillation.capturing import Catcher, Caught, Layers, Projections, Spot, layers, scores
 from workbench.errors import ConfigError
-from workbench.objectives import features
+from workbench.losses import feature_losses
 
 
 class Matching(nn.Module):
@@ -87,7 +87,7 @@ class _Hidden(nn.Module):
         super().__init__()
         self.student, self.teacher = (student,), (teacher,)
         self.projection = nn.Identity() if widths[0] == widths[1] else nn.Linear(*widths)
-        self._compare = {"hidden_mse": features.hidden_mse, "hidden_cosine": features.hidden_cosine}[what]
+        self._compare = {"hidden_mse": feature_losses.hidden_mse, "hidden_cosine": feature_losses.hidden_cosine}[what]
 
     def forward(self, student: Caught, teacher: Caught, mask_BL: Tensor) -> Tensor:
         hidden_BLD = student[self.student[0]]
@@ -174,7 +174,7 @@ def _pair(term: MatchConfig, student: Layers, teacher: Layers, layers: tuple[int
 def _relation(student: Sequence[Tensor], teacher: Sequence[Tensor], mask_BL: Tensor, *, heads: int) -> Tensor:
     """How alike the queries of a row's tokens are to one another, and their keys, and their values."""
     each = zip(student, teacher, strict=True)
-    return torch.stack([features.relation(*both, mask_BL, heads=heads) for both in each]).sum(0)
+    return torch.stack([feature_losses.relation(*both, mask_BL, heads=heads) for both in each]).sum(0)
 
 
 def _attention(
@@ -184,7 +184,7 @@ def _attention(
     student_BHLL, teacher_BHLL = (scores(found[0], found[1], heads=heads) for found in (student, teacher))
     if causal:
         student_BHLL, teacher_BHLL = student_BHLL.tril(), teacher_BHLL.tril()
-    return features.attention(student_BHLL, teacher_BHLL, mask_BL)
+    return feature_losses.attention(student_BHLL, teacher_BHLL, mask_BL)
 
 
 def _projections(term: MatchConfig, model: Layers, layer: int, where: str) -> Projections:

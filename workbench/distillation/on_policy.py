@@ -25,7 +25,7 @@ from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs, mi
 from workbench.data.tokens import Tokens
 from workbench.errors import ConfigError
 from workbench.evaluation.scores import TOKENS
-from workbench.objectives.next_token import NO_LABEL
+from workbench.losses.next_token import NO_LABEL
 
 
 class Writer(Protocol):

@@ -20,7 +20,7 @@ from torch import Tensor
 from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import Indices
 from workbench.distillation.signals import divergence
-from workbench.objectives.divergences import coarse, log_probs, sampled_forward_kl
+from workbench.losses.divergences import coarse, log_probs, sampled_forward_kl
 
 Packed = Mapping[str, npt.NDArray[Any]]
 """Arrays (N, ...) by name."""

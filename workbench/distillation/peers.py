@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from workbench import banking, objectives
+from workbench import banking, losses
 from workbench.adapters.bank import Bank
 from workbench.adapters.routed import Rows
 from workbench.config import RunConfig
@@ -51,7 +51,7 @@ def mutual_loss(config: DistillConfig, together: Bank, head: Head, progress: Cal
         for number, hidden_nD in enumerate(own):
             others = [each.detach() for other, each in enumerate(own) if other != number]
             said = Spoken(others, [head.project] * len(others), [head.vocabulary] * len(others), config, temperature)
-            total = total + objectives.chunked(
+            total = total + losses.chunked(
                 hidden_nD,
                 [batch.labels_N, *said.tensors],
                 mixed(said, alpha),

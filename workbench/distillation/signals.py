@@ -15,9 +15,9 @@ from torch import Tensor
 
 from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch
-from workbench.objectives import divergences
-from workbench.objectives.chunked import Project
-from workbench.objectives.divergences import Divergence, log_probs
+from workbench.losses import divergences
+from workbench.losses.chunked import Project
+from workbench.losses.divergences import Divergence, log_probs
 
 
 class Signal(Protocol):

@@ -20,9 +20,9 @@ from workbench.data.batching import Examples, Indices
 from workbench.data.classes import Labelled
 from workbench.data.labels import Floats
 from workbench.data.sampling import Redrawn, balanced
-from workbench.objectives.classes import squared_error
-from workbench.objectives.criterion import Objective
-from workbench.objectives.divergences import log_probs, scaled
+from workbench.losses.class_losses import squared_error
+from workbench.losses.criterion import Objective
+from workbench.losses.divergences import log_probs, scaled
 
 
 def soft_criterion(

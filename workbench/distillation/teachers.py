@@ -29,7 +29,7 @@ from workbench.distillation.sources import Source
 from workbench.distillation.stage import SWITCHED, Stage
 from workbench.evaluation.scores import TOKENS
 from workbench.heads import Head
-from workbench.objectives.chunked import chunks
+from workbench.losses.chunked import chunks
 from workbench.runs import files
 
 Speaking = Callable[[], AbstractContextManager[None]]

@@ -20,8 +20,8 @@ from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import Indices, MicroBatch, Row
 from workbench.data.tokens import Tokens
 from workbench.errors import ConfigError
-from workbench.objectives.chunked import Project
-from workbench.objectives.universal import universal
+from workbench.losses.chunked import Project
+from workbench.losses.universal_logit import universal
 
 if TYPE_CHECKING:
     from workbench.distillation.teachers import Voice

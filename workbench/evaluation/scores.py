@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from workbench import objectives
+from workbench import losses
 from workbench.data.batching import Indices, Row, encoder_inputs, micro_batches
 from workbench.data.tokens import Tokens
 from workbench.evaluation import text
@@ -263,5 +263,5 @@ def _token_scores(
         for indices in in_time(micro_batches(everything, tokens.lengths, tokens=batch_tokens), left):
             batch = tokens.batch(indices).to(device)
             hidden = head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N]
-            found = objectives.token_scores(hidden, batch.labels_N, head.project, vocabulary=head.vocabulary)
+            found = losses.token_scores(hidden, batch.labels_N, head.project, vocabulary=head.vocabulary)
             yield *found, len(indices)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.objectives.chunked import wide
+from workbench.losses.chunked import wide
 
 
 class GradientSums:

@@ -12,7 +12,7 @@ import numpy as np
 
 from workbench.data.batching import Indices, global_batch, micro_batches, steps_per_epoch
 from workbench.engine import Fit
-from workbench.objectives.next_token import POSITIONS
+from workbench.losses.next_token import POSITIONS
 from workbench.planning.compiled import Size, new_shares
 from workbench.planning.kernels import Kernel, Kernels
 

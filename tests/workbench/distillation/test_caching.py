@@ -16,7 +16,7 @@ from workbench.distillation import caching
 from workbench.distillation.caching import CachedTeacher, Identity
 from workbench.distillation.signals import Spoken
 from workbench.errors import ConfigError
-from workbench.objectives.divergences import log_probs
+from workbench.losses.divergences import log_probs
 
 DIVERGENCES = ("forward_kl", "reverse_kl", "jsd", "skew_forward_kl", "skew_reverse_kl", "total_variation")
 

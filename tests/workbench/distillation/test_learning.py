@@ -19,7 +19,7 @@ from workbench.distillation.learning import mixed, taught_loss
 from workbench.distillation.signals import Spoken
 from workbench.engine import Loss
 from workbench.live_bytes import LiveBytes
-from workbench.objectives.next_token import NO_LABEL
+from workbench.losses.next_token import NO_LABEL
 from workbench.recipes.sft import next_token_loss
 
 N, D, V, T = 6, 4, 11, 2.0
@@ -69,7 +69,7 @@ def test_a_teacher_on_the_same_backbone_takes_no_more_memory_than_labels_alone(
     assert teacher.shared
     fused.fuse(student.model)
     chunk = student.head.vocabulary * len(batch.labels_N)
-    monkeypatch.setattr(sys.modules["workbench.objectives.chunked"], "CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(sys.modules["workbench.losses.chunked"], "CHUNK_ELEMENTS", chunk)
     monkeypatch.setattr(learning, "CPU_ARRAYS", getattr(learning, factor))
     config = DistillConfig.model_validate({"loss": divergence, "alpha": 0.8})
     alone = _peak(student, next_token_loss(student.model, student.head), batch)

@@ -25,7 +25,7 @@ from workbench.data.tokens import Tokens
 from workbench.distillation import on_policy
 from workbench.distillation.on_policy import OnPolicy, Writer, require_able, require_room, writer
 from workbench.errors import ConfigError
-from workbench.objectives.next_token import NO_LABEL
+from workbench.losses.next_token import NO_LABEL
 
 METHODS: list[Method] = [Lora(rank=4, dropout=0.5), Prompt(virtual_tokens=3), DeepPrompt(virtual_tokens=3)]
 PROMPTS = [np.asarray(ids) for ids in ([1, 403, 407, 261], [1, 268, 388, 342, 432, 398, 299, 280], [1, 410])]

@@ -14,7 +14,7 @@ from torch import Tensor
 from workbench.config.distill_config import DistillConfig
 from workbench.distillation import packing
 from workbench.distillation.packing import Drawn, Likeliest
-from workbench.objectives.divergences import forward_kl, log_probs
+from workbench.losses.divergences import forward_kl, log_probs
 
 VOCABULARIES = (300, 65_536, 65_537, 70_000, 262_144)
 

@@ -18,7 +18,7 @@ from workbench.data.fields import Written
 from workbench.data.records import Record
 from workbench.data.rows import Row
 from workbench.distillation.soft_labels import examples, soft_criterion, taught
-from workbench.objectives.criterion import Objective, criterion
+from workbench.losses.criterion import Objective, criterion
 
 B, C, SCALE = 6, 3, 1 / 6
 CHANCE = torch.Generator().manual_seed(0)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workbench.objectives import chunked
-from workbench.objectives.divergences import forward_kl, log_probs
+from workbench.losses import chunked
+from workbench.losses.divergences import forward_kl, log_probs
 
 N, D, V = 10, 8, 13
 
@@ -25,7 +25,7 @@ def _criterion(logits_nV: Tensor, teacher_nV: Tensor, weights_n: Tensor) -> Tens
 def test_value_and_gradients_equal_the_whole(
     monkeypatch: pytest.MonkeyPatch, rows: int, head_trains: bool, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(sys.modules["workbench.objectives.chunked"], "CHUNK_ELEMENTS", V * rows)
+    monkeypatch.setattr(sys.modules["workbench.losses.chunked"], "CHUNK_ELEMENTS", V * rows)
     torch.manual_seed(0)
     head = nn.Linear(D, V, dtype=dtype).requires_grad_(head_trains)
     hidden = torch.randn(N, D, dtype=dtype, requires_grad=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from workbench.config.classes_config import ClassesConfig
-from workbench.objectives.criterion import criterion
+from workbench.losses.criterion import criterion
 
 torch.manual_seed(0)
 LOGITS = torch.randn(6, 3)

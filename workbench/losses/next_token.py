@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.objectives.chunked import Project, chunked, chunks, wide
+from workbench.losses.chunked import Project, chunked, chunks, wide
 
 NO_LABEL = -100
 """In the place of a token: nothing is to be predicted there."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.objectives.chunked import wide
+from workbench.losses.chunked import wide
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
 """Student's and teacher's log-probabilities (N, E) of the same events to a scalar, summed over the positions."""

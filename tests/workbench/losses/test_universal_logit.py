@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workbench.objectives.universal import universal
+from workbench.losses.universal_logit import universal
 
 T = 1.7
 

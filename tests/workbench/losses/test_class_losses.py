@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from workbench.objectives import classes
+from workbench.losses import class_losses
 
 torch.manual_seed(0)
 LOGITS = torch.randn(6, 4, dtype=torch.float64).float()
@@ -22,12 +22,12 @@ ONES = torch.ones(6)
 
 def test_cross_entropy_is_torchs_with_weights_and_smoothing() -> None:
     wanted = F.cross_entropy(LOGITS, LABELS, reduction="sum")
-    torch.testing.assert_close(classes.cross_entropy(LOGITS, HARD, ONES), wanted)
+    torch.testing.assert_close(class_losses.cross_entropy(LOGITS, HARD, ONES), wanted)
     weight_C = torch.tensor([1.0, 2.0, 0.5, 3.0])
     wanted = F.cross_entropy(LOGITS, LABELS, weight=weight_C, reduction="sum")
-    torch.testing.assert_close(classes.cross_entropy(LOGITS, HARD, weight_C[LABELS]), wanted)
+    torch.testing.assert_close(class_losses.cross_entropy(LOGITS, HARD, weight_C[LABELS]), wanted)
     wanted = F.cross_entropy(LOGITS, LABELS, label_smoothing=0.1, reduction="sum")
-    torch.testing.assert_close(classes.cross_entropy(LOGITS, classes.smooth(HARD, 0.1), ONES), wanted)
+    torch.testing.assert_close(class_losses.cross_entropy(LOGITS, class_losses.smooth(HARD, 0.1), ONES), wanted)
 
 
 @given(st.floats(0.1, 5.0))
@@ -36,7 +36,7 @@ def test_focal_loss_row_by_row(gamma: float) -> None:
     for logits, label in zip(LOGITS.tolist(), LABELS.tolist(), strict=True):
         p = math.exp(logits[label]) / sum(map(math.exp, logits))
         wanted -= (1 - p) ** gamma * math.log(p)
-    assert float(classes.cross_entropy(LOGITS, HARD, ONES, gamma=gamma)) == pytest.approx(wanted, rel=1e-4)
+    assert float(class_losses.cross_entropy(LOGITS, HARD, ONES, gamma=gamma)) == pytest.approx(wanted, rel=1e-4)
 
 
 @given(st.floats(0.1, 5.0))
@@ -44,23 +44,27 @@ def test_two_classes_are_one_question(gamma: float) -> None:
     """Focal loss of two classes with logits (0, z) is the binary one of z."""
     z, yes = LOGITS[:, :1], (LABELS % 2)[:, None].float()
     both = torch.cat((torch.zeros_like(z), z), dim=1)
-    binary = classes.binary_cross_entropy(z, yes, ONES, gamma=gamma)
-    torch.testing.assert_close(binary, classes.cross_entropy(both, torch.cat((1 - yes, yes), 1), ONES, gamma=gamma))
+    binary = class_losses.binary_cross_entropy(z, yes, ONES, gamma=gamma)
+    torch.testing.assert_close(
+        binary, class_losses.cross_entropy(both, torch.cat((1 - yes, yes), 1), ONES, gamma=gamma)
+    )
 
 
 def test_binary_cross_entropy_is_torchs() -> None:
     target = (torch.rand(6, 4) > 0.5).float()
     wanted = F.binary_cross_entropy_with_logits(LOGITS, target, reduction="sum")
-    torch.testing.assert_close(classes.binary_cross_entropy(LOGITS, target, ONES), wanted)
+    torch.testing.assert_close(class_losses.binary_cross_entropy(LOGITS, target, ONES), wanted)
 
 
 def test_squared_error() -> None:
     wanted = sum((a - b) ** 2 for a, b in zip(LOGITS.flatten().tolist(), HARD.flatten().tolist(), strict=True))
-    assert float(classes.squared_error(LOGITS, HARD, ONES)) == pytest.approx(wanted, rel=1e-5)
+    assert float(class_losses.squared_error(LOGITS, HARD, ONES)) == pytest.approx(wanted, rel=1e-5)
 
 
-@pytest.mark.parametrize("loss", [classes.cross_entropy, classes.binary_cross_entropy, classes.squared_error])
-def test_parts_of_a_batch_add_up_and_rows_without_weight_do_not_count(loss: classes.Loss) -> None:
+@pytest.mark.parametrize(
+    "loss", [class_losses.cross_entropy, class_losses.binary_cross_entropy, class_losses.squared_error]
+)
+def test_parts_of_a_batch_add_up_and_rows_without_weight_do_not_count(loss: class_losses.Loss) -> None:
     whole = loss(LOGITS, HARD, ONES)
     torch.testing.assert_close(loss(LOGITS[:2], HARD[:2], ONES[:2]) + loss(LOGITS[2:], HARD[2:], ONES[2:]), whole)
     some = torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0, 0.0])
@@ -74,7 +78,9 @@ def test_logit_adjustment_learns_away_the_prior() -> None:
     optimizer = torch.optim.Adam([logits], lr=0.05)
     for _ in range(500):
         optimizer.zero_grad()
-        classes.cross_entropy(classes.adjusted(logits, prior.log(), 1.0), prior[None], torch.ones(1)).backward()
+        class_losses.cross_entropy(
+            class_losses.adjusted(logits, prior.log(), 1.0), prior[None], torch.ones(1)
+        ).backward()
         optimizer.step()
     found = logits.detach()[0]
     torch.testing.assert_close(found - found.mean(), torch.zeros(3), atol=1e-3, rtol=0)
@@ -83,7 +89,7 @@ def test_logit_adjustment_learns_away_the_prior() -> None:
 @given(st.lists(st.integers(1, 500), min_size=2, max_size=8), st.floats(0.5, 0.9999))
 def test_class_weights_have_mean_one_over_the_rows_and_help_the_rare(counts: list[int], beta: float) -> None:
     for scheme in ("none", "balanced", "effective"):
-        weights = classes.class_weights(torch.tensor(counts), scheme=scheme, beta=beta)
+        weights = class_losses.class_weights(torch.tensor(counts), scheme=scheme, beta=beta)
         mean = (weights * torch.tensor(counts)).sum() / sum(counts)
         assert float(mean) == pytest.approx(1, rel=1e-4)
         order = sorted(range(len(counts)), key=counts.__getitem__)
@@ -94,5 +100,5 @@ def test_effective_numbers_written_again() -> None:
     counts, beta = [10, 100, 1000], 0.99
     raw = [(1 - beta) / (1 - beta**n) for n in counts]
     scale = sum(counts) / sum(w * n for w, n in zip(raw, counts, strict=True))
-    found = classes.class_weights(torch.tensor(counts), scheme="effective", beta=beta)
+    found = class_losses.class_weights(torch.tensor(counts), scheme="effective", beta=beta)
     assert found.tolist() == pytest.approx([w * scale for w in raw], rel=1e-5)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from workbench.objectives import next_token, token_scores
+from workbench.losses import next_token, token_scores
 
 
 @pytest.mark.parametrize("rows_per_chunk", [1, 3, 100])
@@ -17,7 +17,7 @@ def test_loss_and_gradients_equal_the_whole(
 ) -> None:
     import sys
 
-    monkeypatch.setattr(sys.modules["workbench.objectives.chunked"], "CHUNK_ELEMENTS", 13 * rows_per_chunk)
+    monkeypatch.setattr(sys.modules["workbench.losses.chunked"], "CHUNK_ELEMENTS", 13 * rows_per_chunk)
     torch.manual_seed(0)
     head = nn.Linear(8, 13, dtype=torch.float64).requires_grad_(head_trains)
     hidden = torch.randn(10, 8, dtype=torch.float64, requires_grad=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.objectives.divergences import log_probs
+from workbench.losses.divergences import log_probs
 
 
 def universal(student_logits_NV: Tensor, teacher_logits_NW: Tensor, *, temperature: float) -> Tensor:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from workbench.live_bytes import LiveBytes
-from workbench.objectives import divergences
-from workbench.objectives.divergences import coarse, forward_kl, jsd, log_probs, reverse_kl, sampled_forward_kl, scaled
+from workbench.losses import divergences
+from workbench.losses.divergences import coarse, forward_kl, jsd, log_probs, reverse_kl, sampled_forward_kl, scaled
 
 BETA, SKEW, T = 0.3, 0.1, 1.7
 

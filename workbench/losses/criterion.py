@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from workbench.config.classes_config import ClassesConfig
-from workbench.objectives import classes as losses
+from workbench.losses import class_losses as losses
 
 Objective = Callable[[Tensor, Tensor, float], Tensor]
 """Outputs (B, C), weights and targets (B, 1 + C) and a factor to the summed loss times that factor."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workbench.objectives.features import attention, hidden_cosine, hidden_mse, relation
+from workbench.losses.feature_losses import attention, hidden_cosine, hidden_mse, relation
 
 Distance = Callable[[Tensor, Tensor, Tensor], Tensor]
 
