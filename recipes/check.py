@@ -11,10 +11,10 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import backbones, classifier, preflight
 from workbench.config import RunConfig, sweep_config, tasks
-from workbench.data import tokens
 from workbench.data.batching import Row
-from workbench.data.forms import form
-from workbench.data.tokens import Splits
+from workbench.data.text import tokenized
+from workbench.data.text.row_encoder import form
+from workbench.data.text.tokenized import Splits
 from workbench.freezing.layers import stack
 from workbench.limits import total_steps
 from workbench.recipes import classify_verbs, crossval_verbs, distill_verbs, sweep
@@ -77,7 +77,7 @@ def _blocks(found: Found) -> int | None:
 def _text(config: RunConfig) -> Inspection:
     tokenizer = backbones.tokenizer(config.model)
     template = form(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
-    data = tokens.load(config.data, tokenizer, template, seed=config.seed)
+    data = tokenized.load(config.data, tokenizer, template, seed=config.seed)
     targets = preflight.require_runnable(config, data)
     chosen = np.unique(np.linspace(0, len(data.train) - 1, num=min(SHOWN, len(data.train)), dtype=np.int64))
     return Inspection(

@@ -20,12 +20,12 @@ from workbench.adapters import Full
 from workbench.backbones import Backbone
 from workbench.classifier import Classifier
 from workbench.config import RunConfig
-from workbench.data import classes
 from workbench.data.batching import first_rows
-from workbench.data.classes import ClassSplits, Labelled
-from workbench.data.fields import Writer
-from workbench.data.labels import Floats
-from workbench.data.sampling import balanced
+from workbench.data.labelled import labelled_data
+from workbench.data.labelled.class_sampling import balanced
+from workbench.data.labelled.labelled_data import ClassSplits, Labelled
+from workbench.data.labelled.labels import Floats
+from workbench.data.labelled.text_fields import Writer
 from workbench.engine import Clock, Fit, Supervision, Watcher
 from workbench.evaluation import predicting, targets
 from workbench.freezing import freezer as freezing
@@ -113,7 +113,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ClassSplits, li
     """Tokenizer, data and the names of the modules that get an adapter; refuses what would fail or teach nothing."""
     classifier.require_known_form(config)
     tokenizer = backbones.tokenizer(config.model)
-    data = classes.load(config, tokenizer)
+    data = labelled_data.load(config, tokenizer)
     splits = [data.train, data.held_out, *([data.test] if data.test else [])]
     modules = preflight.require_backbone(config, splits, classifier.task(data.labels, seed=config.seed))
     return tokenizer, data, modules

@@ -14,12 +14,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from workbench import classifier
 from workbench.classifier import Classifier
 from workbench.config import RunConfig
-from workbench.data import classes, folded, records
 from workbench.data.batching import MicroBatch
-from workbench.data.classes import ClassSplits, Labelled
-from workbench.data.fields import Writer
-from workbench.data.labels import Floats, Labels
-from workbench.data.sampling import balanced
+from workbench.data.labelled import fold_data, labelled_data, records
+from workbench.data.labelled.class_sampling import balanced
+from workbench.data.labelled.labelled_data import ClassSplits, Labelled
+from workbench.data.labelled.labels import Floats, Labels
+from workbench.data.labelled.text_fields import Writer
 from workbench.evaluation import predicting
 from workbench.limits import total_steps
 from workbench.recipes.classify import predictions, prepare, score
@@ -94,9 +94,9 @@ def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
     model = classifier.load(run, config)
     if config.data.test is not None:
         source = records.read(config.data.test, config.data, config.classes)
-        rows = classes.encode(source, _writer(model, config), model.labels)
+        rows = labelled_data.encode(source, _writer(model, config), model.labels)
     else:
-        rows = classes.load(config, model.tokenizer).held_out
+        rows = labelled_data.load(config, model.tokenizer).held_out
     return score(model, rows)[0]
 
 
@@ -104,7 +104,7 @@ def predict(run: Path, source: str, config: RunConfig) -> pd.DataFrame:
     """What the saved classifier says of every row of a file; labels there are not looked at."""
     rows = records.read(source, config.data, config.classes, labelled=False)
     model = classifier.load(run, config)
-    encoded = classes.encode(rows, _writer(model, config), model.labels)
+    encoded = labelled_data.encode(rows, _writer(model, config), model.labels)
     found = predicting.outputs(model.model, model.outputs, encoded)
     return predictions(config, model, encoded, found, labelled=False)
 
@@ -112,10 +112,10 @@ def predict(run: Path, source: str, config: RunConfig) -> pd.DataFrame:
 def some_outputs(model: Classifier, config: RunConfig, *, rows: int) -> tuple[Labelled, Floats]:
     """Held-out rows, or those of a cross-validation, and what a classifier says of them."""
     if config.recipe == "crossval":
-        data = folded.load(config, model.tokenizer)
+        data = fold_data.load(config, model.tokenizer)
         held_out = data.test or data.rows
     else:
-        held_out = classes.load(config, model.tokenizer).held_out
+        held_out = labelled_data.load(config, model.tokenizer).held_out
     first = held_out.subset(np.arange(min(rows, len(held_out))))
     return first, predicting.outputs(model.model, model.outputs, first)
 

@@ -18,10 +18,11 @@ from workbench.crossval import looking, rounds
 from workbench.crossval.fold_adapters import Classroom, FoldAdapter, fold_adapters, outputs
 from workbench.crossval.rounds import Said
 from workbench.crossval.stages import Belief, Ledger
-from workbench.data import folded, views
-from workbench.data.folded import Folded
-from workbench.data.user_views import user_merge
-from workbench.data.views import View
+from workbench.data.labelled import fold_data
+from workbench.data.labelled.fold_data import Folded
+from workbench.data.views import text_views
+from workbench.data.views.text_views import View
+from workbench.data.views.user_views import user_merge
 from workbench.engine import Watcher, peak_bytes
 from workbench.evaluation import combining, pseudo, targets, tta
 from workbench.evaluation.combining import Combiner, OutOfFold
@@ -71,11 +72,11 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, Folded, list[Vi
     """Tokenizer, data, views and the names of the modules that get an adapter; refuses what would fail or mislead."""
     classifier.require_known_form(config)
     tokenizer = backbones.tokenizer(config.model)
-    data = folded.load(config, tokenizer)
+    data = fold_data.load(config, tokenizer)
     sets = [rows for rows in (data.rows, data.test, data.unlabelled) if rows is not None]
     modules = preflight.require_backbone(config, sets, classifier.task(data.labels, seed=config.seed))
-    seen = views.make(config.tta, config.classes, data.labels, seed=config.seed, example=data.rows.records[0])
-    views.changed(seen, data.rows, tokenizer, config)
+    seen = text_views.make(config.tta, config.classes, data.labels, seed=config.seed, example=data.rows.records[0])
+    text_views.changed(seen, data.rows, tokenizer, config)
     if (merge := user_merge(config.tta)) is not None:
         tta.rehearse(data.labels, 1 + len(seen), merge)
     return tokenizer, data, seen, modules

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from workbench.crossval.rounds import Said
-from workbench.data.classes import Labelled
-from workbench.data.labels import Floats
+from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.labels import Floats
 from workbench.evaluation import gains, predicting, targets
 from workbench.evaluation.combining import Combiner
 from workbench.evaluation.tta import Decision

@@ -10,9 +10,9 @@ import pandas as pd
 from workbench.config import RunConfig
 from workbench.crossval import looking
 from workbench.crossval.fold_adapters import Classroom, fold_adapters
-from workbench.data import classes, records
-from workbench.data.fields import Writer
-from workbench.data.folded import Folded
+from workbench.data.labelled import labelled_data, records
+from workbench.data.labelled.fold_data import Folded
+from workbench.data.labelled.text_fields import Writer
 from workbench.errors import ConfigError
 from workbench.evaluation import predicting, targets
 from workbench.limits import total_steps
@@ -64,7 +64,7 @@ def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
             f"Out-of-fold scores stand in {run}/scores.json."
         )
     room, source = looking.classroom(run, config), records.read(config.data.test, config.data, config.classes)
-    rows = classes.encode(source, _writer(room), room.labels)
+    rows = labelled_data.encode(source, _writer(room), room.labels)
     return targets.value_scores(room.labels, looking.decided(run, room, rows), rows.targets_NC)
 
 
@@ -72,7 +72,7 @@ def predict(run: Path, source: str, config: RunConfig) -> pd.DataFrame:
     """What the ensemble says of every row of a file; labels there are not looked at."""
     room = looking.classroom(run, config)
     read = records.read(source, config.data, config.classes, labelled=False)
-    rows = classes.encode(read, _writer(room), room.labels)
+    rows = labelled_data.encode(read, _writer(room), room.labels)
     written = texts(config, room.tokenizer, rows)
     return predicting.table(room.labels, rows, looking.decided(run, room, rows), texts=written, labelled=False)
 

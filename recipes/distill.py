@@ -14,11 +14,11 @@ from workbench.adapters import Full
 from workbench.backbones import Backbone
 from workbench.config import RunConfig, distill_config, tasks
 from workbench.config.distill_config import STUDENT, TEACHER
-from workbench.data import tokens
 from workbench.data.batching import Examples
-from workbench.data.chat import Template
-from workbench.data.masking import Masking
-from workbench.data.tokens import Splits, Tokens
+from workbench.data.text import tokenized
+from workbench.data.text.chat import Template
+from workbench.data.text.token_masking import Masking
+from workbench.data.text.tokenized import Splits, Tokens
 from workbench.distillation import caching, comparing, on_policy, peers, sources, students, teachers
 from workbench.distillation.caching import CachedTeacher
 from workbench.distillation.learning import taught_loss
@@ -235,4 +235,4 @@ def _universal(
 def _read_by(source: Source, base: RunConfig) -> Tokens:
     """The training rows in the teacher's tokens."""
     own = source.tokenizer()
-    return tokens.read(base.data.train, base.data, own, source.template(base, own), limit=base.data.limit)
+    return tokenized.read(base.data.train, base.data, own, source.template(base, own), limit=base.data.limit)

@@ -14,7 +14,7 @@ from workbench.classifier import Classifier, task
 from workbench.config import RunConfig
 from workbench.config.distill_config import STUDENT
 from workbench.data.batching import MicroBatch
-from workbench.data.classes import ClassSplits, Labelled
+from workbench.data.labelled.labelled_data import ClassSplits, Labelled
 from workbench.distillation import class_teachers, soft_labels, students
 from workbench.distillation import classes as asking
 from workbench.distillation.classes import Said

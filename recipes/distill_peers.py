@@ -8,9 +8,9 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import backbones, describing, evaluation, heads, shipped
 from workbench.config import RunConfig, tasks
-from workbench.data.chat import Template
-from workbench.data.masking import Masking
-from workbench.data.tokens import Splits
+from workbench.data.text.chat import Template
+from workbench.data.text.token_masking import Masking
+from workbench.data.text.tokenized import Splits
 from workbench.distillation.peers import mutual_loss
 from workbench.engine import Clock, Fit, Supervision, Watcher
 from workbench.freezing import freezer as freezing

@@ -11,8 +11,8 @@ from typing import Any
 from workbench import backbones
 from workbench.config import RunConfig, distill_config
 from workbench.config.distill_config import STUDENT
-from workbench.data import tokens
-from workbench.data.forms import form
+from workbench.data.text import tokenized
+from workbench.data.text.row_encoder import form
 from workbench.distillation import students
 from workbench.engine import Watcher
 from workbench.errors import ConfigError
@@ -53,7 +53,7 @@ def cache(config: RunConfig, watcher: Watcher) -> dict[str, Any]:
         students.make(config, source, Path(aside) / STUDENT, weights=False)
         tokenizer = backbones.tokenizer(base.model)
         template = form(base, backbones.hub_config(base.model), tokenizer, template=read_template(base))
-        data = tokens.load(base.data, tokenizer, template, seed=base.seed)
+        data = tokenized.load(base.data, tokenizer, template, seed=base.seed)
         distill.require_teachable(config, base, source, tokenizer, template, data)
         return distill.cache(config, base, source, None, data, tokenizer, watcher).facts
 

@@ -14,7 +14,7 @@ from workbench.adapters import Full
 from workbench.backbones import DTYPES, QUANTISED
 from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.tasks import Task
-from workbench.data import tokens
+from workbench.data.text import tokenized
 from workbench.errors import ConfigError
 from workbench.evaluation.agreement import Agreement, agreement, hidden_states
 from workbench.recipes import classify_verbs
@@ -55,7 +55,7 @@ def merge(run: Path, *, out: Path, weights: str) -> Merged:
     if config.recipe in ("classify", "crossval"):
         return _merge_classifier(run, config, out=out, weights=weights)
     unmerged = shipped.load(run, config)
-    held_out = tokens.load(config.data, unmerged.tokenizer, unmerged.template, seed=config.seed).held_out
+    held_out = tokenized.load(config.data, unmerged.tokenizer, unmerged.template, seed=config.seed).held_out
     wanted = hidden_states(unmerged.model, unmerged.head, held_out, rows=ROWS)
 
     model = _merged(run, config, unmerged.tokenizer, tasks.of(config))

@@ -25,9 +25,9 @@ from workbench.config.distill_config import STUDENT, OnPolicyConfig
 from workbench.config.distributed_config import DistributedConfig
 from workbench.config.tasks import Task
 from workbench.data.batching import Examples, first_rows
-from workbench.data.chat import Template
-from workbench.data.masking import Masking
-from workbench.data.tokens import Splits
+from workbench.data.text.chat import Template
+from workbench.data.text.token_masking import Masking
+from workbench.data.text.tokenized import Splits
 from workbench.engine import Fit
 from workbench.errors import ConfigError
 from workbench.evaluation import predicting, scores

@@ -13,11 +13,11 @@ from transformers import TextStreamer
 
 from workbench import evaluation, shipped
 from workbench.config import RunConfig
-from workbench.data import tokens
 from workbench.data.batching import Indices
-from workbench.data.chat import Template
-from workbench.data.formats import Example
-from workbench.data.prompts import read_prompts
+from workbench.data.text import tokenized
+from workbench.data.text.chat import Template
+from workbench.data.text.formats import Example
+from workbench.data.text.prompts import read_prompts
 from workbench.errors import ConfigError
 from workbench.recipes import classify_verbs, crossval_verbs
 from workbench.recipes.sft import score
@@ -44,9 +44,9 @@ def evaluate(run: Path, overrides: Sequence[str]) -> dict[str, float]:
         return crossval_verbs.evaluate(run, config)
     model = shipped.load(run, config)
     if config.data.test is not None:
-        split = tokens.read(config.data.test, config.data, model.tokenizer, model.template)
+        split = tokenized.read(config.data.test, config.data, model.tokenizer, model.template)
     else:
-        split = tokens.load(config.data, model.tokenizer, model.template, seed=config.seed).held_out
+        split = tokenized.load(config.data, model.tokenizer, model.template, seed=config.seed).held_out
     scores, _ = score(model, split, config)
     return scores
 

@@ -17,12 +17,12 @@ from workbench.adapters import Full
 from workbench.backbones import Backbone
 from workbench.config import RunConfig, tasks
 from workbench.config.tasks import TEXT
-from workbench.data import tokens
 from workbench.data.batching import MicroBatch, first_rows
-from workbench.data.chat import Template
-from workbench.data.forms import form
-from workbench.data.masking import Masking
-from workbench.data.tokens import Splits, Tokens
+from workbench.data.text import tokenized
+from workbench.data.text.chat import Template
+from workbench.data.text.row_encoder import form
+from workbench.data.text.token_masking import Masking
+from workbench.data.text.tokenized import Splits, Tokens
 from workbench.engine import Clock, Fit, Supervision, Watcher
 from workbench.errors import ConfigError
 from workbench.evaluation import Answer, Likelihood
@@ -55,7 +55,7 @@ def prepare(config: RunConfig, run: Run) -> tuple[PreTrainedTokenizerBase, Templ
     """Tokenizer, form of the rows, and data; refuses what would fail or teach nothing."""
     tokenizer = backbones.tokenizer(config.model)
     template = form(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
-    data = tokens.load(config.data, tokenizer, template, seed=config.seed)
+    data = tokenized.load(config.data, tokenizer, template, seed=config.seed)
     preflight.require_runnable(config, data)
     run.note(data={name: split and split.facts() for name, split in data._asdict().items()})
     return tokenizer, template, data

@@ -18,11 +18,11 @@ from workbench.backbones import Backbone
 from workbench.config import RunConfig, tasks
 from workbench.config.sweep_config import Trial
 from workbench.data.batching import Examples, MicroBatch
-from workbench.data.chat import Template
-from workbench.data.classes import ClassSplits
-from workbench.data.masking import Masking
-from workbench.data.sampling import balanced
-from workbench.data.tokens import Splits
+from workbench.data.labelled.class_sampling import balanced
+from workbench.data.labelled.labelled_data import ClassSplits
+from workbench.data.text.chat import Template
+from workbench.data.text.token_masking import Masking
+from workbench.data.text.tokenized import Splits
 from workbench.engine import Watcher
 from workbench.freezing import freezer as freezing
 from workbench.freezing.freezer import Freezer

@@ -18,11 +18,11 @@ from scipy.sparse import csr_array
 from sklearn.feature_extraction.text import CountVectorizer
 
 from workbench.config.folds_config import DuplicatesConfig
-from workbench.data.dealing import assign
-from workbench.data.duplicates import Found, across, find, overlap, report
-from workbench.data.folds import strata_of, ungrouped_leak
+from workbench.data.folds.duplicates import Found, across, find, overlap, report
+from workbench.data.folds.row_split import assign
+from workbench.data.folds.similarity import Ints, components, normalised, shingles
+from workbench.data.folds.stratification import strata_of, ungrouped_leak
 from workbench.data.rows import read_rows
-from workbench.data.similarity import Ints, components, normalised, shingles
 
 LEAST_RECALL = 0.95
 

@@ -20,7 +20,7 @@ from workbench.adapters.bank import Bank
 from workbench.adapters.routed import Rows
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, MicroBatch
-from workbench.data.mixing import Part, join, mixed_batches, padded_length
+from workbench.data.mixed_batches import Part, join, mixed_batches, padded_length
 from workbench.engine import Watcher, measured, out_of_memory, trained
 from workbench.errors import Stopped
 from workbench.freezing.freezer import Freezer

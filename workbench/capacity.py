@@ -13,7 +13,7 @@ import torch
 
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, MicroBatch
-from workbench.data.tokens import cache_folder
+from workbench.data.text.tokenized import cache_folder
 from workbench.errors import ConfigError
 from workbench.runs import files
 

@@ -20,7 +20,7 @@ from workbench.adapters import Full, anatomy
 from workbench.config import RunConfig, tasks
 from workbench.config.tasks import Task
 from workbench.data.batching import MicroBatch, encoder_inputs
-from workbench.data.labels import Labels
+from workbench.data.labelled.labels import Labels
 from workbench.errors import BackboneError, FileError
 from workbench.losses.criterion import Objective
 from workbench.runs import files

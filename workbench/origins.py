@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from workbench import starter
 from workbench.config import ModelConfig
+from workbench.data import starter
 from workbench.errors import BackboneError, WorkbenchError
 
 

@@ -12,9 +12,9 @@ from workbench import adapters, backbones, capacity, optimizers
 from workbench.adapters import Full, anatomy
 from workbench.config import RunConfig, tasks
 from workbench.config.tasks import TEXT, Task
-from workbench.data import checks
 from workbench.data.batching import Examples, Indices
-from workbench.data.tokens import Splits
+from workbench.data.text import text_checks
+from workbench.data.text.tokenized import Splits
 from workbench.errors import ConfigError
 from workbench.freezing.layers import Layers, stack
 
@@ -36,9 +36,9 @@ def require_runnable(config: RunConfig, data: Splits) -> list[str]:
     Raises:
         WorkbenchError: says what to change.
     """
-    checks.require_teaching(data)
+    text_checks.require_teaching(data)
     if tasks.of(config) is TEXT:
-        checks.require_ends(data)
+        text_checks.require_ends(data)
     splits = [data.train, data.held_out, *([data.test] if data.test else [])]
     return require_backbone(config, splits, tasks.of(config))
 

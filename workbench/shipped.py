@@ -13,9 +13,9 @@ from workbench import adapters, backbones, heads
 from workbench.adapters import Full
 from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.tasks import Task
-from workbench.data.chat import Template
-from workbench.data.forms import form
-from workbench.data.masking import Masking
+from workbench.data.text.chat import Template
+from workbench.data.text.row_encoder import form
+from workbench.data.text.token_masking import Masking
 from workbench.errors import ConfigError, FileError
 from workbench.heads import Head
 from workbench.runs import files

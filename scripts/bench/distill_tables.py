@@ -28,7 +28,7 @@ import standing
 import yaml
 from standing import Spread, Wanted
 
-from workbench import starter
+from workbench.data import starter
 from workbench.data.rows import Row, read_rows
 
 LOSSES = ("forward_kl", "reverse_kl", "jsd", "skew_forward_kl", "skew_reverse_kl", "total_variation")

@@ -22,7 +22,7 @@ import pandas as pd
 from safetensors.numpy import load_file
 
 import workbench
-from workbench.data.labels import Labels
+from workbench.data.labelled.labels import Labels
 
 INTENTS, LABELLED = 30, 10
 SETTINGS = (

@@ -26,10 +26,11 @@ from workbench.banking import BankFit
 from workbench.classifier import Classifier
 from workbench.config import RunConfig
 from workbench.config.folds_config import FoldsConfig
-from workbench.data import classes, folds, labels, records
-from workbench.data.classes import Labelled
-from workbench.data.fields import Writer
-from workbench.data.labels import Labels
+from workbench.data.folds import stratification
+from workbench.data.labelled import labelled_data, labels, records
+from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.labels import Labels
+from workbench.data.labelled.text_fields import Writer
 from workbench.engine import Fit, Supervision, peak_bytes
 from workbench.evaluation import predicting
 from workbench.freezing import freezer as freezing
@@ -132,8 +133,10 @@ def _prepare(arguments: argparse.Namespace) -> Job:
     tokenizer = backbones.tokenizer(config.model)
     source = records.read(config.data.train, config.data, config.classes)
     found = labels.learn("one", source.labels, source=source.name)
-    dealt = folds.read([record.row for record in source.records], FoldsConfig(column="fold", k=arguments.folds))
-    rows = classes.encode(source, Writer(tokenizer, config.classes, max_tokens=config.data.max_tokens), found)
+    dealt = stratification.read(
+        [record.row for record in source.records], FoldsConfig(column="fold", k=arguments.folds)
+    )
+    rows = labelled_data.encode(source, Writer(tokenizer, config.classes, max_tokens=config.data.max_tokens), found)
     run, wanted = run_directory.start(arguments.out, config, resume=False), []
     for split in dealt.splits():
         if arguments.arm == "one" and split.fold:

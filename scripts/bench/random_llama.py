@@ -14,7 +14,7 @@ from typing import TypedDict
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from workbench import starter
+from workbench.data import starter
 
 
 class Shape(TypedDict):

@@ -12,8 +12,8 @@ import torch
 from workbench import adapters, backbones, evaluation, shipped
 from workbench.adapters import Full
 from workbench.config import RunConfig
-from workbench.data import tokens
-from workbench.data.chat import Template
+from workbench.data.text import tokenized
+from workbench.data.text.chat import Template
 from workbench.runs import run_directory
 
 SaveRun = Callable[..., Path]
@@ -42,7 +42,7 @@ def save_run(tmp_path: Path, stories: str, questions: Path) -> SaveRun:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
-        data = tokens.load(config.data, tokenizer, template, seed=config.seed)
+        data = tokenized.load(config.data, tokenizer, template, seed=config.seed)
         run.note(data={"train": data.train.facts()})
         shipped.save(model, run.adapter, tokenizer, template, evaluation.stop_tokens(tokenizer, data.train))
         run.close()

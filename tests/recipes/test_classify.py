@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 import workbench
 from tests.conftest import MINILM, save_tiny
 from workbench import classifier, recipes
-from workbench.data import classes
+from workbench.data.labelled import labelled_data
 from workbench.errors import ConfigError, Stopped
 from workbench.evaluation import predicting
 from workbench.recipes import classify
@@ -189,7 +189,7 @@ def test_neither_padding_nor_its_side_changes_a_causal_row(train: Train, stories
     run = train("padding", weather(45), "adapter={method: lora}", f"model.id={stories}", "train.steps=2")
     config = run_directory.read_config(run)
     model = classifier.load(run, config)
-    rows = classes.load(config, model.tokenizer).held_out
+    rows = labelled_data.load(config, model.tokenizer).held_out
     together = predicting.outputs(model.model, model.outputs, rows)
     one_by_one = np.concatenate(
         [predicting.outputs(model.model, model.outputs, rows.subset(np.asarray([n]))) for n in range(len(rows))]

@@ -16,7 +16,7 @@ import pytest
 import workbench
 from tests.conftest import MINILM, save_tiny
 from workbench import classifier
-from workbench.data import folded
+from workbench.data.labelled import fold_data
 from workbench.errors import ConfigError
 from workbench.evaluation import predicting
 from workbench.recipes.check import check
@@ -156,7 +156,7 @@ def test_every_row_is_judged_once_by_adapters_that_did_not_train_on_it(plain: Pa
     member = plain / "members" / "round-0"
     first = classifier.load(member / "repeat-0-fold-1-seed-0", config)
     second = classifier.load(member / "repeat-0-fold-1-seed-1", config)
-    data = folded.load(config, first.tokenizer)
+    data = fold_data.load(config, first.tokenizer)
     validated_N = (table["fold"] == "1").to_numpy()
     assert validated_N.tolist() == (data.folds.fold_RN[0] == 1).tolist()
     rows = data.rows.subset(validated_N)

@@ -16,12 +16,12 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from workbench import shipped
-from workbench.data import tokens
-from workbench.data.tokens import Tokens
+from workbench.data.starter import FOLDER
+from workbench.data.text import tokenized
+from workbench.data.text.tokenized import Tokens
 from workbench.errors import ConfigError
 from workbench.recipes.merge import ROWS, merge
 from workbench.runs import run_directory
-from workbench.starter import FOLDER
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -128,7 +128,7 @@ def test_a_quantised_backbone_is_dequantised_and_the_agreement_is_right(
 
     unmerged = shipped.load(run, run_directory.read_config(run))
     config = run_directory.read_config(run)
-    held_out = tokens.load(config.data, unmerged.tokenizer, unmerged.template, seed=config.seed).held_out
+    held_out = tokenized.load(config.data, unmerged.tokenizer, unmerged.template, seed=config.seed).held_out
     kl, top1, positions = _compared(unmerged.model, _stock(tmp_path / "merged"), held_out)
     assert found.agreement.positions == positions
     # nf4 computes with what it dequantises. LLM.int8 also rounds activations, and that by what else is in the batch.

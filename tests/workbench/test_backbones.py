@@ -15,9 +15,9 @@ from transformers import AutoConfig, PretrainedConfig
 from tests.conftest import T5_SIZES, tiny
 from workbench import backbones
 from workbench.config import ModelConfig
+from workbench.data.starter import FOLDER
 from workbench.errors import BackboneError, ConfigError
 from workbench.schema import parse
-from workbench.starter import FOLDER
 
 CPU = torch.device("cpu")
 STORED = "computed in float32: this device has no bfloat16 units"

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from workbench.data.batching import Indices
-    from workbench.data.classes import ClassSplits, Labelled
-    from workbench.data.folded import Folded
-    from workbench.data.tokens import Tokens
+    from workbench.data.labelled.fold_data import Folded
+    from workbench.data.labelled.labelled_data import ClassSplits, Labelled
+    from workbench.data.text.tokenized import Tokens
     from workbench.planning.plan import Plan
     from workbench.recipes.check import Inspection
     from workbench.recipes.classify_verbs import ClassInspection
@@ -194,7 +194,7 @@ def _labelled(examples: list[tuple[str, str, str]], splits: Mapping[str, Labelle
 
 def _dealt(data: Folded) -> Table:
     """Rows of each fold of the first deal, and of its classes or the mean of its numbers."""
-    from workbench.data.labels import counts
+    from workbench.data.labelled.labels import counts
 
     dealt = [data.rows.subset(data.folds.fold_RN[0] == fold).labels for fold in range(data.folds.k)]
     table = Table("", box=None, title="Folds", title_justify="left")

@@ -24,10 +24,10 @@ from workbench.chorus import Chorus
 from workbench.classifier import Classifier
 from workbench.config import RunConfig
 from workbench.data.batching import first_rows
-from workbench.data.classes import Labelled
-from workbench.data.dealing import Folds, Split
-from workbench.data.labels import Floats, Labels
-from workbench.data.sampling import balanced
+from workbench.data.folds.row_split import Folds, Split
+from workbench.data.labelled.class_sampling import balanced
+from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.labels import Floats, Labels
 from workbench.engine import Fit, Supervision, Watcher
 from workbench.errors import TrainingError
 from workbench.evaluation import predicting, targets

@@ -16,11 +16,11 @@ from workbench.config import RunConfig
 from workbench.crossval import rounds
 from workbench.crossval.fold_adapters import Classroom, FoldAdapter
 from workbench.crossval.rounds import Said
-from workbench.data import views
-from workbench.data.classes import Labelled
-from workbench.data.labels import Floats
-from workbench.data.user_views import user_merge
-from workbench.data.views import View
+from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.labels import Floats
+from workbench.data.views import text_views
+from workbench.data.views.text_views import View
+from workbench.data.views.user_views import user_merge
 from workbench.errors import ConfigError
 from workbench.evaluation import tta
 from workbench.evaluation.combining import Combiner, Fitted, OutOfFold
@@ -48,7 +48,9 @@ def decided(run: Path, room: Classroom, rows: Labelled) -> Floats:
     values_TC = fitted.values(room.labels, outputs_MTC)
     if known["tta"] is None:
         return values_TC
-    seen = views.make(room.config.tta, room.config.classes, room.labels, seed=room.config.seed, example=rows.records[0])
+    seen = text_views.make(
+        room.config.tta, room.config.classes, room.labels, seed=room.config.seed, example=rows.records[0]
+    )
     return merged(room, folders, fitted, Decision.from_facts(known["tta"]), seen, rows, values_TC)
 
 
@@ -65,7 +67,7 @@ def out_of_fold(
     """Values (V, N, C) of the labelled rows in all views, of adapters that did not train on them."""
     path = rounds.folder(said.number) + "/views.safetensors"
     if not run.ranks.agreed((run.home / path).exists()):
-        shown = [views.apply(view, rows, room.tokenizer, room.config) for view in seen]
+        shown = [text_views.apply(view, rows, room.tokenizer, room.config) for view in seen]
         found = [combiner.out_of_fold(known, said.oof_MNC)]
         folders = rounds.adapters(run, said.number, who)
         for view, outputs_MNC in zip(seen, rounds.viewed(room, folders, who, shown), strict=True):
@@ -96,7 +98,7 @@ def merged(
         return plain_TC
     some, values_VTC = rows.subset(needed_T), np.stack([plain_TC] * len(decision.names))
     used = [(place, view) for place, view in enumerate(seen, start=1) if view.name in decision.used]
-    shown = [views.apply(view, some, room.tokenizer, room.config) for _, view in used]
+    shown = [text_views.apply(view, some, room.tokenizer, room.config) for _, view in used]
     for (place, view), outputs_MTC in zip(used, rounds.asked(room, folders, shown), strict=True):
         values_VTC[place, needed_T] = fitted.values(room.labels, _own(view, outputs_MTC))
     return tta.apply(decision, room.labels, values_VTC, user_merge(room.config.tta))

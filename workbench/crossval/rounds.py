@@ -14,9 +14,9 @@ import numpy as np
 from safetensors import numpy as safetensors
 
 from workbench.crossval.fold_adapters import Classroom, FoldAdapter, Lesson, lesson, outputs, train
-from workbench.data.classes import Labelled
-from workbench.data.folded import Folded
-from workbench.data.labels import Floats
+from workbench.data.labelled.fold_data import Folded
+from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.labels import Floats
 from workbench.engine import Watcher
 from workbench.evaluation import pseudo
 from workbench.evaluation.combining import Combiner, OutOfFold

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
-from workbench.data.folded import Folded
-from workbench.data.labels import Floats
+from workbench.data.labelled.fold_data import Folded
+from workbench.data.labelled.labels import Floats
 from workbench.engine import Watcher
 from workbench.evaluation import gains, targets
 from workbench.evaluation.gains import Gain

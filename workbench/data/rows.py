@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workbench.data import hub
+from workbench.data import hub_datasets
 from workbench.data.columnar import rows_of
 from workbench.errors import DataError
 
@@ -39,7 +39,7 @@ def read_rows(source: str) -> Iterator[Row]:
     """
     files = _files(source)
     if files is None:
-        for number, columns in enumerate(hub.read(source), start=1):
+        for number, columns in enumerate(hub_datasets.read(source), start=1):
             yield Row(place(source, number), columns)
         return
     for path in files:
@@ -55,7 +55,7 @@ def fingerprint(source: str) -> str:
     """What `source` holds, in a line: sha256 of a file, sha256 over the sha256 of a folder's files, id@revision."""
     files = _files(source)
     if files is None:
-        return hub.fingerprint(source)
+        return hub_datasets.fingerprint(source)
     digests = [_sha256(path) for path in files]
     if not Path(os.path.expanduser(source)).is_dir():
         return digests[0].hex()
@@ -83,7 +83,7 @@ def _files(source: str) -> list[Path] | None:
             raise DataError(f"{path}: unknown kind of file `{path.suffix}`. Known: {_KNOWN}.")
         return [path]
     parent_is_here = len(path.parts) > 1 and os.path.isdir(path.parent)
-    if hub.is_id(source) and not parent_is_here and path.suffix.lower() not in _READERS:
+    if hub_datasets.is_id(source) and not parent_is_here and path.suffix.lower() not in _READERS:
         return None
     raise _missing(source, path)
 

@@ -19,7 +19,7 @@ import torch
 
 from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import Indices, MicroBatch, micro_batches
-from workbench.data.tokens import Tokens
+from workbench.data.text.tokenized import Tokens
 from workbench.distillation import packing, shards
 from workbench.distillation.identities import Identity, identity
 from workbench.distillation.packing import Packed

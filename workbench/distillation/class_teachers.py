@@ -19,13 +19,13 @@ from workbench.config import RunConfig
 from workbench.config.classes_config import Kind
 from workbench.config.distill_config import BACKBONE
 from workbench.crossval import looking
-from workbench.data import classes, records
-from workbench.data.classes import Labelled
-from workbench.data.fields import Writer
-from workbench.data.formats import renamed
-from workbench.data.labels import Floats, Labels
-from workbench.data.records import Record
+from workbench.data.labelled import labelled_data, records
+from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.labels import Floats, Labels
+from workbench.data.labelled.records import Record
+from workbench.data.labelled.text_fields import Writer
 from workbench.data.rows import shown
+from workbench.data.text.formats import renamed
 from workbench.distillation.sources import Source
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation import predicting, targets
@@ -55,7 +55,7 @@ class Voice:
             Record(record.row, tuple(_text(columns.get(name), record, name) for name in wanted), None)
             for record, columns in zip(found.records, self.require_columns(found, student), strict=True)
         )
-        return classes.encode(records.Source(found.source, found.fingerprint, read), self._writer, self.labels)
+        return labelled_data.encode(records.Source(found.source, found.fingerprint, read), self._writer, self.labels)
 
     def require_columns(self, found: Labelled, student: RunConfig) -> list[Mapping[str, Any]]:
         """The columns of rows by the teacher's names; raises ConfigError where one is nowhere among them."""

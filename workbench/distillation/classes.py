@@ -18,12 +18,12 @@ from safetensors import numpy as safetensors
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
-from workbench.data import classes, records
-from workbench.data.classes import ClassSplits, Labelled
-from workbench.data.fields import Writer
-from workbench.data.labels import Floats, Labels
-from workbench.data.records import Record
-from workbench.data.similarity import normalised
+from workbench.data.folds.similarity import normalised
+from workbench.data.labelled import labelled_data, records
+from workbench.data.labelled.labelled_data import ClassSplits, Labelled
+from workbench.data.labelled.labels import Floats, Labels
+from workbench.data.labelled.records import Record
+from workbench.data.labelled.text_fields import Writer
 from workbench.distillation.class_teachers import Voice, voices
 from workbench.distillation.sources import Source
 from workbench.engine import Watcher
@@ -89,7 +89,7 @@ def unlabelled(config: RunConfig, data: ClassSplits, tokenizer: PreTrainedTokeni
     if not new.all():
         source = source.subset(new, f"{int((~new).sum())} rows that are also held out or tested on")
     writer = Writer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
-    return classes.encode(source, writer, data.labels)
+    return labelled_data.encode(source, writer, data.labels)
 
 
 def _asked(

@@ -8,13 +8,14 @@ from itertools import islice
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, starter
+from workbench import backbones
 from workbench.config import DataConfig, RunConfig
 from workbench.config.distill_config import DistillConfig
-from workbench.data import formats
-from workbench.data.chat import Template
-from workbench.data.masking import Masking
-from workbench.data.tokens import Tokens
+from workbench.data import starter
+from workbench.data.text import formats
+from workbench.data.text.chat import Template
+from workbench.data.text.token_masking import Masking
+from workbench.data.text.tokenized import Tokens
 from workbench.distillation.sources import Source
 from workbench.errors import ConfigError, DataError
 

@@ -11,9 +11,10 @@ from typing import Any, Literal, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, starter
+from workbench import backbones
 from workbench.config import ModelConfig
 from workbench.config.distill_config import DistillConfig
+from workbench.data import starter
 from workbench.distillation.sources import Source
 from workbench.errors import ConfigError
 from workbench.runs import files

@@ -22,7 +22,7 @@ from workbench import evaluation, preflight
 from workbench.config import RunConfig
 from workbench.config.distill_config import OnPolicyConfig
 from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs, micro_batches
-from workbench.data.tokens import Tokens
+from workbench.data.text.tokenized import Tokens
 from workbench.errors import ConfigError
 from workbench.evaluation.scores import TOKENS
 from workbench.losses.next_token import NO_LABEL

@@ -16,7 +16,7 @@ from workbench.adapters.routed import Rows
 from workbench.config import RunConfig
 from workbench.config.distill_config import DistillConfig, at
 from workbench.data.batching import MicroBatch
-from workbench.data.mixing import join, padded_length
+from workbench.data.mixed_batches import join, padded_length
 from workbench.distillation.learning import arrays, mixed
 from workbench.distillation.signals import Spoken
 from workbench.engine import Loss

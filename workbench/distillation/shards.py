@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from workbench.data.batching import Indices
-from workbench.data.tokens import Tokens
+from workbench.data.text.tokenized import Tokens
 from workbench.distillation.identities import Identity, require_same
 from workbench.distillation.packing import Packed
 from workbench.errors import ConfigError, WorkbenchError

@@ -17,9 +17,9 @@ from workbench.config import RunConfig
 from workbench.config.classes_config import Kind
 from workbench.config.distill_config import DistillConfig, at
 from workbench.data.batching import Examples, Indices
-from workbench.data.classes import Labelled
-from workbench.data.labels import Floats
-from workbench.data.sampling import Redrawn, balanced
+from workbench.data.labelled.class_sampling import Redrawn, balanced
+from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.labels import Floats
 from workbench.losses.class_losses import squared_error
 from workbench.losses.criterion import Objective
 from workbench.losses.divergences import log_probs, scaled

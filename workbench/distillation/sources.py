@@ -15,9 +15,9 @@ from workbench.adapters import Full
 from workbench.config import ModelConfig, RunConfig
 from workbench.config.distill_config import BACKBONE, TEACHER, TeacherConfig
 from workbench.crossval import rounds
-from workbench.data.chat import Template
-from workbench.data.forms import form
-from workbench.data.masking import Masking
+from workbench.data.text.chat import Template
+from workbench.data.text.row_encoder import form
+from workbench.data.text.token_masking import Masking
 from workbench.errors import BackboneError, ConfigError
 from workbench.runs import files, run_directory
 

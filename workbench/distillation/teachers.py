@@ -17,13 +17,14 @@ from peft import PeftConfig, PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, heads, starter
+from workbench import adapters, backbones, heads
 from workbench.adapters import Full, several
 from workbench.backbones import Backbone
 from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.distill_config import DistillConfig
+from workbench.data import starter
 from workbench.data.batching import Indices, MicroBatch, micro_batches
-from workbench.data.tokens import Tokens
+from workbench.data.text.tokenized import Tokens
 from workbench.distillation.signals import Spoken
 from workbench.distillation.sources import Source
 from workbench.distillation.stage import SWITCHED, Stage

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.data.batching import micro_batches
-from workbench.data.tokens import Tokens
+from workbench.data.text.tokenized import Tokens
 from workbench.heads import Head
 
 POSITIONS = 256

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from workbench.data.labels import Floats, Labels
+from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation import targets
 from workbench.evaluation.ensembles import Mask
 from workbench.evaluation.targets import Hot

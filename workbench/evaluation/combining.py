@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from workbench.data.dealing import Split
-from workbench.data.labels import Floats, Labels
-from workbench.data.similarity import Ints
+from workbench.data.folds.row_split import Split
+from workbench.data.folds.similarity import Ints
+from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation import calibration, ensembles
 from workbench.evaluation.ensembles import Mask
 from workbench.evaluation.targets import Hot

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from workbench.config.classes_config import Kind
-from workbench.data.labels import Floats, Labels
+from workbench.data.labelled.labels import Floats, Labels
 from workbench.errors import ConfigError
 from workbench.evaluation import gains
 from workbench.evaluation.targets import Hot, logits

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from scipy import optimize
 
-from workbench.data.labels import Floats, Labels
+from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation.targets import Hot
 
 Loss: TypeAlias = Callable[[Floats], tuple[float, Floats]]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from workbench.data.batching import MicroBatch, micro_batches
-from workbench.data.classes import Labelled
-from workbench.data.labels import Floats, Label, Labels
+from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.labels import Floats, Label, Labels
 from workbench.evaluation.timely import Left, in_time
 
 TOKENS = 4096

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.config.pseudo_label_config import PseudoLabelConfig
-from workbench.data.labels import Floats, Labels
+from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation import ensembles
 from workbench.evaluation.targets import Hot
 

@@ -19,7 +19,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from workbench import losses
 from workbench.data.batching import Indices, Row, encoder_inputs, micro_batches
-from workbench.data.tokens import Tokens
+from workbench.data.text.tokenized import Tokens
 from workbench.evaluation import text
 from workbench.evaluation.decoding import generate
 from workbench.evaluation.timely import Left, in_time

@@ -11,7 +11,7 @@ from scipy import special, stats
 from sklearn import metrics
 
 from workbench.config.classes_config import Kind
-from workbench.data.labels import Floats, Labels
+from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation import classes
 
 Hot = NDArray[np.float32]

@@ -16,9 +16,9 @@ from scipy import special
 
 from workbench.config.classes_config import Kind
 from workbench.config.tta_config import TtaConfig
-from workbench.data.labels import Floats, Labels
+from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.rows import shown
-from workbench.data.user_views import UserMerge
+from workbench.data.views.user_views import UserMerge
 from workbench.errors import ConfigError
 from workbench.evaluation import calibration, ensembles, gains, targets
 from workbench.evaluation.ensembles import Mask

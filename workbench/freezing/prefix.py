@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from workbench.adapters import Full
 from workbench.config import RunConfig
 from workbench.data.batching import Examples
-from workbench.data.tokens import cache_folder
+from workbench.data.text.tokenized import cache_folder
 from workbench.freezing import predicting
 from workbench.freezing.batches import Batches
 from workbench.freezing.freezer import Freezer

@@ -12,7 +12,7 @@ from torch import nn
 from workbench.banking import BankFit
 from workbench.config import RunConfig
 from workbench.data.batching import Indices, Weights, global_batch, micro_batches, steps_per_epoch
-from workbench.data.mixing import Part
+from workbench.data.mixed_batches import Part
 from workbench.engine import Fit
 from workbench.freezing.freezer import Freezer
 from workbench.masters import Masters

@@ -12,8 +12,8 @@ from workbench.config import RunConfig
 from workbench.crossval import rounds
 from workbench.crossval.fold_adapters import fold_adapters
 from workbench.crossval.rounds import Said
-from workbench.data.dealing import alone, assign
-from workbench.data.labels import Labels
+from workbench.data.folds.row_split import alone, assign
+from workbench.data.labelled.labels import Labels
 from workbench.evaluation import combining
 from workbench.evaluation.pseudo import Chosen
 

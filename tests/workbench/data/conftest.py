@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from workbench.data.chat import Encoded, Template
-from workbench.starter import FOLDER
+from workbench.data.starter import FOLDER
+from workbench.data.text.chat import Encoded, Template
 
 # DeepSeek's tokens hold a fullwidth bar and a low block.
 DEEPSEEK = [f"<\uff5c{name}\uff5c>" for name in ("User", "Assistant", "end\u2581of\u2581sentence")]

@@ -8,16 +8,16 @@ import pytest
 
 from workbench import backbones
 from workbench.config import DataConfig, ModelConfig
-from workbench.data import tokens
 from workbench.data.batching import first_rows, global_batch
-from workbench.data.chat import Template
-from workbench.data.tokens import Tokens
+from workbench.data.text import tokenized
+from workbench.data.text.chat import Template
+from workbench.data.text.tokenized import Tokens
 
 
 @pytest.fixture
 def train(stories: str, questions: Path) -> Tokens:
     tokenizer = backbones.tokenizer(ModelConfig(id=stories))
-    return tokens.load(DataConfig(train=str(questions)), tokenizer, Template(tokenizer), seed=0).train
+    return tokenized.load(DataConfig(train=str(questions)), tokenizer, Template(tokenizer), seed=0).train
 
 
 def test_a_bounded_number_one_at_a_time_so_that_no_padding_counts_as_data(train: Tokens) -> None:

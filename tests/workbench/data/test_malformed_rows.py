@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.workbench.data.reading import config, write
-from workbench.data.formats import read
+from workbench.data.text.formats import read
 from workbench.errors import DataError
 
 

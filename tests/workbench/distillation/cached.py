@@ -15,10 +15,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from workbench import backbones, heads
 from workbench.config import DataConfig, ModelConfig, RunConfig
 from workbench.config.distill_config import DistillConfig
-from workbench.data import tokens
 from workbench.data.batching import MicroBatch
-from workbench.data.forms import form
-from workbench.data.tokens import Tokens
+from workbench.data.text import tokenized
+from workbench.data.text.row_encoder import form
+from workbench.data.text.tokenized import Tokens
 from workbench.distillation import caching
 from workbench.distillation.caching import CachedTeacher, Identity
 from workbench.distillation.signals import Signal, Spoken, Teacher
@@ -80,7 +80,7 @@ class Desk:
         data = {"train": str(self.questions), **data}
         config = RunConfig.model_validate({"recipe": "sft", "model": {"id": self.backbone}, "data": data})
         written = form(config, backbones.hub_config(config.model), self.live.tokenizer)
-        return tokens.read(str(self.questions), DataConfig.model_validate(data), self.live.tokenizer, written)
+        return tokenized.read(str(self.questions), DataConfig.model_validate(data), self.live.tokenizer, written)
 
     def wanted(self, config: DistillConfig) -> Identity:
         """The cache that `config` asks for."""

@@ -17,10 +17,10 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from tests.conftest import MINILM, save_tiny
 from workbench import backbones, classifier
 from workbench.config import RunConfig, distill_config
-from workbench.data import classes as rows_of
-from workbench.data.classes import Labelled
-from workbench.data.labels import Floats
-from workbench.data.similarity import normalised
+from workbench.data.folds.similarity import normalised
+from workbench.data.labelled import labelled_data as rows_of
+from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.labels import Floats
 from workbench.distillation import classes, sources
 from workbench.distillation.classes import Said
 from workbench.errors import ConfigError, DataError, Stopped

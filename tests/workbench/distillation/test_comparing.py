@@ -15,8 +15,8 @@ from tests.conftest import CHAT_TEMPLATE, MINILM, STORIES, write_questions
 from workbench import backbones
 from workbench.config import ModelConfig, RunConfig
 from workbench.config.distill_config import BACKBONE, DistillConfig, TeacherConfig
-from workbench.data import tokens
-from workbench.data.forms import form
+from workbench.data.text import tokenized
+from workbench.data.text.row_encoder import form
 from workbench.distillation.comparing import require_comparable
 from workbench.distillation.sources import Source, find
 from workbench.errors import ConfigError
@@ -35,7 +35,7 @@ class Student:
     def compare(self, teacher: Source, **distill: Any) -> None:
         config, tokenizer = self.config, backbones.tokenizer(self.config.model)
         template = form(config, backbones.hub_config(config.model), tokenizer, template=self.source)
-        train = tokens.read(config.data.train, config.data, tokenizer, template)
+        train = tokenized.read(config.data.train, config.data, tokenizer, template)
         require_comparable(DistillConfig.model_validate(distill), teacher, config, tokenizer, template, train)
 
 

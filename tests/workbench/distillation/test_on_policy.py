@@ -18,10 +18,10 @@ from workbench import adapters
 from workbench.adapters import DeepPrompt, Lora, Method, Prompt
 from workbench.config import DataConfig, RunConfig
 from workbench.config.distill_config import OnPolicyConfig
-from workbench.data import tokens
 from workbench.data.batching import Indices
-from workbench.data.chat import Template
-from workbench.data.tokens import Tokens
+from workbench.data.text import tokenized
+from workbench.data.text.chat import Template
+from workbench.data.text.tokenized import Tokens
 from workbench.distillation import on_policy
 from workbench.distillation.on_policy import OnPolicy, Writer, require_able, require_room, writer
 from workbench.errors import ConfigError
@@ -52,7 +52,7 @@ def rows(questions: Path, tokenizer: PreTrainedTokenizerBase) -> Tokens:
 
 def _read(path: Path, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> Tokens:
     config = DataConfig.model_validate({"train": str(path), **settings})
-    return tokens.read(str(path), config, tokenizer, Template(tokenizer))
+    return tokenized.read(str(path), config, tokenizer, Template(tokenizer))
 
 
 def _talk(path: Path) -> Path:

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from workbench.config import RunConfig
 from workbench.config.classes_config import ClassesConfig, Kind
 from workbench.config.distill_config import DistillConfig
-from workbench.data.classes import Labelled
-from workbench.data.fields import Written
-from workbench.data.records import Record
+from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.records import Record
+from workbench.data.labelled.text_fields import Written
 from workbench.data.rows import Row
 from workbench.distillation.soft_labels import examples, soft_criterion, taught
 from workbench.losses.criterion import Objective, criterion

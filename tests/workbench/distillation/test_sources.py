@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from tests.conftest import CHAT_TEMPLATE, STORIES
-from workbench import backbones, shipped, starter
+from workbench import backbones, shipped
 from workbench.config import ModelConfig, RunConfig
 from workbench.config.distill_config import BACKBONE, STUDENT, TEACHER, TeacherConfig
-from workbench.data.chat import Template
-from workbench.data.forms import form
+from workbench.data import starter
+from workbench.data.text.chat import Template
+from workbench.data.text.row_encoder import form
 from workbench.distillation.sources import find
 from workbench.errors import ConfigError, FileError
 

@@ -23,11 +23,11 @@ from workbench.adapters import Prompt, anatomy
 from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.distill_config import TeacherConfig
 from workbench.config.tasks import Task
+from workbench.data.starter import FOLDER
 from workbench.distillation import sources, students
 from workbench.distillation.sources import Source
 from workbench.errors import ConfigError
 from workbench.runs import run_directory
-from workbench.starter import FOLDER
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

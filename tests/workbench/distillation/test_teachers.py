@@ -15,13 +15,14 @@ from torch.nn import functional as F
 
 from tests.conftest import STORIES, save_tiny, tiny
 from tests.workbench.distillation.staged import PLAIN, Student, assert_same, log_probs, moved, run, said
-from workbench import adapters, backbones, evaluation, fused, heads, shipped, starter
+from workbench import adapters, backbones, evaluation, fused, heads, shipped
 from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.distill_config import BACKBONE, DistillConfig, TeacherConfig
-from workbench.data import tokens
+from workbench.data import starter
 from workbench.data.batching import MicroBatch, Row, collate
-from workbench.data.forms import form
-from workbench.data.tokens import Tokens
+from workbench.data.text import tokenized
+from workbench.data.text.row_encoder import form
+from workbench.data.text.tokenized import Tokens
 from workbench.distillation import sources, teachers
 from workbench.distillation.learning import taught_loss
 from workbench.distillation.sources import Source
@@ -166,7 +167,7 @@ def test_other_weights_are_another_backbone() -> None:
 
 def _tokens(config: RunConfig, tokenizer: Any, path: Path) -> Tokens:
     template = form(config, backbones.hub_config(config.model), tokenizer)
-    return tokens.read(str(path), config.data, tokenizer, template)
+    return tokenized.read(str(path), config.data, tokenizer, template)
 
 
 def test_a_run_teaches_what_it_ships(tmp_path: Path, questions: Path) -> None:

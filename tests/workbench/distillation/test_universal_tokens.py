@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench import heads, starter
+from workbench import heads
 from workbench.config import DataConfig
 from workbench.config.distill_config import DistillConfig
-from workbench.data import tokens
+from workbench.data import starter
 from workbench.data.batching import Indices
-from workbench.data.chat import Template
-from workbench.data.tokens import Tokens
+from workbench.data.text import tokenized
+from workbench.data.text.chat import Template
+from workbench.data.text.tokenized import Tokens
 from workbench.distillation.teachers import Voice
 from workbench.distillation.universal_tokens import NOWHERE, Alignment, Reader, UniversalTeacher
 from workbench.errors import ConfigError
@@ -66,7 +67,7 @@ def _read(
     source: str, tokenizer: PreTrainedTokenizerBase, template: str | None = None, limit: int | None = None, **data: Any
 ) -> Tokens:
     config = DataConfig.model_validate({"train": source, **data})
-    return tokens.read(source, config, tokenizer, Template(tokenizer, template), limit=limit)
+    return tokenized.read(source, config, tokenizer, Template(tokenizer, template), limit=limit)
 
 
 def _prefixes(rows: Tokens, row: int, tokenizer: PreTrainedTokenizerBase) -> list[str | None]:

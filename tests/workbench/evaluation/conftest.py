@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from workbench.data.tokens import Tokens
+from workbench.data.text.tokenized import Tokens
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from workbench.data.labels import Labels
+from workbench.data.labelled.labels import Labels
 
 ONE = Labels("one", ("a", "b", "c"))
 SEVERAL = Labels("several", ("a", "b", "c"))

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from workbench import heads
-from workbench.data.tokens import Tokens
+from workbench.data.text.tokenized import Tokens
 from workbench.evaluation import agreement as module
 from workbench.evaluation.agreement import agreement, hidden_states
 from workbench.heads import Head

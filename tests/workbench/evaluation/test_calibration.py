@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from workbench.data.labels import Floats, Labels
+from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation import calibration, targets
 
 ONE = Labels("one", ("a", "b", "c"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from workbench.data.labels import Floats, Labels
+from workbench.data.labelled.labels import Floats, Labels
 from workbench.errors import ConfigError
 from workbench.evaluation import ensembles, gains
 from workbench.evaluation.ensembles import How

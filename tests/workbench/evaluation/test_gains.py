@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
-from workbench.data.labels import Floats, Labels
+from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation import calibration, gains, targets
 
 ONE = Labels("one", ("a", "b", "c"))

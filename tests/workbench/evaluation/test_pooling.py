@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.workbench.evaluation.seeing import NUMBER, ONE, SEVERAL, said
-from workbench.data.labels import Labels
+from workbench.data.labelled.labels import Labels
 from workbench.evaluation import gains
 from workbench.evaluation.pooling import learned
 

@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 
 from workbench.config.classes_config import Kind
 from workbench.config.pseudo_label_config import PseudoLabelConfig
-from workbench.data.labels import Floats, Labels
+from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation import calibration, gains, pseudo
 from workbench.evaluation.pseudo import Chosen
 

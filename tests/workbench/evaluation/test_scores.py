@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import evaluation, heads
-from workbench.data.tokens import Tokens
+from workbench.data.text.tokenized import Tokens
 from workbench.evaluation import Answer, Likelihood, scores
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from workbench.data.labels import Labels
+from workbench.data.labelled.labels import Labels
 from workbench.evaluation import targets
 
 CHANCE = np.random.default_rng(0)

@@ -12,8 +12,8 @@ import pytest
 
 from tests.workbench.evaluation.seeing import NUMBER, ONE, ROWS, SEVERAL, said
 from workbench.config.tta_config import TtaConfig
-from workbench.data.labels import Labels
-from workbench.data.user_views import user_merge
+from workbench.data.labelled.labels import Labels
+from workbench.data.views.user_views import user_merge
 from workbench.errors import ConfigError
 from workbench.evaluation import gains, tta
 

@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "recipe": "sft",
         "model": {"id": "starter", "weights": "float32", "compute": "float32"},
         "data": {
-            "train": str(files("workbench.starter") / "fairytaleqa_train.jsonl"),
+            "train": str(files("workbench.data.starter") / "fairytaleqa_train.jsonl"),
             "held_out": 0.1,
             "limit": 60,
             "max_tokens": 128,

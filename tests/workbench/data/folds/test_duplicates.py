@@ -1,0 +1,247 @@
+"""Clusters equal an exhaustive comparison on real sentences, and depend on nothing but the texts."""
+
+from __future__ import annotations
+
+import csv
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from workbench.config.folds_config import DuplicatesConfig
+from workbench.data.folds.duplicates import (
+    Found,
+    across,
+    find,
+    keep_one,
+    overlap,
+    report,
+    treat,
+    weights,
+    without_overlap,
+)
+from workbench.data.folds.similarity import components, normalised, shingles
+from workbench.errors import DataError
+
+Kind = Literal["characters", "words"]
+BANKING = Path(__file__).parents[2] / "files" / "banking77"
+CARD = ["Where is my new card?", "where is my  new card", "Where is my new card now?", "I lost my PIN and need another"]
+TEXTS = st.lists(st.text("ab c.", max_size=8) | st.sampled_from(CARD), max_size=14)
+
+
+@cache
+def banking(split: str) -> tuple[list[str], list[str]]:
+    with (BANKING / f"{split}.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [row["text"] for row in rows], [row["category"] for row in rows]
+
+
+@cache
+def sets(kind: Kind, size: int) -> list[frozenset[str]]:
+    """Of every different text of the training slice, in the order that `find` numbers them."""
+    distinct = sorted({normalised(text) for text in banking("train")[0]})
+    return [shingles(text, shingle=kind, size=size) for text in distinct]
+
+
+@cache
+def exhaustive(kind: Kind, size: int) -> NDArray[np.float64]:
+    """Similarity of every text to every other."""
+    every = sets(kind, size)
+    column = {shingle: number for number, shingle in enumerate(sorted(frozenset.union(*every)))}
+    holds = np.zeros((len(every), len(column)), dtype=np.float32)
+    for row, each in enumerate(every):
+        holds[row, [column[shingle] for shingle in each]] = 1
+    common = (holds @ holds.T).astype(np.float64)
+    return common / (holds.sum(1)[:, None] + holds.sum(1) - common)
+
+
+def jaccard(one: frozenset[str], other: frozenset[str]) -> float:
+    return len(one & other) / len(one | other)
+
+
+CASES: list[tuple[float, Kind, int]] = [
+    (0.5, "characters", 4),
+    (0.7, "characters", 4),
+    (0.9, "characters", 4),
+    (0.8, "words", 1),
+]
+
+
+@pytest.mark.parametrize(("threshold", "kind", "size"), CASES)
+def test_pairs_and_clusters_equal_an_exhaustive_comparison(threshold: float, kind: Kind, size: int) -> None:
+    expected = set(map(tuple, np.argwhere(np.triu(exhaustive(kind, size) >= threshold, 1)).tolist()))
+    found = find(banking("train")[0], threshold=threshold, shingle=kind, size=size)
+    pairs = set(map(tuple, found.pairs_P2.tolist()))
+    assert len(expected) > 10
+    assert pairs <= expected
+    assert len(pairs) >= 0.95 * len(expected)
+    true_U = components(len(sets(kind, size)), sorted(expected))
+    together, kept = (each[:, None] == each[None, :] for each in (true_U, found.cluster_U))
+    others = ~np.eye(len(true_U), dtype=bool)
+    assert not (kept & ~together).any()
+    assert (kept & others).sum() >= 0.95 * (together & others).sum()
+
+
+def test_every_seed_finds_the_same_pairs_but_for_a_few() -> None:
+    texts = banking("train")[0]
+    pairs = [set(map(tuple, find(texts, seed=seed).pairs_P2.tolist())) for seed in range(3)]
+    union, shared = set.union(*pairs), set.intersection(*pairs)
+    assert len(shared) >= 0.99 * len(union)
+    assert set(map(tuple, find(texts, seed=1).pairs_P2.tolist())) == pairs[1]
+
+
+def test_the_report_equals_counts_made_by_hand() -> None:
+    texts, labels = banking("train")
+    found = find(texts)
+    result = report(found, labels)
+    rows = found.cluster_N.tolist()
+    size = {cluster: rows.count(cluster) for cluster in set(rows)}
+    same = found.cluster_U[:, None] == found.cluster_U
+    assert result.rows == len(texts) == 1488
+    assert result.exact == len(texts) - len({normalised(text) for text in texts}) > 0
+    assert result.clusters == sum(count > 1 for count in size.values())
+    assert result.clustered == sum(count for count in size.values() if count > 1)
+    assert result.largest == max(size.values())
+    assert result.least_similar == pytest.approx(exhaustive("characters", 4)[same].min())
+    assert result.least_similar < 0.7
+    expected = {tuple(r for r in range(len(rows)) if rows[r] == c) for c in size if size[c] > 1}
+    assert set(result.conflicts) == {each for each in expected if len({labels[row] for row in each}) > 1}
+    assert len(result.conflicts) > 0
+    assert report(found).conflicts == ()
+
+
+@given(texts=TEXTS, data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_the_order_of_rows_only_permutes_the_clusters(texts: list[str], data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(len(texts))))
+    groups = find(texts).groups
+    assert find([texts[row] for row in order]).groups == [groups[row] for row in order]
+
+
+@given(texts=TEXTS)
+@settings(max_examples=60, deadline=None)
+def test_clusters_partition_the_rows_and_hold_all_exact_duplicates(texts: list[str]) -> None:
+    found = find(texts)
+    names: dict[str, str] = {}
+    for text, group in zip(texts, found.groups, strict=True):
+        assert names.setdefault(normalised(text), group) == group
+    for one, other in found.pairs_P2:
+        assert found.cluster_U[one] == found.cluster_U[other]
+    # Each row weighs 1 / size: every cluster weighs 1, and one row of it is kept.
+    clusters = len(set(found.groups))
+    assert weights(found).sum() == pytest.approx(clusters)
+    kept = keep_one(found, [0] * len(texts))
+    assert sorted(np.array(found.groups, dtype=object)[kept]) == sorted(set(found.groups))
+
+
+@given(st.text())
+def test_normalising_leaves_single_spaces_and_never_empties_a_text(text: str) -> None:
+    once = normalised(text)
+    assert bool(once) == bool(text.split())
+    assert once == " ".join(once.split())
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("How do I TOP-UP?", "how do i top up", True),
+        ("I haven\u2019t got it...", "I haven't got it", True),
+        ("\uff21\uff22\uff23", "abc", True),
+        ("It costs 1.5", "It costs 15", False),
+        ("5 - 3", "5 + 3", False),
+        ("?!", "...", False),
+        ("\U0001f600", "\U0001f621", False),
+    ],
+)
+def test_what_normalising_keeps_apart(one: str, other: str, same: bool) -> None:
+    assert (normalised(one) == normalised(other)) == same
+
+
+def test_a_chain_joins_texts_that_are_not_alike() -> None:
+    chain = ["abcdefghijkl", "cdefghijklmn", "efghijklmnop", "ghijklmnopqr"]
+    found = find(chain, threshold=0.5)
+    result = report(found)
+    assert (result.clusters, result.largest) == (1, 4)
+    assert result.least_similar == jaccard(
+        shingles(chain[0], shingle="characters", size=4), shingles(chain[3], shingle="characters", size=4)
+    )
+    assert result.least_similar < 0.5
+
+
+def test_the_row_that_is_kept_carries_the_majority_label() -> None:
+    found = find([CARD[0], CARD[1], CARD[0], CARD[3]])
+    assert keep_one(found, ["pin", "card", "card", "pin"]).tolist() == [False, True, False, True]
+    kept_N, weight_N = treat(found, ["pin", "card", "card", "pin"], "weight")
+    assert kept_N.all()
+    assert weight_N.tolist() == [1 / 3, 1 / 3, 1 / 3, 1]
+    assert treat(found, ["pin"] * 4, "together")[1].tolist() == [1] * 4
+    assert treat(found, ["pin"] * 4, "keep_one")[0].tolist() == [True, False, False, True]
+
+
+def _across_by_hand(texts: list[str], sides: list[int], threshold: float) -> list[bool]:
+    every = [shingles(normalised(text), shingle="characters", size=4) for text in texts]
+    return [
+        any(sides[a] != sides[b] and jaccard(one, other) >= threshold for b, other in enumerate(every))
+        for a, one in enumerate(every)
+    ]
+
+
+@given(
+    rows=st.lists(st.tuples(st.sampled_from([*CARD, "abcdef", "abcdefg", "bcdefgh"]), st.integers(0, 3)), max_size=12)
+)
+@settings(max_examples=60, deadline=None)
+def test_leaks_equal_a_search_by_hand(rows: list[tuple[str, int]]) -> None:
+    texts, sides = [text for text, _ in rows], [side for _, side in rows]
+    leaks = across(find(texts, threshold=0.6), np.array(sides, dtype=np.int64))
+    assert leaks.tolist() == _across_by_hand(texts, sides, 0.6)
+
+
+def _both() -> tuple[Found, NDArray[np.bool_]]:
+    train, test = banking("train")[0], banking("test")[0]
+    return find(train + test), np.arange(len(train) + len(test)) >= len(train)
+
+
+def test_dropping_leaves_no_cluster_on_both_sides_and_every_test_row() -> None:
+    found, test_N = _both()
+    result = without_overlap(found, test_N, action="drop")
+    near = [b for b in np.flatnonzero(test_N) if across(found, test_N.astype(np.int64))[b]]
+    assert result.test_rows == len(near) > 30
+    assert result.train_rows == (~result.kept_N).sum() > 30
+    assert result.kept_N[test_N].all()
+    left, left_N = found.subset(result.kept_N), test_N[result.kept_N]
+    assert not set(np.array(left.groups)[left_N]) & set(np.array(left.groups)[~left_N])
+    assert overlap(left, left_N)[:2] == (0, 0)
+
+
+def test_an_overlap_is_refused_with_its_cure() -> None:
+    found, test_N = _both()
+    with pytest.raises(DataError, match=r"train\.csv: \d+ rows share a cluster") as caught:
+        without_overlap(found, test_N, action="refuse", train="train.csv", test="test.csv")
+    assert "duplicates.overlap=drop" in str(caught.value)
+    with pytest.raises(DataError, match=r"every row has a near-duplicate in data\.test"):
+        without_overlap(find(CARD[:3]), np.array([False, False, True]), action="drop")
+    clean = without_overlap(find(CARD[2:]), np.array([False, True]), action="refuse")
+    assert clean.kept_N.all()
+
+
+def test_shingles_have_the_length_that_suits_their_kind() -> None:
+    assert (DuplicatesConfig().length, DuplicatesConfig(shingle="words").length, DuplicatesConfig(size=7).length) == (
+        4,
+        3,
+        7,
+    )
+    assert shingles("a b c d", shingle="words", size=3) == {"a b c", "b c d"}
+    assert shingles("abcde", shingle="characters", size=4) == {"abcd", "bcde"}
+    assert shingles("ab", shingle="characters", size=4) == {"ab"}
+
+
+def test_texts_from_one_template_are_refused_before_memory_is_gone() -> None:
+    body = " ".join(str(n) for n in range(60))
+    with pytest.raises(DataError, match=r"1700 different texts hold over 1000000 pairs.*share a template") as caught:
+        find([f"{body} {n}" for n in range(1700)], shingle="words")
+    assert "duplicates.on_duplicate=ignore" in str(caught.value)

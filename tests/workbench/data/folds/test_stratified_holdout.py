@@ -1,0 +1,53 @@
+"""A held-out share shows every class, tears no group apart, and does not depend on the order of rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workbench.data.folds.stratified_holdout import hold_out
+
+
+@settings(deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), min_size=2, max_size=80),
+    share=st.sampled_from([0.05, 0.2, 0.5]),
+    seed=st.integers(0, 3),
+    shuffle=st.randoms(use_true_random=False),
+)
+def test_every_class_stands_on_both_sides(
+    rows: list[tuple[int, int]], share: float, seed: int, shuffle: object
+) -> None:
+    """Groups of one class each: the class is part of the group's name."""
+    strata, groups = [(each,) for each, _ in rows], [f"{each} {group}" for each, group in rows]
+    held = hold_out(strata, groups=groups, share=share, seed=seed)
+    sides = {group: {bool(held[n]) for n, own in enumerate(groups) if own == group} for group in groups}
+    assert all(len(side) == 1 for side in sides.values())
+    for each in {each for each, _ in rows}:
+        own = [n for n, (name, _) in enumerate(rows) if name == each]
+        sizes = Counter(groups[n] for n in own)
+        count = int(held[own].sum())
+        assert (count >= 1) == (len(sizes) >= 2)
+        assert count < len(own)
+        assert count <= max(round(share * len(own)), max(sizes.values()))
+    order = list(range(len(rows)))
+    shuffle.shuffle(order)  # type: ignore[attr-defined]
+    again = hold_out([strata[n] for n in order], groups=[groups[n] for n in order], share=share, seed=seed)
+    assert np.array_equal(again, held[order])
+
+
+def test_shares_are_met_where_rows_stand_alone() -> None:
+    strata = [("a",)] * 100 + [("b",)] * 30 + [("c",)] * 3
+    held = hold_out(strata, groups=[str(n) for n in range(133)], share=0.1, seed=0)
+    assert Counter(strata[n][0] for n in np.flatnonzero(held)) == {"a": 10, "b": 3, "c": 1}
+    assert not np.array_equal(held, hold_out(strata, groups=[str(n) for n in range(133)], share=0.1, seed=1))
+
+
+def test_rows_with_several_classes_or_none() -> None:
+    strata: list[tuple[str, ...]] = [("a", "b"), ("a",), ("b",), (), ()] * 12
+    held = hold_out(strata, groups=[str(n) for n in range(60)], share=0.25, seed=0)
+    classes = Counter(each for n in np.flatnonzero(held) for each in strata[n] or ("none",))
+    assert 5 <= classes["a"] <= 7 and 5 <= classes["b"] <= 7 and classes["none"] == 6

@@ -1,0 +1,98 @@
+"""Rows, folds, test and unlabelled rows of a cross-validation: nothing known stands on two sides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from workbench import backbones
+from workbench.config import ModelConfig, RunConfig
+from workbench.data.labelled import fold_data
+from workbench.data.labelled.fold_data import Folded
+from workbench.errors import DataError
+
+Rows = Sequence[dict[str, Any]]
+Load = Callable[..., Folded]
+ANIMALS = ("cat", "dog")
+NOUNS = ("garden", "river", "window", "castle", "market", "bottle", "candle", "forest", "ladder", "pocket")
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    """Sentences that are not alike."""
+    chance = np.random.default_rng(0)
+    return [
+        {"text": f"{' '.join(chance.permutation(NOUNS)[:6])} {number * 7919}", "label": ANIMALS[number % 2]}
+        for number in range(count)
+    ]
+
+
+@pytest.fixture
+def load(tmp_path: Path, stories: str) -> Load:
+    tokenizer = backbones.tokenizer(ModelConfig(id=stories))
+
+    def loaded(train: Rows, *, test: Rows = (), more: Rows = (), **sections: Any) -> Folded:
+        data: dict[str, Any] = {"train": str(tmp_path / "train.jsonl")}
+        for name, content in (("train", train), ("test", test), ("more", more)):
+            (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+        if test:
+            data["test"] = str(tmp_path / "test.jsonl")
+        if more:
+            sections["pseudo_label"] = {"unlabelled": str(tmp_path / "more.jsonl")}
+        config = {"recipe": "crossval", "model": {"id": stories}, "data": data, "folds": {"k": 2}, **sections}
+        return fold_data.load(RunConfig.model_validate(config), tokenizer)
+
+    return loaded
+
+
+def copy(row: dict[str, Any], **other: Any) -> dict[str, Any]:
+    """A near-duplicate."""
+    return {**row, "text": row["text"].upper() + "!", **other}
+
+
+def test_duplicates_share_a_fold_and_their_contradictions_are_named(load: Load) -> None:
+    own = rows(20)
+    found = load([*own, copy(own[3]), copy(own[4], label="dog")])
+    fold_N = found.folds.fold_RN[0]
+    assert len(found.rows) == 22 and fold_N[20] == fold_N[3] and fold_N[21] == fold_N[4]
+    assert found.cluster_N[20] == found.cluster_N[3] != found.cluster_N[4]
+    assert (
+        found.duplicates is not None and found.duplicates.clusters == 2 and found.rows.supervised.tolist() == [1] * 22
+    )
+    assert [len(places) for places in found.conflicts] == [2] and "row 5" in found.conflicts[0][0]
+
+
+def test_all_but_one_of_a_cluster_are_left_out_or_all_weigh_less(load: Load) -> None:
+    own = rows(20)
+    one = load([*own, copy(own[3])], duplicates={"on_duplicate": "keep_one"})
+    assert len(one.rows) == len(one.cluster_N) == one.folds.fold_RN.shape[1] == 20 and len(one.rows.skipped) == 1
+    less = load([*own, copy(own[3])], duplicates={"on_duplicate": "weight"})
+    assert less.rows.supervised[[3, 20]].tolist() == [0.5, 0.5] and less.rows.supervised.sum() == 20
+    ignored = load([*own, copy(own[3])], duplicates={"on_duplicate": "ignore"})
+    assert ignored.duplicates is None and ignored.leak == 0 and len(ignored.rows) == 21
+
+
+def test_no_cluster_stands_in_train_and_test(load: Load) -> None:
+    own = rows(20)
+    test = [copy(own[3]), {"text": "another thing altogether 12", "label": "cat"}]
+    with pytest.raises(DataError, match=r"1 rows share a cluster .*\n.*duplicates\.overlap=drop"):
+        load(own, test=test)
+    found = load(own, test=test, duplicates={"overlap": "drop"})
+    assert len(found.rows) == 19 and found.test is not None and len(found.test) == 2
+    assert found.cluster_T is not None and not set(found.cluster_T.tolist()) & set(found.cluster_N.tolist())
+    assert "1 rows in a cluster of near-duplicates with rows of" in found.rows.skipped[0]
+
+
+def test_unlabelled_rows_are_new(load: Load) -> None:
+    own = rows(20)
+    new = {"text": "something that nobody has asked before"}
+    more = [{"text": copy(own[3])["text"]}, new, copy(new), {"text": "quite another question, number 9"}]
+    found = load(own, more=more)
+    assert found.unlabelled is not None and len(found.unlabelled) == 2 and not found.unlabelled.targets_NC.any()
+    assert [record.fields[0] for record in found.unlabelled.records] == [new["text"], more[3]["text"]]
+    with pytest.raises(DataError, match="every row is a near-duplicate"):
+        load(own, more=more[:1])

@@ -1,0 +1,70 @@
+"""Cells to labels, labels to targets, and outputs back to labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from workbench.config.classes_config import ClassesConfig
+from workbench.data.labelled import labels
+from workbench.data.labelled.labels import Label
+
+KINDS = {kind: ClassesConfig.model_validate({"kind": kind}) for kind in ("one", "several", "number", "pair")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "cell", "wanted"),
+    [
+        ("one", " cat ", "cat"),
+        ("one", 3, "3"),
+        ("one", 3.0, "3"),
+        ("one", False, "false"),
+        ("one", " ", None),
+        ("one", float("nan"), None),
+        ("several", ["cat", 3, "cat"], ("cat", "3")),
+        ("several", [], ()),
+        ("several", None, None),
+        ("number", "2.5", 2.5),
+        ("number", 0, 0.0),
+        ("number", "", None),
+        ("pair", "model_b", "b"),
+        ("pair", "tie (bothbad)", "tie"),
+    ],
+)
+def test_cells(kind: str, cell: Any, wanted: Label | None) -> None:
+    assert labels.read(cell, KINDS[kind]) == wanted
+
+
+def test_separated_classes() -> None:
+    config = ClassesConfig.model_validate({"kind": "several", "separator": ";"})
+    assert labels.read("a; b;;a", config) == ("a", "b") and labels.read("", config) == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "names"),
+    [
+        ("one", ["b", "a", "b"], ("a", "b")),
+        ("one", ["10", "2", "-1"], ("-1", "2", "10")),
+        ("several", [("x", "y"), (), ("z",)], ("x", "y", "z")),
+        ("pair", ["tie", "b", "a"], ("a", "b", "tie")),
+    ],
+)
+def test_targets_are_what_perfect_outputs_are_predicted_as(
+    kind: Any, rows: list[Label], names: tuple[str, ...]
+) -> None:
+    found = labels.learn(kind, rows, source="rows")
+    assert found.names == names
+    targets = found.targets([*rows, None])
+    assert not targets[-1].any() and targets.dtype == np.float32
+    values = found.values(40.0 * targets[:-1].astype(np.float64) - 20)
+    assert found.predicted(values) == rows
+    np.testing.assert_allclose(values, targets[:-1], atol=1e-8)
+
+
+def test_numbers_come_back() -> None:
+    found = labels.learn("number", [1.0, 3.0, 8.0], source="rows")
+    targets = found.targets([1.0, 3.0, 8.0])
+    assert targets.mean() == pytest.approx(0, abs=1e-6) and targets.std() == pytest.approx(1)
+    assert found.predicted(found.values(targets.astype(np.float64))) == pytest.approx([1.0, 3.0, 8.0])

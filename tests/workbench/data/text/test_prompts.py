@@ -1,0 +1,87 @@
+"""Rows to answer are read as training rows are, whether they hold an answer or not, and never show it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.config import DataConfig
+from workbench.data.text.formats import Example
+from workbench.data.text.prompts import read_prompts
+from workbench.errors import DataError
+
+SECRET = "the answer"
+TURNS = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Who?"}]
+SHAREGPT = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": SECRET}]
+
+
+def _prompts(path: Path, *rows: Any, **data: Any) -> list[Example]:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return list(read_prompts(str(path), DataConfig.model_validate({"train": "unused.jsonl", **data})))
+
+
+@pytest.mark.parametrize(
+    ("row", "asked"),
+    [
+        ({"question": "Who?", "answer": SECRET}, ["Who?"]),
+        ({"question": "Who?"}, ["Who?"]),
+        ({"question": "Who?", "answer": ""}, ["Who?"]),
+        ({"question": "Who?", "answer": None}, ["Who?"]),
+        ({"context": "A cat.", "question": "Who?"}, ["A cat.\n\nWho?"]),
+        ({"instruction": "Say", "input": "hi", "output": SECRET}, ["Say\n\nhi"]),
+        ({"instruction": "Say"}, ["Say"]),
+        ({"messages": [*TURNS, {"role": "assistant", "content": SECRET}]}, ["Be kind.", "Who?"]),
+        ({"messages": TURNS}, ["Be kind.", "Who?"]),
+        ({"conversations": SHAREGPT}, ["Who?"]),
+        ({"conversations": SHAREGPT[:1]}, ["Who?"]),
+        ({"conversations": [*SHAREGPT, *SHAREGPT]}, ["Who?", SECRET, "Who?"]),
+        ({"text": "Good!", "label": SECRET}, ["Good!"]),
+        ({"prompt": TURNS, "chosen": [{"role": "assistant", "content": SECRET}], "rejected": []}, ["Be kind.", "Who?"]),
+    ],
+)
+def test_a_conversation_up_to_its_last_answer(tmp_path: Path, row: dict[str, Any], asked: list[str]) -> None:
+    (example,) = _prompts(tmp_path / "rows.jsonl", row)
+    assert [message["content"] for message in example.messages] == asked
+    assert example.messages[-1]["role"] == "user" and not example.text
+    assert example.place == "rows.jsonl, row 1"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{"prompt": "Once", "completion": SECRET}, {"prompt": "Once"}, {"text": "Once"}],
+    ids=lambda row: " ".join(row),
+)
+def test_raw_text_without_its_completion(tmp_path: Path, row: dict[str, Any]) -> None:
+    (example,) = _prompts(tmp_path / "rows.jsonl", row)
+    assert example.text == (("Once", False),) and not example.messages
+
+
+def test_columns_are_renamed_as_in_training(tmp_path: Path) -> None:
+    found = _prompts(tmp_path / "rows.jsonl", {"q": "Who?"}, {"q": "What?", "a": SECRET}, columns={"question": "q"})
+    assert [example.messages[-1]["content"] for example in found] == ["Who?", "What?"]
+    both = _prompts(tmp_path / "rows.jsonl", {"q": "Who?"}, columns={"question": "q", "answer": "a"})
+    assert [example.messages[-1]["content"] for example in both] == ["Who?"]
+
+
+def test_order_is_that_of_the_file(tmp_path: Path) -> None:
+    found = _prompts(tmp_path / "rows.jsonl", *({"question": f"Question {n}?"} for n in range(25)))
+    assert [example.messages[0]["content"] for example in found] == [f"Question {n}?" for n in range(25)]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"messages": [{"role": "assistant", "content": "Hi"}]}, "row 1: the answer comes first"),
+        ({"question": ""}, "row 1: `question` is empty"),
+        ({"question": 7}, "row 1: `question` must be a string"),
+        ({"colour": "red"}, "row 1"),
+        ("just text", "row 1: a row must be an object"),
+    ],
+)
+def test_a_row_with_nothing_to_answer_is_named(tmp_path: Path, row: Any, expected: str) -> None:
+    with pytest.raises(DataError) as caught:
+        _prompts(tmp_path / "rows.jsonl", row)
+    assert "rows.jsonl, " + expected in str(caught.value)

@@ -1,0 +1,88 @@
+"""Which characters of a rendering belong to which message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workbench.data.text.template_segments import Instrumented, Rendering
+
+MESSAGES = [{"role": role, "content": f"{role} {n}"} for n, role in enumerate(["system", "user", "assistant", "user"])]
+
+
+def rendered(source: str) -> Rendering | None:
+    return Instrumented(source).render(MESSAGES, (), prompt=False, special_tokens={"eos_token": "</s>"})
+
+
+def told(source: str) -> list[tuple[int, str]]:
+    found = rendered(source)
+    assert found is not None
+    return [(segment.message, found.text[segment.start : segment.end]) for segment in found.segments]
+
+
+BODY = "[{{ m.content }}]{{ eos_token }}"
+WRITTEN = [(0, "[system 0]</s>"), (1, "[user 1]</s>"), (2, "[assistant 2]</s>"), (3, "[user 3]</s>")]
+
+
+@pytest.mark.parametrize(
+    ("source", "written"),
+    [
+        ("<<{% for m in messages %}" + BODY + "{% endfor %}>>", WRITTEN),
+        ("{% set rest = messages[1:] %}{% for m in rest %}" + BODY + "{% endfor %}", WRITTEN[1:]),
+        ("{% for m in messages[::-1] %}" + BODY + "{% endfor %}", WRITTEN[::-1]),
+        ("{% for m in messages if m.role == 'user' %}" + BODY + "{% endfor %}", [WRITTEN[1], WRITTEN[3]]),
+        ("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}" + BODY + "{% endfor %}", WRITTEN[1:]),
+        ("{% for m in messages %}" + BODY + "{% if loop.index == 2 %}{% break %}{% endif %}{% endfor %}", WRITTEN[:2]),
+        ("{% for m in messages %}{% if m.role == 'x' %}{% elif not loop.first %}{% break %}{% endif %}" + BODY
+         + "{% endfor %}", WRITTEN[:1]),
+        ("{% for m in messages %}{% for p in [m] %}{% set p = 1 %}{% endfor %}" + BODY + "{% endfor %}", WRITTEN),
+        ("{% for m in messages %} {% endfor %}{% for m in messages %}" + BODY + "{% endfor %}", WRITTEN),
+        ("{% for x in [1, 2] %}{{ x }}{% endfor %}", []),
+        ("{% for key, value in messages[0].items() %}{{ value }}{% endfor %}", []),
+    ],
+)  # fmt: skip
+def test_segments(source: str, written: list[tuple[int, str]]) -> None:
+    assert told(source) == written
+
+
+def test_equal_messages_are_told_apart() -> None:
+    same = [{"role": "user", "content": "again"}] * 3
+    found = Instrumented("{% for m in messages %}" + BODY + "{% endfor %}").render(
+        same, (), prompt=False, special_tokens={}
+    )
+    assert found is not None
+    assert [segment.message for segment in found.segments] == [0, 1, 2]
+
+
+def test_generation_blocks_and_the_end_of_the_loop() -> None:
+    found = rendered(
+        "{% for m in messages %}{{ m.role }}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}!"
+    )
+    assert found is not None
+    assert [found.text[start:stop] for start, stop in found.generated] == [m["content"] for m in MESSAGES]
+    assert found.text[found.loop_end :] == "!"
+
+
+def test_a_mark_that_the_template_cuts() -> None:
+    assert rendered("{% set all %}{% for m in messages %}" + BODY + "{% endfor %}{% endset %}{{ all[1:] }}") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "constant"),
+    [
+        ("qwen2_5", True),
+        ("qwen3_5_think", True),
+        ("llama3_1", True),
+        ("gemma3", True),
+        ("phi3", True),
+        ("glm4moe", True),
+        ("deepseekv3", False),  # depends on whether a tool has answered
+        ("gemma4", False),
+        ("gptoss", False),  # uses add_generation_prompt inside the loop
+        ("nemotron_3_nano", False),
+    ],
+)
+def test_where_the_generation_prompt_is_constant(name: str, constant: bool, templates: Path) -> None:
+    source = (templates / f"{name}.jinja").read_text(encoding="utf-8")
+    assert Instrumented(source).constant_header == constant

@@ -1,0 +1,1 @@
+"""Duplicates, similarity and leak-free splits."""

@@ -1,0 +1,1 @@
+"""Labelled rows: classes, numbers, columns, class-balanced draws, folds of them."""

@@ -1,0 +1,104 @@
+"""Classes drawn equally often: a pure function of (seed, epoch), whatever the micro-batches and restarts.
+
+Legend: M draws of an epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Literal
+
+import numpy as np
+import torch
+
+from workbench.config import RunConfig
+from workbench.data.batching import Examples, Indices, MicroBatch, Weights
+from workbench.data.labelled.labelled_data import Labelled
+from workbench.losses.class_losses import class_weights
+
+
+@dataclass(frozen=True, eq=False)
+class Redrawn:
+    """Labelled rows that an epoch draws otherwise than each once; `len` and `drawn` say how."""
+
+    rows: Labelled
+
+    @property
+    def lengths(self) -> Indices:
+        """Tokens of each row."""
+        return self.rows.lengths
+
+    @property
+    def supervised(self) -> Weights:
+        """Weight of each row."""
+        return self.rows.supervised
+
+    def place(self, index: int) -> str:
+        """File and row of row `index`."""
+        return self.rows.place(index)
+
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        """The rows `indices`, padded."""
+        return self.rows.batch(indices, epoch=epoch)
+
+
+@dataclass(frozen=True, eq=False)
+class Sampled(Redrawn):
+    """Labelled rows of which every class is drawn equally often in an epoch.
+
+    The draws of a class are an endless row of shuffled passes over its rows, cut into epochs: a row comes again only
+    when every other row of its class has come as often, across epochs too.
+    """
+
+    sampling: Literal["over", "under"]
+    """As often as the most frequent class, or as the rarest."""
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.members) * self._each
+
+    def drawn(self, draws: Indices, *, epoch: int) -> Indices:
+        """Rows that the draws (of 0 to M - 1) of an epoch take: an equal number of draws for each class, in turn."""
+        taken: Indices = _table(self, epoch)[draws]
+        return taken
+
+    def taken(self, number: int, epoch: int) -> Indices:
+        """The rows of the class `number` that an epoch takes, in order."""
+        members = self.members[number]
+        passes, offset = divmod(epoch * self._each, len(members))
+        needed = -(-(offset + self._each) // len(members))
+        shuffled = [
+            np.random.default_rng([self.seed, 3, number, passes + ahead]).permutation(members)
+            for ahead in range(needed)
+        ]
+        return np.concatenate(shuffled)[offset : offset + self._each]
+
+    @cached_property
+    def members(self) -> list[Indices]:
+        """Rows of each class that has any."""
+        class_N = self.rows.targets_NC.argmax(1)
+        return [np.flatnonzero(class_N == number) for number in np.unique(class_N)]
+
+    @cached_property
+    def _each(self) -> int:
+        """Draws of a class in an epoch."""
+        return (max if self.sampling == "over" else min)(map(len, self.members))
+
+
+def balanced(rows: Labelled, config: RunConfig) -> Examples:
+    """The training rows with the class weights or the sampling that `classes` asks for."""
+    classes = config.classes
+    if classes.sampling != "none":
+        return Sampled(rows, classes.sampling, config.seed)
+    if classes.weights == "none":
+        return rows
+    counts_C = torch.from_numpy(rows.targets_NC.sum(0, dtype=np.float64))
+    weight_C = class_weights(counts_C, scheme=classes.weights, beta=classes.beta).double().numpy()
+    return rows.weighted(rows.targets_NC @ weight_C)
+
+
+@lru_cache(maxsize=2)
+def _table(sampled: Sampled, epoch: int) -> Indices:
+    """The row of each draw (M,)."""
+    return np.concatenate([sampled.taken(number, epoch) for number in range(len(sampled.members))])

@@ -1,0 +1,232 @@
+"""Labelled rows: read, split without leaks, tokenised, and what the engine trains on.
+
+Legend: N rows, B rows of a micro-batch, L padded length, C outputs (classes, or 1 for a number).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from workbench.config import RunConfig
+from workbench.data import dataset_facts
+from workbench.data.batching import Indices, MicroBatch, Weights, encoder_inputs
+from workbench.data.folds import stratification
+from workbench.data.folds.similarity import normalised
+from workbench.data.folds.stratified_holdout import hold_out
+from workbench.data.labelled import labels
+from workbench.data.labelled.labels import Floats, Labels
+from workbench.data.labelled.records import Record, Source, read
+from workbench.data.labelled.text_fields import Writer, Written
+from workbench.errors import DataError
+
+Targets = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Tokenised rows with their targets; a target may be soft, and a row may weigh more or less than others."""
+
+    records: tuple[Record, ...]
+    written: tuple[Written, ...]
+    targets_NC: Targets
+    """Zeros where a row has no label."""
+    supervised: Weights
+    """Weight of each row in the mean loss (N,) float64."""
+    source: str
+    fingerprint: str
+    skipped: tuple[str, ...] = field(default=())
+    """What was left out, and why."""
+    beside_NC: Targets | None = None
+    """Further columns of `labels_N`, such as what a teacher says."""
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def place(self, index: int) -> str:
+        """File and row that row `index` came from."""
+        return self.records[index].place
+
+    def drawn(self, draws: Indices, *, epoch: int) -> Indices:
+        """Each draw takes the row of its number."""
+        return draws
+
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        """The rows `indices`, padded on the right; `labels_N` holds weight, targets and `beside_NC` (B, 1 + C...)."""
+        ids = [self.written[index].input_ids for index in indices]
+        inputs = encoder_inputs(ids)
+        length = inputs["input_ids"].shape[1]
+        last_B = [row * length + len(each) - 1 for row, each in enumerate(ids)]
+        beside = [] if self.beside_NC is None else [self.beside_NC[indices]]
+        weighted = np.concatenate([self.supervised[indices, None], self.targets_NC[indices], *beside], axis=1)
+        return MicroBatch(
+            inputs=inputs,
+            positions_N=torch.tensor(last_B),
+            labels_N=torch.from_numpy(weighted.astype(np.float32)),
+            tokens=sum(map(len, ids)),
+            rows_B=indices,
+        )
+
+    def subset(self, keep: Indices | npt.NDArray[np.bool_], note: str | None = None) -> Labelled:
+        """The rows that `keep` indexes or marks, in its order."""
+        numbers = np.arange(len(self))[keep]
+        return replace(
+            self,
+            records=tuple(self.records[number] for number in numbers),
+            written=tuple(self.written[number] for number in numbers),
+            targets_NC=self.targets_NC[numbers],
+            supervised=self.supervised[numbers],
+            skipped=(*self.skipped, note) if note else self.skipped,
+            beside_NC=None if self.beside_NC is None else self.beside_NC[numbers],
+        )
+
+    def joined(self, other: Labelled) -> Labelled:
+        """These rows, and then those of `other`."""
+        beside = [rows.beside_NC for rows in (self, other) if rows.beside_NC is not None]
+        assert len(beside) in (0, 2), "rows of both kinds would have labels of unequal length"
+        return replace(
+            self,
+            records=(*self.records, *other.records),
+            written=(*self.written, *other.written),
+            targets_NC=np.concatenate([self.targets_NC, other.targets_NC]),
+            supervised=np.concatenate([self.supervised, other.supervised]),
+            beside_NC=np.concatenate(beside) if beside else None,
+        )
+
+    def taught(self, targets_NC: Targets) -> Labelled:
+        """The same rows with other targets, such as a teacher's probabilities."""
+        assert targets_NC.shape == self.targets_NC.shape
+        return replace(self, targets_NC=targets_NC.astype(np.float32))
+
+    def weighted(self, factor_N: Floats) -> Labelled:
+        """The same rows, each weighing `factor` times as much as before."""
+        return replace(self, supervised=self.supervised * factor_N)
+
+    @cached_property
+    def lengths(self) -> Indices:
+        """Tokens of each row."""
+        return np.asarray([len(each.input_ids) for each in self.written], dtype=np.int64)
+
+    @property
+    def longest_read(self) -> Indices:
+        """Tokens of the longest sequence that the model reads, of each row."""
+        return self.lengths
+
+    @property
+    def labels(self) -> list[labels.Label | None]:
+        """The label of each row, as read."""
+        return [record.label for record in self.records]
+
+    @property
+    def truncated(self) -> int:
+        """How many rows were cut to data.max_tokens."""
+        return sum(each.cut for each in self.written)
+
+    def facts(self) -> dict[str, Any]:
+        """What the manifest and the report say about this set."""
+        classes = labels.counts([each for each in self.labels if each is not None])
+        return {**dataset_facts.shared(self, supervised_tokens=len(self)), "classes": dict(sorted(classes.items()))}
+
+
+class ClassSplits(NamedTuple):
+    """What a run trains on, watches and is scored on, and what its labels mean."""
+
+    train: Labelled
+    held_out: Labelled
+    test: Labelled | None
+    labels: Labels
+
+
+def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ClassSplits:
+    """Read, split, and tokenise; refuses data that would teach or measure nothing."""
+    train = read(config.data.train, config.data, config.classes, limit=config.data.limit)
+    if isinstance(config.data.held_out, str):
+        held_out = read(config.data.held_out, config.data, config.classes)
+    else:
+        train, held_out = _split(train, config, share=config.data.held_out)
+    test = read(config.data.test, config.data, config.classes) if config.data.test else None
+    for other in (held_out, test):
+        if other is not None:
+            train = _without_overlap(train, other, drop=config.data.overlap == "drop")
+    found = labels.learn(config.classes.kind, train.labels, source=config.data.train)
+    _require_measured(found, train, held_out, config)
+    writer = Writer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
+    own = np.asarray([record.weight for record in train.records])
+    return ClassSplits(
+        train=encode(train, writer, found).weighted(own),
+        held_out=encode(held_out, writer, found),
+        test=None if test is None else encode(test, writer, found),
+        labels=found,
+    )
+
+
+def encode(source: Source, writer: Writer, found: Labels) -> Labelled:
+    """Rows as tokens and targets, each of weight 1; a class that `found` lacks is refused."""
+    places = [record.place for record in source.records]
+    raw = [record.label for record in source.records]
+    labels.require_known(found, raw, places)
+    return Labelled(
+        records=source.records,
+        written=tuple(writer.write([record.fields for record in source.records], places)),
+        targets_NC=found.targets(raw),
+        supervised=np.ones(len(places)),
+        source=source.name,
+        fingerprint=source.fingerprint,
+        skipped=source.skipped,
+    )
+
+
+def _split(source: Source, config: RunConfig, *, share: float) -> tuple[Source, Source]:
+    """Exact duplicates, but for case and punctuation, stay on one side; classes are as frequent on both."""
+    strata = stratification.strata_of(source.labels, k=max(2, round(1 / share)))
+    held = hold_out(strata, groups=_texts(source), share=share, seed=config.seed)
+    if not held.any():
+        raise DataError(
+            f"{source.name}: {len(source.records)} row(s) are too few to hold out a share of {share}. "
+            "Give more rows, or a file of its own as data.held_out."
+        )
+    return source.subset(~held), source.subset(held)
+
+
+def _without_overlap(train: Source, other: Source, *, drop: bool) -> Source:
+    """`train` without rows whose text also stands in `other`: refused, or dropped where the config says so."""
+    known = {text: record.place for text, record in zip(_texts(other), other.records, strict=True)}
+    texts = _texts(train)
+    shared = np.asarray([text in known for text in texts])
+    if not shared.any():
+        return train
+    if shared.all():
+        raise DataError(f"{train.name}: every row also stands in {other.name}; nothing is left to train on.")
+    if drop:
+        return train.subset(~shared, f"{int(shared.sum())} rows that also stand in {other.name}")
+    first = int(np.flatnonzero(shared)[0])
+    raise DataError(
+        f"{int(shared.sum())} of {len(texts)} training rows also stand in {other.name}, so its scores would flatter: "
+        f"{train.records[first].place} equals {known[texts[first]]} but for case and punctuation.\n"
+        "  Write data.overlap=drop to leave them out of training."
+    )
+
+
+def _require_measured(found: Labels, train: Source, held_out: Source, config: RunConfig) -> None:
+    """Raise DataError where the held-out rows lack a class."""
+    if found.kind == "number" or not config.classes.every_class:
+        return
+    measured, learnt = labels.counts(held_out.labels), labels.counts(train.labels)
+    for name in found.names:
+        if name not in measured:
+            raise DataError(
+                f"{held_out.name}: no held-out row has the class `{name}`, of which {learnt[name]} row(s) train. Give "
+                "it more rows that are no copies, leave it out, or write classes.every_class=false to learn it "
+                "unmeasured."
+            )
+
+
+def _texts(source: Source) -> Sequence[str]:
+    return [normalised("\n".join(record.fields)) for record in source.records]

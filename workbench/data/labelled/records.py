@@ -1,0 +1,169 @@
+"""Labelled rows as they stand in a file: the columns that the model reads, the label, the weight."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.config import DataConfig
+from workbench.config.classes_config import PAIR_FIELDS, ClassesConfig
+from workbench.data import starter
+from workbench.data.labelled import labels
+from workbench.data.labelled.labels import Label
+from workbench.data.rows import Row, fingerprint, read_rows, shown
+from workbench.data.text.formats import renamed
+from workbench.errors import DataError
+from workbench.schema import did_you_mean
+
+_MISTAKES_SHOWN = 5
+
+
+class Record(NamedTuple):
+    """One row."""
+
+    row: Row
+    """As it was read, with columns that nothing here looks at."""
+    fields: tuple[str, ...]
+    """What the model reads, one text for each column of the template."""
+    label: Label | None
+    weight: float = 1.0
+
+    @property
+    def place(self) -> str:
+        """File and row."""
+        return self.row.place
+
+
+@dataclass(frozen=True)
+class Source:
+    """The usable rows of a file."""
+
+    name: str
+    fingerprint: str
+    records: tuple[Record, ...]
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def labels(self) -> list[Any]:
+        """The label of each row."""
+        return [record.label for record in self.records]
+
+    def subset(self, keep: npt.NDArray[np.bool_], note: str | None = None) -> Source:
+        """The rows that `keep` marks."""
+        kept = tuple(itertools.compress(self.records, keep.tolist()))
+        return replace(self, records=kept, skipped=(*self.skipped, note) if note else self.skipped)
+
+
+def read(
+    source: str, config: DataConfig, classes: ClassesConfig, *, limit: int | None = None, labelled: bool = True
+) -> Source:
+    """The rows of a file, a folder or a hub data set.
+
+    Args:
+        limit: Rows to look at; None for all.
+        labelled: Every row must have a label; otherwise labels are not looked at.
+
+    Raises:
+        DataError: A column is missing, or rows are malformed or unlabelled and `on_bad_row` is refuse: the message
+            holds up to five of them.
+    """
+    path = starter.resolve(source)
+    records: list[Record] = []
+    mistakes: list[str] = []
+    seen = 0
+    for row in itertools.islice(read_rows(path), limit):
+        if not seen and not row.mistake:
+            _require_columns(source, row, config, classes, labelled=labelled)
+        seen += 1
+        try:
+            records.append(_record(row, config.columns, classes, labelled=labelled))
+        except DataError as error:
+            mistakes.append(f"{row.place}: {error}")
+            if config.on_bad_row == "refuse" and len(mistakes) == _MISTAKES_SHOWN:
+                break
+    if mistakes and config.on_bad_row == "refuse":
+        raise DataError(_refusal(source, mistakes, seen))
+    if not records:
+        reason = f"none of its {seen} rows can be used. The last one: {mistakes[-1]}" if seen else "holds no rows."
+        raise DataError(f"{source}: {reason} Write it again, or name another one.")
+    return Source(source, fingerprint(path), tuple(records), tuple(mistakes))
+
+
+def _refusal(source: str, mistakes: list[str], seen: int) -> str:
+    count = "1 row" if len(mistakes) == 1 else f"{len(mistakes)} rows"
+    more = ", where reading stopped" if len(mistakes) == _MISTAKES_SHOWN else ""
+    lines = [f"{source}: {count} among the first {seen}{more} cannot be used:", *(f"  {each}" for each in mistakes)]
+    return "\n".join([*lines, "Mend them, or write data.on_bad_row=skip to leave them out and count them."])
+
+
+def _require_columns(source: str, row: Row, config: DataConfig, classes: ClassesConfig, *, labelled: bool) -> None:
+    wanted = (*classes.fields, classes.label)
+    for name, found in config.columns.items():
+        if name not in wanted:
+            raise DataError(
+                f"data.columns: `{name}` is no column that recipe classify reads.{did_you_mean(name, wanted)}"
+            )
+        if found not in row.columns and (labelled or name != classes.label):
+            raise DataError(f"data.columns: {source} has no column `{found}`.{did_you_mean(found, list(row.columns))}")
+    have = renamed(row.columns, config.columns)
+    needed = [*classes.fields, *([classes.label] if labelled else [])]
+    if labelled and classes.row_weight and classes.row_weight not in row.columns:
+        raise DataError(
+            f"classes.row_weight: {source} has no column `{classes.row_weight}`."
+            f"{did_you_mean(classes.row_weight, list(row.columns))}"
+        )
+    for name in needed:
+        if name not in have and (name == classes.label or len(classes.fields) == 1 or classes.kind == "pair"):
+            columns = ", ".join(f"`{each[:60]}`" for each in row.columns) or "none"
+            raise DataError(
+                f"{source}: has no column `{name}` among its columns {columns}. Write data.columns='{{{name}: NAME}}' "
+                "with its name, or classes.text with the columns that the model reads."
+            )
+
+
+def _record(row: Row, renames: Mapping[str, str], classes: ClassesConfig, *, labelled: bool) -> Record:
+    if row.mistake:
+        raise DataError(row.mistake)
+    columns = renamed(row.columns, renames)
+    fields = tuple(_text(columns.get(name), name) for name in classes.fields)
+    needed = PAIR_FIELDS if classes.kind == "pair" else classes.fields if len(fields) == 1 else ()
+    for name, text in zip(classes.fields, fields, strict=True):
+        if name in needed and not text.strip():
+            raise DataError(f"`{name}` is empty.")
+    if not any(text.strip() for text in fields):
+        raise DataError(f"{', '.join(f'`{name}`' for name in classes.fields)} are all empty.")
+    if not labelled:
+        return Record(row, fields, None)
+    label = labels.read(columns.get(classes.label), classes)
+    if label is None:
+        raise DataError(
+            f"`{classes.label}` is empty: the row has no label. Move unlabelled rows to a file of their own."
+        )
+    return Record(row, fields, label, _weight(row.columns, classes.row_weight))
+
+
+def _text(value: Any, name: str) -> str:
+    if value is None or value != value:
+        return ""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise DataError(f"`{name}` must be text, found {shown(value)}.")
+    return value
+
+
+def _weight(columns: Mapping[str, Any], name: str | None) -> float:
+    if name is None:
+        return 1.0
+    try:
+        found = float(columns[name])
+    except (KeyError, TypeError, ValueError):
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise DataError(f"`{name}` must be a number above 0, found {shown(columns.get(name))}.")
+    return found

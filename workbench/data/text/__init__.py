@@ -1,0 +1,1 @@
+"""Rows of text to token ids and loss masks."""

@@ -1,0 +1,342 @@
+"""Which tokens of a rendered conversation are the assistant's to generate."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+from jinja2 import TemplateSyntaxError
+from transformers import PreTrainedTokenizerBase
+
+from workbench.data.text.messages import Message
+from workbench.data.text.template_segments import Instrumented, Rendering, Segment
+from workbench.errors import BackboneError, DataError
+
+
+class Answer(NamedTuple):
+    """Tokens `first` to `last` (exclusive), which carry loss, and the one of them that ends the turn.
+
+    `last` is one more than there are tokens where an eos has to be added.
+    """
+
+    first: int
+    last: int
+    end: int | None
+
+
+class Tokens:
+    """Token ids of a text with the characters that each stands for; a token belongs to where it starts."""
+
+    def __init__(self, text: str, ids: list[int], offsets: Sequence[tuple[int, int]]) -> None:
+        self.text = text
+        self.ids = ids
+        # Tokenizers may trim a leading space off the offsets, which leaves a gap: a token starts where the one before
+        # it ended. The bytes of one character have the same offsets each: there a token starts earlier than that.
+        self.ends = list(accumulate((end for _, end in offsets), max))
+        self.starts = [min(start, end) for (start, _), end in zip(offsets, [0, *self.ends], strict=False)]
+
+    def between(self, start: int, stop: int) -> tuple[int, int]:
+        """First and last (exclusive) token that starts in these characters."""
+        return bisect_left(self.starts, start), bisect_left(self.starts, stop)
+
+    def straddles(self, character: int) -> bool:
+        """Whether a token starts before `character` and reaches beyond it."""
+        number = bisect_left(self.starts, character) - 1
+        return number >= 0 and self.ends[number] > character
+
+    def visible(self, numbers: Iterable[int]) -> int | None:
+        """The first of these tokens that is more than blank text."""
+        return next((n for n in numbers if self.text[self.starts[n] : self.ends[n]].strip()), None)
+
+
+class Writer:
+    """A tokenizer with the chat template in use.
+
+    Attributes:
+        name: What error messages call the template.
+        special: Ids that can end a turn.
+        eos: The id that ends every text; None in vocabularies without one.
+        instrumented: The template, compiled so that it tells its turns.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str) -> None:
+        self.tokenizer = tokenizer
+        self.source = source
+        self.name = f"the chat template of {os.path.basename(tokenizer.name_or_path) or 'the tokenizer'}"
+        self.eos: int | None = tokenizer.eos_token_id
+        special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        special.update(tokenizer.all_special_ids)
+        # A beginning of a sequence ends no turn, except in vocabularies that use one token for both.
+        self.special = (special - {tokenizer.bos_token_id}) | ({self.eos} - {None})
+        try:
+            self.instrumented = Instrumented(source)
+        except TemplateSyntaxError as error:
+            raise BackboneError(
+                f"{self.name}, line {error.lineno}: {error.message}\n"
+                "  Mend it, or give another one with model.chat_template=FILE."
+            ) from None
+
+    def tokenise(self, text: str, answers: Iterable[int] = ()) -> Tokens:
+        """`text` as it stands, without the special tokens that the tokenizer would add.
+
+        Args:
+            text: What is tokenised, as one string wherever that is what generation sees.
+            answers: Characters at which generation takes over. A token that reaches across one is right for neither
+                side: after the prompt's own tokens, generation cannot produce it. There the text is tokenised in two.
+        """
+        tokens = Tokens(text, *self._encode(text))
+        edges = [answer for answer in answers if tokens.straddles(answer)]
+        if not edges:
+            return tokens
+        ids, offsets = self._encode(text[: edges[0]])
+        for start, stop in pairwise([*edges, len(text)]):
+            more_ids, more_offsets = self._encode_continued(text[start:stop])
+            ids += more_ids
+            offsets += [(left + start, right + start) for left, right in more_offsets]
+        return Tokens(text, ids, offsets)
+
+    def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return encoding["input_ids"], encoding["offset_mapping"]
+
+    def _encode_continued(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """`text` as it follows other text: after a line break, because some vocabularies open a text with a space."""
+        breaks = len(self._encode("\n")[0])
+        ids, offsets = self._encode("\n" + text)
+        if offsets[breaks - 1][1] != 1:  # the line break is one token with what follows
+            return self._encode(text)
+        return ids[breaks:], [(left - 1, right - 1) for left, right in offsets[breaks:]]
+
+    def refusal(self, why: str) -> BackboneError:
+        """The error for a template whose answers cannot be told from the rest."""
+        return BackboneError(
+            f"{self.name} {why}, so the answers cannot be told from the rest.\n"
+            "  Give another one with model.chat_template=FILE, such as one that writes what the model generates\n"
+            "  between {% generation %} and {% endgeneration %}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The messages of one example, and the template that writes them."""
+
+    writer: Writer
+    place: str
+    messages: Sequence[Message]
+    tools: Sequence[Message]
+
+    def text(self, *, prompt: bool) -> str:
+        """The conversation as Transformers writes it when it serves; `prompt` asks for the next answer."""
+        try:
+            return str(
+                self.writer.tokenizer.apply_chat_template(
+                    self._bare(None),
+                    tools=list(self.tools) or None,
+                    chat_template=self.writer.source,
+                    add_generation_prompt=prompt,
+                    tokenize=False,
+                )
+            )
+        except Exception as error:  # A template is foreign code.
+            raise self._refused(error) from None
+
+    def whole(self) -> Rendering:
+        """The same with the segments of its messages; its text is checked against `text`."""
+        text = self.text(prompt=False)
+        try:
+            found = self._render(None, prompt=False)
+        except Exception:  # The same template wrote `text`, so it is the marks that it cannot live with.
+            found = None
+        if found is None or found.text != text:
+            raise self.writer.refusal("computes with the text of whole messages")
+        return found
+
+    def part(self, *, stop: int | None = None, prompt: bool = False) -> Rendering:
+        """The first `stop` messages with their segments."""
+        try:
+            found = self._render(stop, prompt=prompt)
+        except Exception as error:
+            raise self._refused(error) from None
+        if found is None:
+            raise self.writer.refusal("computes with the text of whole messages")
+        return found
+
+    def answer(self, number: int) -> str:
+        """What is written for message `number` while it is the last one."""
+        alone = self.part(stop=number + 1)
+        return "".join(alone.text[segment.start : segment.end] for segment in alone.of(number))
+
+    def _render(self, stop: int | None, *, prompt: bool) -> Rendering | None:
+        special_tokens: dict[str, Any] = self.writer.tokenizer.special_tokens_map
+        return self.writer.instrumented.render(
+            self._bare(stop), self.tools, prompt=prompt, special_tokens=special_tokens
+        )
+
+    def _bare(self, stop: int | None) -> list[Message]:
+        """The messages without our own key."""
+        return [{key: value for key, value in each.items() if key != "loss"} for each in self.messages[:stop]]
+
+    def _refused(self, error: Exception) -> DataError:
+        return DataError(
+            f"{self.place}: {self.writer.name} refuses this conversation: {error}\n"
+            "  Change the row, write data.on_bad_row=skip, or give another template with model.chat_template=FILE."
+        )
+
+
+class Finder:
+    """Finds the answers in conversations; remembers what is the same in all conversations of a template."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._header: str | None = None
+        self._header_ids: dict[str, list[int]] = {}
+        self._generated_ends: dict[int, bool] = {}
+
+    def find(self, conversation: Conversation, numbers: Sequence[int]) -> tuple[Tokens, list[Answer]]:
+        """The conversation's tokens, and what the model generates for the assistant's messages `numbers`."""
+        whole = conversation.whole()
+        tokens = self._writer.tokenise(whole.text)
+        spans: list[tuple[int, int, int]] = []
+        for number in numbers:
+            found = list(self._spans(conversation, whole, tokens, number))
+            _check_written(conversation, number, "".join(whole.text[start:stop] for start, stop in found))
+            spans += [(number, start, stop) for start, stop in found]
+        if any(tokens.straddles(start) for _, start, _ in spans):
+            tokens = self._writer.tokenise(whole.text, [start for _, start, _ in spans])
+        answer = self._tagged if self._writer.instrumented.tagged else self._untagged
+        return tokens, [answer(conversation, tokens, *span) for span in spans]
+
+    def _spans(
+        self, conversation: Conversation, whole: Rendering, tokens: Tokens, number: int
+    ) -> Iterable[tuple[int, int]]:
+        """Characters of an answer: from where generation takes over to the end of what belongs to the message."""
+        if self._writer.instrumented.tagged:
+            return _tagged_spans(whole, conversation.messages, number)
+        segment = self._segment(conversation, whole, number)
+        return [(self._start(conversation, whole, tokens, segment), segment.end)]
+
+    def _tagged(self, conversation: Conversation, tokens: Tokens, number: int, start: int, stop: int) -> Answer:
+        first, last = tokens.between(start, stop)
+        end = tokens.visible(range(last - 1, first - 1, -1))
+        # Generation stops at the end of the turn; blank text that the template writes after it is no answer.
+        if end is not None and tokens.ids[end] in self._writer.special:
+            return Answer(first, end + 1, end)
+        return Answer(first, last, None)
+
+    def _untagged(self, conversation: Conversation, tokens: Tokens, number: int, start: int, stop: int) -> Answer:
+        first, last = tokens.between(start, stop)
+        end = tokens.visible(range(last - 1, first - 1, -1))
+        if end is not None and tokens.ids[end] in self._writer.special:
+            generated = self._is_generated(conversation, tokens, number, end)
+            return Answer(first, end + generated, end if generated else None)
+        # Some families (GLM) write no end: the next turn's role token, or eos after the last turn, stops generation.
+        following = tokens.visible(range(last, len(tokens.ids)))
+        if following is None and self._writer.eos is not None:
+            return Answer(first, len(tokens.ids) + 1, len(tokens.ids))
+        if following is not None and tokens.ids[following] in self._writer.special:
+            return Answer(first, following + 1, following)
+        return Answer(first, first if end is None else end + 1, None)
+
+    def _segment(self, conversation: Conversation, whole: Rendering, number: int) -> Segment:
+        """The one place where the template writes an assistant's message."""
+        segments = whole.of(number)
+        if len(segments) != 1:
+            raise self._writer.refusal(f"writes an assistant's message {len(segments)} times in loops over messages")
+        segment = segments[0]
+        if any(segment.start <= other.start < segment.end for other in whole.segments if other is not segment):
+            raise self._writer.refusal("writes other messages inside an assistant's")
+        if number + 1 < len(conversation.messages) and not whole.of(number + 1):
+            # Gemma 4 writes tool results into the pass of the assistant that called: keep what stands there before.
+            written = whole.text[segment.start : segment.end]
+            return replace(segment, end=segment.start + len(_shared(conversation.answer(number), written)))
+        return segment
+
+    def _start(self, conversation: Conversation, whole: Rendering, tokens: Tokens, segment: Segment) -> int:
+        """The character at which generation takes over from the generation prompt."""
+        header = self._generation_prompt(conversation, whole, segment)
+        if whole.text.startswith(header, segment.start):
+            return segment.start + len(header)
+        # A prompt may lead further than this turn goes (`<think>` before a turn without reasoning). Whole tokens are
+        # compared: by characters, the `<` of an answer in HTML would pass for the prompt's.
+        if header not in self._header_ids:
+            self._header_ids[header] = self._writer.tokenise(header).ids
+        first, last = tokens.between(segment.start, segment.end)
+        shared = len(_shared(self._header_ids[header], tokens.ids[first:last]))
+        if not shared:
+            written = whole.text[segment.start : segment.end]
+            raise self._writer.refusal(
+                f"asks for an answer with {header!r}, but starts one with {written[:40]!r} ({conversation.place})"
+            )
+        return tokens.ends[first + shared - 1]
+
+    def _generation_prompt(self, conversation: Conversation, whole: Rendering, segment: Segment) -> str:
+        """What the template writes to ask for the answer that `segment` holds."""
+        if self._writer.instrumented.constant_header:
+            if self._header is None:
+                asked = conversation.part(prompt=True)
+                self._header = asked.text[asked.loop_end :]
+            return self._header
+        before = whole.text[: segment.start]
+        asked = conversation.part(stop=segment.message, prompt=True)
+        # Earlier turns may be written differently before the answer is there (reasoning is dropped from history).
+        return asked.text[len(before) if asked.text.startswith(before) else asked.loop_end :]
+
+    def _is_generated(self, conversation: Conversation, tokens: Tokens, number: int, end: int) -> bool:
+        """Whether the token that ends a turn also ends it while it is the last one.
+
+        gpt-oss generates `<|return|>` and writes `<|end|>` in its place once the conversation goes on: loss on that
+        would teach the model not to stop. A template's answer for a token is asked once and remembered.
+        """
+        token = tokens.ids[end]
+        if number + 1 == len(conversation.messages):
+            return True
+        if token not in self._generated_ends:
+            written = tokens.text[tokens.starts[end] : tokens.ends[end]].strip()
+            self._generated_ends[token] = conversation.answer(number).rstrip().endswith(written)
+        return self._generated_ends[token]
+
+
+def assistants(messages: Sequence[Message]) -> list[int]:
+    """Numbers of the assistant's messages."""
+    return [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+
+
+def _check_written(conversation: Conversation, number: int, written: str) -> None:
+    """Refuse a row whose answer the template leaves out: it would silently teach something else.
+
+    Templates may take reasoning away from the front of an answer, and rewrite an answer that comes with tool calls.
+    """
+    message = conversation.messages[number]
+    calls = [call.get("function", call)["name"] for call in message.get("tool_calls") or []]
+    missing = [f"the call of `{name}`" for name in calls if name not in written]
+    content = str(message.get("content") or "").strip()
+    if content and not calls and content.splitlines()[-1].strip() not in written:
+        missing.append("the answer")
+    if missing:
+        raise DataError(
+            f"{conversation.place}: {conversation.writer.name} leaves out {missing[0]} in message {number + 1}.\n"
+            "  Change the row, write data.on_bad_row=skip, or give another template with model.chat_template=FILE."
+        )
+
+
+def _tagged_spans(whole: Rendering, messages: Sequence[Message], number: int) -> list[tuple[int, int]]:
+    """The `{% generation %}` blocks of one message.
+
+    A block outside all loop passes belongs to the message before it. A template without a loop over the messages
+    has to write one block for each of the assistant's.
+    """
+    if not whole.segments:
+        return whole.generated[assistants(messages).index(number) :][:1]
+    starts = [segment.start for segment in whole.segments]
+    owners = [whole.segments[max(0, bisect_left(starts, start + 1) - 1)].message for start, _ in whole.generated]
+    return [span for span, owner in zip(whole.generated, owners, strict=True) if owner == number]
+
+
+def _shared(left: Sequence[Any], right: Sequence[Any]) -> Sequence[Any]:
+    """The longest common prefix."""
+    count = min(len(left), len(right))
+    return left[: next((n for n in range(count) if left[n] != right[n]), count)]

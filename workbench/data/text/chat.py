@@ -1,0 +1,230 @@
+"""Examples as token ids, and which of those tokens carry loss.
+
+What is supervised is what the model has to generate: from the end of the generation prompt through reasoning, content
+and tool calls, to and including the token that ends the turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from workbench.data.batching import MicroBatch, Row, collate
+from workbench.data.text.answer_masks import Conversation, Finder, Writer, assistants
+from workbench.data.text.formats import Example
+from workbench.data.text.messages import Message
+from workbench.errors import BackboneError, DataError
+
+LossOn = Literal["assistant", "last", "all"]
+
+# Plain words and no special token but the end of a turn: what a base model has seen, whatever its vocabulary.
+DEFAULT_TEMPLATE = """\
+{%- if tools %}
+    {{- 'Tools, called as {"name": ..., "arguments": ...} in <tool_call></tool_call>:\\n' }}
+    {%- for tool in tools %}
+        {{- tool | tojson + '\\n' }}
+    {%- endfor %}
+    {{- '\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'system' %}
+        {{- message.content + '\\n\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {{- 'Assistant:\\n' }}
+        {%- if message.reasoning_content %}
+            {{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n' }}
+        {%- endif %}
+        {{- message.content | default('') }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '\\n' if message.content or not loop.first }}
+            {{- '<tool_call>' + (call.function or call) | tojson + '</tool_call>' }}
+        {%- endfor %}
+        {{- eos_token }}
+        {{- '\\n\\n' }}
+    {%- else %}
+        {{- message.role | capitalize + ':\\n' + message.content + '\\n\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- 'Assistant:\\n' }}
+{%- endif %}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One example as the model sees it."""
+
+    input_ids: list[int]
+    supervised: list[bool]
+    """Which tokens carry loss: the token itself is the target."""
+    end_positions: tuple[int, ...] = ()
+    """Where the supervised end-of-turn tokens stand."""
+    bos: bool = False
+    """The first token is the tokenizer's beginning of a sequence, which truncation keeps."""
+    kept: int = 0
+    """How many of the last tokens truncation keeps: what closes an encoder's text, and the answer after it."""
+    source: int = 0
+    """How many of the first tokens an encoder reads; 0 where there is no decoder beside it."""
+
+    @property
+    def ends(self) -> int:
+        """How many supervised end-of-turn tokens there are."""
+        return len(self.end_positions)
+
+
+def truncate(encoded: Encoded, *, max_tokens: int, side: Literal["left", "right"]) -> Encoded:
+    """At most `max_tokens` tokens: `left` cuts the beginning (but a BOS token), `right` the end.
+
+    An example of which nothing but what is kept would be left stays as long as it is.
+    """
+    cut = len(encoded.input_ids) - max_tokens
+    stop = len(encoded.input_ids) - encoded.kept
+    if cut <= 0 or (encoded.kept and cut >= stop - int(encoded.bos)):
+        return encoded
+    head = stop - cut if side == "right" else int(encoded.bos)
+    tail = head + cut
+    return Encoded(
+        input_ids=encoded.input_ids[:head] + encoded.input_ids[tail:],
+        supervised=encoded.supervised[:head] + encoded.supervised[tail:],
+        end_positions=tuple(end - cut * (end >= tail) for end in encoded.end_positions if not head <= end < tail),
+        bos=encoded.bos and head > 0,
+        kept=encoded.kept,
+        source=max(0, encoded.source - cut),
+    )
+
+
+class Template:
+    """How a tokenizer writes conversations.
+
+    Args:
+        tokenizer: A fast tokenizer, because masks are found by character offsets.
+        template: Jinja source that replaces the tokenizer's own; where neither is there, DEFAULT_TEMPLATE.
+
+    Attributes:
+        source: The Jinja source in use, to be saved with what is trained with it.
+
+    Raises:
+        BackboneError: The tokenizer gives no offsets, or the template is not valid Jinja.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str | None = None) -> None:
+        if not tokenizer.is_fast:
+            raise BackboneError(
+                f"{type(tokenizer).__name__} gives no character offsets, by which the loss mask is found.\n"
+                "  Give a model.id whose folder has a tokenizer.json."
+            )
+        self._bos = _added_bos(tokenizer)
+        default = DEFAULT_TEMPLATE if self._bos is None else "{{ bos_token }}" + DEFAULT_TEMPLATE
+        own = tokenizer.get_chat_template() if tokenizer.chat_template else None
+        self.source: str = template if template is not None else own or default
+        self._one_of_several = template is None and isinstance(tokenizer.chat_template, dict)
+        self._writer = Writer(tokenizer, self.source)
+        self._finder = Finder(self._writer)
+
+    def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
+        """The example's ids with the mask that `loss_on` asks for.
+
+        Raises:
+            DataError: The template refuses this conversation or leaves out an answer; names the place.
+            BackboneError: The template does not let answers be told from the rest.
+        """
+        return self._encode_text(example, loss_on) if example.text else self._encode_chat(example, loss_on)
+
+    @property
+    def identity(self) -> list[Any]:
+        """All that the written tokens depend on, besides the tokenizer."""
+        return [self.source]
+
+    def targets(self, encoded: Encoded) -> int:
+        """How many tokens are predicted: the first one of a row has nothing to be predicted from."""
+        return sum(encoded.supervised[1:])
+
+    def seen(self, row: Row, *, epoch: int) -> Row:
+        """The row as the model sees it."""
+        return row
+
+    def collate(self, rows: Sequence[Row], *, epoch: int) -> MicroBatch:
+        """Rows as the model sees them."""
+        return collate(rows, epoch=epoch)
+
+    def question(self, example: Example) -> list[int]:
+        """Ids that an answer to `example` starts from, as in training; raw text without the EOS that ends a row."""
+        if example.messages:
+            return self.prompt(example.messages, example.tools)
+        ids = self._encode_text(example, "all").input_ids
+        return ids[:-1] if ids[-1] == self._writer.eos else ids
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
+        """Ids of the conversation with the generation prompt: what generation starts from."""
+        conversation = self._conversation("the conversation", messages, tools)
+        return self._writer.tokenise(conversation.text(prompt=True)).ids
+
+    def stops(self) -> list[int]:
+        """Ids that end an answer: the tokenizer's eos, and what the template writes after one."""
+        probe = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
+        encoded = self._encode_chat(Example("a first conversation", messages=probe * 2), "assistant")
+        eos = set() if self._writer.eos is None else {self._writer.eos}
+        return sorted(eos | {encoded.input_ids[end] for end in encoded.end_positions})
+
+    def _conversation(self, place: str, messages: Sequence[Message], tools: Sequence[Message]) -> Conversation:
+        if tools and self._one_of_several:
+            raise DataError(
+                f"{place}: has tools, but {self._writer.name} is one of several by name.\n"
+                "  Write the one for tools to a file and give it as model.chat_template=FILE."
+            )
+        return Conversation(self._writer, place, messages, tools)
+
+    def _encode_chat(self, example: Example, loss_on: LossOn) -> Encoded:
+        conversation = self._conversation(example.place, example.messages, example.tools)
+        tokens, answers = self._finder.find(conversation, learnt(example.messages, loss_on))
+        ids = list(tokens.ids)
+        supervised = [False] * len(ids)
+        for answer in answers:
+            if self._writer.eos is not None and answer.last > len(ids):
+                ids.append(self._writer.eos)
+                supervised.append(True)
+            supervised[answer.first : answer.last] = [True] * (answer.last - answer.first)
+        ends = [answer.end for answer in answers if answer.end is not None]
+        if loss_on == "all":
+            supervised = [True] * len(ids)
+        return Encoded(ids, supervised, tuple(ends), ids[:1] == [self._writer.tokenizer.bos_token_id])
+
+    def _encode_text(self, example: Example, loss_on: LossOn) -> Encoded:
+        """Raw pieces as one string, between the tokenizer's own BOS and an EOS that belongs to the last piece."""
+        wanted = [loss or loss_on == "all" for _, loss in example.text]
+        if loss_on == "last":
+            last = max((number for number, loss in enumerate(wanted) if loss), default=None)
+            wanted = [number == last for number in range(len(wanted))]
+        stops = list(accumulate(len(text) for text, _ in example.text))
+        starts = [start for start, (_, loss) in zip([0, *stops], example.text, strict=False) if loss]
+        tokens = self._writer.tokenise("".join(text for text, _ in example.text), starts)
+        ids, supervised = list(tokens.ids), list[bool]()
+        for stop, loss in zip(stops, wanted, strict=True):
+            supervised += [loss] * (tokens.between(0, stop)[1] - len(supervised))
+        eos = self._writer.eos
+        if eos is not None and ids[-1:] != [eos]:
+            ids, supervised = [*ids, eos], [*supervised, wanted[-1]]
+        if self._bos is not None and ids[:1] != [self._bos]:
+            ids, supervised = [self._bos, *ids], [loss_on == "all", *supervised]
+        ends = (len(ids) - 1,) if supervised[-1] and ids[-1] == eos else ()
+        return Encoded(ids, supervised, ends, ids[0] == self._writer.tokenizer.bos_token_id)
+
+
+def learnt(messages: Sequence[Message], loss_on: LossOn) -> list[int]:
+    """Numbers of the messages that carry loss."""
+    answers = assistants(messages)
+    if loss_on == "all":
+        return answers
+    return [number for number in answers[-1 * (loss_on == "last") :] if messages[number].get("loss", True)]
+
+
+def _added_bos(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The beginning-of-sequence id, where the tokenizer puts one in front of a text."""
+    whole, bare = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
+    added = whole[0] == tokenizer.bos_token_id and whole != bare
+    return int(whole[0]) if added else None

@@ -1,0 +1,125 @@
+"""Rows for an encoder-decoder: the encoder reads the prompt, the decoder learns the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from workbench.data.text.answer_masks import Conversation
+from workbench.data.text.chat import Encoded, LossOn, Template, learnt
+from workbench.data.text.formats import Example
+from workbench.data.text.messages import Message
+from workbench.errors import ConfigError, DataError
+
+# A question alone stands as it is, which is what such models were pretrained on; several turns are told apart.
+PLAIN_TEMPLATE = """\
+{%- set turns = messages | rejectattr('role', 'equalto', 'system') | list %}
+{%- for message in messages %}
+    {{- '\\n\\n' if not loop.first }}
+    {{- message.role | capitalize + ': ' if turns | length > 1 and message.role != 'system' }}
+    {{- message.content }}
+{%- endfor %}
+"""
+
+
+class Pairs(Template):
+    """How a tokenizer writes prompts for an encoder, and answers for the decoder beside it.
+
+    The answer is tokenised alone, as a target: start token, text, eos. A prompt is raw text between the tokenizer's own
+    special tokens, or what the chat template makes of a conversation; without one, PLAIN_TEMPLATE between those tokens.
+
+    Args:
+        tokenizer: A fast tokenizer.
+        template: Jinja source that replaces the tokenizer's own.
+        start: The token that the decoder starts from.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str | None = None, *, start: int) -> None:
+        plain = _framed(PLAIN_TEMPLATE, tokenizer)
+        super().__init__(tokenizer, template or (None if tokenizer.chat_template else plain))
+        self._plain = self.source == plain
+        self._start = start
+
+    @property
+    def identity(self) -> list[object]:
+        """All that the written tokens depend on, besides the tokenizer."""
+        return ["pairs", self._start, self.source]
+
+    def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
+        """Prompt, start token and answer in one row; loss falls on the answer with its eos.
+
+        Raises:
+            ConfigError: `loss_on` is all, but what an encoder reads is not predicted.
+            DataError: The row has no prompt, no answer, or several; names the place.
+        """
+        if loss_on == "all":
+            raise ConfigError(
+                "data.loss_on=all: what an encoder reads is not predicted, only the answer is. Leave data.loss_on out."
+            )
+        source, answer = self._text_pair(example) if example.text else self._chat_pair(example, loss_on)
+        target, eos = list(self._writer.tokenizer(text_target=answer, verbose=False)["input_ids"]), self._writer.eos
+        if eos is not None and target[-1:] != [eos]:
+            target.append(eos)
+        return Encoded(
+            input_ids=[*source, self._start, *target],
+            supervised=[False] * (len(source) + 1) + [True] * len(target),
+            end_positions=(len(source) + len(target),) if target[-1] == eos else (),
+            bos=source[0] == self._writer.tokenizer.bos_token_id,
+            kept=int(source[-1] in self._writer.special) + 1 + len(target),
+            source=len(source),
+        )
+
+    def question(self, example: Example) -> list[int]:
+        """Ids that the encoder reads before the decoder answers."""
+        if example.messages:
+            return self.prompt(example.messages, example.tools)
+        return self._read("".join(text for text, _ in example.text))
+
+    def _text_pair(self, example: Example) -> tuple[list[int], str]:
+        pieces = "".join("x" if loss else "-" for _, loss in example.text)
+        if pieces != "-x":
+            raise DataError(
+                f"{example.place}: is text without a prompt, but an encoder-decoder learns to answer one.\n"
+                "  Give a prompt and a completion, take a causal backbone, or write data.on_bad_row=skip."
+            )
+        (asked, _), (answer, _) = example.text
+        return self._read(asked), answer
+
+    def _chat_pair(self, example: Example, loss_on: LossOn) -> tuple[list[int], str]:
+        numbers = learnt(example.messages, loss_on)
+        if len(numbers) > 1:
+            raise DataError(
+                f"{example.place}: has {len(numbers)} answers to learn, but an encoder-decoder learns one a row: "
+                "the turns before it are read. Write data.loss_on=last."
+            )
+        if not numbers or numbers[0] == 0:
+            raise DataError(f"{example.place}: has no answer to a question. Mend it, or write data.on_bad_row=skip.")
+        before, message = example.messages[: numbers[0]], example.messages[numbers[0]]
+        if message.get("tool_calls") or message.get("reasoning_content"):
+            raise DataError(
+                f"{example.place}: its answer is more than text (tool calls or reasoning), which only a chat template "
+                "of a causal backbone writes. Take such a backbone, or write data.on_bad_row=skip."
+            )
+        conversation = self._conversation(example.place, before, example.tools)
+        return self._writer.tokenise(conversation.text(prompt=True)).ids, message["content"]
+
+    def _read(self, text: str) -> list[int]:
+        return list(self._writer.tokenizer(text, verbose=False)["input_ids"])
+
+    def _conversation(self, place: str, messages: Sequence[Message], tools: Sequence[Message]) -> Conversation:
+        if tools and self._plain:
+            raise DataError(
+                f"{place}: has tools, of which the plain prompt of an encoder-decoder says nothing.\n"
+                "  Write a template that does to a file, and give it as model.chat_template=FILE."
+            )
+        return super()._conversation(place, messages, tools)
+
+
+def _framed(template: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """`template` between the special tokens that the tokenizer puts around a text."""
+    whole, bare = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
+    before = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
+    around = (whole[:before], whole[before + len(bare) :])
+    opening, closing = ("".join(tokenizer.convert_ids_to_tokens(ids)) for ids in around)
+    return f"{{{{- {opening!r} }}}}{template}{{{{- {closing!r} }}}}"

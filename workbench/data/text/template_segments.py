@@ -1,0 +1,193 @@
+"""Which characters of a rendered conversation belong to which message.
+
+Searching the text for an answer fails as soon as an answer is trimmed, repeated or quoted. Instead the syntax tree
+of the template is instrumented: every pass of a loop over the messages, and every `{% generation %}` block, writes
+a private-use character and a number before and after its text. Taken out again, they leave the text and the spans.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from jinja2 import nodes
+from transformers.utils.chat_template_utils import _alias_reasoning_fields, _compile_jinja_template
+
+from workbench.data.text.messages import Message
+
+NodeT = TypeVar("NodeT", bound=nodes.Node)
+
+# Names under which an instrumented template finds the methods of its Marks, and the number of a tagged block.
+_PREFIX = "workbench_"
+_GENERATION = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Characters `start` to `end` (exclusive), written in the loop pass of one message."""
+
+    message: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """A conversation as text."""
+
+    text: str
+    segments: list[Segment]
+    """One for every visible loop pass over a message, by where they start."""
+    generated: list[tuple[int, int]]
+    """Characters inside `{% generation %}` blocks."""
+    loop_end: int
+    """Where the last loop pass over a message ended; what follows is not the text of any message."""
+
+    def of(self, message: int) -> list[Segment]:
+        """The visible segments of message number `message`."""
+        return [segment for segment in self.segments if segment.message == message]
+
+
+class Instrumented:
+    """A chat template that tells what it writes for each message.
+
+    Attributes:
+        tagged: The template itself marks what the model generates with `{% generation %}`.
+        constant_header: The generation prompt is provably the same text for every conversation.
+    """
+
+    def __init__(self, source: str) -> None:
+        # Transformers' environment, so that filters, globals, sandbox and whitespace rules are those of serving.
+        environment = _compile_jinja_template(source).environment
+        self.constant_header = _constant_header(environment.parse(source))
+        tree = environment.parse(source)
+        self.tagged = _instrument(tree)
+        self._template = environment.from_string(tree)
+        self._private = [mark for mark in map(chr, range(0xE000, 0xF900)) if mark not in source]
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Message], *, prompt: bool, special_tokens: dict[str, Any]
+    ) -> Rendering | None:
+        """The conversation with its spans; None where the template cut a mark in two.
+
+        A template is foreign code: this may raise anything.
+        """
+        plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        chat: list[Message] = _alias_reasoning_fields(plain)
+        shown = json.dumps([chat, tools], ensure_ascii=False, default=str)
+        marks = Marks(chat, next(mark for mark in self._private if mark not in shown))
+        variables = {**special_tokens, "messages": chat, "tools": list(tools) or None, "documents": None}
+        methods = {_PREFIX + method.__name__: method for method in (marks.enter, marks.leave, marks.generation)}
+        marked = self._template.render(**variables, add_generation_prompt=prompt, **methods)
+        return _read(marked.split(marks.character))
+
+
+class Marks:
+    """What an instrumented template calls; `character` delimits a mark and stands nowhere else."""
+
+    def __init__(self, messages: Sequence[Message], character: str) -> None:
+        self.character = character
+        self._numbers = {id(message): number for number, message in enumerate(messages)}
+        self._passes: list[int | None] = []
+
+    def enter(self, item: object) -> str:
+        """The mark before a loop pass over `item`; nothing where `item` is not one of the messages."""
+        self._passes.append(self._numbers.get(id(item)))
+        return self._mark(self._passes[-1], "+")
+
+    def leave(self) -> str:
+        """The mark after the loop pass that was entered last."""
+        return self._mark(self._passes.pop(), "-")
+
+    def generation(self, sign: str) -> str:
+        """The mark before (`+`) or after (`-`) a `{% generation %}` block."""
+        return self._mark(_GENERATION, sign)
+
+    def _mark(self, number: int | None, sign: str) -> str:
+        return "" if number is None else f"{self.character}{number}{sign}{self.character}"
+
+
+def _instrument(tree: nodes.Template) -> bool:
+    """Add the calls of Marks to a syntax tree; whether it has `{% generation %}` blocks."""
+    for loop in list(tree.find_all(nodes.For)):
+        if isinstance(loop.target, nodes.Name):
+            item = nodes.Name(loop.target.name, "load")
+            loop.body = [_call("enter", item), *_leave_before_jumps(loop.body), _call("leave")]
+    blocks = [block for block in tree.find_all(nodes.CallBlock) if _is_generation(block)]
+    for block in blocks:
+        before, after = (_call("generation", nodes.Const(sign)) for sign in "+-")
+        block.body = [before, *block.body, after]
+    return bool(blocks)
+
+
+def _is_generation(block: nodes.CallBlock) -> bool:
+    called = block.call.node
+    return isinstance(called, nodes.ExtensionAttribute) and called.name == "_generation_support"
+
+
+def _leave_before_jumps(body: list[NodeT]) -> list[NodeT | nodes.Output]:
+    """A loop's body in which `{% continue %}` and `{% break %}` also write the mark of leaving."""
+    result: list[NodeT | nodes.Output] = []
+    for node in body:
+        if isinstance(node, nodes.Continue | nodes.Break):
+            result.append(_call("leave"))
+        elif isinstance(node, nodes.If):
+            node.body, node.else_ = _leave_before_jumps(node.body), _leave_before_jumps(node.else_)
+            _leave_before_jumps(node.elif_)
+        result.append(node)
+    return result
+
+
+def _call(method: str, *arguments: nodes.Expr) -> nodes.Output:
+    return nodes.Output([nodes.Call(nodes.Name(_PREFIX + method, "load"), list(arguments), [], None, None)])
+
+
+def _constant_header(tree: nodes.Template) -> bool:
+    """Whether what follows the last top-level loop depends on nothing but `add_generation_prompt`."""
+    loops = [number for number, node in enumerate(tree.body) if isinstance(node, nodes.For)]
+    tail = tree.body[loops[-1] + 1 :] if loops else []
+    if not loops or any(list(node.find_all(nodes.For)) for node in tail):
+        return False
+    loaded = [name.name for node in tail for name in _names([node], "load")]
+    assigned = {name.name for name in _names([tree], "store", "param")}
+    assigned |= {reference.name for reference in tree.find_all(nodes.NSRef)}
+    assigned |= {macro.name for macro in tree.find_all(nodes.Macro)}
+    elsewhere = len(list(_names([tree], "load", name="add_generation_prompt"))) - loaded.count("add_generation_prompt")
+    return not elsewhere and not (assigned | {"messages", "tools", "loop"}).intersection(loaded)
+
+
+def _names(trees: Iterable[nodes.Node], *contexts: str, name: str | None = None) -> Iterable[nodes.Name]:
+    # find_all looks below a node, so a tree is wrapped to be looked at itself.
+    for tree in trees:
+        for found in nodes.Scope([tree]).find_all(nodes.Name):
+            if found.ctx in contexts and name in (None, found.name):
+                yield found
+
+
+def _read(pieces: list[str]) -> Rendering | None:
+    """The rendering that marked text, split at the delimiter into text, mark, text, mark, ..., text, stands for."""
+    text = "".join(pieces[::2])
+    position, loop_end = 0, 0
+    entered: list[tuple[str, int]] = []
+    segments: list[Segment] = []
+    generated: list[tuple[int, int]] = []
+    for number, piece in enumerate(pieces):
+        if number % 2 == 0:
+            position += len(piece)
+        elif piece.endswith("+"):
+            entered.append((piece[:-1], position))
+        elif not entered or entered[-1][0] != piece[:-1]:
+            return None
+        else:
+            message, start = int(piece[:-1]), entered.pop()[1]
+            if message == _GENERATION:
+                generated.append((start, position))
+                continue
+            loop_end = position
+            if text[start:position].strip():
+                segments.append(Segment(message, start, position))
+    if entered or len(pieces) % 2 == 0:
+        return None
+    return Rendering(text, sorted(segments, key=lambda segment: segment.start), sorted(generated), loop_end)
