@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, classifier, preflight
+from workbench import preflight
 from workbench.config import RunConfig, sweep_config, tasks
 from workbench.data.batching import Row
 from workbench.data.text import tokenized
@@ -17,6 +17,7 @@ from workbench.data.text.row_encoder import form
 from workbench.data.text.tokenized import Splits
 from workbench.freezing.layers import stack
 from workbench.limits import total_steps
+from workbench.models import backbones, classifier
 from workbench.recipes import classify_verbs, crossval_verbs, distill_verbs, sweep
 from workbench.recipes.classify_verbs import ClassInspection
 from workbench.recipes.crossval_verbs import CrossvalInspection

@@ -15,10 +15,8 @@ import pandas as pd
 from torch import from_numpy
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, classifier, describing, preflight, report
+from workbench import preflight, report
 from workbench.adapters import Full
-from workbench.backbones import Backbone
-from workbench.classifier import Classifier
 from workbench.config import RunConfig
 from workbench.data.batching import first_rows
 from workbench.data.labelled import labelled_data
@@ -31,6 +29,9 @@ from workbench.evaluation import predicting, targets
 from workbench.freezing import freezer as freezing
 from workbench.freezing.freezer import Freezer
 from workbench.losses.criterion import criterion
+from workbench.models import backbones, classifier, model_summary
+from workbench.models.backbones import Backbone
+from workbench.models.classifier import Classifier
 from workbench.parallel import settings
 from workbench.parallel.fsdp import reading
 from workbench.runs import files, run_clock
@@ -140,12 +141,12 @@ def train(
             trainable=isinstance(config.adapter, Full),
             waiting=settings.cuts_weights(config.distributed),
         )
-    watcher.say(describing.storage(backbone))
+    watcher.say(model_summary.storage(backbone))
     freezer = freezing.attach(
         backbone.model, config, seed=config.seed, sample=lambda: first_rows(data.train, seed=config.seed)
     )
     model = freezer.model
-    run.note(model=describing.model(config, backbone, model))
+    run.note(model=model_summary.model(config, backbone, model))
     found = classifier.find(model, backbone.model, tokenizer, data.labels)
     if run.timer is not None:
         _plan(run.timer, config, data, found)

@@ -11,8 +11,6 @@ from scipy import special
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench import classifier
-from workbench.classifier import Classifier
 from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch
 from workbench.data.labelled import fold_data, labelled_data, records
@@ -22,6 +20,8 @@ from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.text_fields import Writer
 from workbench.evaluation import predicting
 from workbench.limits import total_steps
+from workbench.models import classifier
+from workbench.models.classifier import Classifier
 from workbench.recipes.classify import predictions, prepare, score
 from workbench.runs import files
 

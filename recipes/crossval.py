@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, classifier, preflight, report
+from workbench import preflight, report
 from workbench.config import RunConfig
 from workbench.crossval import looking, rounds
 from workbench.crossval.fold_adapters import Classroom, FoldAdapter, fold_adapters, outputs
@@ -27,6 +27,7 @@ from workbench.engine import Watcher, peak_bytes
 from workbench.evaluation import combining, pseudo, targets, tta
 from workbench.evaluation.combining import Combiner, OutOfFold
 from workbench.evaluation.tta import Decision
+from workbench.models import backbones, classifier
 from workbench.parallel import refusals
 from workbench.recipes import crossval_files
 from workbench.runs.run_directory import Run

@@ -9,9 +9,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, evaluation, report
+from workbench import evaluation, report
 from workbench.adapters import Full
-from workbench.backbones import Backbone
 from workbench.config import RunConfig, distill_config, tasks
 from workbench.config.distill_config import STUDENT, TEACHER
 from workbench.data.batching import Examples
@@ -28,7 +27,9 @@ from workbench.distillation.sources import Source
 from workbench.distillation.universal_tokens import Alignment, UniversalTeacher
 from workbench.engine import Supervision, Watcher
 from workbench.errors import BackboneError, ConfigError
-from workbench.heads import Head
+from workbench.models import backbones
+from workbench.models.backbones import Backbone
+from workbench.models.output_heads import Head
 from workbench.recipes import distill_classes, distill_peers, sft
 from workbench.runs import files
 from workbench.runs.run_directory import Run

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, from_numpy
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, preflight, report
-from workbench.classifier import Classifier, task
+from workbench import preflight, report
 from workbench.config import RunConfig
 from workbench.config.distill_config import STUDENT
 from workbench.data.batching import MicroBatch
@@ -24,6 +23,8 @@ from workbench.engine import Loss, Supervision, Watcher
 from workbench.errors import ConfigError
 from workbench.evaluation import targets
 from workbench.losses.criterion import criterion
+from workbench.models import backbones
+from workbench.models.classifier import Classifier, task
 from workbench.recipes import classify
 from workbench.runs import files
 from workbench.runs.run_directory import Run

@@ -6,7 +6,7 @@ from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, describing, evaluation, heads, shipped
+from workbench import evaluation
 from workbench.config import RunConfig, tasks
 from workbench.data.text.chat import Template
 from workbench.data.text.token_masking import Masking
@@ -14,6 +14,7 @@ from workbench.data.text.tokenized import Splits
 from workbench.distillation.peers import mutual_loss
 from workbench.engine import Clock, Fit, Supervision, Watcher
 from workbench.freezing import freezer as freezing
+from workbench.models import backbones, exported, model_summary, output_heads
 from workbench.recipes import sft
 from workbench.runs.run_directory import Run
 from workbench.runs.timing import phase
@@ -32,14 +33,14 @@ def train(
     count = config.distill.peers
     assert count is not None
     backbone = backbones.load(base.model, tokenizer, task=tasks.of(base))
-    watcher.say(describing.storage(backbone))
+    watcher.say(model_summary.storage(backbone))
     sft.score_before(base, run, backbone, data, tokenizer, template, watcher)
     seeds = [base.seed + number for number in range(count)]
     together, freezer = freezing.attach_bank(backbone.model, base, [base.adapter] * count, seeds=seeds)
     own = sum(each.numel() for each in together.parameters_of(together.members[0]).values())
-    run.note(model=describing.model(base, backbone, together.model, own=own))
+    run.note(model=model_summary.model(base, backbone, together.model, own=own))
     with together.only(together.members[0]):
-        head = heads.find(together.model, backbone.model)
+        head = output_heads.find(together.model, backbone.model)
 
     def losses() -> dict[str, float]:
         found = {}
@@ -73,4 +74,4 @@ def train(
         run.note(distill={"peers": list(found.values())})
         watcher.say(f"Held-out loss of each: {', '.join(f'{loss:.4f}' for loss in found.values())}. Shipping the best.")
         stop = evaluation.stop_tokens(tokenizer, data.train)
-        shipped.save(together.model, run.adapter, tokenizer, template, stop, adapter=partial(together.save, best))
+        exported.save(together.model, run.adapter, tokenizer, template, stop, adapter=partial(together.save, best))

@@ -8,7 +8,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from workbench import backbones
 from workbench.config import RunConfig, distill_config
 from workbench.config.distill_config import STUDENT
 from workbench.data.text import tokenized
@@ -17,6 +16,7 @@ from workbench.distillation import students
 from workbench.engine import Watcher
 from workbench.errors import ConfigError
 from workbench.limits import total_steps
+from workbench.models import backbones
 from workbench.recipes import distill, distill_classes
 from workbench.recipes.sft import read_template
 

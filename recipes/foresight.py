@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from transformers import AutoModel
 
-from workbench import backbones
 from workbench.adapters import Full
 from workbench.capacity import available
 from workbench.config import RunConfig
 from workbench.errors import ConfigError, WorkbenchError
+from workbench.models import backbones
 from workbench.runs import units
 from workbench.runs.ranks import Ranks
 

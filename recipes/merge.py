@@ -9,14 +9,15 @@ from typing import Literal
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, classifier, heads, shipped
+from workbench import adapters
 from workbench.adapters import Full
-from workbench.backbones import DTYPES, QUANTISED
 from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.tasks import Task
 from workbench.data.text import tokenized
 from workbench.errors import ConfigError
 from workbench.evaluation.agreement import Agreement, agreement, hidden_states
+from workbench.models import backbones, classifier, exported, output_heads
+from workbench.models.backbones import DTYPES, QUANTISED
 from workbench.recipes import classify_verbs
 from workbench.recipes.classify_verbs import Gap
 from workbench.runs import files, run_directory
@@ -54,7 +55,7 @@ def merge(run: Path, *, out: Path, weights: str) -> Merged:
         )
     if config.recipe in ("classify", "crossval"):
         return _merge_classifier(run, config, out=out, weights=weights)
-    unmerged = shipped.load(run, config)
+    unmerged = exported.load(run, config)
     held_out = tokenized.load(config.data, unmerged.tokenizer, unmerged.template, seed=config.seed).held_out
     wanted = hidden_states(unmerged.model, unmerged.head, held_out, rows=ROWS)
 
@@ -70,7 +71,7 @@ def merge(run: Path, *, out: Path, weights: str) -> Merged:
 
     section = ModelConfig(id=str(out.resolve()), weights=_weights(weights))
     backbone = backbones.load(section, backbones.tokenizer(section), task=tasks.of(config))
-    head = heads.find(backbone.model, backbone.model)
+    head = output_heads.find(backbone.model, backbone.model)
     found = hidden_states(backbone.model, head, held_out, rows=ROWS)
     return Merged(agreement(unmerged.head, wanted, head, found), _said(config, weights))
 
@@ -100,7 +101,7 @@ def _merged(run: Path, config: RunConfig, tokenizer: PreTrainedTokenizerBase, ta
     weights = config.model.weights if config.model.weights in QUANTISED else "float32"
     section = config.model.model_copy(update={"weights": weights, "compute": "float32"})
     plain = config.model_copy(update={"model": section})
-    backbone = shipped.load_backbone(plain, folder, tokenizer, task=task).model
+    backbone = exported.load_backbone(plain, folder, tokenizer, task=task).model
     if weights in QUANTISED:
         backbone = backbone.dequantize(torch.float32)
     if isinstance(config.adapter, Full):

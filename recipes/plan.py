@@ -13,9 +13,8 @@ from unittest.mock import patch
 import psutil
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, banking, classifier, evaluation, heads, limits, sizes
+from workbench import banking, evaluation, limits
 from workbench.adapters import Full
-from workbench.backbones import Backbone
 from workbench.banking import BankFit
 from workbench.capacity import available
 from workbench.cli.console import Terminal
@@ -33,6 +32,9 @@ from workbench.errors import ConfigError
 from workbench.evaluation import predicting, scores
 from workbench.freezing import freezer as freezing
 from workbench.freezing.freezer import Freezer
+from workbench.models import adapter_sizes, backbones, classifier, output_heads
+from workbench.models.adapter_sizes import Size
+from workbench.models.backbones import Backbone
 from workbench.parallel import refusals
 from workbench.planning import traffic
 from workbench.planning.calibration import Calibration
@@ -48,7 +50,6 @@ from workbench.planning.zero import Contents
 from workbench.recipes import sft
 from workbench.runs import files, run_directory
 from workbench.runs.run_directory import Run
-from workbench.sizes import Size
 
 Teaching = Callable[[PreTrainedTokenizerBase, Template | Masking, Splits], sft.Supervise]
 
@@ -159,7 +160,7 @@ def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> Part
     new_tokens = [tokenizer.get_vocab()[token] for token in config.model.new_tokens]
     worst = [data.held_out.subset(rows) for rows in largest_rows(data.held_out, tokens=scores.TOKENS)]
     with _imagined(config, task, backbone, data.train, new_tokens) as freezer, unread() as teachers:
-        head = heads.known(backbone.model)
+        head = output_heads.known(backbone.model)
         fit = sft.fitting(config, run, data, backbone, freezer, head, Terminal(quiet=True), supervise)
         beside = [each.backbone.model for each in teachers]
         found = rehearse(
@@ -229,7 +230,7 @@ def _bank(config: RunConfig, run: Run) -> Parts:
     with imagining(), unread() as asked, patch.object(BankFit, "work", rehearsed), suppress(_Enough):
         (sweep if is_sweep else crossval).main(config, run, Terminal(quiet=True))
     ((fit, rehearsal),) = found
-    size = sizes.predict(config.model, config.adapter, task=asked[0].task)
+    size = adapter_sizes.predict(config.model, config.adapter, task=asked[0].task)
     courses = [each.course for each in fit.members.values()]
     return Parts(
         backbone=asked[0].backbone,
@@ -251,7 +252,9 @@ class _Enough(BaseException):
 def _parts(config: RunConfig, task: Task, backbone: Backbone, fit: Fit, rehearsed: Rehearsed, work: StepWork) -> Parts:
     return Parts(
         backbone=backbone,
-        size=sizes.predict(config.model, config.adapter, task=task, below=config.freeze.never(len(fit.freezer.blocks))),
+        size=adapter_sizes.predict(
+            config.model, config.adapter, task=task, below=config.freeze.never(len(fit.freezer.blocks))
+        ),
         rows=len(fit.train),
         longest=int(fit.train.lengths.max()),
         steps=fit.member.total,

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from transformers import TextStreamer
 
-from workbench import evaluation, shipped
+from workbench import evaluation
 from workbench.config import RunConfig
 from workbench.data.batching import Indices
 from workbench.data.text import tokenized
@@ -19,6 +19,7 @@ from workbench.data.text.chat import Template
 from workbench.data.text.formats import Example
 from workbench.data.text.prompts import read_prompts
 from workbench.errors import ConfigError
+from workbench.models import exported
 from workbench.recipes import classify_verbs, crossval_verbs
 from workbench.recipes.sft import score
 from workbench.runs import files, run_directory
@@ -42,7 +43,7 @@ def evaluate(run: Path, overrides: Sequence[str]) -> dict[str, float]:
         return classify_verbs.evaluate(run, config)
     if config.recipe == "crossval":
         return crossval_verbs.evaluate(run, config)
-    model = shipped.load(run, config)
+    model = exported.load(run, config)
     if config.data.test is not None:
         split = tokenized.read(config.data.test, config.data, model.tokenizer, model.template)
     else:
@@ -67,7 +68,7 @@ def predict(run: Path, source: str, *, out: Path, max_new_tokens: int) -> int:
     _require_text(config, run)
     questions = list(read_prompts(source, config.data))
     files.require_writable(out)
-    model = shipped.load(run, config)
+    model = exported.load(run, config)
     prompts = [_question(model, question) for question in questions]
     written = evaluation.complete(model.model, prompts, model.tokenizer, stop=model.stop, max_new_tokens=max_new_tokens)
     table = pd.DataFrame(
@@ -85,7 +86,7 @@ def generate(run: Path, prompt: str, *, max_new_tokens: int) -> None:
     """Print one greedy answer as it is written; rendered as the training rows were."""
     config = run_directory.shipped_config(run)
     _require_text(config, run)
-    model = shipped.load(run, config)
+    model = exported.load(run, config)
     raw = files.read_json(run / "manifest.json").get("data", {}).get("train", {}).get("chat") is False
     question = (
         Example("the prompt", text=((prompt, False),))
@@ -110,7 +111,7 @@ def _require_text(config: RunConfig, run: Path) -> None:
         )
 
 
-def _question(model: shipped.Shipped, example: Example) -> Indices:
+def _question(model: exported.Shipped, example: Example) -> Indices:
     assert isinstance(model.template, Template)
     return np.asarray(model.template.question(example), dtype=np.int64)
 

@@ -12,9 +12,8 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, describing, evaluation, heads, losses, preflight, report, shipped
+from workbench import evaluation, losses, preflight, report
 from workbench.adapters import Full
-from workbench.backbones import Backbone
 from workbench.config import RunConfig, tasks
 from workbench.config.tasks import TEXT
 from workbench.data.batching import MicroBatch, first_rows
@@ -28,13 +27,15 @@ from workbench.errors import ConfigError
 from workbench.evaluation import Answer, Likelihood
 from workbench.freezing import freezer as freezing
 from workbench.freezing.freezer import Freezer
-from workbench.heads import Head
+from workbench.models import backbones, exported, model_summary, output_heads
+from workbench.models.backbones import Backbone
+from workbench.models.exported import Shipped
+from workbench.models.output_heads import Head
 from workbench.parallel import settings
 from workbench.parallel.fsdp import reading
 from workbench.runs import files, run_clock
 from workbench.runs.run_directory import Run
 from workbench.runs.timing import Timer, left, phase
-from workbench.shipped import Shipped
 
 REST_TOKENS = 1024
 """Padded tokens in one forward pass that uses up what is left of the time."""
@@ -65,7 +66,7 @@ def finish(config: RunConfig, run: Run, data: Splits, watcher: Watcher) -> Score
     """Score what was saved: reload it, do not trust the live one."""
     watcher.say("Scoring what was saved ...")
     with phase(run.timer, "load"):
-        model = shipped.load(run.home, config, waiting=settings.cuts_weights(config.distributed))
+        model = exported.load(run.home, config, waiting=settings.cuts_weights(config.distributed))
     read = reading(model.model, config.distributed, run.ranks)
     timer = run.timer
     splits = {"after": data.held_out} | ({} if data.test is None else {"test": data.test})
@@ -135,7 +136,7 @@ def train(
         supervise: What the model learns from; by default the supervised tokens of `data`.
     """
     backbone = load(config, run, tokenizer)
-    watcher.say(describing.storage(backbone))
+    watcher.say(model_summary.storage(backbone))
 
     score_before(config, run, backbone, data, tokenizer, template, watcher)
     if settings.cuts_weights(config.distributed):
@@ -151,15 +152,15 @@ def train(
         sample=lambda: first_rows(data.train, seed=config.seed),
     )
     model = freezer.model
-    run.note(model=describing.model(config, backbone, model))
-    head = heads.find(model, backbone.model)
+    run.note(model=model_summary.model(config, backbone, model))
+    head = output_heads.find(model, backbone.model)
     if run.timer is not None:
         plan(run.timer, config, data)
     fit = fitting(config, run, data, backbone, freezer, head, watcher, supervise)
     fit.work()
     with fit.shipping():
         if run.ranks.first:
-            shipped.save(model, run.adapter, tokenizer, template, evaluation.stop_tokens(tokenizer, data.train))
+            exported.save(model, run.adapter, tokenizer, template, evaluation.stop_tokens(tokenizer, data.train))
     run.ranks.wait()
 
 
@@ -231,7 +232,7 @@ def score_before(
     if run.ranks.agreed((run.path / "before.json").exists()) or not settings.reads(config.distributed, run.ranks):
         return
     watcher.say("Scoring the backbone before training ...")
-    head = heads.find(backbone.model, backbone.model)
+    head = output_heads.find(backbone.model, backbone.model)
     model = Shipped(backbone.model, head, tokenizer, template, [])
     read = reading(backbone.model, config.distributed, run.ranks)
     found = read(lambda: likelihood(model, data.held_out, run.timer))

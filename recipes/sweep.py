@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from workbench import banking, capacity, describing
+from workbench import banking, capacity
 from workbench.banking import BankFit
 from workbench.chorus import Chorus
 from workbench.config import RunConfig, sweep_config
@@ -16,6 +16,7 @@ from workbench.config.sweep_config import Trial
 from workbench.engine import Watcher, peak_bytes
 from workbench.errors import TrainingError
 from workbench.member import Course
+from workbench.models import model_summary
 from workbench.parallel import refusals, waiting
 from workbench.recipes.sweep_subjects import Bench, Classes, Subject, Text
 from workbench.runs import files, units
@@ -195,7 +196,7 @@ def _held_out_loss(bench: Bench, member: str) -> float:
 def _model_facts(bench: Bench, member: str, config: RunConfig) -> dict[str, Any]:
     """The facts of a run with this member alone."""
     own = sum(each.numel() for each in bench.bank.parameters_of(member).values())
-    return describing.model(config, bench.backbone, bench.bank.model, own=own)
+    return model_summary.model(config, bench.backbone, bench.bank.model, own=own)
 
 
 def _memory(trained: Sequence[int]) -> str:

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, from_numpy
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, classifier, describing, evaluation, heads, losses, preflight, shipped
+from workbench import evaluation, losses, preflight
 from workbench.adapters import anatomy
 from workbench.adapters.bank import Bank
-from workbench.backbones import Backbone
 from workbench.config import RunConfig, tasks
 from workbench.config.sweep_config import Trial
 from workbench.data.batching import Examples, MicroBatch
@@ -27,6 +26,8 @@ from workbench.engine import Watcher
 from workbench.freezing import freezer as freezing
 from workbench.freezing.freezer import Freezer
 from workbench.losses.criterion import criterion
+from workbench.models import backbones, classifier, exported, model_summary, output_heads
+from workbench.models.backbones import Backbone
 from workbench.recipes import classify, sft
 from workbench.runs.run_directory import Run
 
@@ -81,11 +82,11 @@ class Text:
 
     def bench(self, run: Run, trials: Sequence[Trial], watcher: Watcher) -> Bench:
         backbone = backbones.load(self.config.model, self.tokenizer, task=tasks.of(self.config))
-        watcher.say(describing.storage(backbone))
+        watcher.say(model_summary.storage(backbone))
         sft.score_before(self.config, run, backbone, self.data, self.tokenizer, self.template, watcher)
         together, freezer = _attach(backbone, self.config, trials)
         with together.only(together.members[0]):
-            head = heads.find(together.model, backbone.model)
+            head = output_heads.find(together.model, backbone.model)
         stop = evaluation.stop_tokens(self.tokenizer, self.data.train)
 
         def objective(hidden_ND: Tensor, labels_N: Tensor, scale: float) -> Tensor:
@@ -101,7 +102,7 @@ class Text:
             train=[self.data.train] * len(trials),
             objectives=[objective] * len(trials),
             held_out_loss=lambda: evaluation.likelihood(together.model, head, self.data.held_out).loss,
-            save=lambda folder, adapter: shipped.save(
+            save=lambda folder, adapter: exported.save(
                 together.model, folder, self.tokenizer, self.template, stop, adapter=adapter
             ),
         )
@@ -131,7 +132,7 @@ class Classes:
 
     def bench(self, run: Run, trials: Sequence[Trial], watcher: Watcher) -> Bench:
         backbone = self._backbone(self.config.seed)
-        watcher.say(describing.storage(backbone))
+        watcher.say(model_summary.storage(backbone))
         together, freezer = _attach(backbone, self.config, trials)
         for seed in {trial.config.seed for trial in trials} - {self.config.seed}:
             members = [name for name, trial in zip(together.members, trials, strict=True) if trial.config.seed == seed]

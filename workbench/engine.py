@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from workbench import backbones, capacity, fused, noise_scale, sharpness
+from workbench import capacity, noise_scale, sharpness
 from workbench.adapters import anatomy
 from workbench.adapters.method import Companion
 from workbench.config import RunConfig
@@ -25,6 +25,7 @@ from workbench.freezing.prefix import Kept, Prefix, Work
 from workbench.freezing.watching import ActivationWatch, GradientWatch
 from workbench.masters import Masters
 from workbench.member import Course, Member, Trained
+from workbench.models import backbones, fused_lora
 from workbench.noise_scale import NoiseScale, Parts
 from workbench.parallel import settings
 from workbench.parallel.dealing import deal
@@ -304,7 +305,7 @@ class Fit:
         self.masters.refresh()
         self.model.train()
         if not settings.cuts_weights(self.config.distributed):
-            fused.fuse(self.model)
+            fused_lora.fuse(self.model)
         if self.config.train.compile:
             for layer in anatomy.decoder_layers(self.model):
                 layer.compile(dynamic=True)

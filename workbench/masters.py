@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from workbench.storage import HALVES
+from workbench.models.weight_storage import HALVES
 
 BESIDE = "beside"
 """Before the names of parameters that are no part of the model."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from transformers import PretrainedConfig, PreTrainedModel
 
-from workbench import adapters, backbones, capacity, optimizers
+from workbench import adapters, capacity, optimizers
 from workbench.adapters import Full, anatomy
 from workbench.config import RunConfig, tasks
 from workbench.config.tasks import TEXT, Task
@@ -17,6 +17,7 @@ from workbench.data.text import text_checks
 from workbench.data.text.tokenized import Splits
 from workbench.errors import ConfigError
 from workbench.freezing.layers import Layers, stack
+from workbench.models import backbones
 
 
 class Measured(Examples, Protocol):

@@ -135,10 +135,10 @@ def _prepare(folder: Path, arguments: argparse.Namespace) -> str:
 
 def _targets(model: str) -> list[str]:
     """The layers that get an adapter: PEFT's own all-linear adds BERT's pooler, which ours leaves alone."""
-    from workbench import backbones
     from workbench.adapters import Lora
     from workbench.config import ModelConfig
     from workbench.config.tasks import classes
+    from workbench.models import backbones
 
     return Lora().modules(backbones.skeleton(ModelConfig(id=model), task=classes(("a", "b"), seed=0)))
 

@@ -19,11 +19,9 @@ from typing import Any, NamedTuple
 import psutil
 from torch import from_numpy
 
-from workbench import adapters, backbones, capacity, classifier
+from workbench import adapters, capacity
 from workbench.adapters import anatomy
-from workbench.backbones import Backbone
 from workbench.banking import BankFit
-from workbench.classifier import Classifier
 from workbench.config import RunConfig
 from workbench.config.folds_config import FoldsConfig
 from workbench.data.folds import stratification
@@ -36,6 +34,9 @@ from workbench.evaluation import predicting
 from workbench.freezing import freezer as freezing
 from workbench.losses.criterion import Objective, criterion
 from workbench.member import Course
+from workbench.models import backbones, classifier
+from workbench.models.backbones import Backbone
+from workbench.models.classifier import Classifier
 from workbench.runs import run_directory
 from workbench.runs.run_directory import Run
 

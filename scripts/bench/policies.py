@@ -28,8 +28,9 @@ import measuring
 import standing
 from standing import Spread, Wanted
 
-from workbench import backbones, recipes
+from workbench import recipes
 from workbench.config import RunConfig
+from workbench.models import backbones
 from workbench.recipes.load import load
 from workbench.schema import read_yaml
 

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tests.conftest import tiny
-from workbench import adapters, backbones
+from workbench import adapters
 from workbench.adapters import METHODS, Full, Lora, bank
 from workbench.adapters.bank import Bank
 from workbench.adapters.routed import Routing, Rows
 from workbench.config import ModelConfig
 from workbench.errors import BackboneError, ConfigError, FileError
+from workbench.models import backbones
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

@@ -24,13 +24,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tests.conftest import FAMILIES, T5_SIZES, tiny
-from workbench import adapters, backbones
+from workbench import adapters
 from workbench.adapters import METHODS, Full, Method
 from workbench.adapters.lora_starts import QUANTISED
 from workbench.adapters.method import HALF_OR_FULL, WEIGHTS
 from workbench.config import ModelConfig, RunConfig, plugins, tasks
 from workbench.errors import ConfigError
 from workbench.masters import Masters
+from workbench.models import backbones
 from workbench.schema import parse
 
 # Stock PEFT uses what transformers calls deprecated.

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.conftest import tiny
-from workbench import adapters, backbones
+from workbench import adapters
 from workbench.adapters import METHODS, Eva, Loftq, Method, Pissa
 from workbench.adapters.anatomy import dense_weight
 from workbench.adapters.excited import Components
 from workbench.config import ModelConfig
 from workbench.errors import BackboneError, ConfigError
-from workbench.fused import FusedLoraLinear, fuse
+from workbench.models import backbones
+from workbench.models.fused_lora import FusedLoraLinear, fuse
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 

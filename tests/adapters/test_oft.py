@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tests.conftest import tiny
-from workbench import adapters, backbones
+from workbench import adapters
 from workbench.adapters import Boft, Method, Oft
 from workbench.adapters.butterflies import BlockDiagonal
 from workbench.config import ModelConfig
 from workbench.errors import ConfigError
+from workbench.models import backbones
 
 
 def _rotation(model: PreTrainedModel, config: Method, size: float) -> Tensor:

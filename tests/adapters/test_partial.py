@@ -23,9 +23,10 @@ from transformers import (
 )
 
 from tests.conftest import tiny
-from workbench import adapters, heads, losses, quantisation, storage
+from workbench import adapters, losses
 from workbench.adapters import BitFit, LastLayers, LinearProbe, Method
 from workbench.errors import ConfigError
+from workbench.models import output_heads, quantisation, weight_storage
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -194,7 +195,7 @@ def test_copies_over_half_precision_weights_train_in_float32() -> None:
     for config in METHODS.values():
         reference = _disturb(_attach(tiny("Phi").bfloat16().float(), config))
         stored = tiny("Phi").bfloat16()
-        storage.compute_in(stored, torch.float32)
+        weight_storage.compute_in(stored, torch.float32)
         model = _disturb(_attach(stored.requires_grad_(False), config))
         torch.testing.assert_close(_logits(model), _logits(reference))
         found = _gradients(model, model(input_ids=IDS, labels=IDS).loss)
@@ -260,7 +261,7 @@ def test_the_chunked_loss_reaches_a_tied_head(monkeypatch: pytest.MonkeyPatch) -
     base = tiny("Llama", tie_word_embeddings=True).requires_grad_(False)
     embedding = base.get_input_embeddings().weight.clone()
     model = _disturb(_attach(base, LinearProbe()))
-    head = heads.find(model, base)
+    head = output_heads.find(model, base)
     assert (head.vocabulary, head.width, [tuple(each.shape) for each in head.trainable()]) == (64, 32, [(64, 32)])
     hidden = head.hidden(model, {"input_ids": IDS})[0, :-1]
     loss = losses.next_token(hidden, IDS[0, 1:], head.project, vocabulary=64, weights=head.trainable(), scale=1 / 6)

@@ -11,10 +11,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from tests.conftest import tiny
-from workbench import adapters, backbones
+from workbench import adapters
 from workbench.adapters import Method, Prompt, PTuning
 from workbench.config import ModelConfig, RunConfig
 from workbench.errors import ConfigError
+from workbench.models import backbones
 from workbench.schema import parse
 
 IDS = torch.tensor([[3, 60, 5, 61, 9, 60, 7], [4, 8, 15, 16, 23, 42, 2]])

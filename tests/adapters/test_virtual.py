@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tests.conftest import FAMILIES, tiny
-from workbench import adapters, heads, storage
+from workbench import adapters
 from workbench.adapters import METHODS, DeepPrompt, Method, Prefix, Prompt, PTuning
 from workbench.errors import BackboneError, ConfigError
+from workbench.models import output_heads, weight_storage
 
 T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
 WORDS = torch.tensor([[33, 44, 55]])
@@ -89,7 +90,7 @@ def _after_words(base: PreTrainedModel) -> Tensor:
 @EACH
 def test_a_row_is_the_same_alone_and_padded_on_the_right(family: PreTrainedModel, config: Method) -> None:
     model = attach(family, config)
-    head = heads.find(model, family)
+    head = output_heads.find(model, family)
     rows = torch.tensor([[3, 60, 5, 61, 9, 60, 7], [4, 8, 15, 0, 0, 0, 0]])
     with torch.no_grad():
         together = head.hidden(model, {"input_ids": rows})
@@ -144,7 +145,7 @@ def test_virtual_tokens_have_the_precision_that_is_computed_in(
 ) -> None:
     llama.to(stored)  # type: ignore[arg-type]
     exact = attach(copy.deepcopy(llama).float(), config)
-    storage.compute_in(llama, torch.float32)
+    weight_storage.compute_in(llama, torch.float32)
     bare = copy.deepcopy(llama)
     model = attach(llama, config)
     torch.testing.assert_close(logits(model), logits(exact), rtol=1e-4, atol=1e-5)

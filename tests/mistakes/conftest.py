@@ -32,7 +32,7 @@ def folder(tmp_path: Path, stories: str, trained: Path, monkeypatch: pytest.Monk
     file("my.yaml", RECIPE)(tmp_path)
     lines(ROWS, "rows.jsonl")(tmp_path)
     # The same on every machine: no accelerator, no wandb.
-    monkeypatch.setattr("workbench.backbones.device", lambda: torch.device("cpu"))
+    monkeypatch.setattr("workbench.models.backbones.device", lambda: torch.device("cpu"))
     monkeypatch.setitem(sys.modules, "wandb", None)
     (tmp_path / "stories").symlink_to(stories)
     shutil.copytree(trained, tmp_path / "one")

@@ -115,7 +115,7 @@ def _models(folder: Path) -> None:
 def here(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, in which all of the world stands."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("workbench.backbones.device", lambda: torch.device("cpu"))
+    monkeypatch.setattr("workbench.models.backbones.device", lambda: torch.device("cpu"))
     for path in world.iterdir():
         (tmp_path / path.name).symlink_to(path)
     return tmp_path
@@ -129,7 +129,7 @@ def refused(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         raise AssertionError("weights are read")
 
     def see(case: Case, verb: str) -> None:
-        monkeypatch.setattr("workbench.backbones.load", load_nothing)
+        monkeypatch.setattr("workbench.models.backbones.load", load_nothing)
         before = content(here)
         assert_refused_with((case.place, case.cure), f"{verb} my.yaml {case.words}", monkeypatch, capsys)
         assert_nothing_left(here, before)

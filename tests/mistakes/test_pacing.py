@@ -350,7 +350,7 @@ def world(folder: Path, encoder_decoder: str, monkeypatch: pytest.MonkeyPatch) -
     def read(*_: object, **__: object) -> None:
         raise AssertionError("weights are read")
 
-    monkeypatch.setattr("workbench.backbones.load", read)
+    monkeypatch.setattr("workbench.models.backbones.load", read)
 
 
 def _assert_both_refuse(

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from workbench import adapters, backbones, evaluation, shipped
+from workbench import adapters, evaluation
 from workbench.adapters import Full
 from workbench.config import RunConfig
 from workbench.data.text import tokenized
 from workbench.data.text.chat import Template
+from workbench.models import backbones, exported
 from workbench.runs import run_directory
 
 SaveRun = Callable[..., Path]
@@ -44,7 +45,7 @@ def save_run(tmp_path: Path, stories: str, questions: Path) -> SaveRun:
                 parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
         data = tokenized.load(config.data, tokenizer, template, seed=config.seed)
         run.note(data={"train": data.train.facts()})
-        shipped.save(model, run.adapter, tokenizer, template, evaluation.stop_tokens(tokenizer, data.train))
+        exported.save(model, run.adapter, tokenizer, template, evaluation.stop_tokens(tokenizer, data.train))
         run.close()
         return run.path
 

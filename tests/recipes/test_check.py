@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workbench import backbones
 from workbench.config import RunConfig
 from workbench.errors import BackboneError, ConfigError, DataError, WorkbenchError
+from workbench.models import backbones
 from workbench.recipes.check import SHOWN, check, pieces
 
 Inspect = Callable[..., Any]

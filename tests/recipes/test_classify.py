@@ -16,10 +16,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 
 import workbench
 from tests.conftest import MINILM, save_tiny
-from workbench import classifier, recipes
+from workbench import recipes
 from workbench.data.labelled import labelled_data
 from workbench.errors import ConfigError, Stopped
 from workbench.evaluation import predicting
+from workbench.models import classifier
 from workbench.recipes import classify
 from workbench.recipes.check import check
 from workbench.recipes.classify_verbs import ClassInspection

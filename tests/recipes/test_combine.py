@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 from typer.testing import CliRunner
 
-from workbench import shipped
 from workbench.cli.verbs import app
 from workbench.errors import ConfigError
+from workbench.models import exported
 from workbench.recipes.combine import combine_runs
 from workbench.recipes.merge import merge
 from workbench.runs import run_directory
@@ -50,7 +50,7 @@ def test_the_combined_run_merges_to_the_weighted_sum(pair: list[Path], stories: 
         torch.testing.assert_close(both[name], wanted, rtol=1e-5, atol=1e-5)
     config = run_directory.read_config(tmp_path / "sum")
     assert config.data == run_directory.read_config(pair[0]).data
-    assert shipped.load(tmp_path / "sum", config).stop == sorted({2, 7, *shipped.load(pair[0], config).stop})
+    assert exported.load(tmp_path / "sum", config).stop == sorted({2, 7, *exported.load(pair[0], config).stop})
 
 
 def test_the_verb_says_what_a_lower_rank_costs(pair: list[Path], tmp_path: Path) -> None:

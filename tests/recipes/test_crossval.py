@@ -15,10 +15,10 @@ import pytest
 
 import workbench
 from tests.conftest import MINILM, save_tiny
-from workbench import classifier
 from workbench.data.labelled import fold_data
 from workbench.errors import ConfigError
 from workbench.evaluation import predicting
+from workbench.models import classifier
 from workbench.recipes.check import check
 from workbench.recipes.classify_verbs import Gap
 from workbench.recipes.crossval_verbs import CrossvalInspection

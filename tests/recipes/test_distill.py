@@ -15,10 +15,11 @@ from transformers import AutoModelForCausalLM
 
 import workbench
 from tests.conftest import write_questions
-from workbench import recipes, shipped
+from workbench import recipes
 from workbench.cli.console import Terminal
 from workbench.config import RunConfig
 from workbench.errors import Stopped
+from workbench.models import exported
 from workbench.recipes import distill_verbs
 from workbench.recipes.load import load
 from workbench.recipes.serve import evaluate
@@ -96,7 +97,7 @@ def test_an_adapter_over_a_made_student_is_served_with_it(
     run = _run(_config(stories, rows, distill=distill), tmp_path / "run")
     config = run_directory.shipped_config(run)
     assert config.recipe == "sft" and Path(config.model.id) == (run / "student").resolve()
-    assert len(shipped.load(run, config).model.base_model.model.model.layers) == 2
+    assert len(exported.load(run, config).model.base_model.model.model.layers) == 2
     assert evaluate(run, [])["loss"] == pytest.approx(_scores(run)["after"]["loss"], rel=1e-4)
 
 

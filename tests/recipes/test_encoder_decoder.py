@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import workbench
-from workbench import shipped
 from workbench.errors import Stopped
+from workbench.models import exported
 from workbench.recipes.check import check
 from workbench.recipes.load import load
 from workbench.recipes.merge import merge
@@ -98,7 +98,7 @@ def test_held_out_loss_falls_and_the_answers_are_those_of_the_decoder(taught: Pa
 
 
 def test_what_was_saved_is_a_stock_adapter(taught: Path, encoder_decoder: str) -> None:
-    ours = shipped.load(taught, run_directory.read_config(taught)).model
+    ours = exported.load(taught, run_directory.read_config(taught)).model
     base = AutoModelForSeq2SeqLM.from_pretrained(encoder_decoder)
     untrained = _logits(base, taught / "adapter")
     stock = PeftModel.from_pretrained(base, str(taught / "adapter"))
@@ -113,7 +113,7 @@ def test_evaluate_and_merge_agree_with_the_run(taught: Path, tmp_path: Path) -> 
     found = merge(taught, out=tmp_path / "merged", weights="float32")
     assert found.agreement.top1 == 1.0 and 0 <= found.agreement.kl < 1e-8 and found.agreement.positions > 50
     merged = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "merged")
-    wanted = _logits(shipped.load(taught, run_directory.read_config(taught)).model, taught / "adapter")
+    wanted = _logits(exported.load(taught, run_directory.read_config(taught)).model, taught / "adapter")
     torch.testing.assert_close(_logits(merged, tmp_path / "merged"), wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -128,7 +128,7 @@ def test_predict_and_generate_answer_as_a_stock_model_does(
     written = pd.read_parquet(tmp_path / "out.parquet")
     assert list(written["prompt"]) == asked
 
-    model = shipped.load(taught, run_directory.read_config(taught))
+    model = exported.load(taught, run_directory.read_config(taught))
     stock: Any = model.model
     for prompt, answer in zip(asked, written["answer"], strict=True):
         read = model.tokenizer(prompt, return_tensors="pt")["input_ids"]
@@ -163,7 +163,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(train: Train, reference: Path, m
 def test_every_weight_trains(train: Train) -> None:
     run = train("full", "adapter={method: full}", "evaluate.answers=3", "evaluate.max_new_tokens=8")
     assert _scores(run)["after"]["loss"] < _scores(run)["before"]["loss"]
-    wanted = _logits(shipped.load(run, run_directory.read_config(run)).model, run / "adapter")
+    wanted = _logits(exported.load(run, run_directory.read_config(run)).model, run / "adapter")
     stock = AutoModelForSeq2SeqLM.from_pretrained(run / "adapter")
     torch.testing.assert_close(_logits(stock, run / "adapter"), wanted, rtol=1e-5, atol=1e-5)
     asked = AutoTokenizer.from_pretrained(run / "adapter")("What comes after 7?", return_tensors="pt")["input_ids"]
@@ -189,7 +189,7 @@ def test_roles_are_found_in_both_stacks(train: Train, targets: str) -> None:
 
 def test_new_tokens_train_in_both_stacks_and_ship(train: Train) -> None:
     run = train("tokens", "model.new_tokens=[<one>, <two>]")
-    stock = shipped.load(run, run_directory.read_config(run))
+    stock = exported.load(run, run_directory.read_config(run))
     assert stock.tokenizer("<two>", add_special_tokens=False)["input_ids"][-1] == 513
     assert _scores(run)["after"]["loss"] < _scores(run)["before"]["loss"]
 

@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM
 
 import workbench
 from tests.conftest import MINILM, save_tiny
-from workbench import shipped
 from workbench.cli.console import Terminal
 from workbench.errors import Stopped
 from workbench.freezing import prefix
 from workbench.freezing.trunk import Trunk
+from workbench.models import exported
 from workbench.runs import run_directory
 
 # Stock PEFT uses what transformers calls deprecated.
@@ -172,7 +172,7 @@ def test_an_adapter_over_a_frozen_half_is_one_that_stock_peft_loads(
     assert blocks == set(range(line, number))
     assert json.loads((run / "adapter" / "adapter_config.json").read_text())["exclude_modules"]
 
-    own = shipped.load(run, run_directory.read_config(run)).model
+    own = exported.load(run, run_directory.read_config(run)).model
     stock = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(stories), run / "adapter").eval()
     assert {name for name in stock.state_dict() if "lora" in name} == {
         name for name in own.state_dict() if "lora" in name

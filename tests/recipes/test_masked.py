@@ -14,8 +14,8 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import workbench
 from tests.conftest import MINILM, save_tiny
-from workbench import shipped
 from workbench.errors import ConfigError, Stopped
+from workbench.models import exported
 from workbench.recipes.check import check
 from workbench.recipes.load import load
 from workbench.recipes.merge import merge
@@ -94,7 +94,7 @@ def test_a_lora_run_merges_into_a_stock_model(train: Train, tmp_path: Path) -> N
     assert found.agreement.top1 == 1.0 and 0 <= found.agreement.kl < 1e-8
     ids = AutoTokenizer.from_pretrained(tmp_path / "merged")("The cat [MASK] on a mat.", return_tensors="pt")
     merged = AutoModelForMaskedLM.from_pretrained(tmp_path / "merged")
-    ours: Any = shipped.load(run, run_directory.read_config(run)).model
+    ours: Any = exported.load(run, run_directory.read_config(run)).model
     with torch.no_grad():
         torch.testing.assert_close(merged(**ids).logits, ours(**ids).logits, rtol=1e-4, atol=1e-5)
 

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from workbench import shipped
 from workbench.data.starter import FOLDER
 from workbench.data.text import tokenized
 from workbench.data.text.tokenized import Tokens
 from workbench.errors import ConfigError
+from workbench.models import exported
 from workbench.recipes.merge import ROWS, merge
 from workbench.runs import run_directory
 
@@ -39,7 +39,7 @@ def _logits(model: torch.nn.Module, folder: Path) -> Tensor:
 
 
 def _ours(run: Path) -> Tensor:
-    return _logits(shipped.load(run, run_directory.read_config(run)).model, run / "adapter")
+    return _logits(exported.load(run, run_directory.read_config(run)).model, run / "adapter")
 
 
 def _stock(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
@@ -126,7 +126,7 @@ def test_a_quantised_backbone_is_dequantised_and_the_agreement_is_right(
     written = json.loads((tmp_path / "merged" / "config.json").read_text())
     assert "quantization_config" not in written and written["dtype"] == "float32"
 
-    unmerged = shipped.load(run, run_directory.read_config(run))
+    unmerged = exported.load(run, run_directory.read_config(run))
     config = run_directory.read_config(run)
     held_out = tokenized.load(config.data, unmerged.tokenizer, unmerged.template, seed=config.seed).held_out
     kl, top1, positions = _compared(unmerged.model, _stock(tmp_path / "merged"), held_out)
@@ -159,7 +159,7 @@ def _compared(a: torch.nn.Module, b: torch.nn.Module, split: Tokens) -> tuple[fl
 def test_a_trained_run_merges_into_a_model_that_generates_alike(trained: Path, tmp_path: Path) -> None:
     found = merge(trained, out=tmp_path / "merged", weights="float32")
     assert found.agreement.top1 == 1.0
-    unmerged = shipped.load(trained, run_directory.read_config(trained))
+    unmerged = exported.load(trained, run_directory.read_config(trained))
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "merged")
     stock = _stock(tmp_path / "merged")
     question = [{"role": "user", "content": "What comes after 12?"}]

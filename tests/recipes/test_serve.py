@@ -12,8 +12,9 @@ import pandas as pd
 import pytest
 import torch
 
-from workbench import evaluation, shipped
+from workbench import evaluation
 from workbench.errors import ConfigError, DataError
+from workbench.models import exported
 from workbench.recipes.serve import evaluate, generate, predict
 from workbench.runs import run_directory
 
@@ -36,7 +37,7 @@ def asked(tmp_path: Path) -> Path:
 
 def _single(run: Path, question: str, *, max_new_tokens: int) -> str:
     """The answer of the saved model to one prompt alone, without padding."""
-    model = shipped.load(run, run_directory.read_config(run))
+    model = exported.load(run, run_directory.read_config(run))
     ids = torch.tensor([model.template.prompt([{"role": "user", "content": question}])])
     output = model.model.generate(  # type: ignore[operator]
         input_ids=ids,
@@ -129,7 +130,7 @@ def test_generate_streams_and_stops_at_the_templates_end_of_turn(
     assert text.strip() == _single(trained, "What comes after 12?", max_new_tokens=40)
     assert text.startswith("It is") and text.endswith(".\n") and len(text) < 20
     assert len([piece for piece in screen.pieces if piece.strip()]) >= 2, "it must be written while it is generated"
-    assert shipped.load(trained, run_directory.read_config(trained)).stop == [2, 513]
+    assert exported.load(trained, run_directory.read_config(trained)).stop == [2, 513]
 
 
 @pytest.mark.parametrize("column", ["prompt", "text"])
@@ -149,7 +150,7 @@ def test_a_run_on_raw_text_is_prompted_raw(
     table = pd.read_parquet(tmp_path / "answers.parquet")
     assert list(table["prompt"]) == ["Once 99 cats"]
 
-    model = shipped.load(run, run_directory.read_config(run))
+    model = exported.load(run, run_directory.read_config(run))
     ids = torch.tensor([model.tokenizer("Once 99 cats")["input_ids"]])
     output = model.model.generate(  # type: ignore[operator]
         input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=10, pad_token_id=0

@@ -14,11 +14,12 @@ from transformers import PreTrainedModel
 
 from tests.conftest import tiny
 from tests.workbench.together import Labelled, Texts, Together, Trained, bert, class_outputs, section
-from workbench import adapters, backbones, heads, losses, schedules
+from workbench import adapters, losses, schedules
 from workbench.adapters import bank as banks
 from workbench.banking import Objective, Predict
 from workbench.config import ModelConfig, RunConfig
 from workbench.data.batching import MicroBatch, global_batch
+from workbench.models import backbones, output_heads
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -35,7 +36,7 @@ DIFFERENT = (
 def head_outputs(model: PreTrainedModel, member: str, bank: banks.Bank) -> tuple[Predict, Objective]:
     """Next-token loss as the recipe computes it."""
     with bank.only(member):
-        head = heads.find(bank.model, model)
+        head = output_heads.find(bank.model, model)
 
     def objective(hidden_ND: Tensor, labels_N: Tensor, scale: float) -> Tensor:
         return losses.next_token(hidden_ND, labels_N, head.project, vocabulary=head.vocabulary, weights=[], scale=scale)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from workbench.data.labelled.fold_data import Folded
     from workbench.data.labelled.labelled_data import ClassSplits, Labelled
     from workbench.data.text.tokenized import Tokens
+    from workbench.models.adapter_sizes import Survey
     from workbench.planning.plan import Plan
     from workbench.recipes.check import Inspection
     from workbench.recipes.classify_verbs import ClassInspection
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from workbench.recipes.crossval_verbs import CrossvalInspection
     from workbench.recipes.merge import Merged
     from workbench.report import Comparison
-    from workbench.sizes import Survey
 
 _out = Console(highlight=False, soft_wrap=False)
 

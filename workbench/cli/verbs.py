@@ -210,7 +210,7 @@ def ls(
     from workbench.cli import render
 
     if what == "adapters":
-        from workbench.sizes import survey
+        from workbench.models.adapter_sizes import survey
 
         found = survey(overrides or ())
         (render.methods_json if json else render.methods)(found)

@@ -16,12 +16,10 @@ import numpy as np
 from torch import from_numpy
 from transformers import PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, banking, capacity, classifier, describing
+from workbench import adapters, banking, capacity
 from workbench.adapters import Full, bank
-from workbench.backbones import Backbone
 from workbench.banking import BankFit
 from workbench.chorus import Chorus
-from workbench.classifier import Classifier
 from workbench.config import RunConfig
 from workbench.data.batching import first_rows
 from workbench.data.folds.row_split import Folds, Split
@@ -35,6 +33,9 @@ from workbench.freezing import freezer as freezing
 from workbench.freezing.prefix import Kept, reading
 from workbench.losses.criterion import Objective, criterion
 from workbench.member import Course
+from workbench.models import backbones, classifier, model_summary
+from workbench.models.backbones import Backbone
+from workbench.models.classifier import Classifier
 from workbench.parallel import waiting
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.run_directory import Run
@@ -171,9 +172,9 @@ def _together(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Wat
     together, freezer = freezing.attach_bank(
         backbone.model, room.config, [room.config.adapter] * len(lessons), seeds=[each.seed for each in lessons]
     )
-    watcher.say(describing.storage(backbone))
+    watcher.say(model_summary.storage(backbone))
     own = sum(each.numel() for each in together.parameters_of(together.members[0]).values())
-    run.note(model=describing.model(room.config, backbone, together.model, own=own))
+    run.note(model=model_summary.model(room.config, backbone, together.model, own=own))
     with together.only(together.members[0]):
         model = classifier.find(together.model, backbone.model, room.tokenizer, room.labels)
     courses = [
@@ -217,7 +218,7 @@ def _apart(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Watche
             backbone.model, room.config, seed=each.seed, sample=partial(first_rows, each.train, seed=each.seed)
         )
         attached = freezer.model
-        run.note(model=describing.model(room.config, backbone, attached))
+        run.note(model=model_summary.model(room.config, backbone, attached))
         model = classifier.find(attached, backbone.model, room.tokenizer, room.labels)
         course = _course(own, room.config, each, model, nullcontext)
         fit = Fit(

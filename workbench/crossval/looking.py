@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 from safetensors import numpy as safetensors
 
-from workbench import classifier, shipped
 from workbench.config import RunConfig
 from workbench.crossval import rounds
 from workbench.crossval.fold_adapters import Classroom, FoldAdapter
@@ -25,6 +24,7 @@ from workbench.errors import ConfigError
 from workbench.evaluation import tta
 from workbench.evaluation.combining import Combiner, Fitted, OutOfFold
 from workbench.evaluation.tta import Decision
+from workbench.models import classifier, exported
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 
@@ -35,7 +35,7 @@ def classroom(run: Path, config: RunConfig) -> Classroom:
         raise ConfigError(f"{run}: the cross-validation has not ended. Continue it: workbench run --out {run} --resume")
     first = files.read_json(run / "decision.json")
     member = run / rounds.folder(first["round"]) / first["members"][0]
-    return Classroom(config, classifier.read_labels(run), shipped.load_tokenizer(member, config))
+    return Classroom(config, classifier.read_labels(run), exported.load_tokenizer(member, config))
 
 
 def decided(run: Path, room: Classroom, rows: Labelled) -> Floats:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PretrainedConfig, PreTrainedModel
 
-from workbench import first_token
 from workbench.adapters import anatomy
 from workbench.errors import ConfigError
 from workbench.losses.chunked import wide
+from workbench.models import first_token
 
 _APART = (
     ("q_proj", "k_proj", "v_proj"),  # Llama, OPT, BART and most

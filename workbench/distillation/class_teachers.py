@@ -13,8 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones, classifier, preflight, shipped
-from workbench.classifier import Classifier
+from workbench import preflight
 from workbench.config import RunConfig
 from workbench.config.classes_config import Kind
 from workbench.config.distill_config import BACKBONE
@@ -29,6 +28,8 @@ from workbench.data.text.formats import renamed
 from workbench.distillation.sources import Source
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation import predicting, targets
+from workbench.models import backbones, classifier, exported
+from workbench.models.classifier import Classifier
 from workbench.runs import run_directory
 
 _HEAD = "ForSequenceClassification"
@@ -135,8 +136,8 @@ def _classifiers(source: Source, student: RunConfig, labels: Labels) -> list[Voi
                 f"distill.teacher.id={run}: a run of recipe {config.recipe} says nothing of classes. Write one of "
                 "recipe classify or crossval, or a model that has a classification head."
             )
-        shipped.require_saved(run, config, "classes.json")
-        meant, tokenizer = classifier.read_labels(run / "adapter"), shipped.load_tokenizer(run, config)
+        exported.require_saved(run, config, "classes.json")
+        meant, tokenizer = classifier.read_labels(run / "adapter"), exported.load_tokenizer(run, config)
         found.append(Voice(str(run), meant, config, tokenizer, _heard(partial(classifier.load, run, config))))
     return found
 

@@ -8,7 +8,6 @@ from itertools import islice
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones
 from workbench.config import DataConfig, RunConfig
 from workbench.config.distill_config import DistillConfig
 from workbench.data import starter
@@ -18,6 +17,7 @@ from workbench.data.text.token_masking import Masking
 from workbench.data.text.tokenized import Tokens
 from workbench.distillation.sources import Source
 from workbench.errors import ConfigError, DataError
+from workbench.models import backbones
 
 ROWS, RENDERED = 1000, 8
 """Training rows whose tokens are looked up in the teacher's vocabulary, and those that its template writes again."""

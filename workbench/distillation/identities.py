@@ -11,12 +11,12 @@ from typing import Any, Literal, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from workbench import backbones
 from workbench.config import ModelConfig
 from workbench.config.distill_config import DistillConfig
 from workbench.data import starter
 from workbench.distillation.sources import Source
 from workbench.errors import ConfigError
+from workbench.models import backbones
 from workbench.runs import files
 
 FORMAT = "1"

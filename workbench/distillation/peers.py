@@ -21,7 +21,7 @@ from workbench.distillation.learning import arrays, mixed
 from workbench.distillation.signals import Spoken
 from workbench.engine import Loss
 from workbench.errors import ConfigError
-from workbench.heads import Head
+from workbench.models.output_heads import Head
 
 
 def require_able(base: RunConfig) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from workbench import backbones, shipped
 from workbench.adapters import Full
 from workbench.config import ModelConfig, RunConfig
 from workbench.config.distill_config import BACKBONE, TEACHER, TeacherConfig
@@ -19,6 +18,7 @@ from workbench.data.text.chat import Template
 from workbench.data.text.row_encoder import form
 from workbench.data.text.token_masking import Masking
 from workbench.errors import BackboneError, ConfigError
+from workbench.models import backbones, exported
 from workbench.runs import files, run_directory
 
 
@@ -40,7 +40,7 @@ class Source:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The teacher's own."""
         if self.run is not None and self.config is not None and self.config.recipe != "crossval":
-            return shipped.load_tokenizer(self.run, self.config)
+            return exported.load_tokenizer(self.run, self.config)
         with self.told():
             return backbones.tokenizer(self.model)
 
@@ -115,7 +115,7 @@ def _one(name: str, teacher: TeacherConfig) -> Source:
         decided = files.read_json(path / "decision.json")
         folders = [path / rounds.folder(decided["round"]) / member / "adapter" for member in decided["members"]]
         return Source(name, _stored(config.model, teacher), tuple(folders), path, config)
-    shipped.require_saved(path, config, "tokenizer.json")
+    exported.require_saved(path, config, "tokenizer.json")
     if isinstance(config.adapter, Full):
         whole = config.model.model_copy(update={"id": str((path / "adapter").resolve()), "revision": None})
         return Source(name, _stored(whole, teacher), (), path, config)

@@ -10,15 +10,16 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, classifier
+from workbench import adapters
 from workbench.adapters import Method, anatomy
-from workbench.backbones import DTYPES
 from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.distill_config import TEACHER, StudentConfig, makes_student
 from workbench.config.tasks import Task
 from workbench.distillation.sources import Source
 from workbench.engine import Watcher
 from workbench.errors import ConfigError
+from workbench.models import backbones, classifier
+from workbench.models.backbones import DTYPES
 from workbench.runs import files
 
 

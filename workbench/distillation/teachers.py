@@ -17,9 +17,8 @@ from peft import PeftConfig, PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, heads
+from workbench import adapters
 from workbench.adapters import Full, several
-from workbench.backbones import Backbone
 from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.distill_config import DistillConfig
 from workbench.data import starter
@@ -29,8 +28,10 @@ from workbench.distillation.signals import Spoken
 from workbench.distillation.sources import Source
 from workbench.distillation.stage import SWITCHED, Stage
 from workbench.evaluation.scores import TOKENS
-from workbench.heads import Head
 from workbench.losses.chunked import chunks
+from workbench.models import backbones, output_heads
+from workbench.models.backbones import Backbone
+from workbench.models.output_heads import Head
 from workbench.runs import files
 
 Speaking = Callable[[], AbstractContextManager[None]]
@@ -212,7 +213,7 @@ def _voices(model: PeftModel, backbone: PreTrainedModel, configs: Mapping[str, P
 
 def _voice(model: nn.Module, backbone: PreTrainedModel, speaking: Speaking) -> Voice:
     with speaking():
-        head = heads.find(model, backbone)
+        head = output_heads.find(model, backbone)
     if any(isinstance(part, SWITCHED) for part in head.module.modules()):
         head = _AdaptedHead(**vars(head), speaking=speaking)
     return Voice(model, head, speaking)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from workbench.data.batching import micro_batches
 from workbench.data.text.tokenized import Tokens
-from workbench.heads import Head
+from workbench.models.output_heads import Head
 
 POSITIONS = 256
 """Positions that are projected to the vocabulary at once."""

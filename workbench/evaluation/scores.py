@@ -23,7 +23,7 @@ from workbench.data.text.tokenized import Tokens
 from workbench.evaluation import text
 from workbench.evaluation.decoding import generate
 from workbench.evaluation.timely import Left, in_time
-from workbench.heads import Head
+from workbench.models.output_heads import Head
 from workbench.runs import files
 
 TOKENS = 4096

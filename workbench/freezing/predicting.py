@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from transformers import PreTrainedModel
 
-from workbench import adapters, first_token
+from workbench import adapters
 from workbench.adapters.routed import RoutedLora
 from workbench.data.batching import Examples
 from workbench.errors import ConfigError
 from workbench.freezing.states import MemoryStates
 from workbench.freezing.trunk import Trunk, parts, rows_of
+from workbench.models import first_token
 from workbench.runs import units
 
 MEMORY_SHARE, DISK_SHARE = 0.25, 0.5

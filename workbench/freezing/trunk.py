@@ -17,10 +17,10 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from workbench import first_token
 from workbench.data.batching import Indices, padded
 from workbench.errors import BackboneError
 from workbench.freezing.states import States
+from workbench.models import first_token
 
 _TOKENS, _MASK, _TYPES = "input_ids", "attention_mask", "token_type_ids"
 """Arguments of a stack that say what its rows hold."""

@@ -16,15 +16,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from workbench import backbones, optimizer_states
+from workbench import optimizer_states
 from workbench.config.distributed_config import DistributedConfig
 from workbench.data.batching import MicroBatch
 from workbench.errors import TrainingError
+from workbench.models import backbones
+from workbench.models.weight_storage import HALVES
 from workbench.parallel import settings
 from workbench.parallel.sharding import Sharded, Trainable, brought
 from workbench.runs.ranks import Ranks
 from workbench.stepping import Refuse
-from workbench.storage import HALVES
 
 T = TypeVar("T")
 

@@ -12,12 +12,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from workbench import backbones
 from workbench.adapters import anatomy
 from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch
 from workbench.errors import TrainingError
 from workbench.masters import BESIDE
+from workbench.models import backbones
 from workbench.runs.ranks import Ranks
 from workbench.stepping import Refuse
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from workbench.data.batching import MicroBatch
 from workbench.errors import TrainingError
+from workbench.models.weight_storage import HALVES
 from workbench.parallel import disks, settings
 from workbench.parallel.sharding import Loss, Sharded, Trainable, brought
 from workbench.stepping import Refuse
-from workbench.storage import HALVES
 
 COUNTED = "step"
 """What an optimizer counts for all its values together."""

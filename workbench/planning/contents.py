@@ -7,7 +7,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from workbench import storage
+from workbench.models import weight_storage
 from workbench.planning.trainings import Model
 from workbench.planning.zero import Contents
 
@@ -19,7 +19,7 @@ def contents(fit: Model, *, optimizer: int) -> Contents:
     element = max((each.element_size() for each in computing), default=4)
     frozen = {id(each): each for each in fit.model.parameters() if not each.requires_grad}
     known = {id(each) for each in chain(frozen.values(), computing)}
-    rest: dict[int, Tensor] = {id(each): each for each in chain(storage.held(fit.model), fit.model.buffers())}
+    rest: dict[int, Tensor] = {id(each): each for each in chain(weight_storage.held(fit.model), fit.model.buffers())}
     head = fit.freezer.backbone.get_output_embeddings()
     return Contents(
         trained=trained,

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.config.distributed_config import DistributedConfig
+from workbench.models.adapter_sizes import Size
 from workbench.planning import zero
 from workbench.planning.ledger import ACTIVATIONS
 from workbench.planning.rehearsal import GRADIENTS, MASTERS, OPTIMIZER, WEIGHTS, Rehearsed
 from workbench.planning.work import StepWork
 from workbench.planning.zero import Contents, Held, Moment
-from workbench.sizes import Size
 
 
 @dataclass(frozen=True)

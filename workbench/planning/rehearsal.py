@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from workbench import storage
 from workbench.adapters import anatomy
 from workbench.data.batching import Examples, Indices, micro_batches
+from workbench.models import weight_storage
 from workbench.planning.ledger import ACTIVATIONS, ELSEWHERE, Ledger
 from workbench.planning.operations import Operations
 from workbench.planning.trainings import Lengths, Model, Training
@@ -220,11 +220,11 @@ def hold(ledger: Ledger, fit: Model, *, beside: Iterable[nn.Module] = ()) -> Non
         ledger.hold([computing[name]], WEIGHTS, home)
         ledger.hold([fit.masters.named()[name]], MASTERS, home)
     for place, module in _modules(fit).items():
-        ledger.hold(chain(storage.held(module), module.buffers()), WEIGHTS, place)
-    ledger.hold(chain(storage.held(fit.model), fit.model.buffers()), WEIGHTS)
+        ledger.hold(chain(weight_storage.held(module), module.buffers()), WEIGHTS, place)
+    ledger.hold(chain(weight_storage.held(fit.model), fit.model.buffers()), WEIGHTS)
     ledger.hold(fit.masters, MASTERS)
     for model in beside:
-        ledger.hold(chain(storage.held(model), model.buffers()), TEACHER, TEACHER)
+        ledger.hold(chain(weight_storage.held(model), model.buffers()), TEACHER, TEACHER)
 
 
 def _trials(train: Lengths, epoch: list[list[Indices]]) -> list[Trial]:

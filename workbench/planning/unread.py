@@ -12,11 +12,11 @@ from peft.utils import load_peft_weights
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench import backbones, heads
-from workbench.backbones import Backbone
 from workbench.config import ModelConfig
 from workbench.config.tasks import TEXT, Task
-from workbench.heads import Head
+from workbench.models import backbones, output_heads
+from workbench.models.backbones import Backbone
+from workbench.models.output_heads import Head
 from workbench.planning.imagined import imagine, unimagined
 from workbench.planning.packed import pack
 
@@ -52,7 +52,7 @@ def unread() -> Iterator[list[Asked]]:
         return found
 
     def known(model: nn.Module, backbone: PreTrainedModel) -> Head:
-        return heads.known(backbone)  # it is found by its numbers
+        return output_heads.known(backbone)  # it is found by its numbers
 
     def read(*args: Any, **kwargs: Any) -> Any:
         with unimagined():
@@ -60,7 +60,7 @@ def unread() -> Iterator[list[Asked]]:
 
     with (
         patch.object(backbones, "load", imagined),
-        patch.object(heads, "find", known),
+        patch.object(output_heads, "find", known),
         patch.object(peft_model, "load_peft_weights", read),
     ):
         yield asked

@@ -16,10 +16,10 @@ from workbench.cli import render
 from workbench.config import ModelConfig, RunConfig
 from workbench.errors import ConfigError
 from workbench.evaluation.agreement import Agreement
+from workbench.models.adapter_sizes import Size, Survey
 from workbench.recipes import shipped
 from workbench.recipes.check import check
 from workbench.recipes.merge import Merged
-from workbench.sizes import Size, Survey
 
 
 @pytest.fixture(autouse=True)

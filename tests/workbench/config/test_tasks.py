@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from tests.conftest import MINILM, T5_SIZES, tiny
-from workbench import adapters, backbones
+from workbench import adapters
 from workbench.adapters import Lora
 from workbench.cli.console import Terminal
 from workbench.config import ModelConfig, RunConfig, tasks
@@ -35,6 +35,7 @@ from workbench.data.batching import Indices, MicroBatch, encoder_inputs
 from workbench.engine import Fit, Supervision
 from workbench.errors import BackboneError
 from workbench.freezing import freezer as freezing
+from workbench.models import backbones
 from workbench.runs import run_directory
 
 # Stock PEFT uses what transformers calls deprecated.

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from workbench import backbones
 from workbench.config import DataConfig, ModelConfig
 from workbench.data.batching import first_rows, global_batch
 from workbench.data.text import tokenized
 from workbench.data.text.chat import Template
 from workbench.data.text.tokenized import Tokens
+from workbench.models import backbones
 
 
 @pytest.fixture

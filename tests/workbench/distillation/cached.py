@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from workbench import backbones, heads
 from workbench.config import DataConfig, ModelConfig, RunConfig
 from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch
@@ -23,6 +22,7 @@ from workbench.distillation import caching
 from workbench.distillation.caching import CachedTeacher, Identity
 from workbench.distillation.signals import Signal, Spoken, Teacher
 from workbench.distillation.sources import Source
+from workbench.models import backbones, output_heads
 
 SMALL = 150
 """Positions of a shard: several shards for 100 rows."""
@@ -35,7 +35,7 @@ class Live:
         self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(backbone)
         settings = ModelConfig(id=backbone, weights="float32", compute="float32")
         self.model = backbones.load(settings, self.tokenizer).model
-        self.head = heads.find(self.model, self.model)
+        self.head = output_heads.find(self.model, self.model)
         self.asked = 0
         self.fails_after: int | None = None
 

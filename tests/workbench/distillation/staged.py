@@ -11,15 +11,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.conftest import STORIES
-from workbench import adapters, backbones, heads
+from workbench import adapters
 from workbench.adapters import Method
-from workbench.backbones import Backbone
 from workbench.config import RunConfig, tasks
 from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.distillation import teachers
 from workbench.distillation.sources import Source
 from workbench.distillation.teachers import LiveTeacher
+from workbench.models import backbones, output_heads
+from workbench.models.backbones import Backbone
 
 PLAIN = {"weights": "float32", "compute": "float32"}
 SWITCHED: dict[str, dict[str, Any]] = {
@@ -69,7 +70,7 @@ class Student:
         full = isinstance(config.adapter, adapters.Full)
         self.backbone: Backbone = backbones.load(config.model, self.tokenizer, task=tasks.of(config), trainable=full)
         self.model = moved(attached(self.backbone, config.adapter), seed=seed)
-        self.head = heads.find(self.model, self.backbone.model)
+        self.head = output_heads.find(self.model, self.backbone.model)
 
     def taught_by(self, source: Source) -> LiveTeacher:
         """The teacher beside this student, on its backbone where both fit there."""

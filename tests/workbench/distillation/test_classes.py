@@ -15,7 +15,6 @@ from scipy import special
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.conftest import MINILM, save_tiny
-from workbench import backbones, classifier
 from workbench.config import RunConfig, distill_config
 from workbench.data.folds.similarity import normalised
 from workbench.data.labelled import labelled_data as rows_of
@@ -25,6 +24,7 @@ from workbench.distillation import classes, sources
 from workbench.distillation.classes import Said
 from workbench.errors import ConfigError, DataError, Stopped
 from workbench.evaluation import predicting, targets
+from workbench.models import backbones, classifier
 from workbench.recipes import classify, crossval, crossval_verbs, distill_classes
 from workbench.runs import files, run_directory
 

@@ -12,7 +12,6 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.conftest import CHAT_TEMPLATE, MINILM, STORIES, write_questions
-from workbench import backbones
 from workbench.config import ModelConfig, RunConfig
 from workbench.config.distill_config import BACKBONE, DistillConfig, TeacherConfig
 from workbench.data.text import tokenized
@@ -20,6 +19,7 @@ from workbench.data.text.row_encoder import form
 from workbench.distillation.comparing import require_comparable
 from workbench.distillation.sources import Source, find
 from workbench.errors import ConfigError
+from workbench.models import backbones
 
 NEW = ("<|start|>", "<|end|>")
 

@@ -51,7 +51,7 @@ def test_a_folders_teacher_is_what_its_files_hold(
 def test_a_hubs_teacher_is_its_commit(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
     def teacher(name: str, commit: str | None, revision: str | None = None) -> str | None:
         hub = SimpleNamespace(_commit_hash=commit)
-        monkeypatch.setattr("workbench.backbones.hub_config", lambda _: hub)
+        monkeypatch.setattr("workbench.models.backbones.hub_config", lambda _: hub)
         return identity(settings(), Source(name, ModelConfig(id=name, revision=revision)), tokenizer).teacher
 
     assert teacher("owner/one", "abc") == teacher("owner/one", "abc", "main")

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.workbench.distillation.staged import Student, run
-from workbench import fused
 from workbench.config.distill_config import BACKBONE, DistillConfig, TeacherConfig
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.distillation import learning, sources
@@ -20,6 +19,7 @@ from workbench.distillation.signals import Spoken
 from workbench.engine import Loss
 from workbench.live_bytes import LiveBytes
 from workbench.losses.next_token import NO_LABEL
+from workbench.models import fused_lora
 from workbench.recipes.sft import next_token_loss
 
 N, D, V, T = 6, 4, 11, 2.0
@@ -67,7 +67,7 @@ def test_a_teacher_on_the_same_backbone_takes_no_more_memory_than_labels_alone(
     student, batch = Student(run("lora", rank=4)), _rows()
     teacher = student.taught_by(sources.find(TeacherConfig(id=BACKBONE), student.config.model))
     assert teacher.shared
-    fused.fuse(student.model)
+    fused_lora.fuse(student.model)
     chunk = student.head.vocabulary * len(batch.labels_N)
     monkeypatch.setattr(sys.modules["workbench.losses.chunked"], "CHUNK_ELEMENTS", chunk)
     monkeypatch.setattr(learning, "CPU_ARRAYS", getattr(learning, factor))

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.conftest import CHAT_TEMPLATE, STORIES
-from workbench import backbones, shipped
 from workbench.config import ModelConfig, RunConfig
 from workbench.config.distill_config import BACKBONE, STUDENT, TEACHER, TeacherConfig
 from workbench.data import starter
@@ -18,6 +17,7 @@ from workbench.data.text.chat import Template
 from workbench.data.text.row_encoder import form
 from workbench.distillation.sources import find
 from workbench.errors import ConfigError, FileError
+from workbench.models import backbones, exported
 
 MINE = ModelConfig(id="starter", weights="float32")
 
@@ -70,7 +70,7 @@ def test_an_adapter_that_a_run_shipped(tmp_path: Path) -> None:
     assert found.model.weights == "float32", "as it was trained"
     assert find(TeacherConfig(id=run, weights="int8"), MINE).model.weights == "int8"
     tokenizer = found.tokenizer()
-    assert tokenizer.get_vocab() == shipped.load_tokenizer(tmp_path / "run", found.config).get_vocab()
+    assert tokenizer.get_vocab() == exported.load_tokenizer(tmp_path / "run", found.config).get_vocab()
     assert tokenizer.convert_tokens_to_ids("<|end|>") == 513
     student = RunConfig.model_validate(_values())
     written = found.template(student, tokenizer)

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from tests.workbench.distillation.staged import SWITCHED, Student, assert_same, log_probs, moved, run, said
-from workbench import adapters, backbones, heads
+from workbench import adapters
 from workbench.config.distill_config import BACKBONE, TeacherConfig
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.distillation import sources, teachers
 from workbench.distillation.sources import Source
+from workbench.models import backbones, output_heads
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -76,7 +77,7 @@ def test_a_student_with_new_tokens_sits_on_the_backbone_that_teaches_it(batch: M
     loaded = backbones.load(config.model, tokenizer)
     grown = copy.deepcopy(loaded.model)
     model = moved(adapters.attach(loaded.model, config.adapter, seed=0, new_token_ids=[512, 513]), seed=0)
-    head = heads.find(model, loaded.model)
+    head = output_heads.find(model, loaded.model)
     found = teachers.load(Source("same", config.model), config, tokenizer, model=model, backbone=loaded)
     read = collate([Row(np.asarray([3, 512, 5, 513, 9, 512]), np.ones(6, dtype=bool))])
     assert found.shared

@@ -18,7 +18,6 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 import workbench
 from tests.conftest import MINILM, T5_SIZES, save_tiny, tiny
-from workbench import backbones, classifier, shipped
 from workbench.adapters import Prompt, anatomy
 from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.distill_config import TeacherConfig
@@ -27,6 +26,7 @@ from workbench.data.starter import FOLDER
 from workbench.distillation import sources, students
 from workbench.distillation.sources import Source
 from workbench.errors import ConfigError
+from workbench.models import backbones, classifier, exported
 from workbench.runs import run_directory
 
 # Stock PEFT uses what transformers calls deprecated.
@@ -315,7 +315,7 @@ def test_a_student_of_the_teachers_weights_is_the_teacher(trained: Path, stored:
     config = _config("teacher", teacher=str(trained))
     source = sources.find(TeacherConfig.model_validate({"id": str(trained), "weights": stored}), config.model)
     student = _stock(_made(tmp_path / "student", config, source), "CausalLM")
-    teacher = shipped.load(trained, run_directory.shipped_config(trained))
+    teacher = exported.load(trained, run_directory.shipped_config(trained))
     wanted, found = _outputs(teacher.model), _outputs(student)
     assert float((found - wanted).norm() / wanted.norm()) < 1e-3
     assert student.dtype == torch.float32 and student.config.vocab_size == 514

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from tests.conftest import STORIES, save_tiny, tiny
 from tests.workbench.distillation.staged import PLAIN, Student, assert_same, log_probs, moved, run, said
-from workbench import adapters, backbones, evaluation, fused, heads, shipped
+from workbench import adapters, evaluation
 from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.distill_config import BACKBONE, DistillConfig, TeacherConfig
 from workbench.data import starter
@@ -28,6 +28,7 @@ from workbench.distillation.learning import taught_loss
 from workbench.distillation.sources import Source
 from workbench.distillation.teachers import LiveTeacher
 from workbench.errors import BackboneError, ConfigError
+from workbench.models import backbones, exported, fused_lora, output_heads
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -53,7 +54,7 @@ def _steps(student: Student, teacher: LiveTeacher, batch: MicroBatch, config: Di
     """The trained values after three steps, fused and with dropout as in a run."""
     loss = taught_loss(config, student.model, student.head, teacher, None, lambda: 0.5)
     student.model.train()
-    fused.fuse(student.model)
+    fused_lora.fuse(student.model)
     optimizer = torch.optim.AdamW(student.trained().values(), lr=1e-2)
     for step in range(3):
         torch.manual_seed(step)
@@ -78,7 +79,7 @@ def test_a_shared_teacher_teaches_what_a_second_copy_does(
     shared = one.taught_by(source)
     copied = teachers.alone(source, config, other.tokenizer)
     assert shared.shared and not copied.shared
-    fused.fuse(copied.backbone)
+    fused_lora.fuse(copied.backbone)
     found, wanted = _steps(one, shared, batch, settings), _steps(other, copied, batch, settings)
     labels = _steps(untaught, copied, batch, settings.model_copy(update={"alpha": 0.0}))
     assert all(map(torch.equal, found, wanted))
@@ -177,7 +178,7 @@ def test_a_run_teaches_what_it_ships(tmp_path: Path, questions: Path) -> None:
     loaded = backbones.load(config.model, tokenizer)
     model = moved(adapters.attach(loaded.model, config.adapter, seed=0, new_token_ids=[512, 513]), seed=0)
     template = form(config, loaded.model.config, tokenizer)
-    shipped.save(model, tmp_path / "adapter", tokenizer, template, [2])
+    exported.save(model, tmp_path / "adapter", tokenizer, template, [2])
     (tmp_path / "config.yaml").write_text(json.dumps(config.model_dump(mode="json")))
 
     student = Student(config)
@@ -186,7 +187,7 @@ def test_a_run_teaches_what_it_ships(tmp_path: Path, questions: Path) -> None:
     assert teacher.notes == [
         "The teacher is a second model beside the student: rows of new tokens change the vocabulary for every adapter."
     ]
-    wanted = shipped.load(tmp_path, config)
+    wanted = exported.load(tmp_path, config)
     rows = _tokens(config, tokenizer, questions)
     torch.testing.assert_close(
         said(teacher, rows.batch(np.arange(4))), log_probs(wanted.model, rows.batch(np.arange(4)))
@@ -207,7 +208,7 @@ def test_a_model_that_a_run_trained_whole_teaches(tmp_path: Path, questions: Pat
     assert not found.shared and "its model.id is" in found.notes[0]
     rows = _tokens(student.config, student.tokenizer, questions)
     assert found.loss(rows) == pytest.approx(
-        evaluation.likelihood(model, heads.find(model, model), rows).loss, rel=1e-5
+        evaluation.likelihood(model, output_heads.find(model, model), rows).loss, rel=1e-5
     )
 
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench import heads
 from workbench.config import DataConfig
 from workbench.config.distill_config import DistillConfig
 from workbench.data import starter
@@ -25,6 +24,7 @@ from workbench.data.text.tokenized import Tokens
 from workbench.distillation.teachers import Voice
 from workbench.distillation.universal_tokens import NOWHERE, Alignment, Reader, UniversalTeacher
 from workbench.errors import ConfigError
+from workbench.models import output_heads
 
 CONFIG = DistillConfig(loss="universal")
 ANSWERS = [
@@ -193,7 +193,10 @@ class Pair:
         self.train, self.teacher_train = _read(source, student), _read(source, teacher)
         self.student: PreTrainedModel = AutoModelForCausalLM.from_pretrained(student.name_or_path)
         self.teacher: PreTrainedModel = AutoModelForCausalLM.from_pretrained(teacher.name_or_path, dtype=torch.float32)
-        self.head, self.teacher_head = heads.find(self.student, self.student), heads.find(self.teacher, self.teacher)
+        self.head, self.teacher_head = (
+            output_heads.find(self.student, self.student),
+            output_heads.find(self.teacher, self.teacher),
+        )
 
     def teaches(self, teacher_train: Tokens | None = None) -> UniversalTeacher:
         return UniversalTeacher(

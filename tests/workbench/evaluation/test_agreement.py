@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from workbench import heads
 from workbench.data.text.tokenized import Tokens
 from workbench.evaluation import agreement as module
 from workbench.evaluation.agreement import agreement, hidden_states
-from workbench.heads import Head
+from workbench.models import output_heads
+from workbench.models.output_heads import Head
 
 
 def _head(weight: torch.Tensor) -> Head:
@@ -54,7 +54,7 @@ def test_a_model_agrees_with_itself_and_nothing_is_below_zero() -> None:
 
 
 def test_hidden_states_are_those_in_front_of_supervised_tokens(llama: PreTrainedModel, rows: Tokens) -> None:
-    head = heads.find(llama, llama)
+    head = output_heads.find(llama, llama)
     found = hidden_states(llama, head, rows, rows=3, budget=16)
     wanted = []
     for number in np.lexsort((np.arange(3), -rows.lengths[:3])):

@@ -10,10 +10,11 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from tests.conftest import tiny
-from workbench import adapters, heads
+from workbench import adapters
 from workbench.adapters import DeepPrompt, Method, Prefix, Prompt, PTuning
 from workbench.evaluation import generate
-from workbench.heads import Head
+from workbench.models import output_heads
+from workbench.models.output_heads import Head
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12, 13, 14]]
 METHODS: list[Method] = [
@@ -42,7 +43,7 @@ def test_a_padded_batch_writes_what_training_would(family: PreTrainedModel, conf
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
-    head = heads.find(model, family)
+    head = output_heads.find(model, family)
     wanted = [greedy(model, head, prompt) for prompt in PROMPTS]
     ids = torch.tensor([PROMPTS[0], [0] * 4 + PROMPTS[1]])
     family.generation_config.eos_token_id = None
@@ -55,7 +56,7 @@ def test_a_padded_batch_writes_what_training_would(family: PreTrainedModel, conf
 def test_rows_that_stop_early_are_padded_where_a_window_forbids_padding() -> None:
     base = tiny("Mistral")
     model: Any = adapters.attach(base, DeepPrompt(virtual_tokens=3), seed=0).eval()
-    head = heads.find(model, base)
+    head = output_heads.find(model, base)
     first, second = (greedy(model, head, prompt) for prompt in PROMPTS)
     settings = GenerationConfig(do_sample=False, max_new_tokens=NEW, eos_token_id=second[1], pad_token_id=0)
     assert second[1] not in first and second[0] != second[1]

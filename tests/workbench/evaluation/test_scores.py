@@ -12,9 +12,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench import evaluation, heads
+from workbench import evaluation
 from workbench.data.text.tokenized import Tokens
 from workbench.evaluation import Answer, Likelihood, scores
+from workbench.models import output_heads
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def test_likelihood_is_the_labelled_loss_of_each_row(
     llama: PreTrainedModel, rows: Tokens, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scores, "TOKENS", budget)
-    found = evaluation.likelihood(llama, heads.find(llama, llama), rows)
+    found = evaluation.likelihood(llama, output_heads.find(llama, llama), rows)
     total, hits, count = 0.0, 0, 0
     for number in range(len(rows)):
         row = rows[number]
@@ -135,7 +136,7 @@ class Hurry:
 
 
 def test_as_many_rows_are_scored_as_there_is_time_for(llama: PreTrainedModel, rows: Tokens) -> None:
-    head = heads.find(llama, llama)
+    head = output_heads.find(llama, llama)
     whole = evaluation.likelihood(llama, head, rows)
     assert whole.rows == len(rows)
     assert evaluation.likelihood(llama, head, rows, left=lambda: math.inf).loss == pytest.approx(whole.loss)

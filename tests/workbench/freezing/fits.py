@@ -18,12 +18,12 @@ from transformers import PreTrainedModel
 from tests.conftest import tiny
 from tests.workbench.freezing.trunks import STILL
 from tests.workbench.together import Labelled, Silent, Texts
-from workbench import heads
 from workbench.config import RunConfig
 from workbench.engine import Fit, Loss, Supervision
 from workbench.errors import Stopped
 from workbench.freezing import freezer as freezing
 from workbench.freezing.trunk import Trunk
+from workbench.models import output_heads
 from workbench.recipes.sft import next_token_loss
 from workbench.runs import run_directory
 
@@ -117,7 +117,9 @@ def train(
     rows, held_out = (Labelled(24, 1), Labelled(9, 2)) if is_classifier else (Texts(24, 1), Texts(9, 2))
     run = run_directory.start(folder, config, resume=resume)
     freezer = freezing.attach(model, config, seed=config.seed)
-    loss = _class_loss(model) if is_classifier else next_token_loss(freezer.model, heads.find(freezer.model, model))
+    loss = (
+        _class_loss(model) if is_classifier else next_token_loss(freezer.model, output_heads.find(freezer.model, model))
+    )
     watcher = Looking(stop_after=stop_after, look=look)
     fit = Fit(
         model=freezer.model,

@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.workbench.freezing.fits import Trained, assert_same_bits, build, configured, interrupted, train
-from workbench import backbones
 from workbench.config import ModelConfig
 from workbench.errors import ConfigError
+from workbench.models import backbones
 
 METHODS: dict[str, dict[str, Any]] = {
     "lora": {"method": "lora", "rank": 3, "alpha": 6},

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workbench import backbones
 from workbench.config import ModelConfig, RunConfig
 from workbench.data.labelled import fold_data
 from workbench.data.labelled.fold_data import Folded
 from workbench.errors import DataError
+from workbench.models import backbones
 
 Rows = Sequence[dict[str, Any]]
 Load = Callable[..., Folded]

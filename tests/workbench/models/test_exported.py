@@ -11,7 +11,8 @@ from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from workbench import checkpoints, shipped
+from workbench import checkpoints
+from workbench.models import exported
 from workbench.runs import run_directory
 
 # Stock PEFT uses what transformers calls deprecated.
@@ -31,7 +32,7 @@ def test_the_adapter_holds_the_weights_of_the_last_step(trained: Path) -> None:
 
 
 def test_a_stock_install_computes_the_same_logits(trained: Path, stories: str) -> None:
-    ours = shipped.load(trained, run_directory.read_config(trained))
+    ours = exported.load(trained, run_directory.read_config(trained))
     tokenizer = AutoTokenizer.from_pretrained(trained / "adapter")
     ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
     base = AutoModelForCausalLM.from_pretrained(stories)
@@ -47,7 +48,7 @@ def test_peft_finds_the_backbone_by_itself(trained: Path) -> None:
     """AutoPeft resizes the vocabulary by the tokenizer that lies beside the adapter."""
     stock = AutoPeftModelForCausalLM.from_pretrained(str(trained / "adapter")).eval()
     ids = AutoTokenizer.from_pretrained(trained / "adapter")(TEXT, return_tensors="pt")["input_ids"]
-    ours = shipped.load(trained, run_directory.read_config(trained))
+    ours = exported.load(trained, run_directory.read_config(trained))
     with torch.no_grad():
         torch.testing.assert_close(stock(input_ids=ids).logits, ours.model(input_ids=ids).logits, rtol=1e-5, atol=1e-5)
 
@@ -57,7 +58,7 @@ def test_template_and_end_of_turn_travel_with_the_adapter(trained: Path) -> None
     question = [{"role": "user", "content": "Hello"}]
     text = tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
     assert text == "<|start|>user\nHello<|end|>\n<|start|>assistant\n"
-    assert shipped.load(trained, run_directory.read_config(trained)).template.source == tokenizer.chat_template
+    assert exported.load(trained, run_directory.read_config(trained)).template.source == tokenizer.chat_template
     stops = GenerationConfig.from_pretrained(trained / "adapter").eos_token_id
     assert tokenizer.convert_ids_to_tokens(stops) == ["</s>", "<|end|>"]
 

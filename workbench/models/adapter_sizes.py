@@ -21,13 +21,14 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-from workbench import adapters, backbones
+from workbench import adapters
 from workbench.adapters import METHODS, Full, Lora, Method
 from workbench.adapters.shipping import as_shipped
 from workbench.config import ModelConfig, plugins
 from workbench.config.cross_checks import unable
 from workbench.config.tasks import TEXT, Task
 from workbench.errors import ConfigError, WorkbenchError
+from workbench.models import backbones
 from workbench.schema import Section, did_you_mean, override, parse
 
 

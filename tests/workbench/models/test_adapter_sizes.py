@@ -12,12 +12,13 @@ import transformers
 from safetensors.torch import save_file
 
 from tests.conftest import FAMILIES, tiny
-from workbench import adapters, backbones, sizes
+from workbench import adapters
 from workbench.adapters import METHODS, Lora, Method
 from workbench.config import ModelConfig
 from workbench.config.tasks import MASKED, TEXT
 from workbench.errors import BackboneError, ConfigError
-from workbench.sizes import Size
+from workbench.models import adapter_sizes, backbones
+from workbench.models.adapter_sizes import Size
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -59,9 +60,9 @@ def test_predicted_is_counted_and_saved(family: str, name: str, tmp_path: Path) 
         model = backbones.load(ModelConfig(id=str(tmp_path / "whole"), weights="nf4"), None, task=task).model
     if method.refusal(model):
         with pytest.raises(ConfigError, match=rf"adapter.method={name.replace('+', '.')}: "):
-            sizes.predict(config, method, task=task)
+            adapter_sizes.predict(config, method, task=task)
         return
-    found = sizes.predict(config, method, task=task)
+    found = adapter_sizes.predict(config, method, task=task)
     ids = torch.tensor([[3, 5, 7, 9]])
     live = adapters.attach(model, method, seed=0, sample=lambda: iter([{"input_ids": ids, "labels": ids}]))
     (tmp_path / "saved").mkdir()
@@ -74,7 +75,7 @@ def test_gpt3_as_in_the_lora_paper(tmp_path: Path) -> None:
     """Hu et al. 2021, section 4.2: 18,874,368 parameters, 35 MB instead of 350 GB."""
     shape = {"num_hidden_layers": 96, "hidden_size": 12288, "num_attention_heads": 96, "ffn_dim": 4 * 12288}
     hub = transformers.OPTConfig(**shape, word_embed_proj_dim=12288, vocab_size=50257, max_position_embeddings=2048)
-    found = sizes.predict(folder(tmp_path, hub), Lora(rank=4, targets=("q_proj", "v_proj")))
+    found = adapter_sizes.predict(folder(tmp_path, hub), Lora(rank=4, targets=("q_proj", "v_proj")))
     assert found.trainable == 18_874_368 and 2 * found.trainable == 36 * 2**20
     assert 2 * (found.total - found.trainable) == pytest.approx(350e9, rel=0.01)
     assert 0 < found.file_bytes - 4 * found.trainable < 2 * 2 * 96 * 200  # the header names every tensor
@@ -83,7 +84,7 @@ def test_gpt3_as_in_the_lora_paper(tmp_path: Path) -> None:
 def test_qwen_3b(tmp_path: Path) -> None:
     shape = {"num_hidden_layers": 36, "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 2}
     hub = transformers.Qwen2Config(**shape, intermediate_size=11008, vocab_size=151936, tie_word_embeddings=True)
-    found = sizes.predict(folder(tmp_path, hub), Lora(rank=16, targets=("q_proj", "v_proj")))
+    found = adapter_sizes.predict(folder(tmp_path, hub), Lora(rank=16, targets=("q_proj", "v_proj")))
     assert found.trainable == 3_686_400
     assert found.total - found.trainable == 3_085_938_688
 
@@ -92,7 +93,7 @@ def test_qwen_3b(tmp_path: Path) -> None:
 def test_quantised_backbones_have_as_many_parameters(stories: str, weights: Any) -> None:
     config = ModelConfig(id=stories, weights=weights)
     live = adapters.attach(backbones.load(config, None).model, Lora(rank=3), seed=0)
-    assert sizes.predict(config, Lora(rank=3))[:2] == adapters.count(live)
+    assert adapter_sizes.predict(config, Lora(rank=3))[:2] == adapters.count(live)
 
 
 def test_file_bytes_of_any_tensors(tmp_path: Path) -> None:
@@ -105,32 +106,32 @@ def test_file_bytes_of_any_tensors(tmp_path: Path) -> None:
     for count in range(1, 5):
         some = dict(list(tensors.items())[:count])
         save_file(some, tmp_path / "file", metadata={"format": "pt"})
-        assert sizes.file_bytes(some) == (tmp_path / "file").stat().st_size
+        assert adapter_sizes.file_bytes(some) == (tmp_path / "file").stat().st_size
 
 
 def test_a_survey_gives_settings_to_the_methods_that_have_them(stories: str) -> None:
-    plain, narrow = (sizes.survey([f"model.id={stories}", *words]).found for words in ([], ["adapter.rank=2"]))
+    plain, narrow = (adapter_sizes.survey([f"model.id={stories}", *words]).found for words in ([], ["adapter.rank=2"]))
     assert set(plain) == set(narrow) == set(METHODS)
     for name, section in METHODS.items():
         assert (plain[name] == narrow[name]) == ("rank" not in section.model_fields or isinstance(plain[name], str))
     assert isinstance(plain["bitfit"], str) and "has no biases" in plain["bitfit"]
-    one = sizes.survey([f"model.id={stories}", "adapter={method: dora, rank: 2}"])
+    one = adapter_sizes.survey([f"model.id={stories}", "adapter={method: dora, rank: 2}"])
     assert one.found == {"dora": narrow["dora"]} and one.parameters == 260_032
 
 
 def test_a_survey_refuses_as_a_run_does(stories: str) -> None:
-    found = sizes.survey([f"model.id={stories}", "model.weights=nf4"]).found
+    found = adapter_sizes.survey([f"model.id={stories}", "model.weights=nf4"]).found
     assert "quantised weights have no gradient. Write model.weights=float32|" in str(found["full"])
-    found = sizes.survey([f"model.id={stories}", "model.weights=float16", "adapter.method=full"]).found
+    found = adapter_sizes.survey([f"model.id={stories}", "model.weights=float16", "adapter.method=full"]).found
     assert "adapter.method=full cannot train float16 weights" in str(found["full"])
     with pytest.raises(BackboneError, match=r"no folder \./none"):
-        sizes.survey(["model.id=./none"])
+        adapter_sizes.survey(["model.id=./none"])
 
 
 def test_new_tokens_count_as_they_train(stories: str) -> None:
     """Two rows of 64 for the tied embedding, and the two that the vocabulary grows by."""
     words = [f"model.id={stories}", "adapter.method=lora"]
-    plain, more = (sizes.survey([*words, *new]) for new in ([], ["model.new_tokens=[<a>, <b>]"]))
+    plain, more = (adapter_sizes.survey([*words, *new]) for new in ([], ["model.new_tokens=[<a>, <b>]"]))
     before, after = plain.found["lora"], more.found["lora"]
     assert isinstance(before, Size) and isinstance(after, Size)
     assert after.trainable == before.trainable + 2 * 64

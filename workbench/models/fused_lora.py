@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.adapters.shift import Shift, shifted_factors
-from workbench.storage import StoredLinear
+from workbench.models.weight_storage import StoredLinear
 
 
 class FusedLoraLinear(LoraLinear):

@@ -13,10 +13,10 @@ from safetensors import safe_open
 from transformers import AutoConfig, PretrainedConfig
 
 from tests.conftest import T5_SIZES, tiny
-from workbench import backbones
 from workbench.config import ModelConfig
 from workbench.data.starter import FOLDER
 from workbench.errors import BackboneError, ConfigError
+from workbench.models import backbones
 from workbench.schema import parse
 
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from workbench.storage import HALVES
+from workbench.models.weight_storage import HALVES
 
 LONGEST = 512
 """Tokens of a row from which torch's half precision is as fast."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from tests.conftest import MINILM, tiny
-from workbench import first_token
+from workbench.models import first_token
 from workbench.planning.operations import Operations
 
 ENCODERS = ("Bert", "Roberta", "Electra", "DebertaV2", "MPNet")

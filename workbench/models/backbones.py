@@ -22,11 +22,11 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 from transformers.utils.import_utils import is_flash_attn_2_available
 
-from workbench import attention, origins, quantisation, storage
 from workbench.adapters import anatomy
 from workbench.config import ModelConfig
 from workbench.config.tasks import TEXT, Task
 from workbench.errors import BackboneError
+from workbench.models import origins, quantisation, short_row_attention, weight_storage
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTISED = quantisation.FORMATS
@@ -125,7 +125,7 @@ def blueprint(config: ModelConfig, *, vocabulary: int, task: Task = TEXT, traina
         quantisation.replace(model, weights, compute)
     if stored != compute:
         _keep_precise(model, anatomy.fresh_heads(model), compute)
-        storage.compute_in(model, compute)
+        weight_storage.compute_in(model, compute)
     return Backbone(model.requires_grad_(False).eval(), weights, compute, 0, notes)
 
 
@@ -186,8 +186,8 @@ def load(
         notes += quantisation.notes(model, weights)
     if stored != compute:
         _keep_precise(model, fresh, compute)
-        storage.compute_in(model, compute)
-    return Backbone(model.requires_grad_(False).eval(), weights, compute, storage.weight_bytes(model), notes)
+        weight_storage.compute_in(model, compute)
+    return Backbone(model.requires_grad_(False).eval(), weights, compute, weight_storage.weight_bytes(model), notes)
 
 
 def bring(module: nn.Module) -> None:
@@ -211,7 +211,7 @@ class _Decided(NamedTuple):
 
 
 def _decided(config: ModelConfig, task: Task, *, trainable: bool) -> _Decided:
-    attention.register()
+    short_row_attention.register()
     hub = task.configured(hub_config(config))
     weights, compute, notes = _precision(config, hub, device(), trainable=trainable)
     stored = DTYPES.get(weights) or _stored_beside(hub, compute)
@@ -318,7 +318,7 @@ _NO_UNITS = ": this device has no bfloat16 units, and emulating them is about th
 def _stored_beside(hub: Any, compute: torch.dtype) -> torch.dtype:
     """What is stored beside quantised layers: what computes, or the checkpoint's own half precision under float32."""
     own = getattr(hub, "dtype", None)
-    return own if compute == torch.float32 and own in storage.HALVES else compute
+    return own if compute == torch.float32 and own in weight_storage.HALVES else compute
 
 
 def _attention(config: ModelConfig, compute: torch.dtype, target: torch.device) -> str | None:

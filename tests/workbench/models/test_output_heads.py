@@ -11,10 +11,11 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, BertConfig, PreTrainedModel
 
 from tests.conftest import T5_SIZES, tiny
-from workbench import heads, losses
+from workbench import losses
 from workbench.adapters import Lora, attach
 from workbench.data.batching import Indices, Row, collate, encoder_inputs
 from workbench.errors import BackboneError
+from workbench.models import output_heads
 
 
 def _rows() -> list[Indices]:
@@ -25,7 +26,7 @@ def _rows() -> list[Indices]:
 
 @torch.no_grad()
 def test_body_and_head_apart_give_the_models_logits(family: PreTrainedModel) -> None:
-    head = heads.find(family, family)
+    head = output_heads.find(family, family)
     ids = torch.from_numpy(_rows()[0])[None]
     wanted = family(input_ids=ids).logits
     torch.testing.assert_close(head.project(head.hidden(family, {"input_ids": ids})), wanted, rtol=1e-5, atol=1e-5)
@@ -34,7 +35,7 @@ def test_body_and_head_apart_give_the_models_logits(family: PreTrainedModel) -> 
 
 
 def test_padding_on_the_right_without_a_mask_changes_no_loss(family: PreTrainedModel) -> None:
-    head = heads.find(family, family)
+    head = output_heads.find(family, family)
     rows = _rows()
     masks = [np.arange(len(row)) % 3 != 1 for row in rows]
     batch = collate(list(map(Row, rows, masks)))
@@ -58,7 +59,7 @@ def test_gradients_of_new_rows_are_those_of_the_whole_model(llama: PreTrainedMod
     ids = torch.tensor([[3, 60, 5, 61, 9, 60]])
     wanted = torch.autograd.grad(model(input_ids=ids, labels=ids).loss, list(rows.values()))
 
-    head = heads.find(model, llama)
+    head = output_heads.find(model, llama)
     batch = collate([Row(ids[0].numpy(), np.ones(6, dtype=bool))])
     hidden = head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N]
     loss = losses.next_token(
@@ -105,7 +106,7 @@ def test_loss_and_gradients_of_an_encoder_decoder_are_transformers_own(encoder_d
     wanted = model(input_ids=ids, attention_mask=mask, labels=labels).loss
     wanted_grads = torch.autograd.grad(wanted, trained)
 
-    head, batch = heads.find(model, encoder_decoder), collate(rows)
+    head, batch = output_heads.find(model, encoder_decoder), collate(rows)
     hidden = head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N]
     count = sum(map(len, answered))
     found = losses.next_token(
@@ -119,21 +120,21 @@ def test_loss_and_gradients_of_an_encoder_decoder_are_transformers_own(encoder_d
 
 def test_a_decoder_that_sees_the_tokens_it_is_to_predict_is_refused() -> None:
     model = tiny("T5", head="Seq2SeqLM", **T5_SIZES)
-    assert heads.find(model, model).vocabulary == 64
+    assert output_heads.find(model, model).vocabulary == 64
 
     def mean(_: Any, __: Any, output: Any) -> Any:
         return output[0] + output[0].mean(1, keepdim=True), *output[1:]
 
     model.get_decoder().block[0].register_forward_hook(mean)
     with pytest.raises(BackboneError, match="T5ForConditionalGeneration is no causal language model"):
-        heads.find(model, model)
+        output_heads.find(model, model)
 
 
 @pytest.mark.parametrize("name", ["Bert", "Roberta", "DebertaV2"])
 @torch.no_grad()
 def test_the_head_of_a_masked_language_model_gives_its_logits(name: str) -> None:
     model = tiny(name, head="MaskedLM")
-    head, inputs = heads.find(model, model), encoder_inputs(_rows())
+    head, inputs = output_heads.find(model, model), encoder_inputs(_rows())
     wanted = model(**inputs).logits
     torch.testing.assert_close(head.project(head.hidden(model, inputs)), wanted, rtol=1e-5, atol=1e-5)
     assert wanted.std() > 0.05
@@ -146,7 +147,7 @@ def test_a_family_that_scales_its_logits_in_a_way_of_its_own_is_refused(llama: P
 
     llama.register_forward_hook(scale)
     with pytest.raises(BackboneError, match="LlamaForCausalLM: its logits are not those of its output head alone"):
-        heads.find(llama, llama)
+        output_heads.find(llama, llama)
 
 
 def test_a_model_that_sees_the_tokens_it_is_to_predict_is_refused() -> None:
@@ -154,18 +155,18 @@ def test_a_model_that_sees_the_tokens_it_is_to_predict_is_refused() -> None:
     config.is_decoder = False
     model = AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(BackboneError, match="BertLMHeadModel is no causal language model"):
-        heads.find(model, model)
+        output_heads.find(model, model)
     config.is_decoder = True
     causal = AutoModelForCausalLM.from_config(config).eval()
-    assert heads.find(causal, causal).vocabulary == 64
+    assert output_heads.find(causal, causal).vocabulary == 64
 
 
 def test_finding_the_head_leaves_the_model_as_it_was(llama: PreTrainedModel) -> None:
     llama.train().requires_grad_(True)
     ids = torch.tensor([[3, 4, 5]])
     before = llama(input_ids=ids).logits
-    head = heads.find(llama, llama)
+    head = output_heads.find(llama, llama)
     assert llama.training and all(parameter.grad is None for parameter in llama.parameters())
     assert torch.equal(llama(input_ids=ids).logits, before)
     assert [id(tensor) for tensor in head.trainable()] == [id(llama.get_output_embeddings().weight)]
-    assert heads.find(llama.requires_grad_(False), llama).trainable() == []
+    assert output_heads.find(llama.requires_grad_(False), llama).trainable() == []

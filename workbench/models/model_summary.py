@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 
 from workbench import adapters
-from workbench.backbones import QUANTISED, Backbone
 from workbench.config import RunConfig
+from workbench.models.backbones import QUANTISED, Backbone
 from workbench.runs import units
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, heads
+from workbench import adapters
 from workbench.adapters import Full
 from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.tasks import Task
@@ -17,7 +17,8 @@ from workbench.data.text.chat import Template
 from workbench.data.text.row_encoder import form
 from workbench.data.text.token_masking import Masking
 from workbench.errors import ConfigError, FileError
-from workbench.heads import Head
+from workbench.models import backbones, output_heads
+from workbench.models.output_heads import Head
 from workbench.runs import files
 
 BEGIN = ("bos_token_id", "decoder_start_token_id", "forced_bos_token_id")
@@ -75,7 +76,7 @@ def load(run: Path, config: RunConfig, *, waiting: bool = False) -> Shipped:
     stop = GenerationConfig.from_pretrained(folder).eos_token_id or []
     backbone = load_backbone(config, folder, tokenizer, waiting=waiting)
     model = backbone.model if isinstance(config.adapter, Full) else adapters.load(backbone.model, folder)
-    head = heads.find(model, backbone.model)
+    head = output_heads.find(model, backbone.model)
     template = form(config, backbone.model.config, tokenizer)
     return Shipped(model, head, tokenizer, template, [stop] if isinstance(stop, int) else list(stop))
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from workbench.storage import compute_in, weight_bytes
+from workbench.models.weight_storage import compute_in, weight_bytes
 
 STORED = pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
 

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tests.conftest import GROUPED, tiny
-from workbench import adapters, backbones, quantisation
+from workbench import adapters
 from workbench.adapters import Lora
 from workbench.config import ModelConfig
 from workbench.config.tasks import classes
 from workbench.errors import BackboneError
 from workbench.masters import Masters
+from workbench.models import backbones, quantisation
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench import adapters, backbones, first_token, shipped
+from workbench import adapters
 from workbench.adapters import Full, anatomy
 from workbench.config import RunConfig, tasks
 from workbench.config.tasks import Task
@@ -23,6 +23,7 @@ from workbench.data.batching import MicroBatch, encoder_inputs
 from workbench.data.labelled.labels import Labels
 from workbench.errors import BackboneError, FileError
 from workbench.losses.criterion import Objective
+from workbench.models import backbones, exported, first_token
 from workbench.runs import files
 
 
@@ -137,11 +138,11 @@ def load(run: Path, config: RunConfig, *, waiting: bool = False) -> Classifier:
         waiting: On the host, as `backbones.load` says.
     """
     folder = run / "adapter"
-    shipped.require_saved(run, config, "classes.json")
+    exported.require_saved(run, config, "classes.json")
     labels = read_labels(folder)
-    tokenizer = shipped.load_tokenizer(run, config)
+    tokenizer = exported.load_tokenizer(run, config)
     meant = task(labels, seed=config.seed)
-    backbone = shipped.load_backbone(config, folder, tokenizer, task=meant, waiting=waiting).model
+    backbone = exported.load_backbone(config, folder, tokenizer, task=meant, waiting=waiting).model
     model = backbone if isinstance(config.adapter, Full) else adapters.load(backbone, folder)
     return find(model, backbone, tokenizer, labels)
 

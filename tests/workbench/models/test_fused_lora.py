@@ -9,8 +9,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from workbench.fused import FusedLoraLinear, fuse
-from workbench.storage import compute_in
+from workbench.models.fused_lora import FusedLoraLinear, fuse
+from workbench.models.weight_storage import compute_in
 
 
 def _peft(dtype: torch.dtype = torch.float64, **options: object) -> nn.Module:

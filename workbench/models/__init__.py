@@ -1,0 +1,1 @@
+"""Backbones, heads, quantisation, classifiers, and models that a run exported."""
