@@ -9,20 +9,20 @@ from itertools import pairwise
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from workbench import preflight
 from workbench.config import RunConfig, sweep_config, tasks
 from workbench.data.batching import Row
 from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import form
 from workbench.data.text.tokenized import Splits
-from workbench.freezing.layers import stack
-from workbench.limits import total_steps
 from workbench.models import backbones, classifier
 from workbench.recipes import classify_verbs, crossval_verbs, distill_verbs, sweep
 from workbench.recipes.classify_verbs import ClassInspection
 from workbench.recipes.crossval_verbs import CrossvalInspection
 from workbench.recipes.sft import read_template
 from workbench.recipes.sweep_subjects import require_members
+from workbench.training import preflight
+from workbench.training.freezing.layer_map import stack
+from workbench.training.limits import total_steps
 
 SHOWN = 3
 """Examples that are rendered in full."""

@@ -15,7 +15,7 @@ import pandas as pd
 from torch import from_numpy
 from transformers import PreTrainedTokenizerBase
 
-from workbench import preflight, report
+from workbench import report
 from workbench.adapters import Full
 from workbench.config import RunConfig
 from workbench.data.batching import first_rows
@@ -24,19 +24,20 @@ from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import ClassSplits, Labelled
 from workbench.data.labelled.labels import Floats
 from workbench.data.labelled.text_fields import Writer
-from workbench.engine import Clock, Fit, Supervision, Watcher
 from workbench.evaluation import predicting, targets
-from workbench.freezing import freezer as freezing
-from workbench.freezing.freezer import Freezer
 from workbench.losses.criterion import criterion
 from workbench.models import backbones, classifier, model_summary
 from workbench.models.backbones import Backbone
 from workbench.models.classifier import Classifier
-from workbench.parallel import settings
-from workbench.parallel.fsdp import reading
 from workbench.runs import files, run_clock
 from workbench.runs.run_directory import Run
 from workbench.runs.timing import Timer, left, phase
+from workbench.training import preflight
+from workbench.training.distributed import layout_settings
+from workbench.training.distributed.fsdp import reading
+from workbench.training.freezing import freezer as freezing
+from workbench.training.freezing.freezer import Freezer
+from workbench.training.trainer import Clock, Fit, Supervision, Watcher
 
 REST_TOKENS = 1024
 """Padded tokens in one forward pass that uses up what is left of the time."""
@@ -52,7 +53,7 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
     tokenizer, data, _ = prepare(config)
     begin(run, data)
     train(config, run, data, tokenizer, watcher)
-    return finish(config, run, data, watcher) if settings.reads(config.distributed, run.ranks) else {}
+    return finish(config, run, data, watcher) if layout_settings.reads(config.distributed, run.ranks) else {}
 
 
 def begin(run: Run, data: ClassSplits) -> None:
@@ -69,7 +70,7 @@ def finish(config: RunConfig, run: Run, data: ClassSplits, watcher: Watcher) -> 
     watcher.say("Scoring what was saved ...")
     timer = run.timer
     with phase(timer, "load"):
-        model = classifier.load(run.home, config, waiting=settings.cuts_weights(config.distributed))
+        model = classifier.load(run.home, config, waiting=layout_settings.cuts_weights(config.distributed))
     read = reading(model.model, config.distributed, run.ranks)
     found, splits = {}, {"after": data.held_out, "test": data.test}
     with phase(timer, "scoring"):
@@ -139,7 +140,7 @@ def train(
             tokenizer,
             task=classifier.task(data.labels, seed=config.seed),
             trainable=isinstance(config.adapter, Full),
-            waiting=settings.cuts_weights(config.distributed),
+            waiting=layout_settings.cuts_weights(config.distributed),
         )
     watcher.say(model_summary.storage(backbone))
     freezer = freezing.attach(

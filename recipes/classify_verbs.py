@@ -19,11 +19,11 @@ from workbench.data.labelled.labelled_data import ClassSplits, Labelled
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.text_fields import Writer
 from workbench.evaluation import predicting
-from workbench.limits import total_steps
 from workbench.models import classifier
 from workbench.models.classifier import Classifier
 from workbench.recipes.classify import predictions, prepare, score
 from workbench.runs import files
+from workbench.training.limits import total_steps
 
 SHOWN = 3
 """Rows that are rendered in full."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from workbench import preflight, report
+from workbench import report
 from workbench.config import RunConfig
 from workbench.crossval import looking, rounds
 from workbench.crossval.fold_adapters import Classroom, FoldAdapter, fold_adapters, outputs
@@ -23,14 +23,15 @@ from workbench.data.labelled.fold_data import Folded
 from workbench.data.views import text_views
 from workbench.data.views.text_views import View
 from workbench.data.views.user_views import user_merge
-from workbench.engine import Watcher, peak_bytes
 from workbench.evaluation import combining, pseudo, targets, tta
 from workbench.evaluation.combining import Combiner, OutOfFold
 from workbench.evaluation.tta import Decision
 from workbench.models import backbones, classifier
-from workbench.parallel import refusals
 from workbench.recipes import crossval_files
 from workbench.runs.run_directory import Run
+from workbench.training import preflight
+from workbench.training.distributed import layout_checks
+from workbench.training.trainer import Watcher, peak_bytes
 
 Scores = dict[str, Any]
 
@@ -45,7 +46,7 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
     known = combining.out_of_fold(
         data.labels, data.rows.targets_NC, [each.split for each in who], cluster_N=data.cluster_N, seed=config.seed
     )
-    refusals.require_members(len(who), run.ranks)
+    layout_checks.require_members(len(who), run.ranks)
     rows = [rows for rows in sets.values() if rows is not None]
     room = Classroom(config, data.labels, tokenizer, rows=rows, ranks=run.ranks)
     work = Work(room, run, data, who, known, Ledger(run, data, watcher), watcher)

@@ -15,10 +15,10 @@ from workbench.data.labelled.fold_data import Folded
 from workbench.data.labelled.text_fields import Writer
 from workbench.errors import ConfigError
 from workbench.evaluation import predicting, targets
-from workbench.limits import total_steps
 from workbench.recipes.classify import texts
 from workbench.recipes.classify_verbs import chosen_examples
 from workbench.recipes.crossval import prepare
+from workbench.training.limits import total_steps
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from workbench.distillation.matching import Matching
 from workbench.distillation.signals import Teacher
 from workbench.distillation.sources import Source
 from workbench.distillation.universal_tokens import Alignment, UniversalTeacher
-from workbench.engine import Supervision, Watcher
 from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones
 from workbench.models.backbones import Backbone
@@ -33,6 +32,7 @@ from workbench.models.output_heads import Head
 from workbench.recipes import distill_classes, distill_peers, sft
 from workbench.runs import files
 from workbench.runs.run_directory import Run
+from workbench.training.trainer import Supervision, Watcher
 
 Scores = dict[str, Any]
 

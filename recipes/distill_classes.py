@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, from_numpy
 from transformers import PreTrainedTokenizerBase
 
-from workbench import preflight, report
+from workbench import report
 from workbench.config import RunConfig
 from workbench.config.distill_config import STUDENT
 from workbench.data.batching import MicroBatch
@@ -19,7 +19,6 @@ from workbench.distillation import classes as asking
 from workbench.distillation.classes import Said
 from workbench.distillation.matching import Matching
 from workbench.distillation.sources import Source
-from workbench.engine import Loss, Supervision, Watcher
 from workbench.errors import ConfigError
 from workbench.evaluation import targets
 from workbench.losses.criterion import criterion
@@ -28,6 +27,8 @@ from workbench.models.classifier import Classifier, task
 from workbench.recipes import classify
 from workbench.runs import files
 from workbench.runs.run_directory import Run
+from workbench.training import preflight
+from workbench.training.trainer import Loss, Supervision, Watcher
 
 Scores = dict[str, Any]
 

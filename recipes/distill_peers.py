@@ -12,12 +12,12 @@ from workbench.data.text.chat import Template
 from workbench.data.text.token_masking import Masking
 from workbench.data.text.tokenized import Splits
 from workbench.distillation.peers import mutual_loss
-from workbench.engine import Clock, Fit, Supervision, Watcher
-from workbench.freezing import freezer as freezing
 from workbench.models import backbones, exported, model_summary, output_heads
 from workbench.recipes import sft
 from workbench.runs.run_directory import Run
 from workbench.runs.timing import phase
+from workbench.training.freezing import freezer as freezing
+from workbench.training.trainer import Clock, Fit, Supervision, Watcher
 
 
 def train(

@@ -13,12 +13,12 @@ from workbench.config.distill_config import STUDENT
 from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import form
 from workbench.distillation import students
-from workbench.engine import Watcher
 from workbench.errors import ConfigError
-from workbench.limits import total_steps
 from workbench.models import backbones
 from workbench.recipes import distill, distill_classes
 from workbench.recipes.sft import read_template
+from workbench.training.limits import total_steps
+from workbench.training.trainer import Watcher
 
 
 def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:

@@ -6,12 +6,12 @@ import torch
 from transformers import AutoModel
 
 from workbench.adapters import Full
-from workbench.capacity import available
 from workbench.config import RunConfig
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.models import backbones
 from workbench.runs import units
 from workbench.runs.ranks import Ranks
+from workbench.training.capacity import available
 
 PLAIN = 0.125
 """Share of the memory that the state of a training may take until a plan is worth its seconds."""

@@ -13,10 +13,8 @@ from unittest.mock import patch
 import psutil
 from transformers import PreTrainedTokenizerBase
 
-from workbench import banking, evaluation, limits
+from workbench import evaluation
 from workbench.adapters import Full
-from workbench.banking import BankFit
-from workbench.capacity import available
 from workbench.cli.console import Terminal
 from workbench.config import RunConfig, distill_config, tasks
 from workbench.config.budget_config import BudgetConfig
@@ -27,15 +25,11 @@ from workbench.data.batching import Examples, first_rows
 from workbench.data.text.chat import Template
 from workbench.data.text.token_masking import Masking
 from workbench.data.text.tokenized import Splits
-from workbench.engine import Fit
 from workbench.errors import ConfigError
 from workbench.evaluation import predicting, scores
-from workbench.freezing import freezer as freezing
-from workbench.freezing.freezer import Freezer
 from workbench.models import adapter_sizes, backbones, classifier, output_heads
 from workbench.models.adapter_sizes import Size
 from workbench.models.backbones import Backbone
-from workbench.parallel import refusals
 from workbench.planning import traffic
 from workbench.planning.calibration import Calibration
 from workbench.planning.contents import contents
@@ -50,6 +44,13 @@ from workbench.planning.zero import Contents
 from workbench.recipes import sft
 from workbench.runs import files, run_directory
 from workbench.runs.run_directory import Run
+from workbench.training import bank_trainer, limits
+from workbench.training.bank_trainer import BankFit
+from workbench.training.capacity import available
+from workbench.training.distributed import layout_checks
+from workbench.training.freezing import freezer as freezing
+from workbench.training.freezing.freezer import Freezer
+from workbench.training.trainer import Fit
 
 Teaching = Callable[[PreTrainedTokenizerBase, Template | Masking, Splits], sft.Supervise]
 
@@ -96,7 +97,7 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
     if config.recipe not in ways:
         known = ", ".join(ways)
         raise ConfigError(f"recipe={config.recipe}: `plan` knows the recipes {known}. Plan one of its members as such.")
-    if devices > 1 and config.recipe in refusals.SPREAD:
+    if devices > 1 and config.recipe in layout_checks.SPREAD:
         raise ConfigError(
             f"recipe={config.recipe}: each device trains a share of the members by itself. Plan that share: leave "
             "--devices out, and write as many folds or values as one device gets."
@@ -215,7 +216,7 @@ def _bank(config: RunConfig, run: Run) -> Parts:
     from workbench.recipes import crossval, sweep
 
     is_sweep = config.recipe == "sweep"
-    apart = "folds.together=false asks for it" if not config.folds.together else banking.refusal(config)
+    apart = "folds.together=false asks for it" if not config.folds.together else bank_trainer.refusal(config)
     if reason := sweep.apart(config) if is_sweep else apart:
         raise ConfigError(f"recipe={config.recipe}: its members train one after another ({reason}). Plan one of them.")
     found: list[tuple[BankFit, Rehearsed]] = []

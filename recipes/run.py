@@ -7,14 +7,14 @@ import time
 from pathlib import Path
 
 from workbench.config import RunConfig
-from workbench.engine import Watcher
 from workbench.errors import ResumeError, Stopped, WorkbenchError
-from workbench.parallel import refusals
 from workbench.recipes import classify, crossval, distill, foresight, sft, sweep
 from workbench.report import pages  # here, so that a run's clock does not take it for the time of its report
 from workbench.runs import files, process_memory, run_clock, run_directory
 from workbench.runs.ranks import Ranks, joined, require_same
 from workbench.runs.run_directory import Run
+from workbench.training.distributed import layout_checks
+from workbench.training.trainer import Watcher
 
 RECIPES = {
     "sft": sft.main,
@@ -38,7 +38,7 @@ def run(config: RunConfig, *, out: Path, resume: bool, watcher: Watcher, began: 
     solved = config.distributed.zero == "auto"
     if solved:
         config = ranks.agreed(_resumed(config, out) if resume else _solved(config, ranks) if ranks.first else config)
-    refusals.require(config, ranks)
+    layout_checks.require(config, ranks)
     if ranks.first and not resume and not solved:
         foresight.require_memory(config, ranks)
     if resume and config.budget.timed and files.read_json(out / "manifest.json").get("status") == "done":

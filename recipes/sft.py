@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from workbench import evaluation, losses, preflight, report
+from workbench import evaluation, losses, report
 from workbench.adapters import Full
 from workbench.config import RunConfig, tasks
 from workbench.config.tasks import TEXT
@@ -22,20 +22,21 @@ from workbench.data.text.chat import Template
 from workbench.data.text.row_encoder import form
 from workbench.data.text.token_masking import Masking
 from workbench.data.text.tokenized import Splits, Tokens
-from workbench.engine import Clock, Fit, Supervision, Watcher
 from workbench.errors import ConfigError
 from workbench.evaluation import Answer, Likelihood
-from workbench.freezing import freezer as freezing
-from workbench.freezing.freezer import Freezer
 from workbench.models import backbones, exported, model_summary, output_heads
 from workbench.models.backbones import Backbone
 from workbench.models.exported import Shipped
 from workbench.models.output_heads import Head
-from workbench.parallel import settings
-from workbench.parallel.fsdp import reading
 from workbench.runs import files, run_clock
 from workbench.runs.run_directory import Run
 from workbench.runs.timing import Timer, left, phase
+from workbench.training import preflight
+from workbench.training.distributed import layout_settings
+from workbench.training.distributed.fsdp import reading
+from workbench.training.freezing import freezer as freezing
+from workbench.training.freezing.freezer import Freezer
+from workbench.training.trainer import Clock, Fit, Supervision, Watcher
 
 REST_TOKENS = 1024
 """Padded tokens in one forward pass that uses up what is left of the time."""
@@ -49,7 +50,7 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     tokenizer, template, data = prepare(config, run)
     train(config, run, data, tokenizer, template, watcher)
-    return finish(config, run, data, watcher) if settings.reads(config.distributed, run.ranks) else {}
+    return finish(config, run, data, watcher) if layout_settings.reads(config.distributed, run.ranks) else {}
 
 
 def prepare(config: RunConfig, run: Run) -> tuple[PreTrainedTokenizerBase, Template | Masking, Splits]:
@@ -66,7 +67,7 @@ def finish(config: RunConfig, run: Run, data: Splits, watcher: Watcher) -> Score
     """Score what was saved: reload it, do not trust the live one."""
     watcher.say("Scoring what was saved ...")
     with phase(run.timer, "load"):
-        model = exported.load(run.home, config, waiting=settings.cuts_weights(config.distributed))
+        model = exported.load(run.home, config, waiting=layout_settings.cuts_weights(config.distributed))
     read = reading(model.model, config.distributed, run.ranks)
     timer = run.timer
     splits = {"after": data.held_out} | ({} if data.test is None else {"test": data.test})
@@ -139,7 +140,7 @@ def train(
     watcher.say(model_summary.storage(backbone))
 
     score_before(config, run, backbone, data, tokenizer, template, watcher)
-    if settings.cuts_weights(config.distributed):
+    if layout_settings.cuts_weights(config.distributed):
         del backbone  # what was scored is cut
         backbone = load(config, run, tokenizer)
 
@@ -172,7 +173,7 @@ def load(config: RunConfig, run: Run, tokenizer: PreTrainedTokenizerBase) -> Bac
             tokenizer,
             task=tasks.of(config),
             trainable=isinstance(config.adapter, Full),
-            waiting=settings.cuts_weights(config.distributed),
+            waiting=layout_settings.cuts_weights(config.distributed),
         )
 
 
@@ -229,7 +230,9 @@ def score_before(
 
     Processes that share weights cut those of `backbone`.
     """
-    if run.ranks.agreed((run.path / "before.json").exists()) or not settings.reads(config.distributed, run.ranks):
+    if run.ranks.agreed((run.path / "before.json").exists()) or not layout_settings.reads(
+        config.distributed, run.ranks
+    ):
         return
     watcher.say("Scoring the backbone before training ...")
     head = output_heads.find(backbone.model, backbone.model)

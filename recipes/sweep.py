@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from workbench import banking, capacity
-from workbench.banking import BankFit
-from workbench.chorus import Chorus
 from workbench.config import RunConfig, sweep_config
 from workbench.config.sweep_config import Trial
-from workbench.engine import Watcher, peak_bytes
 from workbench.errors import TrainingError
-from workbench.member import Course
 from workbench.models import model_summary
-from workbench.parallel import refusals, waiting
 from workbench.recipes.sweep_subjects import Bench, Classes, Subject, Text
 from workbench.runs import files, units
 from workbench.runs.run_directory import Run
+from workbench.training import bank_trainer, capacity
+from workbench.training.adapter_trainer import Course
+from workbench.training.bank_progress import Chorus
+from workbench.training.bank_trainer import BankFit
+from workbench.training.distributed import barrier, layout_checks
+from workbench.training.trainer import Watcher, peak_bytes
 
 Scores = dict[str, Any]
 BYTES = 16
@@ -42,7 +42,7 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
     """
     trials, shared = sweep_config.trials(config), sweep_config.shared(config)
     subject: Subject = (Classes if shared.recipe == "classify" else Text).prepare(shared, run, trials)
-    refusals.require_members(len(trials), run.ranks)
+    layout_checks.require_members(len(trials), run.ranks)
     if not run.resumed:
         shutil.rmtree(run.path / "members", ignore_errors=True)
     run.ranks.wait()  # until nothing of an earlier sweep is left
@@ -58,7 +58,7 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
         train(subject, run, entries, watcher, reason)
         for _, own in entries:
             own.note(ended=True)
-        waiting.until(lambda: all(_member(run, trial).manifest.get("ended") for trial in trials), watcher)
+        barrier.until(lambda: all(_member(run, trial).manifest.get("ended") for trial in trials), watcher)
     finally:
         table = write_table(config, run, trials)
     if not run.ranks.first:
@@ -83,7 +83,7 @@ def apart(config: RunConfig) -> str | None:
     """Why the members train one after another; None where one bank holds them."""
     if not config.sweep.together:
         return "sweep.together=false asks for it"
-    return banking.refusal(config)
+    return bank_trainer.refusal(config)
 
 
 def train(subject: Subject, run: Run, entries: Sequence[Entry], watcher: Watcher, reason: str | None) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, from_numpy
 from transformers import PreTrainedTokenizerBase
 
-from workbench import evaluation, losses, preflight
+from workbench import evaluation, losses
 from workbench.adapters import anatomy
 from workbench.adapters.bank import Bank
 from workbench.config import RunConfig, tasks
@@ -22,14 +22,15 @@ from workbench.data.labelled.labelled_data import ClassSplits
 from workbench.data.text.chat import Template
 from workbench.data.text.token_masking import Masking
 from workbench.data.text.tokenized import Splits
-from workbench.engine import Watcher
-from workbench.freezing import freezer as freezing
-from workbench.freezing.freezer import Freezer
 from workbench.losses.criterion import criterion
 from workbench.models import backbones, classifier, exported, model_summary, output_heads
 from workbench.models.backbones import Backbone
 from workbench.recipes import classify, sft
 from workbench.runs.run_directory import Run
+from workbench.training import preflight
+from workbench.training.freezing import freezer as freezing
+from workbench.training.freezing.freezer import Freezer
+from workbench.training.trainer import Watcher
 
 Objective = Callable[[Tensor, Tensor, float], Tensor]
 

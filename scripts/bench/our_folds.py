@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 import psutil
 from torch import from_numpy
 
-from workbench import adapters, capacity
+from workbench import adapters
 from workbench.adapters import anatomy
-from workbench.banking import BankFit
 from workbench.config import RunConfig
 from workbench.config.folds_config import FoldsConfig
 from workbench.data.folds import stratification
@@ -29,16 +28,18 @@ from workbench.data.labelled import labelled_data, labels, records
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.text_fields import Writer
-from workbench.engine import Fit, Supervision, peak_bytes
 from workbench.evaluation import predicting
-from workbench.freezing import freezer as freezing
 from workbench.losses.criterion import Objective, criterion
-from workbench.member import Course
 from workbench.models import backbones, classifier
 from workbench.models.backbones import Backbone
 from workbench.models.classifier import Classifier
 from workbench.runs import run_directory
 from workbench.runs.run_directory import Run
+from workbench.training import capacity
+from workbench.training.adapter_trainer import Course
+from workbench.training.bank_trainer import BankFit
+from workbench.training.freezing import freezer as freezing
+from workbench.training.trainer import Fit, Supervision, peak_bytes
 
 
 class Fold(NamedTuple):

@@ -26,12 +26,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedModel
 
 import workbench
-from workbench.banking import BankFit
-from workbench.engine import Fit
 from workbench.planning.ledger import Ledger
 from workbench.planning.rehearsal import hold
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
+from workbench.training.bank_trainer import BankFit
+from workbench.training.trainer import Fit
 
 WHOLE = ["model.id=starter", "distill.student={layers: all}"]
 METHODS = {

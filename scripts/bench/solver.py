@@ -32,7 +32,6 @@ import torch
 
 import workbench
 from workbench.data.batching import Indices
-from workbench.engine import Fit
 from workbench.evaluation import predicting, scores
 from workbench.planning.calibration import Calibration
 from workbench.planning.ledger import Ledger
@@ -41,6 +40,7 @@ from workbench.planning.rehearsal import hold
 from workbench.planning.solver import Choice, choose
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
+from workbench.training.trainer import Fit
 
 SHORT = (
     "data.limit=160",

@@ -23,14 +23,14 @@ from statistics import mean, median
 import measuring
 import standing
 
-from workbench.checkpoints import Progress
 from workbench.cli.console import Terminal
-from workbench.engine import Fit
 from workbench.planning.calibration import Calibration, Timed
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
 from workbench.recipes.run import RECIPES
 from workbench.runs import files, run_directory
+from workbench.training.checkpoints import Progress
+from workbench.training.trainer import Fit
 
 ROUNDS = 3
 """So often some steps are measured, with a calibration before, between and after them."""

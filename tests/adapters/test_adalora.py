@@ -17,12 +17,13 @@ from transformers import PreTrainedModel
 
 import workbench
 from tests.conftest import tiny
-from workbench import adapters, checkpoints
+from workbench import adapters
 from workbench.adapters import AdaLora
 from workbench.adapters.ranks import Budget, RankSchedule
 from workbench.cli.console import Terminal
 from workbench.errors import Stopped
-from workbench.masters import Masters
+from workbench.training import checkpoints
+from workbench.training.master_weights import Masters
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 

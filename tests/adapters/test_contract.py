@@ -30,9 +30,9 @@ from workbench.adapters.lora_starts import QUANTISED
 from workbench.adapters.method import HALF_OR_FULL, WEIGHTS
 from workbench.config import ModelConfig, RunConfig, plugins, tasks
 from workbench.errors import ConfigError
-from workbench.masters import Masters
 from workbench.models import backbones
 from workbench.schema import parse
+from workbench.training.master_weights import Masters
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

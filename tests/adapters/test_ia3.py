@@ -12,11 +12,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tests.conftest import tiny
-from workbench import adapters, optimizers
+from workbench import adapters
 from workbench.adapters import Ia3
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
-from workbench.masters import Masters
+from workbench.training.master_weights import Masters
+from workbench.training.optim import optimizers
 
 LLAMA = (["self_attn.k_proj", "self_attn.v_proj"], ["mlp.down_proj"])
 TOGETHER = "query_key_value"

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import Vera
-from workbench.masters import Masters
+from workbench.training.master_weights import Masters
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 

@@ -19,10 +19,10 @@ import workbench
 from tests.conftest import MINILM, save_tiny
 from workbench.cli.console import Terminal
 from workbench.errors import Stopped
-from workbench.freezing import prefix
-from workbench.freezing.trunk import Trunk
 from workbench.models import exported
 from workbench.runs import run_directory
+from workbench.training.freezing import prefix_cache
+from workbench.training.freezing.cached_prefix import Trunk
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -62,7 +62,7 @@ def trunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Trunk]]:
         found.append(Trunk(*args, **named))
         return found[-1]
 
-    monkeypatch.setattr(prefix, "Trunk", remembered)
+    monkeypatch.setattr(prefix_cache, "Trunk", remembered)
     yield found
 
 

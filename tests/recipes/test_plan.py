@@ -14,14 +14,14 @@ from transformers import PreTrainedModel
 
 import workbench
 from tests.conftest import MINILM, save_tiny
-from workbench.banking import BankFit
-from workbench.engine import Fit
 from workbench.errors import ConfigError
 from workbench.planning.ledger import Ledger
 from workbench.planning.plan import Plan
 from workbench.planning.rehearsal import hold
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
+from workbench.training.bank_trainer import BankFit
+from workbench.training.trainer import Fit
 
 LORA = "adapter={method: lora, rank: 4}"
 FEW = ["data.limit=100", "data.max_tokens=256"]

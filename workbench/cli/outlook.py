@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from workbench import optimizers
 from workbench.config import RunConfig
 from workbench.config.freeze_config import FreezeConfig, Moment
 from workbench.config.freeze_policies import Egeria
 from workbench.report import frozen
 from workbench.runs import units
+from workbench.training.optim import optimizers
 
 WHOLE = 1000
 """Steps of a run whose own number nobody knows."""

@@ -35,10 +35,10 @@ def run(
     devices: Annotated[int | None, typer.Option(min=1, help="Train on so many of this machine together.")] = None,
 ) -> None:
     """Train, score and report."""
-    from workbench.parallel import launching
+    from workbench.training.distributed import launcher
 
-    if devices is not None and launching.needed():
-        launching.launch(devices, sys.argv[1:])
+    if devices is not None and launcher.needed():
+        launcher.launch(devices, sys.argv[1:])
         return
 
     import workbench
@@ -271,9 +271,9 @@ def main() -> None:
 def _tell(text: str) -> None:
     """To who reads this, or to who started it: of many processes that end the first is the one to hear."""
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        from workbench.parallel import launching
+        from workbench.training.distributed import launcher
 
-        launching.report(Path(file), text)
+        launcher.report(Path(file), text)
     else:
         print(text, file=sys.stderr)
 

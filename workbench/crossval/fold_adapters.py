@@ -16,29 +16,30 @@ import numpy as np
 from torch import from_numpy
 from transformers import PreTrainedTokenizerBase
 
-from workbench import adapters, banking, capacity
+from workbench import adapters
 from workbench.adapters import Full, bank
-from workbench.banking import BankFit
-from workbench.chorus import Chorus
 from workbench.config import RunConfig
 from workbench.data.batching import first_rows
 from workbench.data.folds.row_split import Folds, Split
 from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.engine import Fit, Supervision, Watcher
 from workbench.errors import TrainingError
 from workbench.evaluation import predicting, targets
-from workbench.freezing import freezer as freezing
-from workbench.freezing.prefix import Kept, reading
 from workbench.losses.criterion import Objective, criterion
-from workbench.member import Course
 from workbench.models import backbones, classifier, model_summary
 from workbench.models.backbones import Backbone
 from workbench.models.classifier import Classifier
-from workbench.parallel import waiting
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.run_directory import Run
+from workbench.training import bank_trainer, capacity
+from workbench.training.adapter_trainer import Course
+from workbench.training.bank_progress import Chorus
+from workbench.training.bank_trainer import BankFit
+from workbench.training.distributed import barrier
+from workbench.training.freezing import freezer as freezing
+from workbench.training.freezing.prefix_cache import Kept, reading
+from workbench.training.trainer import Fit, Supervision, Watcher
 
 
 class FoldAdapter(NamedTuple):
@@ -125,13 +126,15 @@ def train(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Watcher
     places = [run.home / each.name / "adapter" for each in lessons]
     if not all(place.exists() for place in run.ranks.share(places)):
         mine = run.ranks.share(lessons)
-        reason = "folds.together=false asks for it" if not room.config.folds.together else banking.refusal(room.config)
+        reason = (
+            "folds.together=false asks for it" if not room.config.folds.together else bank_trainer.refusal(room.config)
+        )
         if reason is None:
             _together(room, run, mine, watcher)
         else:
             watcher.say(f"One after another over the same backbone: {reason}.")
             _apart(room, run, mine, watcher)
-    waiting.until(lambda: all(place.exists() for place in places), watcher)
+    barrier.until(lambda: all(place.exists() for place in places), watcher)
 
 
 def outputs(room: Classroom, folders: Sequence[Path], wanted: Sequence[Sequence[Labelled]]) -> list[list[Floats]]:

@@ -17,13 +17,13 @@ from workbench.crossval.fold_adapters import Classroom, FoldAdapter, Lesson, les
 from workbench.data.labelled.fold_data import Folded
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Floats
-from workbench.engine import Watcher
 from workbench.evaluation import pseudo
 from workbench.evaluation.combining import Combiner, OutOfFold
 from workbench.evaluation.ensembles import Mask
 from workbench.evaluation.pseudo import Chosen
 from workbench.runs import files
 from workbench.runs.run_directory import Run
+from workbench.training.trainer import Watcher
 
 OUTPUTS = "outputs.safetensors"
 """Of a round's adapters."""

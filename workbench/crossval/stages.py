@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 
 from workbench.data.labelled.fold_data import Folded
 from workbench.data.labelled.labels import Floats
-from workbench.engine import Watcher
 from workbench.evaluation import gains, targets
 from workbench.evaluation.gains import Gain
 from workbench.runs import files
 from workbench.runs.run_directory import Run
+from workbench.training.trainer import Watcher
 
 Facts: TypeAlias = Mapping[str, Any]
 """What a stage was made of, for the report."""

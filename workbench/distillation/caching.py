@@ -25,10 +25,10 @@ from workbench.distillation.identities import Identity, identity
 from workbench.distillation.packing import Packed
 from workbench.distillation.shards import Keys, Shard
 from workbench.distillation.signals import Signal, Spoken, Teacher
-from workbench.engine import Watcher
 from workbench.errors import ConfigError, Stopped
 from workbench.losses.chunked import chunks
 from workbench.runs import files
+from workbench.training.trainer import Watcher
 
 __all__ = ["CachedTeacher", "Identity", "identity", "made_by", "missing", "require_usable", "write"]
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from workbench import preflight
 from workbench.config import RunConfig
 from workbench.config.classes_config import Kind
 from workbench.config.distill_config import BACKBONE
@@ -31,6 +30,7 @@ from workbench.evaluation import predicting, targets
 from workbench.models import backbones, classifier, exported
 from workbench.models.classifier import Classifier
 from workbench.runs import run_directory
+from workbench.training import preflight
 
 _HEAD = "ForSequenceClassification"
 

@@ -26,11 +26,11 @@ from workbench.data.labelled.records import Record
 from workbench.data.labelled.text_fields import Writer
 from workbench.distillation.class_teachers import Voice, voices
 from workbench.distillation.sources import Source
-from workbench.engine import Watcher
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation import targets
 from workbench.runs import files
 from workbench.runs.run_directory import Run
+from workbench.training.trainer import Watcher
 
 KEPT = "teacher.safetensors"
 """In the run directory."""

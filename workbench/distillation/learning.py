@@ -15,10 +15,10 @@ from workbench.config.distill_config import DistillConfig, at
 from workbench.data.batching import MicroBatch
 from workbench.distillation.matching import Matching
 from workbench.distillation.signals import Signal, Teacher
-from workbench.engine import Loss
 from workbench.losses.chunked import Criterion
 from workbench.losses.next_token import cross_entropy
 from workbench.models.output_heads import Head
+from workbench.training.trainer import Loss
 
 ARRAYS, CPU_ARRAYS = 1, 4
 """By these, the numbers of a position count more than in the cross-entropy of its labels alone: chunks are smaller.

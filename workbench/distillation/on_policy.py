@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils.generic import ModelOutput
 
-from workbench import evaluation, preflight
+from workbench import evaluation
 from workbench.config import RunConfig
 from workbench.config.distill_config import OnPolicyConfig
 from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs, micro_batches
@@ -26,6 +26,7 @@ from workbench.data.text.tokenized import Tokens
 from workbench.errors import ConfigError
 from workbench.evaluation.scores import TOKENS
 from workbench.losses.next_token import NO_LABEL
+from workbench.training import preflight
 
 
 class Writer(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from workbench import banking, losses
+from workbench import losses
 from workbench.adapters.bank import Bank
 from workbench.adapters.routed import Rows
 from workbench.config import RunConfig
@@ -19,14 +19,15 @@ from workbench.data.batching import MicroBatch
 from workbench.data.mixed_batches import join, padded_length
 from workbench.distillation.learning import arrays, mixed
 from workbench.distillation.signals import Spoken
-from workbench.engine import Loss
 from workbench.errors import ConfigError
 from workbench.models.output_heads import Head
+from workbench.training import bank_trainer
+from workbench.training.trainer import Loss
 
 
 def require_able(base: RunConfig) -> None:
     """Raise ConfigError where no bank holds such adapters."""
-    if reason := banking.refusal(base):
+    if reason := bank_trainer.refusal(base):
         raise ConfigError(
             f"distill.peers: {reason}. Adapters teach each other in one bank: "
             "leave that out, or write adapter.method=lora."

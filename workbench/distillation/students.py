@@ -16,11 +16,11 @@ from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.distill_config import TEACHER, StudentConfig, makes_student
 from workbench.config.tasks import Task
 from workbench.distillation.sources import Source
-from workbench.engine import Watcher
 from workbench.errors import ConfigError
 from workbench.models import backbones, classifier
 from workbench.models.backbones import DTYPES
 from workbench.runs import files
+from workbench.training.trainer import Watcher
 
 
 @dataclass(frozen=True)

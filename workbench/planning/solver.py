@@ -22,12 +22,12 @@ from workbench.adapters import Full
 from workbench.config import RunConfig, cross_checks
 from workbench.config.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
-from workbench.parallel import refusals
 from workbench.planning import traffic
 from workbench.planning.ledger import ACTIVATIONS
 from workbench.planning.plan import Plan, Tried
 from workbench.runs import units
 from workbench.runs.ranks import Ranks
+from workbench.training.distributed import layout_checks
 
 Rehearse = Callable[[RunConfig], Plan]
 """What a run takes: recipes.plan.plan, told about devices and memory."""
@@ -259,7 +259,7 @@ def _layouts(config: RunConfig, first: Plan) -> Iterator[DistributedConfig]:
     """What devices may hold a share of, and what may wait outside of them."""
     given = config.distributed
     if given.zero != "auto":
-        refusals.require(config, Ranks(0, first.devices))
+        layout_checks.require(config, Ranks(0, first.devices))
         yield given
         return
     orders: list[dict[str, Any]] = [{"zero": 0}]
@@ -277,7 +277,7 @@ def _layouts(config: RunConfig, first: Plan) -> Iterator[DistributedConfig]:
             continue
         try:
             layout = DistributedConfig.model_validate({**written, **order})
-            refusals.require(_with_layout(config, layout), Ranks(0, first.devices))
+            layout_checks.require(_with_layout(config, layout), Ranks(0, first.devices))
         except (ValidationError, ConfigError):
             continue
         yield layout

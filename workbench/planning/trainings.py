@@ -9,15 +9,15 @@ from typing import Protocol
 import numpy as np
 from torch import nn
 
-from workbench.banking import BankFit
 from workbench.config import RunConfig
 from workbench.data.batching import Indices, Weights, global_batch, micro_batches, steps_per_epoch
 from workbench.data.mixed_batches import Part
-from workbench.engine import Fit
-from workbench.freezing.freezer import Freezer
-from workbench.masters import Masters
-from workbench.member import Member
-from workbench.parallel.sharding import Sharded
+from workbench.training.adapter_trainer import Member
+from workbench.training.bank_trainer import BankFit
+from workbench.training.distributed.sharding import Sharded
+from workbench.training.freezing.freezer import Freezer
+from workbench.training.master_weights import Masters
+from workbench.training.trainer import Fit
 
 
 class Model(Protocol):

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from workbench.data.batching import Indices, global_batch, micro_batches, steps_per_epoch
-from workbench.engine import Fit
 from workbench.losses.next_token import POSITIONS
 from workbench.planning.compiled import Size, new_shares
 from workbench.planning.kernels import Kernel, Kernels
+from workbench.training.trainer import Fit
 
 STRATA = 4
 """Kinds of micro-batches, from small to large, of each of which one is looked at."""

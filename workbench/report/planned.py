@@ -17,11 +17,11 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from workbench.config import RunConfig
 from workbench.config.freeze_config import FreezeConfig
 from workbench.errors import ConfigError
-from workbench.optimizers import peak_rate
 from workbench.report import frozen
 from workbench.report.plots import palette, settings
 from workbench.runs import files
-from workbench.schedules import factor, falls_from, moments
+from workbench.training.optim.optimizers import peak_rate
+from workbench.training.optim.schedules import factor, falls_from, moments
 
 SUFFIXES = (".png", ".svg")
 """What can be written."""

@@ -32,11 +32,11 @@ from workbench.cli.console import Terminal
 from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.tasks import MASKED, TEXT, Task
 from workbench.data.batching import Indices, MicroBatch, encoder_inputs
-from workbench.engine import Fit, Supervision
 from workbench.errors import BackboneError
-from workbench.freezing import freezer as freezing
 from workbench.models import backbones
 from workbench.runs import run_directory
+from workbench.training.freezing import freezer as freezing
+from workbench.training.trainer import Fit, Supervision
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

@@ -16,11 +16,11 @@ from workbench.data.batching import MicroBatch, Row, collate
 from workbench.distillation import learning, sources
 from workbench.distillation.learning import mixed, taught_loss
 from workbench.distillation.signals import Spoken
-from workbench.engine import Loss
 from workbench.live_bytes import LiveBytes
 from workbench.losses.next_token import NO_LABEL
 from workbench.models import fused_lora
 from workbench.recipes.sft import next_token_loss
+from workbench.training.trainer import Loss
 
 N, D, V, T = 6, 4, 11, 2.0
 

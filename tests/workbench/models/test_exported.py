@@ -11,9 +11,9 @@ from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from workbench import checkpoints
 from workbench.models import exported
 from workbench.runs import run_directory
+from workbench.training import checkpoints
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

@@ -19,8 +19,8 @@ from workbench.adapters import Lora
 from workbench.config import ModelConfig
 from workbench.config.tasks import classes
 from workbench.errors import BackboneError
-from workbench.masters import Masters
 from workbench.models import backbones, quantisation
+from workbench.training.master_weights import Masters
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

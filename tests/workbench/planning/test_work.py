@@ -7,11 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from workbench.engine import Fit
 from workbench.planning import work
 from workbench.planning.work import StepWork, record, strata
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
+from workbench.training.trainer import Fit
 
 
 def test_strata_hold_everything_once_and_about_as_much() -> None:

@@ -18,7 +18,7 @@ from workbench.errors import ConfigError
 from workbench.recipes.load import load
 from workbench.report import planned
 from workbench.report.plots import palette
-from workbench.schedules import factor
+from workbench.training.optim.schedules import factor
 
 RECIPE = """
 recipe: sft

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workbench.together import section
+from tests.workbench.training.together import section
 from workbench.errors import ResumeError
 from workbench.runs import run_directory
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from workbench.errors import ConfigError
 from workbench.evaluation.timely import in_time
 from workbench.runs.timing import Pause, Plan, Timer, phase
-from workbench.schedules import due
+from workbench.training.optim.schedules import due
 
 TOKENS = 1000
 """Of a step."""

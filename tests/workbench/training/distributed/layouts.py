@@ -1,0 +1,148 @@
+"""Runs one recipe in several layouts, each in a folder of its own; torchrun starts this file in two processes.
+
+layouts.py FOLDER JOBS.json [steps|start]    # JOBS: [[name, overrides, name of the run to go on from or null], ...]
+
+With a third word NAME.RANK.json, beside each run, says how many bytes of tensors a process held at most: in a usual
+step, or before the first one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from itertools import chain
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from matplotlib.figure import Figure
+
+import workbench
+from workbench.data.batching import Indices
+from workbench.live_bytes import LiveBytes
+from workbench.planning.ledger import Ledger
+from workbench.runs.ranks import joined
+from workbench.training.distributed.zero import Zero
+from workbench.training.trainer import Fit
+
+
+def in_two_processes(folder: Path, jobs: Sequence[tuple[str, list[str], str | None]], *words: str) -> None:
+    """Run the folder's recipe.yaml in all layouts, one after the other.
+
+    Args:
+        words: Further arguments of this file.
+    """
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
+    command += ["--rdzv-endpoint=localhost:0", __file__, str(folder), str(folder / "jobs.json"), *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
+    assert done.returncode == 0, done.stderr[-5000:]
+
+
+def halfway(finished: Path, folder: Path) -> None:
+    """The folder as a run leaves it that was killed after half of its steps."""
+    shutil.copytree(finished, folder)
+    last = sorted((folder / "checkpoints").glob("step-*"))[-1]
+    shutil.rmtree(last)
+    shutil.rmtree(folder / "adapter")
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """Inside the block, the most bytes of tensors that each step holds that DeepSpeed takes."""
+    count, peaks = Ledger(), list[int]()
+    step, work = Fit.step, Fit.work
+
+    def adopting(self: Zero, *arguments: Any, adopt: Any = Zero.adopt) -> Any:
+        count.__enter__()  # type: ignore[no-untyped-call]
+        count.hold(chain(self._module.parameters(), self._module.buffers()), "weights")
+        return adopt(self, *arguments)
+
+    def stepping(self: Fit, rows: Indices) -> dict[str, Any]:
+        count.restart()
+        record = step(self, rows)
+        peaks.append(count.peak)
+        return record
+
+    def working(self: Fit) -> None:
+        work(self)
+        if isinstance(self.masters, Zero):
+            count.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    patches = (Zero, "adopt", adopting), (Fit, "step", stepping), (Fit, "work", working)
+    with ExitStack() as stack:
+        for patched in patches:
+            stack.enter_context(patch.object(*patched))
+        yield peaks
+
+
+class Held(LiveBytes):
+    """Knows of storages that were emptied meanwhile, as FSDP2 does with its own."""
+
+    most = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        result = super().called(func, args, kwargs)
+        self.most = max(self.most, sum(each.nbytes() for made in self._made.values() if (each := made()) is not None))
+        return result
+
+    def _see(self, storage: torch.UntypedStorage, size: int) -> None:
+        if storage._cdata not in self._known and size:
+            self._made[storage._cdata] = weakref.ref(storage)
+        super()._see(storage, size)
+
+    def _forget(self, address: int, size: int) -> None:
+        super()._forget(address, size)
+        self._made.pop(address, None)
+
+
+class _Begun(Exception):
+    """What was to be counted is."""
+
+
+@contextmanager
+def counted_before() -> Iterator[list[int]]:
+    """Inside the block, the most bytes of tensors that a run makes and holds before its first step, where it ends."""
+    peaks = list[int]()
+    with Held() as held:
+
+        def stepping(self: Fit, rows: Indices) -> dict[str, Any]:
+            peaks.append(held.most)
+            raise _Begun
+
+        with patch.object(Fit, "step", stepping), suppress(_Begun):
+            yield peaks
+
+
+COUNTED = {"steps": counted, "start": counted_before}
+
+
+def main() -> None:
+    folder, jobs = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
+    ranks = joined()
+    Figure.savefig = lambda _, file, **__: file.write("<svg/>")  # type: ignore[method-assign,assignment]
+    for name, words, origin in jobs:
+        if origin is not None and ranks.first:
+            halfway(folder / origin, folder / name)
+        ranks.wait()
+        with COUNTED[sys.argv[3]]() if sys.argv[3:] else nullcontext() as peaks:
+            workbench.run(str(folder / "recipe.yaml"), words, out=folder / name, resume=origin is not None, quiet=True)
+        if peaks is not None:
+            (folder / f"{name}.{ranks.rank}.json").write_text(json.dumps(median(peaks)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""What each of two processes of DeepSpeed holds in a step, counted storage by storage, against the plan."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.workbench.training.distributed import layouts
+from workbench.recipes.load import load
+from workbench.recipes.plan import plan
+
+pytestmark = pytest.mark.slow
+
+BF16 = ["model.weights=bfloat16", "model.compute=bfloat16"]
+CASES: dict[str, list[str]] = {
+    "zero1": ["distributed.zero=1"],
+    "zero2": ["distributed.zero=2"],
+    "zero3": ["distributed.zero=3"],
+    "zero1, bfloat16": ["distributed.zero=1", *BF16],
+    "zero2, bfloat16": ["distributed.zero=2", *BF16],
+    "zero2, small buckets": ["distributed={zero: 2, bucket_bytes: 4000000}"],
+    "zero3, small buckets": ["distributed={zero: 3, bucket_bytes: 4000000}"],
+    "zero3, lora": ["distributed.zero=3", "adapter={method: lora}"],
+    "zero3, lora, nf4": ["distributed.zero=3", "adapter={method: lora}", "model.weights=nf4"],
+    "zero2, one pass": ["distributed.zero=2", "batch.size=2"],
+    "zero2, optimizer on the host": ["distributed={zero: 2, offload_optimizer: cpu}"],
+    "zero3, all on the host": ["distributed={zero: 3, offload_optimizer: cpu, offload_parameters: cpu}"],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of two processes, beside them the bytes of each."""
+    folder = tmp_path_factory.mktemp("held")
+    recipe = {
+        "recipe": "sft",
+        "model": {"id": "starter", "weights": "float32", "compute": "float32"},
+        "data": {
+            "train": str(files("workbench.data.starter") / "fairytaleqa_train.jsonl"),
+            "held_out": 0.1,
+            "limit": 60,
+            "max_tokens": 128,
+        },
+        "adapter": {"method": "full"},
+        "batch": {"size": 4, "tokens_per_device": 128},
+        "train": {"steps": 3, "learning_rate": 1e-3},
+        "evaluate": {"every": None, "answers": 0},
+        "save": {"every": None},
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    layouts.in_two_processes(folder, [(name, words, None) for name, words in CASES.items()], "steps")
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_fuller_process_holds_what_was_planned(folder: Path, case: str) -> None:
+    planned = plan(load(str(folder / "recipe.yaml"), CASES[case]), devices=2)
+    measured = max(json.loads((folder / f"{case}.{rank}.json").read_text()) for rank in (0, 1))
+    assert 0.97 * measured <= planned.peak + planned.host <= 1.05 * measured

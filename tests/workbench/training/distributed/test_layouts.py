@@ -1,0 +1,173 @@
+"""The same loss curve and the same weights, however many processes there are and whatever each of them holds."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import workbench
+from tests.workbench.training.distributed import layouts
+
+pytestmark = pytest.mark.slow
+
+STEPS = 20
+METHODS = {"lora": "{method: lora, rank: 4, alpha: 8}", "full": "{method: full}"}
+BUDGETS = (64, 160)
+"""Tokens in a forward pass: one row or a few, so that processes get unequal parts of a batch."""
+LAYOUTS = {
+    "ddp": "{zero: 0}",
+    "zero1": "{zero: 1}",
+    "zero2": "{zero: 2}",
+    "zero3": "{zero: 3}",
+    "fsdp2_2": "{engine: fsdp2, zero: 2}",
+    "fsdp2_3": "{engine: fsdp2, zero: 3}",
+    "zero2_cpu": "{zero: 2, offload_optimizer: cpu}",
+    "zero3_cpu": "{zero: 3, offload_optimizer: cpu, offload_parameters: cpu}",
+}
+CUT = {"stage": 3, "stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 50_000}
+"""A person's own DeepSpeed JSON, which cuts every weight, however small; the head's comes before it is needed."""
+NVME = "{{zero: 3, offload_optimizer: nvme, offload_parameters: nvme, nvme: {folder}}}"
+CUTTING = ("zero3", "fsdp2_2", "fsdp2_3")
+OVER_CUT = {
+    "packed": [f"adapter={METHODS['lora']}", "model.weights=nf4"],
+    "probe": ["adapter={method: linear-probe}"],
+}
+"""What is trained besides where weights are cut: over 4-bit ones, and over blocks that are frozen for good."""
+RESUMED = {
+    "zero2 to ddp": ("zero2", "ddp"),
+    "ddp to zero3": ("ddp", "zero3"),
+    "zero3 to zero1": ("zero3", "zero1"),
+    "zero3 to fsdp2": ("zero3", "fsdp2_3"),
+    "fsdp2 to fsdp2": ("fsdp2_3", "fsdp2_3"),
+    "ddp to ddp": ("ddp", "ddp"),
+}
+
+
+WITH_DISK = "WORKBENCH_TEST_NVME" in os.environ
+needs_disk = pytest.mark.skipif(not WITH_DISK, reason="needs libaio-dev, minutes of compiling, WORKBENCH_TEST_NVME=1")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
+    """Every layout's run of two processes, and those of one, in folders of their names."""
+    folder = tmp_path_factory.mktemp("layouts")
+    model = AutoModelForCausalLM.from_pretrained(stories, tie_word_embeddings=False)
+    model.lm_head.weight = nn.Parameter(model.get_input_embeddings().weight.detach().clone())
+    model.save_pretrained(folder / "model")
+    AutoTokenizer.from_pretrained(stories).save_pretrained(folder / "model")
+    write_recipe(folder, folder / "model")
+    jobs: list[tuple[str, list[str], str | None]] = []
+    (folder / "cut.json").write_text(json.dumps({"zero_optimization": CUT}))
+    sharings = {**LAYOUTS, "json": f"{{deepspeed: {folder / 'cut.json'}}}"}
+    if WITH_DISK:
+        (folder / "disk").mkdir()
+        sharings["nvme"] = NVME.format(folder=folder / "disk")
+    for method, section in METHODS.items():
+        for budget in BUDGETS:
+            words = [f"adapter={section}", f"batch.tokens_per_device={budget}"]
+            workbench.run(str(folder / "recipe.yaml"), words, out=folder / f"{method} {budget} alone", quiet=True)
+            jobs += [
+                (f"{method} {budget} {name}", [*words, f"distributed={layout}"], None)
+                for name, layout in sharings.items()
+            ]
+    for over, own in OVER_CUT.items():
+        words = [*own, f"batch.tokens_per_device={BUDGETS[0]}"]
+        workbench.run(str(folder / "recipe.yaml"), words, out=folder / f"{over} alone", quiet=True)
+        jobs += [(f"{over} {name}", [*words, f"distributed={LAYOUTS[name]}"], None) for name in CUTTING]
+    words = [f"adapter={METHODS['full']}", f"batch.tokens_per_device={BUDGETS[0]}"]
+    jobs += [
+        (name, [*words, f"distributed={LAYOUTS[to]}"], f"full {BUDGETS[0]} {origin}")
+        for name, (origin, to) in RESUMED.items()
+    ]
+    layouts.in_two_processes(folder, jobs)
+    return folder
+
+
+def write_recipe(folder: Path, model: Path) -> None:
+    rows = [{"question": f"How many is {n} and one?", "answer": f"{n + 1}" + " it is" * (n % 7)} for n in range(96)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = {
+        "recipe": "sft",
+        "model": {"id": str(model), "weights": "float32", "compute": "float32"},
+        "data": {"train": str(folder / "rows.jsonl"), "held_out": 0.1},
+        "batch": {"size": 5},
+        "train": {"steps": STEPS, "learning_rate": 1e-3},
+        "evaluate": {"every": None, "answers": 0},
+        "save": {"every": STEPS // 2, "keep": 2},
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+
+
+def curve(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(run: Path) -> torch.Tensor:
+    (file,) = (run / "adapter").glob("*model.safetensors")
+    saved = load_file(file)
+    return torch.cat([saved[name].double().flatten() for name in sorted(saved)])
+
+
+def scores(run: Path) -> dict[str, float]:
+    """Losses before and after, of the first process."""
+    found = json.loads((run / "scores.json").read_text())
+    return {when: found[when]["loss"] for when in ("before", "after")}
+
+
+def require_same(run: Path, alone: Path) -> None:
+    assert curve(run) == pytest.approx(curve(alone), rel=1e-5)
+    found, wanted = weights(run), weights(alone)
+    assert float((found - wanted).norm() / wanted.norm()) < 1e-4
+    assert scores(run) == pytest.approx(scores(alone), rel=1e-4)
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, "json", pytest.param("nvme", marks=needs_disk)])
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_layout_changes_nothing(runs: Path, method: str, budget: int, layout: str) -> None:
+    require_same(runs / f"{method} {budget} {layout}", runs / f"{method} {budget} alone")
+
+
+@pytest.mark.parametrize("layout", CUTTING)
+@pytest.mark.parametrize("over", OVER_CUT)
+def test_whatever_is_cut(runs: Path, over: str, layout: str) -> None:
+    require_same(runs / f"{over} {layout}", runs / f"{over} alone")
+
+
+def test_packed_weights_are_others(runs: Path) -> None:
+    assert curve(runs / "packed alone") != curve(runs / f"lora {BUDGETS[0]} alone")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_learns(runs: Path, method: str) -> None:
+    losses = curve(runs / f"{method} {BUDGETS[0]} alone")
+    assert len(losses) == STEPS and losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.parametrize("change", RESUMED)
+def test_a_run_goes_on_in_another_layout(runs: Path, change: str) -> None:
+    require_same(runs / change, runs / f"full {BUDGETS[0]} alone")
+
+
+@pytest.mark.parametrize("layout", ["ddp", "fsdp2"])
+def test_in_the_same_layout_it_goes_on_bit_for_bit(runs: Path, layout: str) -> None:
+    resumed, whole = runs / f"{layout} to {layout}", runs / f"full {BUDGETS[0]} {RESUMED[f'{layout} to {layout}'][0]}"
+    assert curve(resumed) == curve(whole)
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+@pytest.mark.parametrize("origin", ["ddp", "zero2", "zero3", "fsdp2_2"])
+def test_one_process_goes_on_with_what_two_began(runs: Path, origin: str) -> None:
+    folder = runs / f"alone from {origin}"
+    layouts.halfway(runs / f"full {BUDGETS[0]} {origin}", folder)
+    words = [f"adapter={METHODS['full']}", f"batch.tokens_per_device={BUDGETS[0]}"]
+    workbench.run(str(runs / "recipe.yaml"), words, out=folder, resume=True, quiet=True)
+    require_same(folder, runs / f"full {BUDGETS[0]} alone")

@@ -1,0 +1,269 @@
+"""Schedules against the formulas of their papers, written a second time, and those of torch and transformers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR, PolynomialLR
+from transformers import optimization
+
+from workbench.config import RunConfig
+from workbench.config.schedule_config import ScheduleConfig
+from workbench.errors import ConfigError
+from workbench.schema import override, parse
+from workbench.training.optim.schedules import factor, falls_from, moments
+
+FALLING: dict[str, dict[str, Any]] = {
+    "linear": {"name": "linear"},
+    "cosine": {"name": "cosine"},
+    "rex": {"name": "rex"},
+    "one_cycle": {"name": "one_cycle"},
+    "wsd, linear": {"name": "wsd", "decay": 0.3},
+    "wsd, cosine": {"name": "wsd", "decay": 0.3, "decay_shape": "cosine"},
+    "wsd, sqrt": {"name": "wsd", "decay": 0.3, "decay_shape": "sqrt"},
+}
+"""Those that end at the floor."""
+ALL = {**FALLING, "inverse_sqrt": {"name": "inverse_sqrt"}, "constant": {"name": "constant"}}
+
+shares = st.floats(0, 1)
+warmups = st.floats(1e-6, 0.7)
+
+
+def _schedule(kind: str, **values: Any) -> ScheduleConfig:
+    """A schedule with a floor where it can have one; one_cycle may not end above its start."""
+    floor = 0.0 if kind == "constant" else values.pop("floor", 0.0)
+    start = values.pop("start", floor if kind == "one_cycle" else 0.0)
+    return ScheduleConfig(**ALL[kind], **{**values, "floor": floor, "start": start})
+
+
+def _stretched(height: float, floor: float) -> float:
+    return floor + (1 - floor) * height
+
+
+# ---- formulas
+
+
+@given(z=shares, warmup=warmups, floor=st.floats(0, 0.9))
+@example(z=0.0, warmup=0.05, floor=0.0)
+@example(z=1.0, warmup=0.05, floor=0.1)
+def test_what_falls_from_the_warm_up_on(z: float, warmup: float, floor: float) -> None:
+    """Loshchilov & Hutter 2017, equation 5; Chen et al. 2022, section 3; Smith & Topin 2018 with half cosines."""
+    cosine = floor + 0.5 * (1 - floor) * (1 + math.cos(math.pi * z))
+    expected = {
+        "linear": _stretched(1 - z, floor),
+        "cosine": cosine,
+        "rex": _stretched((1 - z) / (1 / 2 + 1 / 2 * (1 - z)), floor),
+        "one_cycle": cosine,
+    }
+    for kind, height in expected.items():
+        found = factor(warmup + z * (1 - warmup), _schedule(kind, warmup=warmup, floor=floor))
+        assert found == pytest.approx(height, abs=1e-9), kind
+
+
+@given(z=shares, decay=st.floats(0.01, 0.9), floor=st.floats(0, 0.9))
+def test_what_is_stable_and_cools_down(z: float, decay: float, floor: float) -> None:
+    """Hu et al. 2024, equation 1, with the cooldowns of Haegele et al. 2024, equation 2."""
+    # The root is so steep at its beginning that a rounded z shows.
+    assume(z == 0 or z > 1e-6)
+    shapes = {"linear": 1 - z, "cosine": 0.5 * (1 + math.cos(math.pi * z)), "sqrt": 1 - math.sqrt(z)}
+    for shape, height in shapes.items():
+        config = ScheduleConfig(name="wsd", warmup=0.1, decay=decay, decay_shape=shape, floor=floor)
+        assert factor(1 - decay + z * decay, config) == pytest.approx(_stretched(height, floor), abs=1e-7), shape
+        assert factor(0.1 + z * (1 - decay - 0.1), config) == pytest.approx(1.0, abs=1e-7), shape
+
+
+@pytest.mark.parametrize("warm", [1, 40, 400])
+def test_inverse_sqrt_is_that_of_the_transformer(warm: int) -> None:
+    """Vaswani et al. 2017, equation 3, as a share of its largest value."""
+    steps = 1000
+    config = ScheduleConfig(name="inverse_sqrt", warmup=warm / steps)
+    paper = np.array([min(step**-0.5, step * warm**-1.5) for step in range(1, steps + 1)])
+    found = [factor(step / steps, config) for step in range(1, steps + 1)]
+    np.testing.assert_allclose(found, paper / paper.max(), rtol=1e-12)
+
+
+@given(progress=shares, warmup=warmups, start=st.floats(0, 0.9))
+def test_warm_up(progress: float, warmup: float, start: float) -> None:
+    assume(progress < warmup)
+    for kind in ALL:
+        risen = progress / warmup
+        if kind == "one_cycle":
+            risen = 0.5 - 0.5 * math.cos(math.pi * risen)
+        found = factor(progress, _schedule(kind, warmup=warmup, start=start))
+        assert found == pytest.approx(start + (1 - start) * risen, abs=1e-12), kind
+
+
+# ---- what all of them promise
+
+
+@given(st.sampled_from(list(ALL)), shares, warmups, st.floats(0, 0.9))
+def test_never_above_the_peak_nor_below_the_floor(kind: str, progress: float, warmup: float, floor: float) -> None:
+    config = _schedule(kind, warmup=warmup, floor=floor)
+    value = factor(progress, config)
+    assert 0 <= value <= 1
+    assert value >= config.floor or (progress < warmup and kind != "one_cycle")
+
+
+@given(st.sampled_from(list(ALL)), warmups, st.floats(0, 0.9))
+def test_peak_and_end(kind: str, warmup: float, floor: float) -> None:
+    config = _schedule(kind, warmup=warmup, floor=floor)
+    assert factor(0.0, config) == config.start
+    assert factor(warmup, config) == factor(falls_from(config), config) == 1
+    ends = {"constant": 1.0, "inverse_sqrt": _stretched(math.sqrt(warmup), floor)}
+    assert factor(1.0, config) == pytest.approx(ends.get(kind, floor), abs=1e-15)
+
+
+@given(st.sampled_from(list(ALL)), warmups, shares, shares)
+def test_rises_then_falls(kind: str, warmup: float, one: float, other: float) -> None:
+    config, (early, late) = _schedule(kind, warmup=warmup), sorted((one, other))
+    before, after = factor(early, config), factor(late, config)
+    if late < warmup:
+        assert before <= after
+    elif early >= warmup:
+        assert before >= after - 1e-15
+    if warmup <= early <= late <= falls_from(config):
+        assert before == after == 1
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("warmup", [0.05, 0.3])
+def test_no_jump_where_one_phase_becomes_the_next(kind: str, warmup: float) -> None:
+    config, tiny = _schedule(kind, warmup=warmup, floor=0.1), 1e-9
+    for edge in {warmup, falls_from(config)}:
+        values = [factor(edge + move, config) for move in (-tiny, 0, tiny) if edge + move <= 1]
+        # 1 - sqrt(z) falls by sqrt(1e-9 / 0.3) here.
+        assert max(values) - min(values) < 1e-4
+
+
+def test_without_a_warm_up_the_peak_is_at_once() -> None:
+    for kind in ALL.keys() - {"inverse_sqrt", "one_cycle"}:
+        assert factor(0.0, _schedule(kind, warmup=0.0)) == 1
+
+
+# ---- torch and transformers
+
+STEPS, WARM, COOL = 200, 30, 50
+
+
+def _rates(make: Callable[[torch.optim.Optimizer], LRScheduler], steps: int) -> list[float]:
+    """Learning rates of steps 0 to `steps` - 1 at a peak of 1."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler, rates = make(optimizer), []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize(
+    ("make", "values"),
+    [
+        (lambda o: optimization.get_linear_schedule_with_warmup(o, WARM, STEPS), {"name": "linear"}),
+        (lambda o: optimization.get_cosine_schedule_with_warmup(o, WARM, STEPS), {"name": "cosine"}),
+        (
+            lambda o: optimization.get_cosine_with_min_lr_schedule_with_warmup(o, WARM, STEPS, min_lr_rate=0.1),
+            {"name": "cosine", "floor": 0.1},
+        ),
+        (lambda o: optimization.get_inverse_sqrt_schedule(o, WARM), {"name": "inverse_sqrt"}),
+        (lambda o: optimization.get_constant_schedule_with_warmup(o, WARM), {"name": "constant"}),
+        *(  # theirs begins at its floor
+            (
+                lambda o, theirs=theirs: optimization.get_wsd_schedule(
+                    o, WARM, COOL, num_training_steps=STEPS, decay_type=theirs, min_lr_ratio=0.1
+                ),
+                {"name": "wsd", "decay": COOL / STEPS, "decay_shape": ours, "start": 0.1, "floor": 0.1},
+            )
+            for theirs, ours in (("linear", "linear"), ("cosine", "cosine"), ("1-sqrt", "sqrt"))
+        ),
+        (lambda o: PolynomialLR(o, STEPS, power=1.0), {"name": "linear", "warmup": 0.0}),
+        (lambda o: CosineAnnealingLR(o, STEPS, eta_min=0.2), {"name": "cosine", "warmup": 0.0, "floor": 0.2}),
+    ],
+    ids=["linear", "cosine", "floor", "inverse_sqrt", "constant", "wsd", "wsd-cosine", "wsd-sqrt", "poly", "annealing"],
+)
+def test_equals_that_of_torch_and_transformers(make: Callable[..., LRScheduler], values: dict[str, Any]) -> None:
+    config = ScheduleConfig(**{"warmup": WARM / STEPS, **values})
+    found = [factor(step / STEPS, config) for step in range(STEPS)]
+    np.testing.assert_allclose(found, _rates(make, STEPS), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("share", "divided", "finally_divided"), [(0.3, 25.0, 1e4), (0.1, 10.0, 1.0), (0.75, 2.0, 8)])
+def test_equals_one_cycle_of_torch(share: float, divided: float, finally_divided: float) -> None:
+    """Torch counts from its first step to its last: the peak is at step share * STEPS - 1 of STEPS - 1."""
+
+    def make(optimizer: torch.optim.Optimizer) -> LRScheduler:
+        cycle = {"pct_start": share, "div_factor": divided, "final_div_factor": finally_divided}
+        return OneCycleLR(optimizer, max_lr=1.0, total_steps=STEPS, cycle_momentum=False, **cycle)
+
+    config = ScheduleConfig(
+        name="one_cycle",
+        warmup=(share * STEPS - 1) / (STEPS - 1),
+        start=1 / divided,
+        floor=1 / (divided * finally_divided),
+    )
+    found = [factor(step / (STEPS - 1), config) for step in range(STEPS)]
+    # The scheduler of the last step would step past its end.
+    theirs = _rates(make, STEPS - 1)
+    np.testing.assert_allclose(found[:-1], theirs, rtol=0, atol=1e-6)
+    assert found[-1] == pytest.approx(config.floor)
+
+
+# ---- moments and mistakes
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "expected"),
+    [
+        (None, 9, set()),
+        (4, 9, {4, 8, 9}),
+        (20, 9, {9}),
+        (0.25, 14, {4, 7, 11, 14}),
+        (0.01, 3, {1, 2, 3}),
+        (0.1, 10, set(range(1, 11))),
+        (1, 2, {1, 2}),
+    ],
+)
+def test_moments(every: int | float | None, steps: int, expected: set[int]) -> None:
+    assert moments(every, steps) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["schedule.name=cosin"], "schedule.name: expected 'linear', 'cosine', 'rex'"),
+        (["schedule.shape=sqrt"], "schedule.shape: unknown key. Did you mean `decay_shape`?"),
+        (["schedule.name=wsd", "schedule.decay_shape=root"], "expected 'linear', 'cosine' or 'sqrt', found 'root'"),
+        (["schedule.name=wsd", "schedule.warmup=0.9"], "make them sum to 1 or less"),
+        (["schedule.decay_shape=sqrt"], "decay and decay_shape are for wsd, not for linear. Write schedule.name=wsd"),
+        (["schedule.name=rex", "schedule.decay=0.5"], "for wsd, not for rex"),
+        (["schedule.name=constant", "schedule.floor=0.1"], "constant never falls to floor 0.1. Leave schedule.floor"),
+        (
+            ["schedule.name=inverse_sqrt", "schedule.warmup=0"],
+            "inverse_sqrt needs a warm-up. Write schedule.warmup=0.05",
+        ),
+        (["schedule.name=one_cycle", "schedule.warmup=0"], "one_cycle needs a warm-up. Write schedule.warmup=0.3"),
+        (["schedule.name=one_cycle", "schedule.floor=0.1"], "never ends above start 0.0. Write schedule.start=0.1"),
+        (
+            ["schedule.start=0.1", "schedule.warmup=0"],
+            "start 0.1 is where a warm-up begins. Write schedule.warmup=0.05",
+        ),
+        (["schedule.floor=1"], "schedule.floor: expected less than 1"),
+    ],
+)
+def test_mistakes_say_what_to_write(words: list[str], expected: str) -> None:
+    good = {"recipe": "sft", "model": {"id": "starter"}, "adapter": {"method": "lora"}, "data": {"train": "a.jsonl"}}
+    with pytest.raises(ConfigError, match="1 mistake") as caught:
+        parse(RunConfig, override(good, words), source="my.yaml")
+    assert expected in str(caught.value)
+
+
+def test_two_contradictions_are_told_at_once() -> None:
+    with pytest.raises(ValueError, match=r"(?s)decay and decay_shape are for wsd.*one_cycle needs a warm-up"):
+        ScheduleConfig(name="one_cycle", warmup=0, decay=0.5)

@@ -1,0 +1,1 @@
+"""The training loop, adapters and banks of them, checkpoints."""

@@ -1,0 +1,53 @@
+"""What a person is told while the members of a bank train: one line for all of them, in their own names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.training.trainer import Watcher
+
+
+class Chorus:
+    """Tells a watcher of all members as of one run: mean loss, lowest held-out loss, tokens of all together.
+
+    Args:
+        names: What the members are called, by their names in the bank.
+    """
+
+    def __init__(self, watcher: Watcher, names: Mapping[str, str]) -> None:
+        self._watcher = watcher
+        self._names = names
+        self._round: dict[str, dict[str, Any]] = {}
+        self._total = 0
+
+    def step(self, record: dict[str, Any], *, total: int) -> None:
+        """A member did a step; the step before is told when all members that did it have said so."""
+        if record["member"] in self._round:
+            self.tell()
+        self._round[record["member"]] = record
+        self._total = max(self._total, total)
+
+    def say(self, text: str) -> None:
+        """Something that a person should read."""
+        for member, name in self._names.items():
+            text = text.replace(member, name)
+        self._watcher.say(text)
+
+    def stop_requested(self) -> bool:
+        """Whether to finish the step, save, and end."""
+        return self._watcher.stop_requested()
+
+    def tell(self) -> None:
+        """The step that all members did last."""
+        records = list(self._round.values())
+        if not records:
+            return
+        self._round = {}
+        held_out = [record["held_out_loss"] for record in records if "held_out_loss" in record]
+        told = {
+            **max(records, key=lambda record: int(record["step"])),
+            "loss": sum(record["loss"] for record in records) / len(records),
+            "tokens_per_second": sum(record["tokens_per_second"] for record in records),
+        }
+        self._watcher.step({**told, "held_out_loss": min(held_out)} if held_out else told, total=self._total)

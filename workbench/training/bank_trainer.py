@@ -1,0 +1,219 @@
+"""The loop over a bank: one forward and backward pass for the rows of all members that are still learning.
+
+Legend: N labels.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from workbench.adapters import bank as banks
+from workbench.adapters.bank import Bank
+from workbench.adapters.routed import Rows
+from workbench.config import RunConfig
+from workbench.data.batching import Examples, MicroBatch
+from workbench.data.mixed_batches import Part, join, mixed_batches, padded_length
+from workbench.errors import Stopped
+from workbench.training.adapter_trainer import Course, Member
+from workbench.training.freezing.freezer import Freezer
+from workbench.training.freezing.prefix_cache import Kept, Prefix, Work
+from workbench.training.master_weights import Masters
+from workbench.training.trainer import Watcher, measured, out_of_memory, trained
+
+Predict = Callable[[MicroBatch], Tensor]
+"""What the model gives for each label of a micro-batch (N, ...): hidden states in front of a head, or logits."""
+
+Objective = Callable[[Tensor, Tensor, float], Tensor]
+"""Outputs (N, ...) and labels (N,) to their summed loss times a factor, as a scalar with a graph."""
+
+
+def refusal(config: RunConfig) -> str | None:
+    """Why adapters train one after another; None where a bank can hold them."""
+    alone = {
+        "model.new_tokens": (bool(config.model.new_tokens), "a bank trains no rows of new tokens"),
+        "model.dropout": (config.model.dropout, "the backbone's own dropout would draw other numbers in a bank"),
+        "train.checkpointing": (config.train.checkpointing is True, "a bank recomputes no activations"),
+        "train.compile": (config.train.compile, "a bank's layers are not compiled"),
+        "freeze.policy": (not config.freeze.fixed, "the members of a bank would freeze different layers"),
+        "optimizer.sam": (config.optimizer.sam is not None, "a bank computes each gradient once"),
+        "optimizer.noise_scale": (config.optimizer.noise_scale is not None, "a bank does not compute a batch in parts"),
+    }
+    for key, (is_on, why) in alone.items():
+        if is_on:
+            return f"{key}: {why}"
+    return banks.refusal(config.adapter)
+
+
+class BankFit:
+    """Trains the members of a bank, each as if it trained alone; a member that has ended costs nothing more.
+
+    Their rows are computed together, so the last bits of each depend on where the others are. Whenever one saves, all
+    do that are still learning; a bank that was killed, also between two of these checkpoints, resumes to the same bits.
+
+    Args:
+        courses: One for each member of the bank.
+        freezer: Of the bank's model.
+        rows: What else the run reads besides the courses' rows.
+        kept: What frozen blocks gave in an earlier training of the same run.
+        objectives: One for each member, for the labels that its rows have.
+        compute: What matrix products run in.
+        tokens: In one forward pass, padding included. Changes nothing but last bits; the same again in a resume.
+    """
+
+    def __init__(
+        self,
+        bank: Bank,
+        courses: Sequence[Course],
+        *,
+        freezer: Freezer,
+        rows: Sequence[Examples] = (),
+        kept: Kept | None = None,
+        objectives: Sequence[Objective],
+        predict: Predict,
+        compute: torch.dtype,
+        tokens: int,
+        watcher: Watcher,
+    ) -> None:
+        self.bank, self.model = bank, bank.model
+        self.freezer = freezer
+        self.objectives = dict(zip(bank.members, objectives, strict=True))
+        self.predict = predict
+        self.tokens = tokens
+        self.watcher = watcher
+        self.device = next(bank.model.parameters()).device
+        self.masters = Masters(bank.model, compute)
+        every = trained(self.masters, freezer)
+        own = {name: bank.parameters_of(name) for name in bank.members}
+        self.members = {
+            name: Member(
+                course, replace(every, values={key: each for key, each in every.values.items() if key in own[name]})
+            )
+            for name, course in zip(bank.members, courses, strict=True)
+        }
+        first = courses[0]
+        self.prefix = Prefix(
+            freezer,
+            Work([*(course.train for course in courses), *rows], passes=partial(_passes, self.members.values())),
+            first.config,
+            compute=compute,
+            folder=first.run.path / "trunk",
+            say=watcher.say,
+            trying=partial(bank.only, bank.members[0]),
+            kept=kept,
+        )
+
+    def work(self) -> None:
+        """Train every member to its end, or to its error; raises Stopped after checkpoints when the watcher asks.
+
+        Raises:
+            TrainingError: every member failed; this is the first one's.
+        """
+        self._resume()
+        self.masters.refresh()
+        self.bank.train()
+        self.prefix.follow()
+        began = time.monotonic() - max(member.progress.elapsed_s for member in self.members.values())
+        while live := {name: member for name, member in self.members.items() if member.live}:
+            self._step(live, began)
+        self.prefix.close()
+        errors = [member.error for member in self.members.values() if member.error is not None]
+        if len(errors) == len(self.members):
+            raise errors[0]
+
+    @contextmanager
+    def shipping(self, name: str) -> Iterator[None]:
+        """After `work`: the model holds what is to be saved of a member, in float32."""
+        with self.members[name].shipping(self.watcher.say), self.masters.exposed():
+            yield
+
+    def _resume(self) -> None:
+        """Every member goes back to the last step that all can go on from, or stays where it had ended by then."""
+        step = math.inf
+        while (common := min(member.reaches(step) for member in self.members.values())) < step:
+            step = common
+        for name, member in self.members.items():
+            for sentence in member.resume(at_most=step):
+                self.watcher.say(f"{name}: {sentence}")
+
+    def _step(self, live: dict[str, Member], began: float) -> None:
+        """One optimizer step of every live member."""
+        started, records = time.monotonic(), {}
+        for (name, member), loss in zip(live.items(), self._losses_that_fit(live), strict=True):
+            record = member.update(loss, member.batch())
+            if record is None:
+                self.watcher.say(f"{name} ends here; the others go on. {member.error}")
+            else:
+                records[name] = record
+        self.masters.refresh()
+        records = {name: measured(record, since=started, device=self.device) for name, record in records.items()}
+        for name, record in records.items():
+            record = live[name].settle(record, began=began)
+            self.watcher.step({**record, "member": name}, total=live[name].total)
+        stopping = self.watcher.stop_requested()
+        if stopping or any(member.due for member in live.values()):
+            for member in live.values():
+                # Two, because a kill may fall between the writes of two members: one of them then goes a save back.
+                member.save(keep=max(2, member.course.config.save.keep))
+        if stopping and any(member.live for member in live.values()):
+            raise Stopped(f"Stopped after step {max(member.progress.step for member in live.values())}.")
+
+    def _losses_that_fit(self, live: dict[str, Member]) -> list[float]:
+        """`_losses`; where memory runs out, the same in smaller micro-batches."""
+        while True:
+            try:
+                return self._losses(live)
+            except torch.OutOfMemoryError:
+                longest = max((each.course.train for each in live.values()), key=lambda rows: int(rows.lengths.max()))
+                most = int(longest.lengths.max())
+                if self.tokens <= most:
+                    raise out_of_memory(most, longest) from None
+                self.tokens = max(most, self.tokens // 2)
+                self.watcher.say(f"Out of memory: going on with {self.tokens} tokens in a forward pass.")
+                for parameter in [*self.bank.model.parameters(), *self.masters]:
+                    parameter.grad = None
+
+    def _losses(self, live: dict[str, Member]) -> list[float]:
+        """Gradients, and the mean loss, of each live member over its next batch."""
+        members = list(live.values())
+        batches = [member.batch() for member in members]
+        supervised = [
+            each.course.train.supervised[rows].sum().item() for each, rows in zip(members, batches, strict=True)
+        ]
+        lengths = [member.course.train.lengths for member in members]
+        losses = torch.zeros(len(members), dtype=torch.float64, device=self.device)
+        for parts in mixed_batches(batches, lengths, tokens=self.tokens):
+            scales = [1 / supervised[part.owner] for part in parts]
+            found = self.backward(live, parts, scales)
+            losses[[part.owner for part in parts]] += found
+        means: list[float] = losses.tolist()
+        return means
+
+    def backward(self, live: dict[str, Member], parts: Sequence[Part], scales: Sequence[float]) -> Tensor:
+        """Add the gradients of a micro-batch; returns the scaled loss of each part."""
+        names, members = list(live), list(live.values())
+        owned = [members[owner].course.train.batch(indices, epoch=members[owner].epoch) for owner, indices in parts]
+        batch = join(owned).to(self.device)
+        rows = [Rows(names[owner], len(indices)) for owner, indices in parts]
+        labels = [len(each.labels_N) for each in owned]
+        with self.bank.route(rows, length=padded_length(batch)):
+            outputs_N, labels_N = self.predict(batch).split(labels), batch.labels_N.split(labels)
+            losses = [
+                self.objectives[names[owner]](outputs, wanted, scale)
+                for (owner, _), outputs, wanted, scale in zip(parts, outputs_N, labels_N, scales, strict=True)
+            ]
+            torch.stack(losses).sum().backward()
+        return torch.stack([loss.detach() for loss in losses]).double()
+
+
+def _passes(members: Collection[Member]) -> float:
+    """How often training computes each row, where all members have about the same rows."""
+    drawn = sum((member.passes() or math.inf) * len(member.course.train) for member in members)
+    return drawn / max(len(member.course.train) for member in members)

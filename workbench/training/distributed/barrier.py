@@ -1,0 +1,24 @@
+"""Waiting for what other processes write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from workbench.errors import Stopped
+from workbench.training.trainer import Watcher
+
+LOOK = 0.2
+"""Seconds between two looks."""
+
+
+def until(done: Callable[[], bool], watcher: Watcher) -> None:
+    """Return when `done` holds; unlike a process that waits in a collective, this one can be asked to stop.
+
+    Raises:
+        Stopped: the watcher asked for it.
+    """
+    while not done():
+        if watcher.stop_requested():
+            raise Stopped("Stopped while other processes train; all of this one's members are saved.")
+        time.sleep(LOOK)

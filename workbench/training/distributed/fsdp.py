@@ -1,0 +1,215 @@
+"""Steps that torch's FSDP2 takes: each process holds a share of every tensor, and a whole block while it computes.
+
+Zhao et al. 2023, arXiv:2304.11277.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from workbench.config.distributed_config import DistributedConfig
+from workbench.data.batching import MicroBatch
+from workbench.errors import TrainingError
+from workbench.models import backbones
+from workbench.models.weight_storage import HALVES
+from workbench.runs.ranks import Ranks
+from workbench.training.distributed import layout_settings
+from workbench.training.distributed.sharding import Sharded, Trainable, brought
+from workbench.training.optim import optimizer_states
+from workbench.training.optimizer_step import Refuse
+
+T = TypeVar("T")
+
+
+class Shared:
+    """A model that processes read together: each holds a share, and a block whole while that computes.
+
+    Args:
+        model: What is outside of its blocks is whole as long as a pass goes on.
+        section: The stage; and what waits on the host.
+        compute: What matrix products run in, if not in the precision of what is stored.
+        beside: What trains with the model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        section: DistributedConfig,
+        ranks: Ranks,
+        *,
+        compute: torch.dtype | None = None,
+        beside: nn.Module | None = None,
+    ) -> None:
+        device = backbones.device()
+        _connect()
+        options: dict[str, Any] = {
+            "mesh": init_device_mesh(device.type, (ranks.world,)),
+            "reshard_after_forward": section.zero != 2,
+            "mp_policy": MixedPrecisionPolicy(
+                param_dtype=compute if compute in HALVES else None,
+                reduce_dtype=torch.float32,
+                cast_forward_inputs=False,
+            ),
+            "offload_policy": _offloading(section, device),
+        }
+        self.module = _Called(model, beside)
+        for part in brought(self.module):  # masters are never here for more than one block
+            for parameter in part.parameters():
+                if parameter.requires_grad and not isinstance(parameter, DTensor):
+                    parameter.data = parameter.data.float()
+            fully_shard(part, **options)
+
+    def __call__(self, work: Callable[[], T]) -> T:
+        """What `work` gives, which calls the model; all processes do the same, and let go of it afterwards."""
+        found: T = self.module(work)
+        for module in self.module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        return found
+
+
+class Reading(Protocol):
+    """Does work that reads a model."""
+
+    def __call__(self, work: Callable[[], T]) -> T:
+        """What `work` gives."""
+
+
+def reading(model: nn.Module, section: DistributedConfig, ranks: Ranks) -> Reading:
+    """For a model in evaluation mode: processes that would share its weights in training read it together."""
+    return Shared(model, section, ranks) if layout_settings.cuts_weights(section) else _called
+
+
+def _called(work: Callable[[], T]) -> T:
+    return work()
+
+
+class FullySharded(Sharded):
+    """The trainable parameters of a model that FSDP2 cuts, frozen ones too."""
+
+    def __init__(self, whole: Trainable) -> None:
+        self._loss, section = whole.loss, whole.config.distributed
+        self._shared = Shared(whole.model, section, whole.ranks, compute=whole.compute, beside=whole.beside)
+        super().__init__(whole)
+        self._homes = {name: _homes(self._shared.module, parameter) for name, parameter in self._named.items()}
+        self._optimizer: torch.optim.Optimizer | None = None
+
+    def adopt(self, optimizer: torch.optim.Optimizer, _: Mapping[str, nn.Parameter]) -> FullySharded:
+        """From now on the steps of `optimizer` are taken here."""
+        self._optimizer = optimizer
+        return self
+
+    def forward(self, batch: MicroBatch, scale: float) -> Tensor:
+        """The loss, with a graph."""
+        # FSDP2 takes the mean over processes.
+        loss: Tensor = self._shared.module(lambda: self._loss(batch, scale * self._ranks.world))
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        """Add to the gradients, and send them to where they belong."""
+        loss.backward()
+
+    def reading(self, work: Callable[[], T]) -> T:
+        """What `work` gives; what is outside of blocks is whole meanwhile."""
+        return self._shared(work)
+
+    def step(self, max_norm: float, refuse: Refuse) -> tuple[float, TrainingError | None]:
+        """Clip and take the step, unless the gradients are no good."""
+        assert self._optimizer is not None
+        found = nn.utils.clip_grad_norm_(list(self._named.values()), max_norm)
+        norm = float(found.full_tensor() if isinstance(found, DTensor) else found)
+        error = refuse(norm)
+        if error is None:
+            self._optimizer.step()
+        return norm, error
+
+    def clear(self) -> None:
+        """Free the gradients."""
+        assert self._optimizer is not None
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def values(self) -> Mapping[str, Tensor]:
+        """The float32 masters, gathered on the host of the first process one by one; empty tensors elsewhere."""
+        return {name: self._gathered(parameter) for name, parameter in self._named.items()}
+
+    def states(self) -> Mapping[str, Tensor]:
+        """What the optimizer knows, as if one process held all."""
+        assert self._optimizer is not None
+        found = optimizer_states.state_tensors(self._optimizer, self._named)
+        return {key: self._gathered(tensor) for key, tensor in found.items()}
+
+    @torch.no_grad()
+    def load(self, values: Mapping[str, Tensor], states: Mapping[str, Tensor] | None = None) -> None:
+        """Set the masters and the optimizer's share of this process."""
+        assert self._optimizer is not None
+        for name, parameter in self._named.items():
+            parameter.copy_(_cut(values[name], parameter))
+        if states is not None:
+            own = {key: self._cut_state(key, tensor) for key, tensor in states.items()}
+            optimizer_states.load_state(self._optimizer, self._named, own)
+
+    @contextmanager
+    def exposed(self) -> Iterator[None]:
+        """The first process' model holds whole float32 masters inside the block, so that these are what is saved."""
+        self._put({name: nn.Parameter(value) for name, value in self.values().items()})
+        try:
+            yield
+        finally:
+            self._put(self._named)
+
+    def _put(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        for name, parameter in parameters.items():
+            for module, own in self._homes[name]:
+                module._parameters[own] = parameter
+
+    def _gathered(self, tensor: Tensor) -> Tensor:
+        return self._kept(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
+
+    def _cut_state(self, key: str, tensor: Tensor) -> Tensor:
+        parameter = self._named.get(key.rpartition("|")[0])
+        return tensor if parameter is None or tensor.shape != parameter.shape else _cut(tensor, parameter)
+
+
+class _Called(nn.Module):
+    """Does any work with a model, and what trains beside it, as one pass whose beginning and end FSDP2 sees."""
+
+    def __init__(self, model: nn.Module, beside: nn.Module | None) -> None:
+        super().__init__()
+        self.model, self.beside = model, beside
+
+    def forward(self, work: Callable[[], T]) -> T:
+        return work()
+
+
+def _cut(tensor: Tensor, like: nn.Parameter) -> Tensor:
+    """The share of this process, of what every process holds."""
+    assert isinstance(like, DTensor)
+    whole = tensor.to(device=like.device_mesh.device_type, dtype=like.dtype)
+    return distribute_tensor(whole, like.device_mesh, like.placements)
+
+
+def _homes(model: nn.Module, parameter: nn.Parameter) -> list[tuple[nn.Module, str]]:
+    """Where a parameter is: in several modules where these share it."""
+    return [
+        (module, own) for module in model.modules() for own, found in module._parameters.items() if found is parameter
+    ]
+
+
+def _connect() -> None:
+    """One process can leave things on the host, too."""
+    if not dist.is_initialized():
+        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+
+
+def _offloading(section: DistributedConfig, device: torch.device) -> OffloadPolicy:
+    wanted = section.offload_parameters == "cpu" and device.type != "cpu"
+    return CPUOffloadPolicy() if wanted else OffloadPolicy()

@@ -1,0 +1,87 @@
+"""What several processes, or shares of a model, cannot do, told before a weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from workbench.adapters.method import Method
+from workbench.config import RunConfig
+from workbench.errors import ConfigError
+from workbench.runs.ranks import Ranks
+from workbench.training.distributed import layout_settings
+
+RECIPES = ("sft", "mlm", "classify")
+SPREAD = ("crossval", "sweep")
+"""Recipes of many trainings, which devices share."""
+OVER_CUT = ("lora", "rslora", "lora+")
+"""Methods that start without a look at the weights below, which are packed when they are cut."""
+OPTIMIZERS = ("adamw", "sgd", "lion")
+"""Whose steps do not depend on the shapes of parameters, which ZeRO lays end to end."""
+
+
+def require(config: RunConfig, ranks: Ranks) -> None:
+    """Refuse what would fail, hang or silently be something else; raises ConfigError with the cure of each."""
+    layout_settings.read(config.distributed)
+    told = [*([] if ranks.alone else _together(config)), *(_sharded(config) if config.distributed.sharded else [])]
+    if told:
+        raise ConfigError("\n  ".join(["This run cannot be shared as it is:", *told]))
+
+
+def require_members(count: int, ranks: Ranks) -> None:
+    """Raise ConfigError where a device would have nothing to train."""
+    if count < ranks.world:
+        raise ConfigError(f"{count} trainings cannot be spread over {ranks.world} devices. Write --devices {count}.")
+
+
+def _together(config: RunConfig) -> Iterator[str]:
+    if config.recipe not in RECIPES + SPREAD:
+        yield f"recipe {config.recipe} trains on one device. Leave --devices out."
+    if config.optimizer.noise_scale:
+        yield "optimizer.noise_scale compares gradients of one device. Leave it out, or leave --devices out."
+    if config.budget.timed:
+        yield "budget.time is kept by one device only. Write train.steps or budget.tokens, or leave --devices out."
+
+
+def _sharded(config: RunConfig) -> Iterator[str]:
+    optimizer, section = config.optimizer, config.distributed
+    if config.recipe in SPREAD:
+        yield (
+            f"recipe {config.recipe} spreads whole trainings over devices, and ZeRO cuts each of them. "
+            "Leave section distributed out."
+        )
+    if optimizer.name not in OPTIMIZERS:
+        yield f"optimizer.name={optimizer.name} needs whole matrices, and ZeRO cuts them. Write optimizer.name=adamw."
+    for name in ("sam", "noise_scale", "lookahead", "l1", "l2"):
+        if getattr(optimizer, name):
+            yield f"optimizer.{name} needs all gradients in one place, and ZeRO cuts them. Leave it out, or zero=0."
+    if type(config.adapter).companion is not Method.companion:
+        yield f"adapter.method={config.adapter.method} looks at gradients, and ZeRO cuts them. Write zero=0."
+    if config.average.method != "none":
+        yield "average needs all weights in one place, and ZeRO cuts them. Write average.method=none, or zero=0."
+    whole = not layout_settings.cuts_weights(section)
+    cure = "zero=2" if section.engine == "deepspeed" else "engine=deepspeed, zero=2"
+    if config.freeze.policy != "none" and not (whole and config.freeze.fixed):
+        yield (
+            f"freeze.policy={config.freeze.policy} takes weights away from {section.engine} while it holds them. "
+            f"Write freeze.policy=static with {cure}, or zero=0."
+        )
+    if not whole and config.freeze.cache in ("memory", "disk"):
+        yield (
+            f"freeze.cache={config.freeze.cache} runs frozen blocks by themselves, and their weights are cut. "
+            "Write freeze.cache=off."
+        )
+    if config.model.compute == "float16":
+        yield "model.compute=float16 with ZeRO would need loss scaling. Write model.compute=bfloat16."
+    if not whole and config.model.weights == "int8":
+        yield (
+            "model.weights=int8 with zero=3 or fsdp2: bitsandbytes keeps 8-bit weights whole once they were used. "
+            f"Write model.weights=nf4, which can be cut, or {cure}, which cuts the optimizer's state alone."
+        )
+    if not whole and config.model.weights in ("nf4", "fp4") and config.adapter.method not in OVER_CUT:
+        yield (
+            f"model.weights={config.model.weights} with zero=3 or fsdp2 goes with {', '.join(OVER_CUT)}: "
+            f"adapter.method={config.adapter.method} may look at weights before they are packed. "
+            f"Write adapter.method=lora, or {cure}."
+        )
+    if section.nvme is not None and not section.nvme.is_dir():
+        yield f"distributed.nvme={section.nvme}: no such folder. Make it, on a fast disk."

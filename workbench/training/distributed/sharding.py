@@ -1,0 +1,135 @@
+"""A model of whose weights, gradients or optimizer each process holds a share: in the places of masters and stepper."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from workbench.adapters import anatomy
+from workbench.config import RunConfig
+from workbench.data.batching import MicroBatch
+from workbench.errors import TrainingError
+from workbench.models import backbones
+from workbench.runs.ranks import Ranks
+from workbench.training.master_weights import BESIDE
+from workbench.training.optimizer_step import Refuse
+
+Loss = Callable[[MicroBatch, float], Tensor]
+T = TypeVar("T")
+
+
+def brought(model: nn.Module) -> Iterator[nn.Module]:
+    """The parts of a model, each here when the one before is cut: its blocks, then what is outside of them.
+
+    A block that shares a weight with what is outside of it, such as BERT's embeddings with its head, is no part.
+    """
+    here: set[nn.Module] = set()
+    for part in (*filter(_apart(model), anatomy.decoder_layers(model)), model):
+        for module in part.modules():
+            if module not in here:
+                backbones.bring(module)
+                here.add(module)
+        yield part
+
+
+def _apart(model: nn.Module) -> Callable[[nn.Module], bool]:
+    """Whether a block of a model has its weights for itself."""
+    homes = Counter(id(each) for module in model.modules() for each in module.parameters(recurse=False))
+
+    def apart(block: nn.Module) -> bool:
+        own = Counter(id(each) for module in block.modules() for each in module.parameters(recurse=False))
+        return all(homes[key] == count for key, count in own.items())
+
+    return apart
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """A model that trains, and how."""
+
+    model: nn.Module
+    loss: Loss
+    """The summed loss of a micro-batch times a factor, by the model."""
+    config: RunConfig
+    compute: torch.dtype
+    """What matrix products run in."""
+    ranks: Ranks
+    beside: nn.Module | None = None
+    """What trains with the model and is not shipped."""
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """By their names in the model."""
+        yield from self.model.named_parameters()
+        if self.beside is not None:
+            yield from self.beside.named_parameters(prefix=BESIDE)
+
+
+class Sharded(ABC):
+    """The trainable parameters of a model that processes share."""
+
+    def __init__(self, whole: Trainable) -> None:
+        self._ranks, named = whole.ranks, whole.parameters()
+        self._named = {name: parameter for name, parameter in named if parameter.requires_grad}
+
+    def __iter__(self) -> Iterator[nn.Parameter]:
+        return iter(self._named.values())
+
+    def named(self) -> dict[str, nn.Parameter]:
+        """Each trainable parameter, by its name in the model; this process may hold a part of it, or nothing now."""
+        return dict(self._named)
+
+    computing = named
+
+    def refresh(self) -> None:
+        """Copy masters: whoever shares the parameters does it."""
+        return
+
+    @abstractmethod
+    def adopt(self, optimizer: torch.optim.Optimizer, _: Mapping[str, nn.Parameter]) -> Sharded:
+        """From now on the steps of `optimizer` are taken here."""
+
+    @abstractmethod
+    def forward(self, batch: MicroBatch, scale: float) -> Tensor:
+        """The summed loss of a micro-batch times a factor, with a graph; gradients are added up over processes."""
+
+    @abstractmethod
+    def backward(self, loss: Tensor) -> None:
+        """Add to the gradients, and send them to where they belong."""
+
+    def reading(self, work: Callable[[], T]) -> T:
+        """What `work` gives, which calls the model otherwise than `forward` does; all processes do the same."""
+        return work()
+
+    @abstractmethod
+    def step(self, max_norm: float, refuse: Refuse) -> tuple[float, TrainingError | None]:
+        """Clip and take the step; the gradients' norm before, and why they are no good."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget the gradients."""
+
+    @abstractmethod
+    def values(self) -> Mapping[str, Tensor]:
+        """The float32 masters, gathered on the host of the first process one by one; empty tensors elsewhere."""
+
+    @abstractmethod
+    def states(self) -> Mapping[str, Tensor]:
+        """What the optimizer knows, as if one process held all; empty tensors where `values` gives such."""
+
+    @abstractmethod
+    def load(self, values: Mapping[str, Tensor], states: Mapping[str, Tensor] | None = None) -> None:
+        """Set the masters, what computes, and the optimizer's share of this process."""
+
+    @abstractmethod
+    def exposed(self) -> AbstractContextManager[None]:
+        """The first process' model holds whole float32 masters inside the block, so that these are what is saved."""
+
+    def _kept(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().cpu().clone() if self._ranks.first else tensor.new_empty(0, device="cpu")

@@ -1,0 +1,202 @@
+"""Steps that DeepSpeed ZeRO takes: each process holds a share of what trains, or of all weights.
+
+Rajbhandari et al. 2020, arXiv:1910.02054.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from workbench.data.batching import MicroBatch
+from workbench.errors import TrainingError
+from workbench.models.weight_storage import HALVES
+from workbench.training.distributed import layout_settings, nvme
+from workbench.training.distributed.sharding import Loss, Sharded, Trainable, brought
+from workbench.training.optimizer_step import Refuse
+
+COUNTED = "step"
+"""What an optimizer counts for all its values together."""
+
+
+class Zero(Sharded):
+    """The trainable parameters of a model whose steps DeepSpeed takes.
+
+    Args:
+        sample: Any micro-batch.
+    """
+
+    def __init__(self, whole: Trainable, *, sample: Callable[[], MicroBatch]) -> None:
+        super().__init__(whole)
+        self._module, self._sample = _Forward(whole.model, whole.loss, whole.beside), sample
+        self._compute, self._cuts = whole.compute, layout_settings.cuts_weights(whole.config.distributed)
+        trained = sum(parameter.numel() for parameter in self._named.values())
+        self._settings = layout_settings.deepspeed(
+            whole.config, whole.compute, world=whole.ranks.world, trained=trained
+        )
+        self._engine: Any = None
+        self._optimizer: torch.optim.Optimizer | None = None
+
+    def adopt(self, optimizer: torch.optim.Optimizer, _: Mapping[str, nn.Parameter]) -> Zero:
+        """From now on DeepSpeed takes the steps of `optimizer`."""
+        deepspeed = imported()
+        if "nvme" in json.dumps(self._settings["zero_optimization"]):
+            nvme.require()
+        if self._cuts:
+            self._cut(deepspeed)
+        self._engine, *_rest = deepspeed.initialize(
+            model=self._module,
+            optimizer=optimizer,
+            model_parameters=list(self._named.values()),
+            config=self._settings,
+        )
+        self._optimizer = optimizer
+        return self
+
+    def _cut(self, deepspeed: Any) -> None:
+        """Leave a share of each weight here, before the next part of the model comes to the device."""
+        cut: Any = None  # a weight that DeepSpeed has cut, and through which it cuts more
+        for part in brought(self._module):
+            whole = [parameter for parameter in part.parameters() if not hasattr(parameter, "ds_id")]
+            for parameter in whole:
+                wanted = self._compute if self._compute in HALVES else parameter.dtype
+                # On a host a copy: sending it around writes into it, and it may be a file that is mapped.
+                parameter.data = parameter.data.to(wanted, copy=parameter.device.type == "cpu")
+            if cut is None:
+                deepspeed.zero.Init(module=part, config_dict_or_path=self._settings)
+            else:
+                cut.convert_to_zero_parameters(param_list=whole)
+            cut = next(iter(whole), None) if cut is None else cut
+
+    def forward(self, batch: MicroBatch, scale: float) -> Tensor:
+        """The loss, with a graph."""
+        # DeepSpeed takes the mean over processes.
+        loss: Tensor = self._engine(batch, scale * self._ranks.world)
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        """Add to the gradients, and send them to where they belong."""
+        self._engine.backward(loss, scale_wrt_gas=False)
+
+    def step(self, max_norm: float, refuse: Refuse) -> tuple[float, TrainingError | None]:
+        """Clip and take the step; gradients that are no good are found out after it."""
+        self._engine.step()
+        norm = float(self._engine.get_global_grad_norm())
+        return norm, refuse(norm)
+
+    def clear(self) -> None:
+        """The step has freed them."""
+
+    def values(self) -> Mapping[str, Tensor]:
+        """The float32 masters, gathered on the host of the first process one by one; empty tensors elsewhere."""
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        return {name: self._kept(safe_get_full_fp32_param(parameter)) for name, parameter in self._named.items()}
+
+    def states(self) -> Mapping[str, Tensor]:
+        """What the optimizer knows, as if one process held all."""
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        assert self._optimizer is not None
+        held: dict[str, Any] = next(iter(self._optimizer.state.values()), {})
+        count = held.get(COUNTED)
+        found: dict[str, Tensor] = {}
+        for name, parameter in self._named.items():
+            for kind in held:
+                if kind != COUNTED:
+                    found[f"{name}|{kind}"] = self._kept(safe_get_full_optimizer_state(parameter, kind))
+            if count is not None:
+                found[f"{name}|{COUNTED}"] = torch.as_tensor(count).detach().cpu().clone()
+        return found
+
+    def load(self, values: Mapping[str, Tensor], states: Mapping[str, Tensor] | None = None) -> None:
+        """Set the masters, what computes, and the optimizer's share of this process."""
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+        assert self._optimizer is not None
+        if states:
+            self._make_states()
+            for state in self._optimizer.state.values():
+                if COUNTED in state:
+                    state[COUNTED].fill_(float(next(states[key] for key in states if key.endswith(f"|{COUNTED}"))))
+        for name, parameter in self._named.items():
+            safe_set_full_fp32_param(parameter, values[name].to(self._engine.device))
+            self._set(parameter, values[name])
+            for kind in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
+                if states and f"{name}|{kind}" in states:
+                    safe_set_full_optimizer_state(parameter, states[f"{name}|{kind}"].to(self._engine.device), kind)
+
+    @contextmanager
+    def exposed(self) -> Iterator[None]:
+        """The first process' model holds whole float32 masters inside the block, so that these are what is saved."""
+        whole = self.values()
+        computed = {name: parameter.data for name, parameter in self._named.items()}
+        for name, parameter in self._named.items():
+            parameter.data = whole[name]
+        try:
+            yield
+        finally:
+            for name, parameter in self._named.items():
+                parameter.data = computed[name]
+
+    def _set(self, parameter: nn.Parameter, value: Tensor) -> None:
+        """What computes of a parameter, in every process."""
+        if self._cuts:
+            import deepspeed
+
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
+                if self._ranks.first:
+                    parameter.copy_(value)
+        else:
+            with torch.no_grad():
+                parameter.copy_(value)
+
+    def _make_states(self) -> None:
+        """Let the optimizer make its tensors, by a step that changes nothing."""
+        assert self._optimizer is not None
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        for group in self._optimizer.param_groups:
+            group["lr"] = 0.0
+        self.backward(self.forward(self._sample(), 0.0))
+        self._engine.step()
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+class _Forward(nn.Module):
+    """A model, what trains beside it, and its loss as one module: DeepSpeed follows a backward pass from its result."""
+
+    def __init__(self, model: nn.Module, loss: Loss, beside: nn.Module | None) -> None:
+        super().__init__()
+        self.model, self.beside = model, beside
+        self._loss = loss
+
+    def forward(self, batch: MicroBatch, scale: float) -> Tensor:
+        return self._loss(batch, scale)
+
+
+def imported() -> Any:
+    """DeepSpeed, without what it prints, and without what it would compile for a CPU's messages at its first start."""
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")  # else it guesses aloud
+    os.environ.setdefault("DS_LOG_LEVEL", "warning")
+    os.environ.setdefault("LOCAL_RANK", "0")  # where no launcher says it
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # A compilation that was killed leaves a lock behind that everybody waits for.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if not dist.is_initialized():  # one process can leave things on the host, too
+        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    if deepspeed.comm.comm.cdb is None:
+        deepspeed.init_distributed(verbose=False)
+    return deepspeed

@@ -1,0 +1,290 @@
+"""The frozen first blocks of a backbone, computed once for each row: the blocks above read what they gave then.
+
+Legend: B rows, L padded length, D hidden.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from workbench.data.batching import Indices, padded
+from workbench.errors import BackboneError
+from workbench.models import first_token
+from workbench.training.freezing.hidden_state_store import States
+
+_TOKENS, _MASK, _TYPES = "input_ids", "attention_mask", "token_type_ids"
+"""Arguments of a stack that say what its rows hold."""
+
+
+class Rows(NamedTuple):
+    """The rows of a batch, without what pads them."""
+
+    keys: list[bytes]
+    """What each holds, in 16 bytes."""
+    tokens: list[Indices]
+    types: list[Indices] | None
+    """Of each token, where the model is told them."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each."""
+        return [len(row) for row in self.tokens]
+
+
+class Trunk:
+    """Gives the output of block `depth` as it was computed once; computes only the rows that `states` lacks.
+
+    Between `install` and `remove`, calls of the backbone with whole rows of tokens read states. Others (generation with
+    a cache, embeddings, given positions, another adapter below the line than at first) compute as ever.
+
+    Args:
+        backbone: Without an adapter around it; adapters may be in it.
+        blocks: Its whole stack, in order.
+        depth: How many of the first ones are frozen, 1 or more; `predicting.refusal` says where that cannot work.
+        trailing: Most zeros that a real row ends with that comes without an attention mask. Zeros pad such rows, so
+            that as many are kept as if they were real.
+        batch_of: The rows that a row, given by its key, is computed with; None: with those of the call that are lacked.
+    """
+
+    def __init__(
+        self,
+        backbone: PreTrainedModel,
+        *,
+        blocks: Sequence[nn.Module],
+        depth: int,
+        states: States,
+        trailing: int = 0,
+        batch_of: Callable[[bytes], Rows | None] = lambda _: None,
+    ) -> None:
+        if depth == len(blocks):
+            first_token.widen(backbone)
+        self.states = states
+        self.computed = 0
+        """Rows that were computed because the store lacked them."""
+        self.read = 0
+        """Rows of all calls that read states."""
+        self.passed = 0
+        """Calls that computed as ever."""
+        self._stack = stack_of(backbone, blocks[0])
+        self._prefix = list(blocks[:depth])
+        self._tuners = [each for block in self._prefix for each in block.modules() if isinstance(each, BaseTunerLayer)]
+        self._switches = self._adapters()
+        self._read = reader(backbone, trailing=trailing)
+        self._batch_of = batch_of
+        self._names = list(inspect.signature(self._stack.forward).parameters)
+        self._beside: dict[int, tuple[None, ...] | None] = {}
+        """What a block gives beside hidden states, by its number: nothing in a tuple, which the trial of
+        `predicting.refusal` shows to be enough (it is attention's weights, if anything), or None: it is no tuple."""
+        self._dtype = states.dtype
+        self._given_BLD: Tensor | None = None
+        """States that the running call is to read."""
+        self._catching = False
+        self._undo: list[Callable[[], None]] = []
+
+    def install(self) -> None:
+        """From now on, calls read states; blocks that are to be compiled are so before, but those below the line."""
+        assert not self._undo, "it is installed"
+        hooks = [
+            self._stack.register_forward_pre_hook(self._before, with_kwargs=True),
+            self._stack.register_forward_hook(self._after, always_call=True),
+        ]
+        self._undo = [hook.remove for hook in hooks]
+        for number, block in enumerate(self._prefix):
+            self._undo.append(_replaced(block, "forward", self._forward(number, block.forward)))
+            self._undo.append(_replaced(block, "_compiled_call_impl", None))
+
+    def remove(self) -> None:
+        """From now on, the backbone is as it was."""
+        for undo in self._undo:
+            undo()
+        self._undo = []
+
+    def _before(self, _: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Ahead of the stack: have the states of its rows ready."""
+        call = dict(zip(self._names, arguments, strict=False)) | named
+        rows = self._rows(call)
+        if rows is None:
+            self.passed += 1
+            return
+        self._fetch(call, rows)
+        if len(self._beside) < len(self._prefix):
+            self._compute(call, rows, [0])  # which shows what the blocks' outputs look like
+        self.read += len(rows.keys)
+        tokens_BL = call[_TOKENS]
+        given_BLD = self.states.get(rows.keys, tokens_BL.shape[1])
+        self._given_BLD = given_BLD.to(device=tokens_BL.device, dtype=self._dtype)
+
+    def _after(self, *_: object) -> None:
+        """Behind the stack, also where it failed."""
+        self._given_BLD = None
+
+    def _rows(self, call: Mapping[str, Any]) -> Rows | None:
+        """The rows of a call, if what the prefix gives depends on nothing else."""
+        known = {_TOKENS, _MASK, _TYPES, "return_dict"}
+        if any(not (value is None or value is False) for name, value in call.items() if name not in known):
+            return None
+        if self._adapters() != self._switches:
+            return None
+        return self._read(call)
+
+    def _fetch(self, call: Mapping[str, Any], rows: Rows) -> None:
+        """Compute what the store lacks of the rows of a call."""
+        for key in [rows.keys[place] for place in self.states.missing(rows.keys)]:
+            if self.states.missing([key]) and (batch := self._batch_of(key)) is not None:
+                self._keep(call, batch, range(len(batch.keys)))
+        if unknown := self.states.missing(rows.keys):
+            self._keep(call, rows, unknown)
+
+    def _keep(self, call: Mapping[str, Any], rows: Rows, places: Sequence[int]) -> None:
+        """Compute some rows together, and put what the store lacks of them there."""
+        found = self._compute(call, rows, places)
+        keys = [rows.keys[place] for place in places]
+        unknown = self.states.missing(keys)
+        self.states.put([keys[number] for number in unknown], [found[number] for number in unknown])
+        self.computed += len(unknown)
+
+    @torch.no_grad()
+    def _compute(self, call: Mapping[str, Any], rows: Rows, places: Sequence[int]) -> list[Tensor]:
+        """States (l, D) of some rows of a call."""
+        tokens = [rows.tokens[place] for place in places]
+        arrays = {_TOKENS: padded(tokens)}
+        if call.get(_MASK) is not None:
+            arrays[_MASK] = padded([np.ones_like(row) for row in tokens])
+        if rows.types is not None:
+            arrays[_TYPES] = padded([rows.types[place] for place in places])
+        inputs = {name: torch.from_numpy(array).to(call[name]) for name, array in arrays.items()}
+        self._catching = True
+        try:
+            self._stack.forward(**{**call, **inputs})
+            raise AssertionError("the stack ran past its frozen blocks")
+        except _Reached as reached:
+            found_BLD = reached.hidden_BLD.cpu()
+        finally:
+            self._catching = False
+        if found_BLD.shape[:2] != arrays[_TOKENS].shape:
+            raise BackboneError(
+                f"{type(self._stack).__name__} pads long rows by itself, so that outputs of its blocks cannot be kept. "
+                "Write freeze.cache=off."
+            )
+        return [found_LD[: len(row)] for found_LD, row in zip(found_BLD, tokens, strict=True)]
+
+    def _forward(self, number: int, original: Callable[..., Any]) -> Callable[..., Any]:
+        """What block `number` does instead."""
+        last = number == len(self._prefix) - 1
+
+        def forward(*arguments: Any, **named: Any) -> Any:
+            if self._given_BLD is not None:
+                hidden_BLD = arguments[0] if arguments else named["hidden_states"]
+                if last:  # above, the call is an ordinary one, and holds on to nothing
+                    hidden_BLD, self._given_BLD = self._given_BLD, None
+                beside = self._beside[number]
+                return hidden_BLD if beside is None else (hidden_BLD, *beside)
+            output = original(*arguments, **named)
+            if self._catching:
+                hidden_BLD, self._beside[number] = parts(output)
+                if last:
+                    self._dtype = hidden_BLD.dtype
+                    raise _Reached(hidden_BLD)
+            return output
+
+        return forward
+
+    def _adapters(self) -> list[tuple[Any, ...]]:
+        """Which adapters below the line compute."""
+        return [(each.disable_adapters, *each.active_adapters, *each.merged_adapters) for each in self._tuners]
+
+
+class _Reached(Exception):
+    """Ends a pass at the line: hooks and blocks above it take no notice of it."""
+
+    def __init__(self, hidden_BLD: Tensor) -> None:
+        super().__init__()
+        self.hidden_BLD = hidden_BLD
+
+
+def reader(backbone: PreTrainedModel, *, trailing: int) -> Callable[[Mapping[str, Any]], Rows | None]:
+    """`rows_of` for the calls of a backbone.
+
+    Args:
+        trailing: As `Trunk` is told.
+    """
+    longest = getattr(backbone.config.get_text_config(), "max_position_embeddings", None) or 0
+    return partial(rows_of, causal=backbone.can_generate(), trailing=trailing, longest=longest)
+
+
+def rows_of(inputs: Mapping[str, Any], *, causal: bool, trailing: int = 0, longest: int = 0) -> Rows | None:
+    """The rows of a model's inputs; None where they are not padded on the right, so that nobody can tell what they are.
+
+    The mask says what padding is. Without one, a causal model's is zeros, of which `trailing` are kept, in a row of at
+    most `longest` tokens; any other model looks at everything.
+    """
+    tokens, mask, types = (inputs.get(name) for name in (_TOKENS, _MASK, _TYPES))
+    if tokens is None or tokens.ndim != 2:
+        return None
+    if any(each is not None and each.shape != tokens.shape for each in (mask, types)):
+        return None
+    tokens_BL = tokens.cpu().numpy()
+    lengths_B = np.full(len(tokens_BL), tokens_BL.shape[1])
+    if mask is not None:
+        mask_BL = mask.cpu().numpy() != 0
+        lengths_B = mask_BL.sum(-1)
+        if not np.array_equal(mask_BL, np.arange(mask_BL.shape[1]) < lengths_B[:, None]):
+            return None
+    elif causal:
+        real_BL = tokens_BL != 0
+        real_BL[:, 0] = True  # a row has a token
+        lengths_B = lengths_B - real_BL[:, ::-1].argmax(-1)
+        lengths_B = np.minimum(lengths_B + trailing, max(tokens_BL.shape[1], longest))
+    if not lengths_B.all():
+        return None
+    kept = _cut(tokens_BL, lengths_B)
+    if types is None:
+        return Rows([blake2b(row.tobytes(), digest_size=16).digest() for row in kept], kept, None)
+    kinds = _cut(types.cpu().numpy(), lengths_B)
+    # Token ids have eight bytes each, so that no row without types looks like one with them.
+    both = (row.tobytes() + b"types" + kind.tobytes() for row, kind in zip(kept, kinds, strict=True))
+    return Rows([blake2b(each, digest_size=16).digest() for each in both], kept, kinds)
+
+
+def stack_of(backbone: PreTrainedModel, block: nn.Module) -> nn.Module:
+    """The innermost module around a block that reads tokens: what every call of the backbone goes through."""
+    around = [each for each in backbone.modules() if any(part is block for part in each.modules())]
+    return next(each for each in reversed(around) if _TOKENS in inspect.signature(each.forward).parameters)
+
+
+def parts(output: Any) -> tuple[Tensor, tuple[None, ...] | None]:
+    """Hidden states that a block gave, and as many times None as there is more in a tuple; None where it is none."""
+    return (output[0], (None,) * (len(output) - 1)) if isinstance(output, (tuple, list)) else (output, None)
+
+
+def _cut(array_BL: Indices, lengths_B: Indices) -> list[Indices]:
+    """Each row as long as `lengths_B` says, with zeros where it was shorter."""
+    wide_BL = np.zeros((len(array_BL), max(array_BL.shape[1], int(lengths_B.max()))), array_BL.dtype)
+    wide_BL[:, : array_BL.shape[1]] = array_BL
+    return [row[:length] for row, length in zip(wide_BL, lengths_B, strict=True)]
+
+
+def _replaced(module: nn.Module, name: str, value: Any) -> Callable[[], None]:
+    """Give a module an attribute of its own; returns what takes it back."""
+    own = module.__dict__
+    before = own.get(name)
+    was_own = name in own
+    own[name] = value
+
+    def undo() -> None:
+        if was_own:
+            own[name] = before
+        else:
+            del own[name]
+
+    return undo

@@ -1,0 +1,104 @@
+"""What tells a policy that decides by measurements: companions of training, whose findings are in its checkpoints.
+
+Legend: B rows, L padded length, D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from workbench.config.freeze_config import Observation
+from workbench.training.freezing.cached_prefix import parts
+from workbench.training.freezing.freezer import Freezer
+from workbench.training.freezing.layer_statistics import GradientSums, Plasticity
+
+
+class GradientWatch:
+    """Shows a policy the sums of gradients over each interval.
+
+    Args:
+        trainable: The values that train, in float32 or wider, by name.
+    """
+
+    def __init__(self, freezer: Freezer, trainable: Mapping[str, nn.Parameter]) -> None:
+        self._freezer = freezer
+        self._sums = GradientSums(freezer.layers, trainable, blocks=len(freezer.blocks))
+
+    def on_gradients(self) -> None:
+        """Add them up."""
+        self._sums.add()
+
+    def after_step(self, step: int) -> None:
+        """At the end of an interval, let the policy see their sums."""
+        if step % self._freezer.policy.interval == 0:
+            self._freezer.seen += (Observation(step, self._sums.finish()),)
+
+    def state(self) -> dict[str, Tensor]:
+        """The sums so far, and what was seen."""
+        return {**{f"sum|{name}": each for name, each in self._sums.state().items()}, **_written(self._freezer.seen)}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from a checkpoint."""
+        self._freezer.seen = _read(state)
+        self._sums.load({key.removeprefix("sum|"): each for key, each in state.items() if key.startswith("sum|")})
+
+
+class ActivationWatch:
+    """Shows a policy how much the outputs of each block changed in each interval.
+
+    Args:
+        run: Runs the model on the same few rows each time, without dropout.
+    """
+
+    def __init__(self, freezer: Freezer, run: Callable[[], object]) -> None:
+        self._freezer, self._run = freezer, run
+        self._plasticity = Plasticity(self._outputs)
+
+    def on_gradients(self) -> None:
+        """Before the first step, look for the first time."""
+        if not self._plasticity.state():
+            self._plasticity.begin()
+
+    def after_step(self, step: int) -> None:
+        """At the end of an interval, look again, and let the policy see what changed."""
+        if step % self._freezer.policy.interval == 0:
+            values = self._plasticity.finish(self._freezer.plan.trains)
+            self._freezer.seen += (Observation(step, values),)
+
+    def state(self) -> dict[str, Tensor]:
+        """What the next interval is compared with, and what was seen."""
+        return {**self._plasticity.state(), **_written(self._freezer.seen)}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from a checkpoint."""
+        self._freezer.seen = _read(state)
+        self._plasticity.load(state)
+
+    def _outputs(self) -> Sequence[Tensor]:
+        """What each block gives (B, L, D)."""
+        found: list[Tensor] = []
+        handles = [
+            block.register_forward_hook(lambda _, __, output: found.append(parts(output)[0]))
+            for block in self._freezer.blocks
+        ]
+        try:
+            self._run()
+        finally:
+            for handle in handles:
+                handle.remove()
+        return found
+
+
+def _written(seen: tuple[Observation, ...]) -> dict[str, Tensor]:
+    return {
+        "seen|steps": torch.tensor([each.step for each in seen], dtype=torch.int64),
+        "seen|values": torch.tensor([each.values for each in seen], dtype=torch.float64),
+    }
+
+
+def _read(state: Mapping[str, Tensor]) -> tuple[Observation, ...]:
+    pairs = zip(state["seen|steps"].tolist(), state["seen|values"].tolist(), strict=True)
+    return tuple(Observation(step, tuple(values)) for step, values in pairs)

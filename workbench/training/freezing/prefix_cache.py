@@ -1,0 +1,189 @@
+"""Keeps what the frozen first blocks give, where that pays, and follows the line between frozen and trained."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from workbench.adapters import Full
+from workbench.config import RunConfig
+from workbench.data.batching import Examples
+from workbench.data.text.tokenized import cache_folder
+from workbench.runs import run_directory
+from workbench.training.distributed import layout_settings
+from workbench.training.freezing import cache_estimate
+from workbench.training.freezing.cache_estimate import Choice, Survey
+from workbench.training.freezing.cached_prefix import Trunk, reader
+from workbench.training.freezing.freezer import Freezer
+from workbench.training.freezing.hidden_state_store import DiskStates, MemoryStates, States, fingerprint
+from workbench.training.freezing.layer_map import stack
+from workbench.training.freezing.prefix_batches import Batches
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass
+class Kept:
+    """What the frozen blocks of a run's backbone gave: all its trainings and predictions may read it."""
+
+    states: States | None = None
+    depth: int = 0
+    trailing: int = 0
+    batches: Batches | None = None
+    """In which its rows are computed."""
+
+    def trunk(self, backbone: PreTrainedModel, blocks: Sequence[nn.Module]) -> Trunk:
+        """For a backbone with these blocks."""
+        assert self.states is not None and self.batches is not None
+        return Trunk(
+            backbone,
+            blocks=blocks,
+            depth=self.depth,
+            states=self.states,
+            trailing=self.trailing,
+            batch_of=self.batches.of,
+        )
+
+
+@contextmanager
+def reading(kept: Kept, backbone: PreTrainedModel) -> Iterator[None]:
+    """Inside the block a backbone, loaded again and without adapters in its frozen blocks, reads what was kept."""
+    if kept.states is None:
+        yield
+        return
+    blocks = [backbone.get_submodule(path) for path in stack(backbone)]
+    trunk = kept.trunk(backbone, blocks)
+    trunk.install()
+    try:
+        yield
+    finally:
+        trunk.remove()
+
+
+class Work(NamedTuple):
+    """What a model does while the prefix is frozen."""
+
+    rows: Sequence[Examples]
+    """All sets that it reads, those that it trains on first."""
+    passes: Callable[[], float | None]
+    """How often training computes each row; gives None while nobody knows."""
+
+
+class Prefix:
+    """The frozen first blocks of one model that trains.
+
+    Args:
+        compute: What matrix products run in.
+        folder: Where outputs are kept on disk that no other run can use.
+        say: Tells a person what was decided.
+        trying: Inside it, the model may be called with rows of its own.
+        kept: By the same blocks of the same run; what this keeps is put there too, unless the line moves.
+    """
+
+    def __init__(
+        self,
+        freezer: Freezer,
+        work: Work,
+        config: RunConfig,
+        *,
+        compute: torch.dtype,
+        folder: Path,
+        say: Callable[[str], None],
+        trying: Callable[[], AbstractContextManager[object]] = nullcontext,
+        kept: Kept | None = None,
+    ) -> None:
+        self._freezer, self._work, self._config = freezer, work, config
+        self._dtype = compute if config.freeze.stored == "compute" else _DTYPES[config.freeze.stored]
+        self._compute, self._folder, self._say, self._trying = compute, folder, say, trying
+        self._kept = kept or Kept()
+        self.trunk: Trunk | None = None
+        self._survey: Survey | None = None
+        self._depth = 0
+
+    def follow(self) -> None:
+        """Look where the line is now; where it moved, what was kept of it is worth nothing any more."""
+        passes = self._work.passes()
+        # Processes that share weights have a block whole only in a pass that all of them do.
+        never = self._config.freeze.thaws or layout_settings.cuts_weights(self._config.distributed)
+        depth = 0 if never or passes is None else self._freezer.depth
+        if depth == self._depth:
+            return
+        self.close()
+        self._depth = depth
+        if depth == 0 or passes is None:
+            return
+        choice = self._chosen(depth, passes)
+        self._say(choice.sentence)
+        if choice.where == "off":
+            return
+        assert self._survey is not None, "the choice was made by it"
+        kept = self._kept
+        if kept.states is None:
+            kept.states = MemoryStates(self._dtype) if choice.where == "memory" else self._on_disk(depth)
+            kept.depth, kept.trailing = depth, self._survey.trailing
+        if kept.batches is None:
+            # What is read last may hold the rest: all rows of a run, of which some training sets are a part.
+            read = reader(self._freezer.backbone, trailing=kept.trailing)
+            kept.batches = Batches(self._work.rows[::-1], read)
+        self.trunk = kept.trunk(self._freezer.backbone, self._freezer.blocks)
+        self.trunk.install()
+
+    def close(self) -> None:
+        """Compute as ever from now on."""
+        if self.trunk is not None:
+            self.trunk.remove()
+            if not self._config.freeze.fixed:
+                self._kept.states = None
+                shutil.rmtree(self._folder, ignore_errors=True)
+        self.trunk = None
+
+    def _chosen(self, depth: int, passes: float) -> Choice:
+        freezer, config = self._freezer, self._config
+        backbone, blocks = freezer.backbone, freezer.blocks
+        with self._trying():
+            obstacle = cache_estimate.refusal(backbone, blocks=blocks, depth=depth)
+        obstacle = obstacle or cache_estimate.nondeterministic(
+            backbone, blocks=blocks, depth=depth, changing=_changing(config)
+        )
+        if self._survey is None:
+            self._survey = cache_estimate.survey(self._work.rows, causal=backbone.can_generate())
+        train = self._work.rows[0]
+        prediction = cache_estimate.predict(
+            backbone,
+            self._survey,
+            blocks=blocks,
+            depth=depth,
+            itemsize=self._dtype.itemsize,
+            passes=max(1.0, passes * freezer.lasts()),
+            everything=isinstance(config.adapter, Full),
+            supervised=min(1.0, float(train.supervised.sum() / train.lengths.sum())),
+        )
+        return cache_estimate.choose(
+            prediction,
+            config.freeze.cache,
+            available_memory=psutil.virtual_memory().available,
+            free_disk=shutil.disk_usage(self._folder.parent).free,
+            obstacle=obstacle,
+        )
+
+    def _on_disk(self, depth: int) -> States:
+        freezer = self._freezer
+        about = {"compute": str(self._compute), "weights": self._config.model.weights, **run_directory.versions()}
+        name = fingerprint(freezer.backbone, blocks=freezer.blocks, depth=depth, dtype=self._dtype, about=about)
+        # What other runs can use is shared; a prefix that has trained is this run's alone.
+        folder = cache_folder() / "trunks" if self._config.freeze.fixed else self._folder
+        return DiskStates(folder, fingerprint=name, dtype=self._dtype)
+
+
+def _changing(config: RunConfig) -> str | None:
+    """What changes the rows from epoch to epoch."""
+    return "masking" if config.recipe == "mlm" else None

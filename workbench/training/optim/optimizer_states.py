@@ -1,0 +1,167 @@
+"""What an optimizer knows beside the parameters: as tensors to be saved, set again, and shown instead of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench.training.optim.sam_lookahead import FAST_STEPS, SLOW
+
+_COUNTED = ("step", "weight_sum", "lr_max", FAST_STEPS)
+"""What groups count; all else in them is configured."""
+_STEPPED_FROM = "z"
+"""The point that schedule-free steps from; only its states have one."""
+_NUMBER, _IN_COLUMNS = "#", "'"
+_FIRST_MOMENT = "state1"
+"""The first moment, as bitsandbytes calls it and no other."""
+_NOT_NEEDED = ("weight_norm", "adam_norm", "trust_ratio", "qmap1", "qmap2")
+"""What lamb notes of its last step and never reads, and what 8-bit values stand for, which never changes."""
+
+
+def state_tensors(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Everything that decides the next step of these parameters, by `name|kind`.
+
+    Behind the kind stand `.0`, `.1`, ... for the items of a list, `#` for what is no tensor, and `'` for a matrix that
+    lies in columns and is turned. What a group counts is there as `group N|kind`, where all its parameters are named.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in names.items():
+        for kind, value in optimizer.state.get(parameter, {}).items():
+            if kind not in _NOT_NEEDED:
+                tensors.update(_packed(f"{name}|{kind}", value))
+    for number, group in _whole_groups(optimizer, names):
+        for kind in _COUNTED:
+            if kind in group:
+                tensors.update(_packed(f"group {number}|{kind}", group[kind]))
+    return tensors
+
+
+def load_state(
+    optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
+) -> None:
+    """Set the state of these parameters, and of groups that are all theirs, to what `state_tensors` gave."""
+    saved: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        name, _, kind = key.rpartition("|")
+        saved.setdefault(name, {})[kind] = tensor
+    for number, group in _whole_groups(optimizer, names):
+        group.update(_unpacked(saved.get(f"group {number}", {})))
+    name_of = {parameter: name for name, parameter in names.items()}
+    for number, group in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(group["params"]):
+            parts = saved.get(name_of.get(parameter, ""), {})
+            if parts:
+                _make_room(optimizer, parameter, group, place=(number, index), parts=parts)
+                _fill(optimizer.state[parameter], _unpacked(parts), device=parameter.device, group=group)
+
+
+@contextmanager
+def evaluating(optimizer: torch.optim.Optimizer, *, refresh: Callable[[], None]) -> Iterator[None]:
+    """Inside the block the parameters hold what is to be evaluated and shipped; after it, the same bits as before.
+
+    That is the average of schedule-free, and the slow weights of Lookahead. Other optimizers have nothing else to show.
+
+    Args:
+        refresh: Called when the parameters have changed: copies them to where they compute.
+    """
+    kept = _show(optimizer)
+    if not kept:
+        yield
+        return
+    try:
+        refresh()
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in kept.items():
+                parameter.copy_(value)
+        refresh()
+
+
+@torch.no_grad()
+def _show(optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, Tensor]:
+    """Put into the parameters what is to be shipped; returns what they held, of those that changed."""
+    kept: dict[nn.Parameter, Tensor] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            if SLOW in state:
+                kept[parameter] = parameter.detach().clone()
+                parameter.copy_(state[SLOW])
+            elif _STEPPED_FROM in state:
+                kept[parameter] = parameter.detach().clone()
+                # The parameter is y = (1 - beta) z + beta x, and x is the average (Defazio et al. 2024, equation 3).
+                parameter.lerp_(state[_STEPPED_FROM], 1 - 1 / group["betas"][0])
+    return kept
+
+
+def _whole_groups(
+    optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number and group of those whose parameters are all named."""
+    named = set(names.values())
+    return ((number, group) for number, group in enumerate(optimizer.param_groups) if named.issuperset(group["params"]))
+
+
+def _packed(key: str, value: Any) -> dict[str, Tensor]:
+    if isinstance(value, Tensor):
+        # Files hold rows one after another, and a product of matrices that lie in columns has other last bits.
+        in_columns = value.ndim == 2 and not value.is_contiguous() and value.T.is_contiguous()
+        return {f"{key}{_IN_COLUMNS}": value.T} if in_columns else {key: value}
+    if isinstance(value, list):  # of soap: an empty item is a side that is too long for a basis of its own
+        items = [item if isinstance(item, Tensor) else torch.empty(0) for item in value]
+        packed = [_packed(f"{key}.{number}", item) for number, item in enumerate(items)]
+        return {name: tensor for each in packed for name, tensor in each.items()} or {f"{key}.": torch.empty(0)}
+    assert isinstance(value, (int, float)), f"{key} is a {type(value).__name__}"
+    return {f"{key}{_NUMBER}": torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64)}
+
+
+def _unpacked(parts: Mapping[str, Tensor]) -> dict[str, Any]:
+    """By kind what `_packed` made into `parts`."""
+    values: dict[str, Any] = {}
+    lists: dict[str, dict[int, Any]] = {}
+    for kind, tensor in parts.items():
+        value = tensor.item() if kind.endswith(_NUMBER) else tensor.T if kind.endswith(_IN_COLUMNS) else tensor
+        stem, dot, number = kind.rstrip(_NUMBER + _IN_COLUMNS).partition(".")
+        if dot:
+            items = lists.setdefault(stem, {})
+            if number:  # an empty list has none
+                items[int(number)] = value if tensor.numel() else []
+        else:
+            values[stem] = value
+    return {**values, **{stem: [items[number] for number in range(len(items))] for stem, items in lists.items()}}
+
+
+def _make_room(
+    optimizer: torch.optim.Optimizer,
+    parameter: nn.Parameter,
+    group: dict[str, Any],
+    *,
+    place: tuple[int, int],
+    parts: Mapping[str, Tensor],
+) -> None:
+    """Leave a parameter with no state, or bitsandbytes' with a fresh one: only it can make memory that pages."""
+    optimizer.state[parameter] = {}
+    if _FIRST_MOMENT in parts:
+        from bitsandbytes.optim.optimizer import Optimizer8bit
+
+        assert isinstance(optimizer, Optimizer8bit)
+        optimizer.init_state(group, parameter, *place)  # type: ignore[no-untyped-call]
+
+
+def _fill(state: dict[str, Any], values: Mapping[str, Any], *, device: torch.device, group: dict[str, Any]) -> None:
+    for kind, value in values.items():
+        if isinstance(value, Tensor) and kind in state:
+            state[kind].copy_(value)
+        elif isinstance(value, Tensor) and kind == "step" and not group.get("fused"):
+            state[kind] = value  # torch counts on the host where the kernel does not read it
+        elif isinstance(value, Tensor):
+            state[kind] = value.to(device)
+        elif isinstance(value, list):
+            state[kind] = [item.to(device) if isinstance(item, Tensor) else item for item in value]
+        else:
+            state[kind] = value

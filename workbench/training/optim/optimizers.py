@@ -1,0 +1,204 @@
+"""Optimizers by their names: their groups, their rates, and how they are made."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from workbench.config import RunConfig
+from workbench.errors import ConfigError
+from workbench.training.optim.sam_lookahead import look_ahead
+
+Group = dict[str, Any]
+"""Parameters (`params`) with a learning rate and weight decay of their own.
+
+`rate_factor` times the run's rate is theirs. `layer` is set where each layer has groups of its own. `orthogonal`, with
+muon, says whose steps are made so.
+"""
+
+_FROM_PYTORCH_OPTIMIZER = ("lion", "lamb", "lars", "soap", "schedule_free")
+_FROM_BITSANDBYTES = ("adamw8bit", "paged_adamw", "paged_adamw8bit")
+
+
+def require(config: RunConfig, *, device: torch.device) -> None:
+    """Refuse an optimizer whose package is not installed, or that the device cannot run; raises ConfigError."""
+    name = config.optimizer.name
+    if name in _FROM_PYTORCH_OPTIMIZER and importlib.util.find_spec("pytorch_optimizer") is None:
+        raise ConfigError(
+            f"optimizer.name={name} is in a package that is not installed. Write optimizer.name=adamw, or run: "
+            "pip install 'peft-workbench[optimizers]'"
+        )
+    if name in _FROM_BITSANDBYTES and importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            f"optimizer.name={name} needs bitsandbytes, which is not installed. Write optimizer.name=adamw, or run: "
+            "pip install bitsandbytes"
+        )
+    if name.startswith("paged_") and device.type != "cuda":
+        raise ConfigError(
+            f"optimizer.name={name} moves its state between an NVIDIA GPU and the host, and this run is on "
+            f"{device.type}. Write optimizer.name={name.removeprefix('paged_')}."
+        )
+    if name == "adamw8bit" and device.type not in ("cuda", "cpu"):
+        raise ConfigError(f"optimizer.name={name} does not work on {device.type}. Write optimizer.name=adamw.")
+
+
+def peak_rate(config: RunConfig) -> float:
+    """The highest learning rate of the run, scaled to its batch; of a group with `rate_factor` 1."""
+    return config.optimizer.scaled(config.train.learning_rate, batch=config.batch.size)
+
+
+def groups(
+    trainable: Mapping[str, nn.Parameter],
+    config: RunConfig,
+    *,
+    layers: Mapping[str, int],
+    blocks: int,
+    fresh: Collection[str],
+) -> list[Group]:
+    """A group for each learning rate and weight decay that the method and the optimizer ask for; vectors never decay.
+
+    Args:
+        layers: Of each parameter, by its name: 0 the embeddings, 1 to `blocks` the blocks, `blocks` + 1 what comes
+            after; a name that is not there counts as after.
+        fresh: Names of the parameters of a head that starts at random.
+    """
+    optimizer, top = config.optimizer, blocks + 1
+    layered = not config.freeze.fixed or optimizer.layer_decay < 1
+    found: dict[tuple[float, float, int | None, bool], list[nn.Parameter]] = {}
+    for name, parameter in trainable.items():
+        layer = top if name in fresh else layers.get(name, top)
+        factor = config.adapter.rate_factor(name) * optimizer.layer_decay ** (top - layer)
+        factor *= optimizer.head_rate if name in fresh else 1.0
+        decay = config.train.weight_decay if _decays(name, parameter, config) else 0.0
+        orthogonal = optimizer.name == "muon" and 0 < layer < top and is_matrix(parameter)
+        found.setdefault((factor, decay, layer if layered else None, orthogonal), []).append(parameter)
+    return [
+        {"params": group, "rate_factor": factor, "weight_decay": decay, "layer": layer, "orthogonal": orthogonal}
+        for (factor, decay, layer, orthogonal), group in found.items()
+    ]
+
+
+def build(groups: list[Group], config: RunConfig) -> torch.optim.Optimizer:
+    """The optimizer of a run over `groups`; who takes a step sets the `lr` of each of its groups before."""
+    settings = config.optimizer
+    optimizer = _BUILDERS[settings.name](groups, peak_rate(config), settings.given)
+    if settings.lookahead is not None:
+        look_ahead(optimizer, every=settings.lookahead, alpha=settings.lookahead_alpha)
+    return optimizer
+
+
+@torch.no_grad()
+def penalise(trainable: Mapping[str, nn.Parameter], config: RunConfig) -> None:
+    """Add to each gradient that of `optimizer.l1` times sum |w| and of `optimizer.l2` times sum w^2."""
+    l1, l2 = config.optimizer.l1, config.optimizer.l2
+    if not l1 and not l2:
+        return
+    for name, parameter in trainable.items():
+        if parameter.grad is not None and _decays(name, parameter, config):
+            parameter.grad.add_(parameter.sign(), alpha=l1).add_(parameter, alpha=2 * l2)
+
+
+def _decays(name: str, parameter: nn.Parameter, config: RunConfig) -> bool:
+    return parameter.ndim >= 2 and config.adapter.decays(name)
+
+
+def is_matrix(parameter: nn.Parameter) -> bool:
+    """Whether it has several rows and columns, so that Muon's orthogonal steps mean something."""
+    return parameter.ndim == 2 and min(parameter.shape) > 1
+
+
+class Together(torch.optim.Optimizer):
+    """Several optimizers as one: each has some of the groups, and all share one state.
+
+    Args:
+        groups: Of all parameters, in the order of `param_groups`.
+        parts: Makes each optimizer from its own of the groups.
+    """
+
+    def __init__(self, groups: list[Group], parts: list[tuple[list[Group], Callable[[list[Group]], Any]]]) -> None:
+        super().__init__(groups, {})
+        self._parts: list[torch.optim.Optimizer] = [make(own) for own, make in parts if own]
+        for part in self._parts:
+            part.state = self.state
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One step of each."""
+        assert closure is None
+        for part in self._parts:
+            part.step()
+
+
+Settings = dict[str, Any]
+Builder = Callable[[list[Group], float, Settings], torch.optim.Optimizer]
+"""Makes an optimizer from groups, a learning rate, and those of betas, eps and momentum that are configured."""
+
+
+def _adamw(groups: list[Group], rate: float, given: Settings) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups, lr=rate, fused=True, **given)
+
+
+def _adafactor(groups: list[Group], rate: float, given: Settings) -> torch.optim.Optimizer:
+    return torch.optim.Adafactor(groups, lr=rate, **given)
+
+
+def _sgd(groups: list[Group], rate: float, given: Settings) -> torch.optim.Optimizer:
+    return torch.optim.SGD(groups, lr=rate, **given)
+
+
+def _muon(groups: list[Group], rate: float, given: Settings) -> torch.optim.Optimizer:
+    """Raises ConfigError where nothing is for Muon, so that all of it would silently be AdamW."""
+    orthogonal = [group for group in groups if group["orthogonal"]]
+    others = [group for group in groups if not group["orthogonal"]]
+    if not orthogonal:
+        raise ConfigError(
+            "optimizer.name=muon is for matrices inside the transformer blocks, and none of them trains. "
+            "Write optimizer.name=adamw, or another adapter.method."
+        )
+    momentum = {key: value for key, value in given.items() if key == "momentum"}
+    rest = {key: value for key, value in given.items() if key != "momentum"}
+
+    def muon(own: list[Group]) -> torch.optim.Optimizer:
+        return torch.optim.Muon(own, lr=rate, adjust_lr_fn="match_rms_adamw", **momentum)
+
+    return Together(groups, [(orthogonal, muon), (others, lambda own: _adamw(own, rate, rest))])
+
+
+def _bitsandbytes(kind: str) -> Builder:
+    def build(groups: list[Group], rate: float, given: Settings) -> torch.optim.Optimizer:
+        import bitsandbytes  # a second to import, and most runs need none of it
+
+        made: torch.optim.Optimizer = getattr(bitsandbytes.optim, kind)(groups, lr=rate, **given)
+        return made
+
+    return build
+
+
+def _pytorch_optimizer(kind: str, fixed: Settings | None = None) -> Builder:
+    def build(groups: list[Group], rate: float, given: Settings) -> torch.optim.Optimizer:
+        import pytorch_optimizer  # an optional dependency
+
+        made: torch.optim.Optimizer = getattr(pytorch_optimizer, kind)(groups, lr=rate, **(fixed or {}), **given)
+        return made
+
+    return build
+
+
+_BUILDERS: dict[str, Builder] = {
+    "adamw": _adamw,
+    "adamw8bit": _bitsandbytes("AdamW8bit"),
+    "paged_adamw": _bitsandbytes("PagedAdamW"),
+    "paged_adamw8bit": _bitsandbytes("PagedAdamW8bit"),
+    "adafactor": _adafactor,
+    "lion": _pytorch_optimizer("Lion"),
+    "sgd": _sgd,
+    "muon": _muon,
+    # As in the paper's last version: no bias correction, and weight decay inside of what is scaled.
+    "lamb": _pytorch_optimizer("Lamb", {"adam_debias": True, "weight_decouple": False}),
+    "lars": _pytorch_optimizer("LARS"),
+    "soap": _pytorch_optimizer("SOAP"),
+    "schedule_free": _pytorch_optimizer("ScheduleFreeAdamW"),
+}

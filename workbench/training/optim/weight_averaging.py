@@ -1,0 +1,161 @@
+"""Averages of the trained values along a run: EMA, SWA, LAWA.
+
+The values of one run stay close to each other, so they are averaged as they are, factors of LoRA too. Those of
+different runs do not: `workbench combine` averages their updates instead.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from workbench.config.average_config import AverageConfig
+from workbench.training.optim import schedules
+
+Values = dict[str, Tensor]
+"""By the parameter's name."""
+
+
+def average(config: AverageConfig, trainable: Mapping[str, nn.Parameter]) -> Average | None:
+    """The average that a run wants of the values that it trains; None where it wants none."""
+    if config.method == "none":
+        return None
+    return Latest(config, trainable) if config.method == "lawa" else Running(config, trainable)
+
+
+class Average(ABC):
+    """The average of what `trainable` held after some of the steps. Its state is a function of those values only.
+
+    Args:
+        trainable: The values that train, in float32 or wider, by name. The average has their precision.
+    """
+
+    def __init__(self, config: AverageConfig, trainable: Mapping[str, nn.Parameter]) -> None:
+        assert all(parameter.dtype in (torch.float32, torch.float64) for parameter in trainable.values())
+        self.config = config
+        self.trainable = trainable
+        self._count = 0
+        self._kept: deque[Values] = deque()
+        """What the average is made of, the oldest first."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether anything was averaged yet."""
+        return self._count > 0
+
+    def update(self, step: int, *, before: float, after: float) -> None:
+        """After an optimizer step: take its values in where the configuration says so.
+
+        Args:
+            step: Counted from 1.
+            before: Share of the run that was done before the step.
+            after: Share that is done after it; 1 where it was the last.
+        """
+        config = self.config
+        due = config.method == "ema" or schedules.due(config.every, step=step, before=before, after=after)
+        if due and after >= config.begin:
+            self._take()
+            self._count += 1
+
+    @abstractmethod
+    def values(self) -> Values:
+        """The average, where it is kept. To be read only, and only until the next update."""
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The parameters hold the average inside the block, and afterwards the bits that they held before.
+
+        Whatever computes with copies of the parameters has to copy them anew inside, and again afterwards.
+        """
+        assert self.ready
+        own = self._copies()
+        try:
+            self._set(self.values())
+            yield
+        finally:
+            self._set(own)
+
+    def state(self) -> Values:
+        """All that decides what it does next, for a checkpoint: a count (0-d, int64), and the values that it keeps."""
+        kept = {f"{slot}|{name}": value for slot, values in enumerate(self._kept) for name, value in values.items()}
+        return {"count": torch.tensor(self._count), **kept}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` gave."""
+        slots: dict[int, Values] = {}
+        for key, value in state.items():
+            slot, _, name = key.partition("|")
+            if key != "count":
+                slots.setdefault(int(slot), {})[name] = value.to(self._place(name), copy=True)
+        self._count = int(state["count"])
+        self._kept = deque(slots[slot] for slot in sorted(slots))
+
+    @abstractmethod
+    def _take(self) -> None:
+        """Take in what the parameters hold; `_count` samples were taken before."""
+
+    def _place(self, name: str) -> torch.device:
+        """Where a parameter's average is kept."""
+        return torch.device("cpu") if self.config.device == "cpu" else self.trainable[name].device
+
+    def _copies(self) -> Values:
+        """What the parameters hold, where averages are kept."""
+        return {name: each.detach().to(self._place(name), copy=True) for name, each in self.trainable.items()}
+
+    @torch.no_grad()
+    def _set(self, values: Values) -> None:
+        for name, parameter in self.trainable.items():
+            parameter.copy_(values[name])
+
+
+class Running(Average):
+    """EMA and SWA: one copy, which each sample moves towards itself."""
+
+    def values(self) -> Values:
+        (found,) = self._kept
+        return found
+
+    def _take(self) -> None:
+        if not self._kept:
+            self._kept.append(self._copies())
+            return
+        (found,) = self._kept
+        samples = [self.trainable[name].detach().to(self._place(name)) for name in found]
+        torch._foreach_lerp_(list(found.values()), samples, self._share())
+
+    def _share(self) -> float:
+        """How far the next sample moves the average: 0 not at all, 1 all the way."""
+        done = self._count
+        if self.config.method == "swa":
+            return 1 / (done + 1)
+        return 1 - min(self.config.decay, (1 + done) / (10 + done))
+
+
+class Latest(Average):
+    """LAWA: the latest k samples. Their mean is computed from them each time, so that no error adds up."""
+
+    def values(self) -> Values:
+        return {name: _mean([sample[name] for sample in self._kept]) for name in self.trainable}
+
+    @torch.no_grad()
+    def _take(self) -> None:
+        if len(self._kept) < self.config.k:
+            self._kept.append(self._copies())
+            return
+        # The newest is written over the oldest: there are never more than k copies.
+        self._kept.rotate(-1)
+        for name, parameter in self.trainable.items():
+            self._kept[-1][name].copy_(parameter)
+
+
+def _mean(samples: Sequence[Tensor]) -> Tensor:
+    """Their mean; of equal samples it is that sample to the bit, which a sum that is divided need not be."""
+    found = samples[0].clone()
+    for done, sample in enumerate(samples[1:], start=1):
+        found.lerp_(sample, 1 / (done + 1))
+    return found

@@ -1,0 +1,69 @@
+"""Who takes an optimizer's step: on one device, or where every device holds all that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from workbench.errors import TrainingError
+from workbench.training.optim import optimizer_states
+
+Refuse = Callable[[float], TrainingError | None]
+"""From the gradients' norm to what is wrong with it."""
+
+
+class Stepper(Protocol):
+    """Holds the values that train and what their optimizer knows."""
+
+    def step(self, max_norm: float, refuse: Refuse) -> tuple[float, TrainingError | None]:
+        """Clip and take the step; the gradients' norm before, and why they are no good."""
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+
+    def values(self) -> Mapping[str, Tensor]:
+        """What trains, by name, in float32 or wider."""
+
+    def states(self) -> Mapping[str, Tensor]:
+        """What the optimizer knows besides."""
+
+    def load(self, values: Mapping[str, Tensor], states: Mapping[str, Tensor] | None = None) -> None:
+        """Set what trains, and what the optimizer knows, to what `values` and `states` gave."""
+
+
+class Whole:
+    """Steps of values that are all here."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, trainable: Mapping[str, nn.Parameter]) -> None:
+        self._optimizer, self._trainable = optimizer, trainable
+
+    def step(self, max_norm: float, refuse: Refuse) -> tuple[float, TrainingError | None]:
+        """Clip and take the step, unless the gradients are no good."""
+        norm = float(nn.utils.clip_grad_norm_(list(self._trainable.values()), max_norm))
+        error = refuse(norm)
+        if error is None:
+            self._optimizer.step()
+        return norm, error
+
+    def clear(self) -> None:
+        """Free the gradients."""
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def values(self) -> Mapping[str, Tensor]:
+        """The values themselves."""
+        return self._trainable
+
+    def states(self) -> Mapping[str, Tensor]:
+        """The optimizer's tensors."""
+        return optimizer_states.state_tensors(self._optimizer, self._trainable)
+
+    @torch.no_grad()
+    def load(self, values: Mapping[str, Tensor], states: Mapping[str, Tensor] | None = None) -> None:
+        """Copy them in."""
+        for name, parameter in self._trainable.items():
+            parameter.copy_(values[name])
+        if states is not None:
+            optimizer_states.load_state(self._optimizer, self._trainable, states)

@@ -1,0 +1,141 @@
+"""Reasons not to start that are known before a weight is read: `check` and `run` refuse the same."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Protocol
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from workbench import adapters
+from workbench.adapters import Full, anatomy
+from workbench.config import RunConfig, tasks
+from workbench.config.tasks import TEXT, Task
+from workbench.data.batching import Examples, Indices
+from workbench.data.text import text_checks
+from workbench.data.text.tokenized import Splits
+from workbench.errors import ConfigError
+from workbench.models import backbones
+from workbench.training import capacity
+from workbench.training.freezing.layer_map import Layers, stack
+from workbench.training.optim import optimizers
+
+
+class Measured(Examples, Protocol):
+    """Examples that know how much of them a stack of the model reads at once."""
+
+    @property
+    def longest_read(self) -> Indices:
+        """Tokens of the longest sequence that one stack of the model reads, of each example."""
+
+
+def require_runnable(config: RunConfig, data: Splits) -> list[str]:
+    """Refuse a run that would fail, or would silently do something else than its configuration says.
+
+    Returns:
+        The names of the modules that get an adapter; none for full fine-tuning.
+
+    Raises:
+        WorkbenchError: says what to change.
+    """
+    text_checks.require_teaching(data)
+    if tasks.of(config) is TEXT:
+        text_checks.require_ends(data)
+    splits = [data.train, data.held_out, *([data.test] if data.test else [])]
+    return require_backbone(config, splits, tasks.of(config))
+
+
+def require_backbone(config: RunConfig, splits: Sequence[Measured], task: Task) -> list[str]:
+    """Refuse what the backbone, the adapter, the memory budget or a missing package would not allow.
+
+    Args:
+        splits: The training rows first.
+
+    Returns:
+        The names of the modules that get an adapter; none for full fine-tuning.
+    """
+    for name in config.trackers:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(
+                f"trackers: {name} is not installed, so nothing would be sent there. "
+                f"Leave it out, or run: pip install 'peft-workbench[{name}]'"
+            )
+    capacity.require_longest_fits(config, splits[0])
+    _require_tokens(config, splits[0])
+    optimizers.require(config, device=backbones.device())
+    model = backbones.skeleton(config.model, task=task, trainable=isinstance(config.adapter, Full))
+    _require_positions(config, splits, model.config)
+    adapters.require_fit(model, config.adapter)
+    _require_layers(config, model)
+    modules = config.adapter.modules(model)
+    _require_matrices(config, model)
+    return modules
+
+
+def _require_layers(config: RunConfig, model: PreTrainedModel) -> None:
+    """A policy must have one stack of blocks to freeze, as many as it asks for, and leave something that trains."""
+    if config.freeze.policy == "none" and config.optimizer.layer_decay == 1:
+        return
+    blocks = len(stack(model))
+    if reason := config.freeze.refusal(blocks):
+        raise ConfigError(reason)
+    if config.freeze.never(blocks) == blocks and not (isinstance(config.adapter, Full) or anatomy.fresh_heads(model)):
+        raise ConfigError(
+            f"freeze.policy={config.freeze.policy} freezes all {blocks} blocks, and adapter.method="
+            f"{config.adapter.method} has nothing outside of them, so that nothing would train. "
+            f"Write {f'freeze.layers={blocks // 2}' if blocks > 1 else 'freeze.policy=none'}, or adapter.method=full."
+        )
+
+
+def _require_matrices(config: RunConfig, model: PreTrainedModel) -> None:
+    """Muon must have something to do, or all of it would silently be AdamW. The model is an adapter's from now on."""
+    if config.optimizer.name != "muon":
+        return
+    layers = Layers(tuple(stack(model)), frozenset())
+    below = config.freeze.never(len(layers.blocks))
+    attached = adapters.attach(model.float(), config.adapter, seed=0, below=below)
+    trained = [(name, each) for name, each in attached.named_parameters() if each.requires_grad]
+    if not any(layers.of(name) > below and optimizers.is_matrix(each) for name, each in trained):
+        raise ConfigError(
+            f"optimizer.name=muon is for matrices inside the transformer blocks, and adapter.method="
+            f"{config.adapter.method} trains none there. Write optimizer.name=adamw, or adapter.method=lora."
+        )
+
+
+def _require_tokens(config: RunConfig, train: Measured) -> None:
+    """A budget that the first step uses up would take that step at the learning rate of the end."""
+    budget, step = config.budget.tokens, round(config.batch.size * float(train.lengths.mean()))
+    if budget is not None and budget < step:
+        raise ConfigError(
+            f"budget.tokens={budget} is used up within the first step, which reads about {step:,} tokens. "
+            f"Write budget.tokens={100 * step} for a hundred steps, or a smaller batch.size."
+        )
+
+
+def longest_sequence(hub: PretrainedConfig) -> int | None:
+    """Tokens that a backbone was made for, stretched rotary positions included; None where it names no limit."""
+    text = hub.get_text_config()
+    limit: int | None = getattr(text, "max_position_embeddings", None)
+    rope = getattr(text, "rope_parameters", None) or {}
+    if limit is None or not rope.get("factor"):
+        return limit
+    return max(limit, int(rope["factor"] * rope.get("original_max_position_embeddings", limit)))
+
+
+def _require_positions(config: RunConfig, splits: Sequence[Measured], hub: PretrainedConfig) -> None:
+    """Beyond its positions a backbone fails, or computes what it never learnt."""
+    limit, taken = longest_sequence(hub), config.adapter.extra_positions
+    if limit is None:
+        return
+    room = limit - taken
+    beside = f", {taken} of them for virtual tokens" if taken else ""
+    for split in splits:
+        if split.longest_read.max() <= room:
+            continue
+        row = int(split.longest_read.argmax())
+        raise ConfigError(
+            f"data.max_tokens: {split.place(row)} has {split.longest_read[row]} tokens, but {config.model.id} was "
+            f"made for at most {limit}{beside}. Write data.max_tokens={room}, which cuts longer rows, "
+            "or take another backbone."
+        )

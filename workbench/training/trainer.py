@@ -1,0 +1,391 @@
+"""The one training loop: global batch, micro-batches, loss, step, checkpoint."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from workbench.adapters import anatomy
+from workbench.adapters.method import Companion
+from workbench.config import RunConfig
+from workbench.data.batching import Examples, Indices, MicroBatch
+from workbench.errors import Stopped, TrainingError
+from workbench.models import backbones, fused_lora
+from workbench.runs.run_directory import Run
+from workbench.runs.timing import Timer, phase
+from workbench.training import capacity
+from workbench.training.adapter_trainer import Course, Member, Trained
+from workbench.training.distributed import layout_settings
+from workbench.training.distributed.fsdp import FullySharded
+from workbench.training.distributed.row_shares import deal
+from workbench.training.distributed.sharding import Sharded, Trainable
+from workbench.training.distributed.zero import Zero
+from workbench.training.freezing.freeze_callbacks import ActivationWatch, GradientWatch
+from workbench.training.freezing.freezer import Freezer
+from workbench.training.freezing.prefix_cache import Kept, Prefix, Work
+from workbench.training.master_weights import Masters
+from workbench.training.optim import noise_scale, sam_lookahead
+from workbench.training.optim.noise_scale import NoiseScale, Parts
+from workbench.training.optimizer_step import Whole
+
+Loss = Callable[[MicroBatch, float], Tensor]
+"""Summed loss of a micro-batch times a factor, as a scalar with a graph."""
+
+
+LOOKED_AT = 8
+"""Rows that a policy watches the model on."""
+
+
+class Supervision(NamedTuple):
+    """What a model learns from."""
+
+    train: Examples
+    loss: Loss
+    beside: nn.Module | None = None
+    """What trains with the model and is not shipped, such as projections that the loss compares through."""
+
+
+@dataclass
+class Clock:
+    """Share of a run that is done, for a loss that follows a schedule."""
+
+    share: float = 0.0
+
+    def __call__(self) -> float:
+        return self.share
+
+
+class Watcher(Protocol):
+    """Who is told about a run while it goes on."""
+
+    def step(self, record: dict[str, Any], *, total: int) -> None:
+        """A step was done; `record` is its line of metrics.jsonl."""
+
+    def say(self, text: str) -> None:
+        """Something that a person should read."""
+
+    def stop_requested(self) -> bool:
+        """Whether to finish the step, save, and end."""
+
+
+@dataclass
+class Fit:
+    """One run of training; `fit` makes it and works it."""
+
+    model: nn.Module
+    supervision: Supervision
+    freezer: Freezer
+    """Of that model."""
+    width: int
+    """Hidden size of the backbone."""
+    held_out: Sequence[Examples]
+    """What `held_out_loss` reads, and whatever else the model is to read."""
+    held_out_loss: Callable[[], float]
+    config: RunConfig
+    compute: torch.dtype
+    run: Run
+    watcher: Watcher
+    clock: Clock = field(default_factory=Clock)
+    """Shows the loss how far the run is."""
+    timer: Timer | None = None
+    """Ends it in time, where wall clock limits it."""
+    trying: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Inside it, the model may be called with other rows."""
+    kept: Kept | None = None
+    """What frozen blocks gave in other trainings of the same run."""
+
+    def __post_init__(self) -> None:
+        self.train, self.loss, beside = self.supervision
+        self.device = backbones.device()
+        self.ranks = self.run.ranks
+        self.masters: Masters | Sharded
+        self.forward: Loss
+        if self.config.distributed.sharded:
+            self.masters = self._sharded(beside)
+            self.forward = self.masters.forward
+        else:
+            self.masters = Masters(self.model, self.compute, beside=beside)
+            self.forward = self.loss
+        self.noise = NoiseScale()
+        self.tokens = 0
+        """In one forward pass, padding included; known after `prepare`."""
+        self.member = Member(
+            Course(self.train, self._held_out_loss, self.config, self.run, self.timer),
+            trained(self.masters, self.freezer),
+            beside=self._beside(),
+        )
+        self.prefix = Prefix(
+            self.freezer,
+            Work([self.train, *self.held_out], passes=self.member.passes),
+            self.config,
+            compute=self.compute,
+            folder=self.run.path / "trunk",
+            say=self.watcher.say,
+            trying=self.trying,
+            kept=self.kept,
+        )
+        self.accelerator = Accelerator(
+            cpu=self.device.type == "cpu", log_with=list(self.config.trackers) or None, project_dir=self.run.path
+        )
+        self.accelerator.init_trackers(self.run.path.name)
+
+    def work(self) -> None:
+        """Train to the end; raises Stopped after a checkpoint when the watcher asks for it."""
+        member = self.member
+        for sentence in member.resume():
+            self.watcher.say(sentence)
+        self.prepare()
+        began = time.monotonic() - member.progress.elapsed_s
+        if self.timer is not None:
+            self.timer.begin(member.progress.share)
+        while self._goes_on():
+            self._follow_policy()
+            record = member.settle(self._step_that_fits(), began=began)
+            self.accelerator.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])
+            self.watcher.step(record, total=member.total)
+            stopping = self.ranks.any(self.watcher.stop_requested())
+            if member.due or stopping:
+                with phase(self.timer, "checkpoint"):
+                    member.save(keep=self.config.save.keep)
+            if member.live and stopping:
+                raise Stopped(f"Stopped after {member.place}; checkpoint saved.")
+        self.prefix.close()
+        for tracker in self.accelerator.trackers:  # its own end would part the processes
+            tracker.finish()
+
+    @contextmanager
+    def shipping(self) -> Iterator[None]:
+        """After `work`: the model holds what is to be saved, the float32 masters of the best or of the last step."""
+        self.run.note(elapsed_s=self.member.progress.elapsed_s, peak_bytes=peak_bytes(self.device))
+        with self.member.shipping(self.watcher.say), self.masters.exposed():
+            yield
+
+    def _goes_on(self) -> bool:
+        """Whether there is another step to do; a run does at least one."""
+        member = self.member
+        return member.live and (self.timer is None or member.progress.step == 0 or self.timer.fits_another())
+
+    def _step_that_fits(self) -> dict[str, Any]:
+        """One optimizer step; where memory runs out, the same step in smaller micro-batches."""
+        while True:
+            try:
+                return self.step(self.member.batch())
+            except torch.OutOfMemoryError:
+                longest = int(self.train.lengths.max())
+                if self.tokens <= longest:
+                    raise out_of_memory(longest, self.train) from None
+                if not self.ranks.alone:
+                    raise TrainingError(
+                        f"Out of memory with {self.tokens} tokens in a forward pass, which are the same on every "
+                        f"device.\n  Write batch.tokens_per_device={max(longest, self.tokens // 2)} --resume"
+                    ) from None
+                self.tokens = max(longest, self.tokens // 2)
+                self.watcher.say(f"Out of memory: going on with {self.tokens} tokens in a forward pass.")
+                self.run.note(batch={"tokens_per_device": self.tokens, "steps": self.member.total})
+                self._free_memory()
+
+    def step(self, rows: Indices) -> dict[str, Any]:
+        """One optimizer step on these rows; its line of metrics.jsonl."""
+        began = time.monotonic()
+        member = self.member
+        self.clock.share = member.progress.share
+        loss, found = self._gradients(rows)
+        record = member.update(float(loss), rows)
+        if record is None:
+            assert member.error is not None
+            raise member.error
+        self.masters.refresh()
+        if self.timer is not None:
+            self.timer.stepped(record["tokens"])
+        return measured({**record, **found}, since=began, device=self.device)
+
+    def _gradients(self, rows: Indices) -> tuple[Tensor, dict[str, float]]:
+        """The gradients of a step's rows; their mean loss, and what else was found out about them."""
+        optimizer, step = self.config.optimizer, self.member.progress.step
+        parts = Parts(self.masters) if optimizer.noise_scale and step % optimizer.noise_scale == 0 else None
+        loss = self.backward(rows, parts)
+        if optimizer.sam is not None and step % optimizer.sam_every == 0:
+            with sam_lookahead.ascended(self.masters, rho=optimizer.sam, refresh=self.masters.refresh):
+                self.backward(rows)
+        found: dict[str, float] = {}
+        if parts is not None:  # last: a step that runs out of memory is done again
+            self.noise.add(parts.estimate())
+            found |= {} if self.noise.value is None else {"noise_scale": self.noise.value}
+        if self.config.freeze.policy != "none":
+            found["frozen_layers"] = self.freezer.plan.trains.count(False)
+        return loss, found
+
+    def backward(self, rows: Indices, parts: Parts | None = None) -> Tensor:
+        """Add up the gradients of rows, in micro-batches; returns their mean loss.
+
+        Args:
+            parts: Is shown the gradients growing.
+        """
+        supervised = self.train.supervised[rows].sum().item()
+        sharded = isinstance(self.masters, Sharded)
+        factor = self.ranks.world if sharded else 1
+        loss = torch.zeros((), device=self.device)
+        for own in [rows] if parts is None else noise_scale.cut(rows):
+            for indices, counts in deal(own, self.train.lengths, tokens=self.tokens, ranks=self.ranks, in_step=sharded):
+                torch.manual_seed(_dropout_seed(self.config.seed, self.member.progress.step, indices))
+                batch = self.train.batch(indices, epoch=self.member.epoch).to(self.device)
+                part = self.forward(batch, counts / supervised)
+                self.masters.backward(part)
+                loss += part.detach() / factor
+                del part  # bitsandbytes' 8-bit layers hold their inputs for as long as the graph lives
+            if parts is not None:
+                parts.add(len(own), share=self.train.supervised[own].sum().item() / supervised)
+        self._add_up(loss, gradients=not sharded)
+        return loss
+
+    def _add_up(self, loss: Tensor, *, gradients: bool) -> None:
+        """Over all processes: the loss, and the gradients where nobody else does."""
+        found = [loss]
+        for master in self.masters if gradients and not self.ranks.alone else ():
+            if master.requires_grad and master.grad is None:  # nobody was sent to this expert here
+                master.grad = torch.zeros_like(master)
+            found += [] if master.grad is None else [master.grad]
+        self.ranks.add_up(found, bucket_bytes=self.config.distributed.bucket_bytes)
+
+    def _follow_policy(self) -> None:
+        """Let those layers train whose turn it is in the next step."""
+        progress, freezer = self.member.progress, self.freezer
+        freezer.follow(step=progress.step, share=progress.share)
+        self.member.follow(freezer.frozen, freezer.plan.rates)
+        self.prefix.follow()
+        if self.timer is not None:
+            # A step is other work where another layer freezes, and where rows are read that were computed before.
+            self.timer.steady = self.config.freeze.fixed and self.prefix.trunk is None
+
+    def _sharded(self, beside: nn.Module | None) -> Sharded:
+        whole = Trainable(self.model, self.loss, self.config, self.compute, self.ranks, beside)
+        if self.config.distributed.engine == "fsdp2":
+            return FullySharded(whole)
+        return Zero(whole, sample=self._any_batch)
+
+    def _beside(self) -> dict[str, Companion]:
+        """What goes on in training besides the loss and the optimizer, by the name of its file in a checkpoint."""
+        beside: dict[str, Companion] = {}
+        observed = self.config.freeze.observes
+        if observed == "gradients":
+            beside["freezing"] = GradientWatch(self.freezer, self.masters.named())
+        elif observed == "activations":
+            beside["freezing"] = ActivationWatch(self.freezer, self._look)
+        if self.config.optimizer.noise_scale:
+            beside["noise"] = self.noise
+        return beside
+
+    def _any_batch(self) -> MicroBatch:
+        return self.train.batch(np.arange(1)).to(self.device)
+
+    def _look(self) -> None:
+        """Run the model on the first few rows, for who watches it inside."""
+        self.model.eval()
+        with torch.no_grad():
+            self.loss(self.train.batch(np.arange(min(LOOKED_AT, len(self.train)))).to(self.device), 1.0)
+        self.model.train()
+
+    def _held_out_loss(self) -> float:
+        self.model.eval()
+        work = self.held_out_loss
+        loss = self.ranks.agreed(self.masters.reading(work) if isinstance(self.masters, Sharded) else work())
+        self.model.train()
+        return loss
+
+    def prepare(self) -> None:
+        """Training mode, gradient checkpointing, compilation, the tokens of a forward pass."""
+        self.masters.refresh()
+        self.model.train()
+        if not layout_settings.cuts_weights(self.config.distributed):
+            fused_lora.fuse(self.model)
+        if self.config.train.compile:
+            for layer in anatomy.decoder_layers(self.model):
+                layer.compile(dynamic=True)
+        tokens = capacity.tokens_per_device(self.config, self.train, self.device, width=self.width)
+        checkpointing = self.config.train.checkpointing
+        if checkpointing is True:
+            _recompute_activations(self.model)
+        remembered = self.run.manifest.get("batch", {}).get("tokens_per_device") if self.run.resumed else None
+        if self.config.batch.tokens_per_device == "auto":
+            if remembered:
+                tokens = int(remembered)
+            elif self.device.type != "cpu":
+                tokens = min(self.ranks.gathered(self._largest_that_fits(tokens)))
+        self.run.note(batch={"tokens_per_device": tokens, "steps": self.member.total})
+        self.tokens = tokens
+
+    def _largest_that_fits(self, tokens: int) -> int:
+        try:
+            return capacity.largest_that_fits(tokens, self.train, self._trial, config=self.config)
+        except torch.OutOfMemoryError:
+            longest = int(self.train.lengths.max())
+            if self.config.train.checkpointing != "auto" or self.config.adapter.facts.no_checkpointing:
+                raise out_of_memory(longest, self.train) from None
+        self.watcher.say("One example does not fit: recomputing activations in the backward pass.")
+        _recompute_activations(self.model)
+        try:
+            return capacity.largest_that_fits(tokens, self.train, self._trial, config=self.config)
+        except torch.OutOfMemoryError:
+            raise out_of_memory(longest, self.train) from None
+
+    def _trial(self, batch: MicroBatch) -> None:
+        try:
+            self.loss(batch.to(self.device), 1.0).backward()
+        finally:
+            self._free_memory()
+
+    def _free_memory(self) -> None:
+        for parameter in [*self.model.parameters(), *self.masters]:
+            parameter.grad = None
+        self.accelerator.free_memory()
+
+
+def trained(masters: Masters | Sharded, freezer: Freezer) -> Trained:
+    """All that trains in a model."""
+    return Trained(
+        masters.named(),
+        layers=freezer.layers,
+        blocks=len(freezer.blocks),
+        fresh=freezer.fresh,
+        refresh=masters.refresh,
+        stepper=masters.adopt if isinstance(masters, Sharded) else Whole,
+    )
+
+
+def measured(record: dict[str, Any], *, since: float, device: torch.device) -> dict[str, Any]:
+    """The record of a step that began at `since` (`time.monotonic`), with its speed and the memory it took."""
+    speed = round(record["tokens"] / (time.monotonic() - since), 1)
+    return {**record, "tokens_per_second": speed, "peak_bytes": peak_bytes(device)}
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Most memory held so far: of the accelerator's allocator, or resident in this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _dropout_seed(seed: int, step: int, indices: Indices) -> int:
+    return int(np.random.SeedSequence([seed, step, int(indices[0])]).generate_state(1)[0])
+
+
+def _recompute_activations(model: Any) -> None:
+    model.activation_checkpointing_enable()
+
+
+def out_of_memory(longest: int, train: Examples) -> TrainingError:
+    """What to say where no micro-batch is small enough."""
+    return TrainingError(
+        f"Not even one example fits into memory: the longest has {longest} tokens "
+        f"({train.place(int(train.lengths.argmax()))}).\n"
+        "  Lower data.max_tokens, write train.checkpointing=true where the method allows it, or model.weights=nf4."
+    )
