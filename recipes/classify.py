@@ -24,7 +24,7 @@ from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import ClassSplits, Labelled
 from workbench.data.labelled.labels import Floats
 from workbench.data.labelled.text_fields import Writer
-from workbench.evaluation import predicting, targets
+from workbench.evaluation import row_outputs, target_scores
 from workbench.losses.criterion import criterion
 from workbench.models import backbones, classifier, model_summary
 from workbench.models.backbones import Backbone
@@ -60,8 +60,8 @@ def begin(run: Run, data: ClassSplits) -> None:
     """Note the data, and what can be said without looking at a row: a fresh head says nothing to compare with."""
     sets = {"train": data.train, "held_out": data.held_out, "test": data.test}
     run.note(data={name: split and split.facts() for name, split in sets.items()})
-    said = targets.baseline(data.labels, data.train.targets_NC, rows=len(data.held_out))
-    before = targets.scores(data.labels, said, data.held_out.targets_NC)
+    said = target_scores.baseline(data.labels, data.train.targets_NC, rows=len(data.held_out))
+    before = target_scores.scores(data.labels, said, data.held_out.targets_NC)
     files.write_json(run.path / "before.json", {"scores": before})
 
 
@@ -80,7 +80,7 @@ def finish(config: RunConfig, run: Run, data: ClassSplits, watcher: Watcher) -> 
     if not run.ranks.first:
         return {}
     scores = {"before": files.read_json(run.path / "before.json")["scores"]}
-    scores |= {name: targets.scores(model.labels, said, rows.targets_NC) for name, (rows, said) in found.items()}
+    scores |= {name: target_scores.scores(model.labels, said, rows.targets_NC) for name, (rows, said) in found.items()}
     counts = {_NAMES[name]: (len(rows), len(splits[name] or ())) for name, (rows, _) in found.items()}
     parts = [f"{some} of {all_} {name} rows were scored" for name, (some, all_) in counts.items() if some < all_]
     if parts:
@@ -104,7 +104,7 @@ def _use_the_rest(
     if timer.left() < timer.seconds("scoring", REST_TOKENS / int(data.held_out.lengths.sum())):
         return
     rows, outputs_NC = outputs(model, data.train, timer, batch_tokens=REST_TOKENS)
-    scores["train"] = targets.scores(model.labels, outputs_NC, rows.targets_NC)
+    scores["train"] = target_scores.scores(model.labels, outputs_NC, rows.targets_NC)
     loss = scores["train"]["loss"]
     watcher.say(f"In the time that was left: loss {loss:.4f} on {len(rows)} of the rows that it learnt from.")
     files.write_json(run.path / "scores.json", scores)
@@ -214,14 +214,14 @@ def labelled(config: RunConfig, data: ClassSplits, model: Classifier) -> Supervi
 def score(model: Classifier, rows: Labelled) -> tuple[dict[str, float], Floats]:
     """Scores of a classifier on labelled rows, and its outputs (N, C)."""
     _, found = outputs(model, rows)
-    return targets.scores(model.labels, found, rows.targets_NC), found
+    return target_scores.scores(model.labels, found, rows.targets_NC), found
 
 
 def outputs(
     model: Classifier, rows: Labelled, timer: Timer | None = None, *, batch_tokens: int | None = None
 ) -> tuple[Labelled, Floats]:
     """What a classifier says of rows, or of as many of them as there is time for, and which they are."""
-    return predicting.outputs_in_time(model.model, model.outputs, rows, left(timer), batch_tokens=batch_tokens)
+    return row_outputs.outputs_in_time(model.model, model.outputs, rows, left(timer), batch_tokens=batch_tokens)
 
 
 def write_predictions(run: Run, config: RunConfig, model: Classifier, rows: Labelled, outputs_NC: Floats) -> None:
@@ -235,7 +235,7 @@ def predictions(
     config: RunConfig, model: Classifier, rows: Labelled, outputs_NC: Floats, *, labelled: bool
 ) -> pd.DataFrame:
     """One line a row, with what the model reads written out."""
-    return predicting.table(
+    return row_outputs.table(
         model.labels,
         rows,
         model.labels.values(outputs_NC),

@@ -18,7 +18,7 @@ from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import ClassSplits, Labelled
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.text_fields import Writer
-from workbench.evaluation import predicting
+from workbench.evaluation import row_outputs
 from workbench.models import classifier
 from workbench.models.classifier import Classifier
 from workbench.recipes.classify import predictions, prepare, score
@@ -105,7 +105,7 @@ def predict(run: Path, source: str, config: RunConfig) -> pd.DataFrame:
     rows = records.read(source, config.data, config.classes, labelled=False)
     model = classifier.load(run, config)
     encoded = labelled_data.encode(rows, _writer(model, config), model.labels)
-    found = predicting.outputs(model.model, model.outputs, encoded)
+    found = row_outputs.outputs(model.model, model.outputs, encoded)
     return predictions(config, model, encoded, found, labelled=False)
 
 
@@ -117,7 +117,7 @@ def some_outputs(model: Classifier, config: RunConfig, *, rows: int) -> tuple[La
     else:
         held_out = labelled_data.load(config, model.tokenizer).held_out
     first = held_out.subset(np.arange(min(rows, len(held_out))))
-    return first, predicting.outputs(model.model, model.outputs, first)
+    return first, row_outputs.outputs(model.model, model.outputs, first)
 
 
 def stock_outputs(model: PreTrainedModel, rows: Labelled) -> Floats:
@@ -129,7 +129,7 @@ def stock_outputs(model: PreTrainedModel, rows: Labelled) -> Floats:
         logits: Tensor = model(input_ids=ids_BL.masked_fill(mask_BL == 0, pad), attention_mask=mask_BL).logits
         return logits
 
-    return predicting.outputs(model, predict, rows)
+    return row_outputs.outputs(model, predict, rows)
 
 
 def gap(labels: Labels, first_NC: Floats, second_NC: Floats) -> Gap:

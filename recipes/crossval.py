@@ -14,18 +14,18 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import report
 from workbench.config import RunConfig
-from workbench.crossval import looking, rounds
+from workbench.crossval import combining, pseudo_labels, training_rounds, tta, tta_predict
+from workbench.crossval.combining import Combiner, OutOfFold
 from workbench.crossval.fold_adapters import Classroom, FoldAdapter, fold_adapters, outputs
-from workbench.crossval.rounds import Said
 from workbench.crossval.stages import Belief, Ledger
+from workbench.crossval.training_rounds import Said
+from workbench.crossval.tta import Decision
 from workbench.data.labelled import fold_data
 from workbench.data.labelled.fold_data import Folded
 from workbench.data.views import text_views
 from workbench.data.views.text_views import View
 from workbench.data.views.user_views import user_merge
-from workbench.evaluation import combining, pseudo, targets, tta
-from workbench.evaluation.combining import Combiner, OutOfFold
-from workbench.evaluation.tta import Decision
+from workbench.evaluation import target_scores
 from workbench.models import backbones, classifier
 from workbench.recipes import crossval_files
 from workbench.runs.run_directory import Run
@@ -52,7 +52,7 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
     work = Work(room, run, data, who, known, Ledger(run, data, watcher), watcher)
 
     # Each fold is judged by adapters that trained on the others; so is every stage that follows.
-    said = rounds.taught(room, run, data, who, [None] * len(who), watcher, number=0)
+    said = training_rounds.taught(room, run, data, who, [None] * len(who), watcher, number=0)
     combiner = work.calibrate(said)
     said = work.label(said, combiner)
     combiner = work.merge(said, combiner)
@@ -117,13 +117,15 @@ class Work:
         config = self.room.config.pseudo_label
         for number in range(1, config.rounds + 1) if self.data.unlabelled is not None else ():
             name, title = f"pseudo_label {number}", f"Pseudo-labels, round {number}"
-            chosen = rounds.choices(self.room, self.data, self.who, self.known, said, calibrate=combiner.calibrate)
-            facts = pseudo.summary(chosen)
+            chosen = training_rounds.choices(
+                self.room, self.data, self.who, self.known, said, calibrate=combiner.calibrate
+            )
+            facts = pseudo_labels.summary(chosen)
             if not any(len(each.rows) for each in chosen):
                 self.ledger.abstain(name, title, facts, why=chosen[0].reason)
                 break
-            more = [rounds.added(self.data, each) for each in chosen]
-            taught = rounds.taught(self.room, self.run, self.data, self.who, more, self.watcher, number=number)
+            more = [training_rounds.added(self.data, each) for each in chosen]
+            taught = training_rounds.taught(self.room, self.run, self.data, self.who, more, self.watcher, number=number)
             belief = self.belief(combiner, taught)
             if not self.ledger.offer(name, title, belief, facts, least=config.least_gain, sure=config.sure):
                 break
@@ -147,7 +149,7 @@ class Work:
         if not seen:
             return None
         config, labels, before = self.room.config.tta, self.data.labels, self.ledger.belief
-        values_VNC = looking.out_of_fold(
+        values_VNC = tta_predict.out_of_fold(
             self.room, self.run, self.who, self.known, said, combiner, seen, self.data.rows
         )
         decision, oof_NC = tta.fit(
@@ -164,8 +166,8 @@ class Work:
         test_TC = before.test_TC
         if test_TC is not None and self.data.test is not None and decision.accepted:
             fitted = combiner.fit(self.known, said.oof_MNC)
-            folders = rounds.adapters(self.run, said.number, self.who)
-            test_TC = looking.merged(self.room, folders, fitted, decision, seen, self.data.test, test_TC)
+            folders = training_rounds.adapters(self.run, said.number, self.who)
+            test_TC = tta_predict.merged(self.room, folders, fitted, decision, seen, self.data.test, test_TC)
         belief = Belief(oof_NC, test_TC)
         self.ledger.judged(
             "tta", "Test-time augmentation", belief, decision.facts, gain=decision.gain, why=decision.reason
@@ -177,10 +179,10 @@ class Work:
         if not self.room.config.ensemble.consensus:
             return
         before, cluster_T = self.ledger.belief, self.data.cluster_T
-        oof_NC = pseudo.consensus(before.oof_NC, self.data.cluster_N)
+        oof_NC = pseudo_labels.consensus(before.oof_NC, self.data.cluster_N)
         test_TC = None
         if before.test_TC is not None and cluster_T is not None:
-            test_TC = pseudo.consensus(before.test_TC, cluster_T)
+            test_TC = pseudo_labels.consensus(before.test_TC, cluster_T)
         self.ledger.offer("consensus", "Consensus of near-duplicates", Belief(oof_NC, test_TC), {})
 
     def refit(self, said: Said, combiner: Combiner) -> Scores | None:
@@ -192,15 +194,17 @@ class Work:
         self.watcher.say("One adapter on all rows ...")
         more = None
         if said.number:
-            teachers = rounds.read(self.run, said.number - 1)
-            chosen = rounds.all_choices(self.room, self.data, self.known, teachers, calibrate=combiner.calibrate)
-            more = rounds.added(self.data, chosen)
-        folder = rounds.refitted(self.room, self.run, self.data, more, self.watcher)
+            teachers = training_rounds.read(self.run, said.number - 1)
+            chosen = training_rounds.all_choices(
+                self.room, self.data, self.known, teachers, calibrate=combiner.calibrate
+            )
+            more = training_rounds.added(self.data, chosen)
+        folder = training_rounds.refitted(self.room, self.run, self.data, more, self.watcher)
         if self.data.test is None:
             return None
         heat = combiner.fit(self.known, said.oof_MNC).temperature
         ((outputs_TC,),) = outputs(self.room, [folder], [[self.data.test]])
-        return targets.scores(self.data.labels, outputs_TC / heat, self.data.test.targets_NC)
+        return target_scores.scores(self.data.labels, outputs_TC / heat, self.data.test.targets_NC)
 
     @property
     def names(self) -> list[str]:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from workbench.crossval.rounds import Said
+from workbench.crossval import gains
+from workbench.crossval.combining import Combiner
+from workbench.crossval.training_rounds import Said
+from workbench.crossval.tta import Decision
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Floats
-from workbench.evaluation import gains, predicting, targets
-from workbench.evaluation.combining import Combiner
-from workbench.evaluation.tta import Decision
+from workbench.evaluation import row_outputs, target_scores
 from workbench.recipes.classify import texts
 from workbench.runs import files
 
@@ -40,13 +41,13 @@ def write(work: Work, said: Said, combiner: Combiner, decision: Decision | None,
     files.write_json(work.run.path / "decision.json", decided(work, said, combiner, decision))
     folds, summary = _folds(work, said, combiner)
     work.ledger.write(folds=folds, summary=summary, duplicates=_duplicates(work))
-    said_NC = targets.baseline(labels, data.rows.targets_NC, rows=len(data.rows))
+    said_NC = target_scores.baseline(labels, data.rows.targets_NC, rows=len(data.rows))
     scores: Scores = {
-        "before": targets.scores(labels, said_NC, data.rows.targets_NC),
-        "after": targets.value_scores(labels, belief.oof_NC, data.rows.targets_NC),
+        "before": target_scores.scores(labels, said_NC, data.rows.targets_NC),
+        "after": target_scores.value_scores(labels, belief.oof_NC, data.rows.targets_NC),
     }
     if data.test is not None and belief.test_TC is not None:
-        scores["test"] = targets.value_scores(labels, belief.test_TC, data.test.targets_NC)
+        scores["test"] = target_scores.value_scores(labels, belief.test_TC, data.test.targets_NC)
     if refit is not None:
         scores["refit"] = refit
     files.write_json(work.run.path / "scores.json", scores)
@@ -86,7 +87,7 @@ def _out_of_fold(work: Work, said: Said, combiner: Combiner) -> pd.DataFrame:
 
 def _table(work: Work, rows: Labelled, values_NC: Floats) -> pd.DataFrame:
     written = texts(work.room.config, work.room.tokenizer, rows)
-    return predicting.table(work.data.labels, rows, values_NC, texts=written, labelled=True)
+    return row_outputs.table(work.data.labels, rows, values_NC, texts=written, labelled=True)
 
 
 def _folds(work: Work, said: Said, combiner: Combiner) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
@@ -96,7 +97,7 @@ def _folds(work: Work, said: Said, combiner: Combiner) -> tuple[list[dict[str, A
     for number, each in enumerate(work.who):
         mask_N = each.split.validation_N
         heat = combiner.fit(work.known, said.oof_MNC, ~mask_N).temperature
-        scores = targets.scores(labels, said.oof_MNC[number, mask_N] / heat, rows.targets_NC[mask_N])
+        scores = target_scores.scores(labels, said.oof_MNC[number, mask_N] / heat, rows.targets_NC[mask_N])
         found.append(
             {
                 "member": each.name,

@@ -8,13 +8,13 @@ from pathlib import Path
 import pandas as pd
 
 from workbench.config import RunConfig
-from workbench.crossval import looking
+from workbench.crossval import tta_predict
 from workbench.crossval.fold_adapters import Classroom, fold_adapters
 from workbench.data.labelled import labelled_data, records
 from workbench.data.labelled.fold_data import Folded
 from workbench.data.labelled.text_fields import Writer
 from workbench.errors import ConfigError
-from workbench.evaluation import predicting, targets
+from workbench.evaluation import row_outputs, target_scores
 from workbench.recipes.classify import texts
 from workbench.recipes.classify_verbs import chosen_examples
 from workbench.recipes.crossval import prepare
@@ -63,18 +63,18 @@ def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
             "evaluate scores the ensemble of a cross-validation on other rows: name them, data.test=FILE. "
             f"Out-of-fold scores stand in {run}/scores.json."
         )
-    room, source = looking.classroom(run, config), records.read(config.data.test, config.data, config.classes)
+    room, source = tta_predict.classroom(run, config), records.read(config.data.test, config.data, config.classes)
     rows = labelled_data.encode(source, _writer(room), room.labels)
-    return targets.value_scores(room.labels, looking.decided(run, room, rows), rows.targets_NC)
+    return target_scores.value_scores(room.labels, tta_predict.decided(run, room, rows), rows.targets_NC)
 
 
 def predict(run: Path, source: str, config: RunConfig) -> pd.DataFrame:
     """What the ensemble says of every row of a file; labels there are not looked at."""
-    room = looking.classroom(run, config)
+    room = tta_predict.classroom(run, config)
     read = records.read(source, config.data, config.classes, labelled=False)
     rows = labelled_data.encode(read, _writer(room), room.labels)
     written = texts(config, room.tokenizer, rows)
-    return predicting.table(room.labels, rows, looking.decided(run, room, rows), texts=written, labelled=False)
+    return row_outputs.table(room.labels, rows, tta_predict.decided(run, room, rows), texts=written, labelled=False)
 
 
 def _writer(room: Classroom) -> Writer:

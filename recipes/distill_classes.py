@@ -20,7 +20,7 @@ from workbench.distillation.classes import Said
 from workbench.distillation.matching import Matching
 from workbench.distillation.sources import Source
 from workbench.errors import ConfigError
-from workbench.evaluation import targets
+from workbench.evaluation import target_scores
 from workbench.losses.criterion import criterion
 from workbench.models import backbones
 from workbench.models.classifier import Classifier, task
@@ -50,9 +50,9 @@ def main(config: RunConfig, base: RunConfig, source: Source, run: Run, watcher: 
     said = asking.said(config, source, data, extra, run, watcher)
     classify.train(base, run, data, tokenizer, watcher, _supervise(config, base, source, data, extra, said))
     scores = classify.finish(base, run, data, watcher)
-    scores["teacher"] = targets.scores(data.labels, said.held_out_NC, data.held_out.targets_NC)
+    scores["teacher"] = target_scores.scores(data.labels, said.held_out_NC, data.held_out.targets_NC)
     if data.test is not None and said.test_NC is not None:
-        scores["teacher_test"] = targets.scores(data.labels, said.test_NC, data.test.targets_NC)
+        scores["teacher_test"] = target_scores.scores(data.labels, said.test_NC, data.test.targets_NC)
     files.write_json(run.path / "scores.json", scores)
     report.write(run.path)
     return scores

@@ -26,7 +26,7 @@ from workbench.data.text.chat import Template
 from workbench.data.text.token_masking import Masking
 from workbench.data.text.tokenized import Splits
 from workbench.errors import ConfigError
-from workbench.evaluation import predicting, scores
+from workbench.evaluation import row_outputs, scores
 from workbench.models import adapter_sizes, backbones, classifier, output_heads
 from workbench.models.adapter_sizes import Size
 from workbench.models.backbones import Backbone
@@ -177,7 +177,7 @@ def _classes(config: RunConfig, run: Run) -> Parts:
     tokenizer, data, _ = classify.prepare(config)
     task = classifier.task(data.labels, seed=config.seed)
     backbone = _blueprint(config, task)
-    largest = largest_rows(data.held_out, tokens=predicting.TOKENS)
+    largest = largest_rows(data.held_out, tokens=row_outputs.TOKENS)
     worst = [data.held_out.batch(rows).to(backbones.device()) for rows in largest]
     with _imagined(config, task, backbone, data.train) as freezer:
         model = classifier.find(freezer.model, backbone.model, tokenizer, data.labels)

@@ -28,7 +28,7 @@ from workbench.data.labelled import labelled_data, labels, records
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.text_fields import Writer
-from workbench.evaluation import predicting
+from workbench.evaluation import row_outputs
 from workbench.losses.criterion import Objective, criterion
 from workbench.models import backbones, classifier
 from workbench.models.backbones import Backbone
@@ -238,7 +238,7 @@ def _one_after_another(job: Job, watcher: Silent) -> Done:
 
 
 def _right(model: Classifier, rows: Labelled) -> float:
-    outputs_NC = predicting.outputs(model.model, model.outputs, rows)
+    outputs_NC = row_outputs.outputs(model.model, model.outputs, rows)
     return float((outputs_NC.argmax(1) == rows.targets_NC.argmax(1)).sum())
 
 

@@ -32,7 +32,7 @@ import torch
 
 import workbench
 from workbench.data.batching import Indices
-from workbench.evaluation import predicting, scores
+from workbench.evaluation import row_outputs, scores
 from workbench.planning.calibration import Calibration
 from workbench.planning.ledger import Ledger
 from workbench.planning.plan import Plan
@@ -50,7 +50,7 @@ SHORT = (
     "evaluate.every=null",
     "save.every=null",
 )
-scores.TOKENS = predicting.TOKENS = 1
+scores.TOKENS = row_outputs.TOKENS = 1
 """Scoring reads one row at a time, so that it is never what takes most: it is the same for all ways."""
 PLANNED = 6
 """Steps of a run whose bytes are counted, and of its plan."""

@@ -19,7 +19,7 @@ from tests.conftest import MINILM, save_tiny
 from workbench import recipes
 from workbench.data.labelled import labelled_data
 from workbench.errors import ConfigError, Stopped
-from workbench.evaluation import predicting
+from workbench.evaluation import row_outputs
 from workbench.models import classifier
 from workbench.recipes import classify
 from workbench.recipes.check import check
@@ -110,7 +110,7 @@ def test_rows_that_time_did_not_suffice_for_are_counted(
 ) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text("".join(json.dumps({**row, "text": f"Then {row['text']}"}) + "\n" for row in weather(30)))
-    monkeypatch.setattr(predicting, "TOKENS", 100)
+    monkeypatch.setattr(row_outputs, "TOKENS", 100)
     monkeypatch.setattr(classify, "left", lambda _: iter([9.0, *[0.0] * 99]).__next__)
     run = train("late", taught.parent / "taught.jsonl", f"data.test={other}", "train.steps=2")
     scored = json.loads((run / "manifest.json").read_text())["cut"]
@@ -191,9 +191,9 @@ def test_neither_padding_nor_its_side_changes_a_causal_row(train: Train, stories
     config = run_directory.read_config(run)
     model = classifier.load(run, config)
     rows = labelled_data.load(config, model.tokenizer).held_out
-    together = predicting.outputs(model.model, model.outputs, rows)
+    together = row_outputs.outputs(model.model, model.outputs, rows)
     one_by_one = np.concatenate(
-        [predicting.outputs(model.model, model.outputs, rows.subset(np.asarray([n]))) for n in range(len(rows))]
+        [row_outputs.outputs(model.model, model.outputs, rows.subset(np.asarray([n]))) for n in range(len(rows))]
     )
     np.testing.assert_allclose(together, one_by_one, rtol=1e-4, atol=1e-5)
     pad = model.backbone.config.pad_token_id

@@ -17,7 +17,7 @@ import workbench
 from tests.conftest import MINILM, save_tiny
 from workbench.data.labelled import fold_data
 from workbench.errors import ConfigError
-from workbench.evaluation import predicting
+from workbench.evaluation import row_outputs
 from workbench.models import classifier
 from workbench.recipes.check import check
 from workbench.recipes.classify_verbs import Gap
@@ -160,7 +160,7 @@ def test_every_row_is_judged_once_by_adapters_that_did_not_train_on_it(plain: Pa
     validated_N = (table["fold"] == "1").to_numpy()
     assert validated_N.tolist() == (data.folds.fold_RN[0] == 1).tolist()
     rows = data.rows.subset(validated_N)
-    said = [predicting.outputs(model.model, model.outputs, rows) for model in (first, second)]
+    said = [row_outputs.outputs(model.model, model.outputs, rows) for model in (first, second)]
     # Temperatures of out-of-fold rows differ a little from the final one, which all rows fitted.
     values = np.mean([data.labels.values(each / decided["temperature"]) for each in said], axis=0)
     np.testing.assert_allclose(values, table.filter(like="p_")[validated_N], atol=0.1)

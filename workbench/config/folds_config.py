@@ -1,6 +1,6 @@
 """What a recipe says about duplicates, folds and ensembles.
 
-The work is in workbench/data/folds/duplicates.py, workbench/data/folds/stratification.py and workbench/evaluation/ensembles.py.
+The work is in workbench/data/folds/duplicates.py, workbench/data/folds/stratification.py and workbench/crossval/ensembles.py.
 """
 
 from __future__ import annotations

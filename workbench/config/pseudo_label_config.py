@@ -1,4 +1,4 @@
-"""What a recipe says about pseudo-labels; the work is in workbench/evaluation/pseudo.py."""
+"""What a recipe says about pseudo-labels; the work is in workbench/crossval/pseudo_labels.py."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a recipe says about test-time augmentation: other ways to write a row, and how what is said of them is merged.
 
-The work is in workbench/data/views/text_views.py and workbench/evaluation/tta.py.
+The work is in workbench/data/views/text_views.py and workbench/crossval/tta.py.
 """
 
 from __future__ import annotations

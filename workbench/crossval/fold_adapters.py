@@ -25,7 +25,7 @@ from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.errors import TrainingError
-from workbench.evaluation import predicting, targets
+from workbench.evaluation import row_outputs, target_scores
 from workbench.losses.criterion import Objective, criterion
 from workbench.models import backbones, classifier, model_summary
 from workbench.models.backbones import Backbone
@@ -166,7 +166,7 @@ def _asked(room: Classroom, folders: Sequence[Path], wanted: Sequence[Sequence[L
 
 def _said(room: Classroom, model: Classifier, sets: Sequence[Labelled]) -> list[Floats]:
     with reading(room.kept, model.backbone):
-        return [predicting.outputs(model.model, model.outputs, rows) for rows in sets]
+        return [row_outputs.outputs(model.model, model.outputs, rows) for rows in sets]
 
 
 def _together(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Watcher) -> None:
@@ -254,8 +254,8 @@ def _course(
     def held_out_loss() -> float:
         assert each.validation is not None, "nothing is watched without rows to watch"
         with alone():
-            found = predicting.outputs(model.model, model.outputs, each.validation)
-        return targets.loss(model.labels, found, each.validation.targets_NC)
+            found = row_outputs.outputs(model.model, model.outputs, each.validation)
+        return target_scores.loss(model.labels, found, each.validation.targets_NC)
 
     wanted = each.config(config)
     return Course(balanced(each.train, wanted), held_out_loss, wanted, own)

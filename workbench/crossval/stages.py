@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
+from workbench.crossval import gains
+from workbench.crossval.gains import Gain
 from workbench.data.labelled.fold_data import Folded
 from workbench.data.labelled.labels import Floats
-from workbench.evaluation import gains, targets
-from workbench.evaluation.gains import Gain
+from workbench.evaluation import target_scores
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training.trainer import Watcher
@@ -64,7 +65,7 @@ class Ledger:
 
     def begin(self, name: str, title: str, belief: Belief) -> None:
         """The stage that the others are held against."""
-        score = targets.value_scores(self.data.labels, belief.oof_NC, self.data.rows.targets_NC)
+        score = target_scores.value_scores(self.data.labels, belief.oof_NC, self.data.rows.targets_NC)
         self._enter(Stage(name, title, belief, True, f"Out of fold: loss {score['loss']:.4f}.", None, 0.0, {}))
 
     def offer(
@@ -122,8 +123,10 @@ class Ledger:
             "accepted": stage.accepted,
             "why": stage.why,
             "seconds": stage.seconds,
-            "oof": targets.value_scores(labels, stage.belief.oof_NC, self.data.rows.targets_NC),
-            "test": None if test is None or test_TC is None else targets.value_scores(labels, test_TC, test.targets_NC),
+            "oof": target_scores.value_scores(labels, stage.belief.oof_NC, self.data.rows.targets_NC),
+            "test": None
+            if test is None or test_TC is None
+            else target_scores.value_scores(labels, test_TC, test.targets_NC),
             "gain": None if stage.gain is None else asdict(stage.gain),
             "facts": dict(stage.facts),
         }

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from workbench.config import RunConfig
 from workbench.config.classes_config import Kind
 from workbench.config.distill_config import BACKBONE
-from workbench.crossval import looking
+from workbench.crossval import tta_predict
 from workbench.data.labelled import labelled_data, records
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Floats, Labels
@@ -26,7 +26,7 @@ from workbench.data.rows import shown
 from workbench.data.text.formats import renamed
 from workbench.distillation.sources import Source
 from workbench.errors import ConfigError, DataError
-from workbench.evaluation import predicting, targets
+from workbench.evaluation import row_outputs, target_scores
 from workbench.models import backbones, classifier, exported
 from workbench.models.classifier import Classifier
 from workbench.runs import run_directory
@@ -145,10 +145,10 @@ def _classifiers(source: Source, student: RunConfig, labels: Labels) -> list[Voi
 def _crossval(source: Source) -> Voice:
     assert source.run is not None
     run, config = source.run, _config(source, source.run)
-    room = looking.classroom(run, config)
+    room = tta_predict.classroom(run, config)
 
     def speak(rows: Labelled) -> Floats:
-        return targets.outputs(room.labels, looking.decided(run, room, rows))
+        return target_scores.outputs(room.labels, tta_predict.decided(run, room, rows))
 
     return Voice(source.name, room.labels, config, room.tokenizer, speak)
 
@@ -162,7 +162,7 @@ def _config(source: Source, run: Path) -> RunConfig:
 def _heard(load: Callable[[], Classifier]) -> Callable[[Labelled], Floats]:
     def speak(rows: Labelled) -> Floats:
         model = load()
-        return predicting.outputs(model.model, model.outputs, rows)
+        return row_outputs.outputs(model.model, model.outputs, rows)
 
     return speak
 

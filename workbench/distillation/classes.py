@@ -27,7 +27,7 @@ from workbench.data.labelled.text_fields import Writer
 from workbench.distillation.class_teachers import Voice, voices
 from workbench.distillation.sources import Source
 from workbench.errors import ConfigError, DataError
-from workbench.evaluation import targets
+from workbench.evaluation import target_scores
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training.trainer import Watcher
@@ -66,7 +66,7 @@ def said(
         found = dict(zip(sets, outputs, strict=True))
         files.write_bytes(path, safetensors.save(found, {"rows": wanted}))
         facts = {name: len(rows) for name, rows in sets.items()}
-        loss = targets.loss(data.labels, found["held_out"], data.held_out.targets_NC)
+        loss = target_scores.loss(data.labels, found["held_out"], data.held_out.targets_NC)
         run.note(distill={"teacher": source.name, "teacher_loss": loss, "rows": facts, "out_of_fold": share})
     return Said(found["train"], found.get("extra"), found["held_out"], found.get("test"))
 
@@ -112,7 +112,7 @@ def _together(voices: Sequence[Voice], rows: Sequence[Labelled], student: RunCon
     if len(said) == 1:
         return said[0]
     values = [[labels.values(outputs_NC) for outputs_NC in each] for each in said]
-    return [targets.outputs(labels, np.mean(each, axis=0)) for each in zip(*values, strict=True)]
+    return [target_scores.outputs(labels, np.mean(each, axis=0)) for each in zip(*values, strict=True)]
 
 
 def _out_of_fold(
@@ -139,7 +139,7 @@ def _out_of_fold(
         outputs_NC[~mask] = next(others)
         if mask.any():
             values_nC = np.stack([known[text] for text in each if text in known])
-            outputs_NC[mask] = _aligned(targets.outputs(voice.labels, values_nC), voice.labels, labels)
+            outputs_NC[mask] = _aligned(target_scores.outputs(voice.labels, values_nC), voice.labels, labels)
         found.append(outputs_NC)
     return found, float(own[0].mean())
 
@@ -178,7 +178,7 @@ def _heard(voice: Voice, rows: Sequence[Labelled], labels: Labels) -> list[Float
 def _aligned(outputs_NC: Floats, theirs: Labels, ours: Labels) -> Floats:
     """The same said in the student's order of classes, or in units of the student's numbers."""
     if ours.kind == "number":
-        return targets.outputs(ours, theirs.values(outputs_NC))
+        return target_scores.outputs(ours, theirs.values(outputs_NC))
     return np.ascontiguousarray(outputs_NC[:, [theirs.names.index(name) for name in ours.names]])
 
 

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from workbench.adapters import Full
 from workbench.config import ModelConfig, RunConfig
 from workbench.config.distill_config import BACKBONE, TEACHER, TeacherConfig
-from workbench.crossval import rounds
+from workbench.crossval import training_rounds
 from workbench.data.text.chat import Template
 from workbench.data.text.row_encoder import form
 from workbench.data.text.token_masking import Masking
@@ -113,7 +113,9 @@ def _one(name: str, teacher: TeacherConfig) -> Source:
                 f"--out {name} --resume"
             )
         decided = files.read_json(path / "decision.json")
-        folders = [path / rounds.folder(decided["round"]) / member / "adapter" for member in decided["members"]]
+        folders = [
+            path / training_rounds.folder(decided["round"]) / member / "adapter" for member in decided["members"]
+        ]
         return Source(name, _stored(config.model, teacher), tuple(folders), path, config)
     exported.require_saved(path, config, "tokenizer.json")
     if isinstance(config.adapter, Full):

@@ -20,7 +20,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from workbench import losses
 from workbench.data.batching import Indices, Row, encoder_inputs, micro_batches
 from workbench.data.text.tokenized import Tokens
-from workbench.evaluation import text
+from workbench.evaluation import text_overlap
 from workbench.evaluation.decoding import generate
 from workbench.evaluation.timely import Left, in_time
 from workbench.models.output_heads import Head
@@ -59,12 +59,12 @@ class Answer:
     @property
     def f1(self) -> float:
         """Token F1 against the reference."""
-        return text.token_f1(self.answer, self.reference)
+        return text_overlap.token_f1(self.answer, self.reference)
 
     @property
     def rouge_l(self) -> float:
         """ROUGE-L against the reference."""
-        return text.rouge_l(self.answer, self.reference)
+        return text_overlap.rouge_l(self.answer, self.reference)
 
 
 def likelihood(
@@ -152,9 +152,9 @@ def write_predictions(path: Path, answers: Sequence[Answer], *, before: Mapping[
             "reference": answer.reference,
             "before": before[answer.place],
             "after": answer.answer,
-            "f1_before": text.token_f1(before[answer.place], answer.reference),
+            "f1_before": text_overlap.token_f1(before[answer.place], answer.reference),
             "f1_after": answer.f1,
-            "rouge_l_before": text.rouge_l(before[answer.place], answer.reference),
+            "rouge_l_before": text_overlap.rouge_l(before[answer.place], answer.reference),
             "rouge_l_after": answer.rouge_l,
         }
         for answer in answers

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from workbench.evaluation.classes import BINS
+from workbench.evaluation.class_scores import BINS
 from workbench.report.classified import class_names, hot
 from workbench.report.plots import Axis, Floats, Plot, Series, draw
 from workbench.report.record import Record

@@ -23,7 +23,7 @@ from workbench.data.labelled.labels import Floats
 from workbench.distillation import classes, sources
 from workbench.distillation.classes import Said
 from workbench.errors import ConfigError, DataError, Stopped
-from workbench.evaluation import predicting, targets
+from workbench.evaluation import row_outputs, target_scores
 from workbench.models import backbones, classifier
 from workbench.recipes import classify, crossval, crossval_verbs, distill_classes
 from workbench.runs import files, run_directory
@@ -194,7 +194,7 @@ def own_outputs(run: Path, rows: str) -> Floats:
     config = run_directory.shipped_config(run)
     model = classifier.load(run, config)
     found: Labelled = getattr(rows_of.load(config, model.tokenizer), rows)
-    return predicting.outputs(model.model, model.outputs, found)
+    return row_outputs.outputs(model.model, model.outputs, found)
 
 
 def test_alpha_0_trains_as_recipe_classify_does(train: Train, distil: Train, taught: Path) -> None:
@@ -368,4 +368,4 @@ def test_texts_are_matched_but_for_case(ask: Any, folds: Path, tmp_path: Path) -
     texts = known["text"].map(normalised)
     first = known[texts == normalised(data.train.records[0].fields[0])]
     wanted_C = first[[f"p_{name}" for name in NAMES]].mean().to_numpy()
-    np.testing.assert_allclose(targets.outputs(data.labels, wanted_C), said.train_NC[0], atol=1e-9)
+    np.testing.assert_allclose(target_scores.outputs(data.labels, wanted_C), said.train_NC[0], atol=1e-9)

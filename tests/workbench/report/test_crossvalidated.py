@@ -18,7 +18,7 @@ from scipy import special
 from workbench import report
 from workbench.cli import render
 from workbench.config import RunConfig
-from workbench.evaluation.classes import calibration_error
+from workbench.evaluation.class_scores import calibration_error
 from workbench.recipes.check import check
 from workbench.report import reliability
 from workbench.report.crossvalidated import CONFLICTS, crossvalidated

@@ -108,7 +108,7 @@ def require_used(config: TtaConfig) -> None:
 
 
 def user_merge(config: TtaConfig) -> UserMerge | None:
-    """The user's own way to merge, where `merge` is user; workbench/evaluation/tta.py judges what it returns.
+    """The user's own way to merge, where `merge` is user; workbench/crossval/tta.py judges what it returns.
 
     Raises:
         ConfigError: The file has none.

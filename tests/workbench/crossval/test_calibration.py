@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from workbench.crossval import calibration
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.evaluation import calibration, targets
+from workbench.evaluation import target_scores
 
 ONE = Labels("one", ("a", "b", "c"))
 SEVERAL = Labels("several", ("a", "b", "c"))
@@ -41,8 +42,8 @@ def test_the_loss_never_rises(labels: Labels, rows: int) -> None:
         for scale in (0.5, 1.0, 5.0, 100.0):
             found = calibration.temperature(labels, scale * outputs, hot)
             assert calibration.COLDEST <= found <= calibration.HOTTEST
-            after = targets.loss(labels, scale * outputs / found, hot)
-            assert after <= targets.loss(labels, scale * outputs, hot)
+            after = target_scores.loss(labels, scale * outputs / found, hot)
+            assert after <= target_scores.loss(labels, scale * outputs, hot)
 
 
 def test_rows_that_are_all_right_ask_for_no_certainty() -> None:

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from workbench.config import RunConfig
-from workbench.crossval import rounds
+from workbench.crossval import combining, training_rounds
 from workbench.crossval.fold_adapters import fold_adapters
-from workbench.crossval.rounds import Said
+from workbench.crossval.pseudo_labels import Chosen
+from workbench.crossval.training_rounds import Said
 from workbench.data.folds.row_split import alone, assign
 from workbench.data.labelled.labels import Labels
-from workbench.evaluation import combining
-from workbench.evaluation.pseudo import Chosen
 
 NAMES = ("left", "middle", "right")
 ROWS, UNLABELLED = 60, 40
@@ -52,7 +51,9 @@ def chosen(case: Any, unlabelled_MUC: Any, targets_NC: Any | None = None) -> lis
     )
     data: Any = SimpleNamespace(labels=labels, rows=SimpleNamespace(targets_NC=targets_NC))
     room: Any = SimpleNamespace(config=config)
-    return rounds.choices(room, data, case.who, known, Said(0, case.oof_MNC, None, unlabelled_MUC), calibrate=True)
+    return training_rounds.choices(
+        room, data, case.who, known, Said(0, case.oof_MNC, None, unlabelled_MUC), calibrate=True
+    )
 
 
 def same(one: Chosen, other: Chosen) -> bool:

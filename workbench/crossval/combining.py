@@ -11,12 +11,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from workbench.crossval import calibration, ensembles
+from workbench.crossval.ensembles import Mask
 from workbench.data.folds.row_split import Split
 from workbench.data.folds.similarity import Ints
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.evaluation import calibration, ensembles
-from workbench.evaluation.ensembles import Mask
-from workbench.evaluation.targets import Hot
+from workbench.evaluation.target_scores import Hot
 
 How = Literal["mean", "geometric", "rank", "greedy"]
 PARTS = 5

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
+from workbench.crossval.ensembles import Mask
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.evaluation import targets
-from workbench.evaluation.ensembles import Mask
-from workbench.evaluation.targets import Hot
+from workbench.evaluation import target_scores
+from workbench.evaluation.target_scores import Hot
 
 Fitted = TypeVar("Fitted")
 
@@ -34,15 +34,17 @@ def temperature(labels: Labels, outputs_NC: Floats, targets_NC: Hot) -> float:
     if labels.kind == "number":
         return 1.0
     rows = len(targets_NC)
-    soft_NC = (rows * targets_NC.astype(np.float64) + BLIND * targets.blind(labels)) / (rows + BLIND)
+    soft_NC = (rows * targets_NC.astype(np.float64) + BLIND * target_scores.blind(labels)) / (rows + BLIND)
     found = optimize.minimize_scalar(
-        lambda log: targets.loss(labels, outputs_NC / math.exp(log), soft_NC),
+        lambda log: target_scores.loss(labels, outputs_NC / math.exp(log), soft_NC),
         bounds=(math.log(COLDEST), math.log(HOTTEST)),
         method="bounded",
         options={"xatol": 1e-6},
     )
     best = math.exp(found.x)
-    falls = targets.loss(labels, outputs_NC / best, targets_NC) < targets.loss(labels, outputs_NC, targets_NC)
+    falls = target_scores.loss(labels, outputs_NC / best, targets_NC) < target_scores.loss(
+        labels, outputs_NC, targets_NC
+    )
     return best if falls else 1.0
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import optimize
 
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.evaluation.targets import Hot
+from workbench.evaluation.target_scores import Hot
 
 Loss: TypeAlias = Callable[[Floats], tuple[float, Floats]]
 """Weights (V,) to the mean loss and its gradient (V,)."""

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.evaluation import targets
-from workbench.evaluation.targets import Hot
+from workbench.evaluation import target_scores
+from workbench.evaluation.target_scores import Hot
 
 SURE = 0.95
 """Of an interval; each of its bounds is wrong in 2.5 of 100 samples."""
@@ -117,7 +117,7 @@ def _changes(
 ) -> tuple[Floats, float]:
     """How the loss of each group changed (G,), their mean that of the rows; and of a row labelled at random."""
     # The difference of two losses is linear in the target for every kind, so a mean target does for all labels.
-    blind_NC = np.full(targets_NC.shape, targets.blind(labels))
+    blind_NC = np.full(targets_NC.shape, target_scores.blind(labels))
     change_N, blind_N = (
         row_losses(labels, after_NC, wanted_NC) - row_losses(labels, before_NC, wanted_NC)
         for wanted_NC in (targets_NC, blind_NC)
@@ -207,4 +207,4 @@ def fold_summary(
 
 def row_losses(labels: Labels, values_NC: Floats, targets_NC: Hot | Floats) -> Floats:
     """The loss of each row (N,), in nats; squared error in units of Labels.scale ** 2 for numbers."""
-    return targets.losses(labels, targets.outputs(labels, values_NC), targets_NC)
+    return target_scores.losses(labels, target_scores.outputs(labels, values_NC), targets_NC)

@@ -13,14 +13,14 @@ from typing import NamedTuple
 import numpy as np
 from safetensors import numpy as safetensors
 
+from workbench.crossval import pseudo_labels
+from workbench.crossval.combining import Combiner, OutOfFold
+from workbench.crossval.ensembles import Mask
 from workbench.crossval.fold_adapters import Classroom, FoldAdapter, Lesson, lesson, outputs, train
+from workbench.crossval.pseudo_labels import Chosen
 from workbench.data.labelled.fold_data import Folded
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Floats
-from workbench.evaluation import pseudo
-from workbench.evaluation.combining import Combiner, OutOfFold
-from workbench.evaluation.ensembles import Mask
-from workbench.evaluation.pseudo import Chosen
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training.trainer import Watcher
@@ -156,7 +156,7 @@ def temperature(known: OutOfFold, said: Said, mask_N: Mask) -> float:
 
 
 def _choose(room: Classroom, data: Folded, outputs_MUC: Floats, train_N: Mask, number: int) -> Chosen:
-    return pseudo.choose(
+    return pseudo_labels.choose(
         room.config.pseudo_label,
         data.labels,
         np.stack([data.labels.values(outputs_UC) for outputs_UC in outputs_MUC]),

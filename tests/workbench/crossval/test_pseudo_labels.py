@@ -13,9 +13,9 @@ from sklearn.linear_model import LogisticRegression
 
 from workbench.config.classes_config import Kind
 from workbench.config.pseudo_label_config import PseudoLabelConfig
+from workbench.crossval import calibration, gains, pseudo_labels
+from workbench.crossval.pseudo_labels import Chosen
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.evaluation import calibration, gains, pseudo
-from workbench.evaluation.pseudo import Chosen
 
 ONE = Labels("one", ("a", "b", "c"))
 LABELLED = np.array([10.0, 20.0, 30.0])
@@ -33,7 +33,7 @@ def teachers(seed: int, *, number: int = 3, rows: int = 40) -> Floats:
 
 def choose(values: Floats, *, kind: Kind = "one", round_number: int = 1, **asked: Any) -> Chosen:
     config = PseudoLabelConfig(unlabelled="more.csv", **asked)
-    return pseudo.choose(config, Labels(kind, ONE.names), values, labelled_C=LABELLED, round_number=round_number)
+    return pseudo_labels.choose(config, Labels(kind, ONE.names), values, labelled_C=LABELLED, round_number=round_number)
 
 
 @settings(deadline=None)
@@ -50,7 +50,7 @@ def test_a_higher_threshold_chooses_fewer_rows(seed: int, one: float, other: flo
 def test_an_adaptive_threshold_only_lowers_and_most_where_fewest_are_sure(seed: int, one: float, other: float) -> None:
     floor, base = sorted((one, other))
     merged = teachers(seed).mean(0)
-    found = pseudo.thresholds(PseudoLabelConfig(adaptive=True, threshold=base, floor=floor), merged)
+    found = pseudo_labels.thresholds(PseudoLabelConfig(adaptive=True, threshold=base, floor=floor), merged)
     assert (found <= base).all() and (found >= floor).all()
     sure = np.array([((merged.argmax(1) == number) & (merged.max(1) >= base)).sum() for number in range(3)])
     assert (np.diff(found[sure.argsort(kind="stable")]) >= 0).all()
@@ -61,8 +61,8 @@ def test_adaptive_thresholds_written_out() -> None:
     rows = [[0.9, 0.1, 0.0]] * 4 + [[0.1, 0.9, 0.0]] * 2 + [[0.2, 0.1, 0.7]]
     config = PseudoLabelConfig(adaptive=True, threshold=0.9, floor=0.1)
     # All, half and none of the most confident class: x / (2 - x) is 1, 1/3 and 0.
-    assert pseudo.thresholds(config, np.array(rows)) == pytest.approx([0.9, 0.3, 0.1])
-    assert pseudo.thresholds(config, np.array(rows)[-1:]) == pytest.approx([0.9, 0.9, 0.9])
+    assert pseudo_labels.thresholds(config, np.array(rows)) == pytest.approx([0.9, 0.3, 0.1])
+    assert pseudo_labels.thresholds(config, np.array(rows)[-1:]) == pytest.approx([0.9, 0.9, 0.9])
 
 
 @settings(deadline=None)
@@ -83,7 +83,7 @@ def test_a_cap_keeps_the_surest_of_each_class(seed: int, cap: float) -> None:
 def test_a_cap_is_not_rounded_away() -> None:
     values = np.tile(np.array([0.98, 0.01, 0.01]), (1, 60, 1))
     labelled = np.array([100.0, 1.0, 1.0])
-    found = pseudo.choose(PseudoLabelConfig(cap=0.29), ONE, values, labelled_C=labelled, round_number=1)
+    found = pseudo_labels.choose(PseudoLabelConfig(cap=0.29), ONE, values, labelled_C=labelled, round_number=1)
     assert len(found.rows) == 29  # 0.29 * 100 is a little less
 
 
@@ -96,7 +96,7 @@ ROWS = st.lists(PRIORS, min_size=1, max_size=12)
 def test_alignment_never_leads_away_from_the_prior(rows: list[list[float]], shares: list[float]) -> None:
     values, prior = np.array(rows), np.array(shares) / sum(shares)
     values /= values.sum(1, keepdims=True)
-    found = pseudo.align(values, prior)
+    found = pseudo_labels.align(values, prior)
     assert found.sum(1) == pytest.approx(np.ones(len(rows)))
     possible = values[:, prior > 0].any(1)  # the others have only classes that the prior rules out
     if possible.all():
@@ -107,14 +107,14 @@ def test_alignment_never_leads_away_from_the_prior(rows: list[list[float]], shar
 def test_alignment_written_out_and_per_teacher() -> None:
     values = teachers(3)
     prior = np.array([0.2, 0.5, 0.3])
-    for each, found in zip(values, pseudo.align(values, prior), strict=True):
+    for each, found in zip(values, pseudo_labels.align(values, prior), strict=True):
         raw = each * prior / each.mean(0)
         assert found == pytest.approx(raw / raw.sum(1, keepdims=True))
         assert np.abs(found.mean(0) - prior).sum() < np.abs(each.mean(0) - prior).sum()
 
 
 def test_alignment_keeps_a_row_that_the_prior_rules_out() -> None:
-    found = pseudo.align(np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]), np.array([0.0, 0.5, 0.5]))
+    found = pseudo_labels.align(np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]), np.array([0.0, 0.5, 0.5]))
     assert found.tolist() == [[1, 0, 0], [0, 1, 0]]
 
 
@@ -122,13 +122,13 @@ def test_alignment_keeps_a_row_that_the_prior_rules_out() -> None:
 @given(SEEDS)
 def test_alignment_leaves_rows_alone_that_have_the_prior(seed: int) -> None:
     values = teachers(seed, number=1)[0]
-    assert pseudo.align(values, values.mean(0)) == pytest.approx(values)
+    assert pseudo_labels.align(values, values.mean(0)) == pytest.approx(values)
 
 
 def test_alignment_to_the_labelled_shares_is_what_choose_does() -> None:
     values = teachers(5)
     found = choose(values, align=True, labels="soft", threshold=0.0, agreement=0.0, cap=None)
-    assert found.targets_nC == pytest.approx(pseudo.align(values, LABELLED / 60).mean(0), abs=1e-6)
+    assert found.targets_nC == pytest.approx(pseudo_labels.align(values, LABELLED / 60).mean(0), abs=1e-6)
 
 
 def test_teachers_must_agree() -> None:
@@ -170,8 +170,8 @@ def test_the_order_of_the_unlabelled_rows_does_not_matter(seed: int, adaptive: b
 def test_equally_sure_rows_are_not_chosen_by_their_places() -> None:
     rows = np.array([[0.75, 0.1875, 0.0625], [0.75, 0.0625, 0.1875], [0.75, 0.125, 0.125]])
     everything, most = np.ones(3, dtype=bool), np.array([1.0, 1.0, 1.0])
-    (there,) = rows[pseudo.capped(rows, everything, most)]
-    (here,) = rows[::-1][pseudo.capped(rows[::-1], everything, most)]
+    (there,) = rows[pseudo_labels.capped(rows, everything, most)]
+    (here,) = rows[::-1][pseudo_labels.capped(rows[::-1], everything, most)]
     assert (there == here).all()
 
 
@@ -221,27 +221,27 @@ def test_where_nothing_is_chosen_the_reason_names_what_to_change(
 
 def test_a_summary_takes_means_over_folds() -> None:
     many, none = choose(teachers(0), threshold=0.5), choose(TIMID)
-    found = pseudo.summary([many, none])
+    found = pseudo_labels.summary([many, none])
     assert found["rows"] == len(many.rows) / 2
     assert found["classes"]["a"] == many.facts["classes"]["a"] / 2
     assert found["thresholds"]["b"] == pytest.approx((0.5 + 0.95) / 2)
     assert found["confidence"] == pytest.approx(many.facts["confidence"])
-    assert pseudo.summary([none])["confidence"] is None
+    assert pseudo_labels.summary([none])["confidence"] is None
 
 
 def test_precision_is_that_of_rows_whose_class_is_known() -> None:
     values = np.array([[[0.98, 0.01, 0.01], [0.01, 0.98, 0.01], [0.01, 0.01, 0.98], [0.4, 0.3, 0.3]]])
     true = np.eye(3, dtype=np.float32)[[0, 2, 2, 1]]
     true[2] = 0
-    assert pseudo.precision(choose(values), true) == 0.5
-    assert pseudo.precision(choose(values), np.zeros_like(true)) is None
+    assert pseudo_labels.precision(choose(values), true) == 0.5
+    assert pseudo_labels.precision(choose(values), np.zeros_like(true)) is None
 
 
 @settings(deadline=None)
 @given(SEEDS, st.lists(st.integers(0, 5), min_size=1, max_size=20))
 def test_consensus_is_the_mean_of_a_cluster(seed: int, clusters: list[int]) -> None:
     values, cluster = teachers(seed, number=1, rows=len(clusters))[0], np.array(clusters) * 7
-    found = pseudo.consensus(values, cluster)
+    found = pseudo_labels.consensus(values, cluster)
     assert found.sum(0) == pytest.approx(values.sum(0)) and found.sum(1) == pytest.approx(values.sum(1))
     for number in set(cluster.tolist()):
         inside = cluster == number
@@ -303,8 +303,8 @@ class World:
                 outputs_UC[mistaken] = np.roll(outputs_UC[mistaken], 1, axis=1)
             labelled_C = self.hot_NC[train].sum(0).astype(np.float64)
             values_TUC = ONE.values(outputs_UC * sure)[None]
-            chosen = pseudo.choose(config, ONE, values_TUC, labelled_C=labelled_C, round_number=1)
-            precise.append(pseudo.precision(chosen, np.eye(3, dtype=np.float32)[self.class_U]) or 0.0)
+            chosen = pseudo_labels.choose(config, ONE, values_TUC, labelled_C=labelled_C, round_number=1)
+            precise.append(pseudo_labels.precision(chosen, np.eye(3, dtype=np.float32)[self.class_U]) or 0.0)
             students.append(self.model(train, chosen))
         before_NC, after_NC = self.calibrated(before_NC), self.calibrated(self.out_of_fold(students))
         return gains.gain(ONE, before_NC, after_NC, self.hot_NC, least=config.least_gain), float(np.mean(precise))

@@ -12,18 +12,17 @@ import numpy as np
 from safetensors import numpy as safetensors
 
 from workbench.config import RunConfig
-from workbench.crossval import rounds
+from workbench.crossval import training_rounds, tta
+from workbench.crossval.combining import Combiner, Fitted, OutOfFold
 from workbench.crossval.fold_adapters import Classroom, FoldAdapter
-from workbench.crossval.rounds import Said
+from workbench.crossval.training_rounds import Said
+from workbench.crossval.tta import Decision
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Floats
 from workbench.data.views import text_views
 from workbench.data.views.text_views import View
 from workbench.data.views.user_views import user_merge
 from workbench.errors import ConfigError
-from workbench.evaluation import tta
-from workbench.evaluation.combining import Combiner, Fitted, OutOfFold
-from workbench.evaluation.tta import Decision
 from workbench.models import classifier, exported
 from workbench.runs import files
 from workbench.runs.run_directory import Run
@@ -34,7 +33,7 @@ def classroom(run: Path, config: RunConfig) -> Classroom:
     if not (run / "decision.json").exists():
         raise ConfigError(f"{run}: the cross-validation has not ended. Continue it: workbench run --out {run} --resume")
     first = files.read_json(run / "decision.json")
-    member = run / rounds.folder(first["round"]) / first["members"][0]
+    member = run / training_rounds.folder(first["round"]) / first["members"][0]
     return Classroom(config, classifier.read_labels(run), exported.load_tokenizer(member, config))
 
 
@@ -43,8 +42,8 @@ def decided(run: Path, room: Classroom, rows: Labelled) -> Floats:
     known = files.read_json(run / "decision.json")
     weights_M = None if known["weights"] is None else np.asarray(known["weights"])
     fitted = Fitted(known["temperature"], known["how"], weights_M)
-    folders = [run / rounds.folder(known["round"]) / name / "adapter" for name in known["members"]]
-    (outputs_MTC,) = rounds.asked(room, folders, [rows])
+    folders = [run / training_rounds.folder(known["round"]) / name / "adapter" for name in known["members"]]
+    (outputs_MTC,) = training_rounds.asked(room, folders, [rows])
     values_TC = fitted.values(room.labels, outputs_MTC)
     if known["tta"] is None:
         return values_TC
@@ -65,12 +64,12 @@ def out_of_fold(
     rows: Labelled,
 ) -> Floats:
     """Values (V, N, C) of the labelled rows in all views, of adapters that did not train on them."""
-    path = rounds.folder(said.number) + "/views.safetensors"
+    path = training_rounds.folder(said.number) + "/views.safetensors"
     if not run.ranks.agreed((run.home / path).exists()):
         shown = [text_views.apply(view, rows, room.tokenizer, room.config) for view in seen]
         found = [combiner.out_of_fold(known, said.oof_MNC)]
-        folders = rounds.adapters(run, said.number, who)
-        for view, outputs_MNC in zip(seen, rounds.viewed(room, folders, who, shown), strict=True):
+        folders = training_rounds.adapters(run, said.number, who)
+        for view, outputs_MNC in zip(seen, training_rounds.viewed(room, folders, who, shown), strict=True):
             found.append(combiner.out_of_fold(known, said.oof_MNC, _own(view, outputs_MNC)))
         files.write_bytes(run.path / path, safetensors.save({"oof": np.stack(found)}))
         run.ranks.wait()
@@ -99,7 +98,7 @@ def merged(
     some, values_VTC = rows.subset(needed_T), np.stack([plain_TC] * len(decision.names))
     used = [(place, view) for place, view in enumerate(seen, start=1) if view.name in decision.used]
     shown = [text_views.apply(view, some, room.tokenizer, room.config) for _, view in used]
-    for (place, view), outputs_MTC in zip(used, rounds.asked(room, folders, shown), strict=True):
+    for (place, view), outputs_MTC in zip(used, training_rounds.asked(room, folders, shown), strict=True):
         values_VTC[place, needed_T] = fitted.values(room.labels, _own(view, outputs_MTC))
     return tta.apply(decision, room.labels, values_VTC, user_merge(room.config.tta))
 

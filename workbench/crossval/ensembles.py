@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from workbench.config.classes_config import Kind
+from workbench.crossval import gains
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.errors import ConfigError
-from workbench.evaluation import gains
-from workbench.evaluation.targets import Hot, logits
+from workbench.evaluation.target_scores import Hot, logits
 
 How: TypeAlias = Literal["mean", "geometric", "rank", "max"]
 Mask: TypeAlias = NDArray[np.bool_]

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
+from workbench.crossval import calibration, gains
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.evaluation import calibration, gains, targets
+from workbench.evaluation import target_scores
 
 ONE = Labels("one", ("a", "b", "c"))
 TWO = Labels("one", ("a", "b"))
@@ -223,7 +224,9 @@ def test_losses_of_values_are_those_of_outputs(labels: Labels) -> None:
     wanted = outputs if labels is NUMBER else _hot(labels, labels.values(0 * outputs), chance)
     found = gains.row_losses(labels, labels.values(outputs), wanted.astype(np.float32) + (labels is NUMBER))
     assert found.shape == (50,)
-    assert found.mean() == pytest.approx(targets.loss(labels, outputs, wanted.astype(np.float32) + (labels is NUMBER)))
+    assert found.mean() == pytest.approx(
+        target_scores.loss(labels, outputs, wanted.astype(np.float32) + (labels is NUMBER))
+    )
 
 
 @pytest.mark.parametrize("labels", [TWO, Labels("several", ("a", "b"))])

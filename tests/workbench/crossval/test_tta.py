@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.workbench.evaluation.seeing import NUMBER, ONE, ROWS, SEVERAL, said
+from tests.workbench.crossval.seeing import NUMBER, ONE, ROWS, SEVERAL, said
 from workbench.config.tta_config import TtaConfig
+from workbench.crossval import gains, tta
 from workbench.data.labelled.labels import Labels
 from workbench.data.views.user_views import user_merge
 from workbench.errors import ConfigError
-from workbench.evaluation import gains, tta
 
 FOLD = np.arange(ROWS) % 5
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.workbench.evaluation.seeing import NUMBER, ONE, SEVERAL, said
+from tests.workbench.crossval.seeing import NUMBER, ONE, SEVERAL, said
+from workbench.crossval import gains
+from workbench.crossval.view_pooling import learned
 from workbench.data.labelled.labels import Labels
-from workbench.evaluation import gains
-from workbench.evaluation.pooling import learned
 
 
 @pytest.mark.parametrize("labels", [ONE, SEVERAL, NUMBER], ids=lambda labels: labels.kind)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.evaluation.text import rouge_l, token_f1, words
+from workbench.evaluation.text_overlap import rouge_l, token_f1, words
 
 TEXTS = st.lists(
     st.sampled_from(["the", "cat", "Cat", "sat", "on", "mat", "!", "猫", "ねこ", "고양이", "über", "7"])

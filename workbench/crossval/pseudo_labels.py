@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.config.pseudo_label_config import PseudoLabelConfig
+from workbench.crossval import ensembles
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.evaluation import ensembles
-from workbench.evaluation.targets import Hot
+from workbench.evaluation.target_scores import Hot
 
 Ints: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy import special
 
+from workbench.crossval import ensembles, gains
+from workbench.crossval.ensembles import How
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.errors import ConfigError
-from workbench.evaluation import ensembles, gains
-from workbench.evaluation.ensembles import How
 
 ONE = Labels("one", ("a", "b", "c"))
 PAIR = Labels("pair", ("a", "b", "tie"))

@@ -16,15 +16,16 @@ from scipy import special
 
 from workbench.config.classes_config import Kind
 from workbench.config.tta_config import TtaConfig
+from workbench.crossval import calibration, ensembles, gains
+from workbench.crossval.ensembles import Mask
+from workbench.crossval.gains import Gain
+from workbench.crossval.view_pooling import learned
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.rows import shown
 from workbench.data.views.user_views import UserMerge
 from workbench.errors import ConfigError
-from workbench.evaluation import calibration, ensembles, gains, targets
-from workbench.evaluation.ensembles import Mask
-from workbench.evaluation.gains import Gain
-from workbench.evaluation.pooling import learned
-from workbench.evaluation.targets import Hot
+from workbench.evaluation import target_scores
+from workbench.evaluation.target_scores import Hot
 
 Merge: TypeAlias = Literal["mean", "geometric", "max", "learned", "user"]
 
@@ -188,7 +189,7 @@ class _Fitter:
         spent_N = rows_N & _uncertain(found, kind, values_VNC[0])
         if not (self.calibrate and spent_N.any()):
             return found
-        outputs_nC = targets.outputs(self.labels, self._merged(how, found, values_VNC[:, spent_N]))
+        outputs_nC = target_scores.outputs(self.labels, self._merged(how, found, values_VNC[:, spent_N]))
         return found._replace(temperature=calibration.temperature(self.labels, outputs_nC, self.targets_NC[spent_N]))
 
     def judged(self, how: Merge, values_VNC: Floats, fold_N: NDArray[Any]) -> Floats:
@@ -273,7 +274,7 @@ def _merged(how: Merge, found: _Fitted, labels: Labels, values_VNC: Floats, user
     rows_N = _uncertain(found, labels.kind, merged_NC)
     if rows_N.any():
         one_nC = _one(how, found.weights_V, labels, values_VNC[:, rows_N], user_merge)
-        merged_NC[rows_N] = labels.values(targets.outputs(labels, one_nC) / found.temperature)
+        merged_NC[rows_N] = labels.values(target_scores.outputs(labels, one_nC) / found.temperature)
     return merged_NC
 
 

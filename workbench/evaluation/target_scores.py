@@ -12,7 +12,7 @@ from sklearn import metrics
 
 from workbench.config.classes_config import Kind
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.evaluation import classes
+from workbench.evaluation import class_scores
 
 Hot = NDArray[np.float32]
 
@@ -85,9 +85,9 @@ def logits(kind: Kind, p_NC: Floats) -> Floats:
 
 def one_scores(p_NC: Floats, label_N: NDArray[np.int64]) -> dict[str, float]:
     """`classes.scores` without the log-loss, which is the loss, and with the interval of the accuracy."""
-    found = classes.scores(p_NC, label_N)
+    found = class_scores.scores(p_NC, label_N)
     del found["log_loss"]
-    sure = classes.accuracy_interval(int((p_NC.argmax(1) == label_N).sum()), len(label_N))
+    sure = class_scores.accuracy_interval(int((p_NC.argmax(1) == label_N).sum()), len(label_N))
     return {"accuracy": found.pop("accuracy"), "accuracy_low": sure.low, "accuracy_high": sure.high, **found}
 
 

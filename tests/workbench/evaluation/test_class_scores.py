@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.evaluation import classes
+from workbench.evaluation import class_scores
 
 GENERATOR = np.random.default_rng(0)
 P = GENERATOR.dirichlet(np.ones(4), size=200)
@@ -15,24 +15,24 @@ LABELS = np.array([GENERATOR.choice(4, p=row) for row in P])
 
 
 def test_the_equations_written_again() -> None:
-    found = classes.scores(P, LABELS)
+    found = class_scores.scores(P, LABELS)
     truth = P[np.arange(200), LABELS]
     assert found["accuracy"] == pytest.approx((P.argmax(1) == LABELS).mean())
     assert found["log_loss"] == pytest.approx(-np.log(truth).mean())
     assert found["brier"] == pytest.approx(np.mean((P**2).sum(1) - truth**2 + (1 - truth) ** 2))
-    table = classes.per_class(P, LABELS, ["a", "b", "c", "d"])
+    table = class_scores.per_class(P, LABELS, ["a", "b", "c", "d"])
     assert found["macro_f1"] == pytest.approx(table.f1.mean())
     assert table.rows.sum() == 200 and list(table.index) == ["a", "b", "c", "d"]
-    counts = classes.confusion(P, LABELS)
+    counts = class_scores.confusion(P, LABELS)
     assert counts.trace() / 200 == pytest.approx(found["accuracy"])
     assert (counts.diagonal() / counts.sum(1)).tolist() == pytest.approx(table.recall.tolist())
 
 
 def test_perfect_and_blind() -> None:
-    perfect = classes.scores(np.eye(4)[LABELS], LABELS)
+    perfect = class_scores.scores(np.eye(4)[LABELS], LABELS)
     assert (perfect["accuracy"], perfect["macro_f1"], perfect["calibration_error"]) == (1, 1, 0)
     assert perfect["log_loss"] < 1e-9 and perfect["brier"] == 0
-    blind = classes.scores(np.full((200, 4), 0.25), LABELS)
+    blind = class_scores.scores(np.full((200, 4), 0.25), LABELS)
     assert blind["log_loss"] == pytest.approx(np.log(4)) and blind["brier"] == pytest.approx(0.75)
 
 
@@ -40,7 +40,7 @@ def test_labels_drawn_from_the_probabilities_are_calibrated_and_sharpened_ones_a
     p = GENERATOR.dirichlet(np.ones(3), size=20_000)
     labels = (p.cumsum(1) > GENERATOR.random((20_000, 1))).argmax(1)
     sharp = p**4 / (p**4).sum(1, keepdims=True)
-    assert classes.calibration_error(p, labels) < 0.015 < 0.1 < classes.calibration_error(sharp, labels)
+    assert class_scores.calibration_error(p, labels) < 0.015 < 0.1 < class_scores.calibration_error(sharp, labels)
 
 
 def test_two_classes_have_an_area_under_the_curve() -> None:
@@ -48,19 +48,19 @@ def test_two_classes_have_an_area_under_the_curve() -> None:
     labels = (GENERATOR.random(100) < p).astype(np.int64)
     positives, negatives = p[labels == 1], p[labels == 0]
     wanted = (positives[:, None] > negatives[None]).mean()
-    assert classes.scores(np.stack((1 - p, p), 1), labels)["roc_auc"] == pytest.approx(wanted)
-    assert "roc_auc" not in classes.scores(P, LABELS)
+    assert class_scores.scores(np.stack((1 - p, p), 1), labels)["roc_auc"] == pytest.approx(wanted)
+    assert "roc_auc" not in class_scores.scores(P, LABELS)
 
 
 @given(st.integers(1, 400), st.floats(0, 1))
 def test_the_interval_holds_its_mean_and_narrows(rows: int, share: float) -> None:
     hits = round(share * rows)
-    found, more = classes.accuracy_interval(hits, rows), classes.accuracy_interval(100 * hits, 100 * rows)
+    found, more = class_scores.accuracy_interval(hits, rows), class_scores.accuracy_interval(100 * hits, 100 * rows)
     assert 0 <= found.low <= found.mean <= found.high <= 1
     assert more.high - more.low < found.high - found.low
 
 
 def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
     hits = GENERATOR.binomial(50, 0.9, size=4000)
-    found = [classes.accuracy_interval(int(n), 50) for n in hits]
+    found = [class_scores.accuracy_interval(int(n), 50) for n in hits]
     assert 0.93 < np.mean([each.low <= 0.9 <= each.high for each in found]) < 0.98
