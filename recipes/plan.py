@@ -32,15 +32,15 @@ from workbench.models.adapter_sizes import Size
 from workbench.models.backbones import Backbone
 from workbench.planning import traffic
 from workbench.planning.calibration import Calibration
-from workbench.planning.contents import contents
-from workbench.planning.imagined import imagining
+from workbench.planning.dry_run import OPTIMIZER, Rehearsed, largest_rows, rehearse
+from workbench.planning.dry_trainings import Alone, Together
+from workbench.planning.fake_loading import settle, unread
+from workbench.planning.fake_tensors import imagining
+from workbench.planning.model_contents import contents
 from workbench.planning.plan import Plan
-from workbench.planning.rehearsal import OPTIMIZER, Rehearsed, largest_rows, rehearse
 from workbench.planning.solver import Choice, choose
-from workbench.planning.trainings import Alone, Together
-from workbench.planning.unread import settle, unread
 from workbench.planning.work import StepWork, record
-from workbench.planning.zero import Contents
+from workbench.planning.zero_memory import Contents
 from workbench.recipes import sft
 from workbench.runs import files, run_directory
 from workbench.runs.run_directory import Run

@@ -18,7 +18,7 @@ from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch
 from workbench.distillation.signals import Spoken
 from workbench.distillation.teachers import LiveTeacher
-from workbench.live_bytes import LiveBytes
+from workbench.planning.live_bytes import LiveBytes
 
 
 def main(recipe: str, out: Path, *overrides: str) -> None:

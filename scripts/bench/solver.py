@@ -3,7 +3,7 @@
     python scripts/bench/solver.py [--json solver.json] [--only WORD ...]
 
 Four configurations of the shipped starter on a CPU. Each is trained with and without checkpointing and with
-micro-batches from the largest to the longest row, while every storage of torch counts (workbench/live_bytes.py). Three
+micro-batches from the largest to the longest row, while every storage of torch counts (workbench/planning/live_bytes.py). Three
 limits of memory make three cases of each configuration: enough for all ways, half-way between the largest and the
 smallest micro-batch, and less than any way without checkpointing takes. The solver knows the limit, and no run. Then
 all ways, and those that it took, are trained once more, each in a process of its own and step by step in turns, so that
@@ -34,9 +34,9 @@ import workbench
 from workbench.data.batching import Indices
 from workbench.evaluation import row_outputs, scores
 from workbench.planning.calibration import Calibration
-from workbench.planning.ledger import Ledger
+from workbench.planning.dry_run import hold
+from workbench.planning.memory_ledger import Ledger
 from workbench.planning.plan import Plan
-from workbench.planning.rehearsal import hold
 from workbench.planning.solver import Choice, choose
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 import workbench
 from tests.conftest import MINILM, save_tiny
 from workbench.errors import ConfigError
-from workbench.planning.ledger import Ledger
+from workbench.planning.dry_run import hold
+from workbench.planning.memory_ledger import Ledger
 from workbench.planning.plan import Plan
-from workbench.planning.rehearsal import hold
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
 from workbench.training.bank_trainer import BankFit

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from workbench.planning.compiled import CAPACITY
-from workbench.planning.imagined import unimagined
+from workbench.planning.fake_tensors import unimagined
 from workbench.planning.kernels import Kernel, Kernels, Like
 from workbench.planning.work import StepWork
 from workbench.runs import process_memory

@@ -13,8 +13,8 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from workbench.dispatching import Mode
-from workbench.planning.operations import flops
+from workbench.planning.dispatch_mode import Mode
+from workbench.planning.flop_counter import flops
 
 
 class Like(NamedTuple):

@@ -7,11 +7,11 @@ from typing import Any
 
 from workbench.config.distributed_config import DistributedConfig
 from workbench.models.adapter_sizes import Size
-from workbench.planning import zero
-from workbench.planning.ledger import ACTIVATIONS
-from workbench.planning.rehearsal import GRADIENTS, MASTERS, OPTIMIZER, WEIGHTS, Rehearsed
+from workbench.planning import zero_memory
+from workbench.planning.dry_run import GRADIENTS, MASTERS, OPTIMIZER, WEIGHTS, Rehearsed
+from workbench.planning.memory_ledger import ACTIVATIONS
 from workbench.planning.work import StepWork
-from workbench.planning.zero import Contents, Held, Moment
+from workbench.planning.zero_memory import Contents, Held, Moment
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ class Plan:
     def held(self, moment: Moment) -> Held:
         """What is held of the model's state."""
         passes = self.rehearsed.micro_batches
-        return zero.states(self.contents, self.distributed, devices=self.devices, moment=moment, passes=passes)
+        return zero_memory.states(self.contents, self.distributed, devices=self.devices, moment=moment, passes=passes)
 
     @property
     def at_peak(self) -> dict[str, int]:
         """Bytes alive on a device at the peak of training, by what they are for."""
         if self.distributed.zero == 0:
             held = self.held("last gradients").device
-            travels = {zero.BUCKETS: held[zero.BUCKETS]} if zero.BUCKETS in held else {}
+            travels = {zero_memory.BUCKETS: held[zero_memory.BUCKETS]} if zero_memory.BUCKETS in held else {}
             return {**self.rehearsed.at_peak, **travels}
         return max((held.device for held in self.timeline.values()), key=lambda sizes: sum(sizes.values()))
 
@@ -93,12 +93,12 @@ class Plan:
     @property
     def host(self) -> int:
         """Bytes of the host's memory that one device's share takes."""
-        return max(sum(self.held(moment).host.values()) for moment in zero.MOMENTS)
+        return max(sum(self.held(moment).host.values()) for moment in zero_memory.MOMENTS)
 
     @property
     def disk(self) -> int:
         """Bytes of files that one device's share takes."""
-        return max(sum(self.held(moment).disk.values()) for moment in zero.MOMENTS)
+        return max(sum(self.held(moment).disk.values()) for moment in zero_memory.MOMENTS)
 
     @property
     def needed(self) -> int:
@@ -120,11 +120,11 @@ class Plan:
     @property
     def timeline(self) -> dict[Moment, Held]:
         """What lives where in each part of a step, activations at their most."""
-        found = {moment: self.held(moment) for moment in zero.MOMENTS}
+        found = {moment: self.held(moment) for moment in zero_memory.MOMENTS}
         most = self.rehearsed.at_peak.get(ACTIVATIONS, 0)
         # The loss computes the gradient of a head in the forward pass, unless its weights are cut.
         found["forward"].device[ACTIVATIONS] = most - (4 * self.contents.head if self.distributed.zero == 3 else 0)
-        left = zero.left_at_first_bucket(self.contents, self.distributed)
+        left = zero_memory.left_at_first_bucket(self.contents, self.distributed)
         found["backward"].device[ACTIVATIONS] = round(self.rehearsed.at_gradients * left)
         return found
 

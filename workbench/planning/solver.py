@@ -23,7 +23,7 @@ from workbench.config import RunConfig, cross_checks
 from workbench.config.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
 from workbench.planning import traffic
-from workbench.planning.ledger import ACTIVATIONS
+from workbench.planning.memory_ledger import ACTIVATIONS
 from workbench.planning.plan import Plan, Tried
 from workbench.runs import units
 from workbench.runs.ranks import Ranks

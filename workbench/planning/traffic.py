@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from workbench.config.distributed_config import DistributedConfig
 from workbench.planning.work import StepWork
-from workbench.planning.zero import Contents
+from workbench.planning.zero_memory import Contents
 
 
 @dataclass(frozen=True)

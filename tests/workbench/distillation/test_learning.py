@@ -16,9 +16,9 @@ from workbench.data.batching import MicroBatch, Row, collate
 from workbench.distillation import learning, sources
 from workbench.distillation.learning import mixed, taught_loss
 from workbench.distillation.signals import Spoken
-from workbench.live_bytes import LiveBytes
 from workbench.losses.next_token import NO_LABEL
 from workbench.models import fused_lora
+from workbench.planning.live_bytes import LiveBytes
 from workbench.recipes.sft import next_token_loss
 from workbench.training.trainer import Loss
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from workbench.live_bytes import LiveBytes
 from workbench.losses import divergences
 from workbench.losses.divergences import coarse, forward_kl, jsd, log_probs, reverse_kl, sampled_forward_kl, scaled
+from workbench.planning.live_bytes import LiveBytes
 
 BETA, SKEW, T = 0.3, 0.1, 1.7
 

@@ -9,7 +9,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from tests.conftest import MINILM, tiny
 from workbench.models import first_token
-from workbench.planning.operations import Operations
+from workbench.planning.flop_counter import Operations
 
 ENCODERS = ("Bert", "Roberta", "Electra", "DebertaV2", "MPNet")
 WIDE = ("DistilBert", "ModernBert", "Albert")

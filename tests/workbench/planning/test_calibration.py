@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from workbench.planning.calibration import GUESSED_ERROR, MEASURED_ERROR, Calibration
+from workbench.planning.flop_counter import Operations
 from workbench.planning.kernels import Kernel, Kernels, Like
-from workbench.planning.operations import Operations
 from workbench.planning.work import Part, StepWork
 
 CPU = torch.device("cpu")

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import tiny
-from workbench.planning.imagined import imagine, imagining, unimagined
+from workbench.planning.fake_tensors import imagine, imagining, unimagined
+from workbench.planning.flop_counter import Operations
 from workbench.planning.kernels import Kernel, Kernels, Like
-from workbench.planning.operations import Operations
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from workbench.planning.imagined import imagining
+from workbench.planning.fake_tensors import imagining
 
 OPERATIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "product": lambda x, y: x @ y,

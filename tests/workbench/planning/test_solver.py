@@ -11,11 +11,11 @@ from workbench.config import RunConfig
 from workbench.errors import ConfigError
 from workbench.models.adapter_sizes import Size
 from workbench.planning import solver
+from workbench.planning.dry_run import Rehearsed
 from workbench.planning.plan import Plan
-from workbench.planning.rehearsal import Rehearsed
 from workbench.planning.solver import Choice
 from workbench.planning.work import StepWork
-from workbench.planning.zero import Contents
+from workbench.planning.zero_memory import Contents
 
 ROWS, LENGTH, COUNT = 32, 100, 1_000_000
 FIXED = 16 * COUNT

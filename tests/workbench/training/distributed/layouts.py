@@ -27,8 +27,8 @@ from matplotlib.figure import Figure
 
 import workbench
 from workbench.data.batching import Indices
-from workbench.live_bytes import LiveBytes
-from workbench.planning.ledger import Ledger
+from workbench.planning.live_bytes import LiveBytes
+from workbench.planning.memory_ledger import Ledger
 from workbench.runs.ranks import joined
 from workbench.training.distributed.zero import Zero
 from workbench.training.trainer import Fit

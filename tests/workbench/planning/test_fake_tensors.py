@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.conftest import FAMILIES, tiny
-from workbench.planning.imagined import imagine, imagining, unimagined
+from workbench.planning.fake_tensors import imagine, imagining, unimagined
 
 CPU = torch.device("cpu")
 ModelT = TypeVar("ModelT", bound=nn.Module)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.dispatching import Mode
+from workbench.planning.dispatch_mode import Mode
 
 
 class LiveBytes(Mode):

@@ -17,8 +17,8 @@ from workbench.config.tasks import TEXT, Task
 from workbench.models import backbones, output_heads
 from workbench.models.backbones import Backbone
 from workbench.models.output_heads import Head
-from workbench.planning.imagined import imagine, unimagined
-from workbench.planning.packed import pack
+from workbench.planning.fake_quantised import pack
+from workbench.planning.fake_tensors import imagine, unimagined
 
 
 class Asked(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import tiny
-from workbench.live_bytes import LiveBytes
+from workbench.planning.live_bytes import LiveBytes
 
 
 def test_a_storage_counts_once_until_its_last_tensor_is_gone() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from workbench.planning.imagined import INSTEAD, unimagined
+from workbench.planning.fake_tensors import INSTEAD, unimagined
 
 
 def pack(model: nn.Module, weights: str, compute: torch.dtype) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from workbench.live_bytes import LiveBytes
+from workbench.planning.live_bytes import LiveBytes
 
 ACTIVATIONS = "activations"
 ELSEWHERE, BACKWARD = "head and loss", "backward pass"

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from workbench.planning.rehearsal import Costs, Trial
+from workbench.planning.dry_run import Costs, Trial
 
 ROWS = np.arange(2)
 LARGEST = Trial(ROWS, later=True, padded=1000, pairs=100_000, supervised=50.0)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from workbench.dispatching import Mode
+from workbench.planning.dispatch_mode import Mode
 
 
 class Names(Mode):

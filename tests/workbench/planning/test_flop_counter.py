@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.conftest import tiny
-from workbench.planning.operations import Operations
+from workbench.planning.flop_counter import Operations
 
 
 def test_a_forward_pass_takes_two_operations_for_each_weight_and_token() -> None:

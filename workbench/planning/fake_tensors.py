@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from transformers.utils import import_utils
 
-from workbench.dispatching import Mode
+from workbench.planning.dispatch_mode import Mode
 from workbench.planning.recall import Recall
 
 

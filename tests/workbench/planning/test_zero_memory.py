@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from workbench.config.distributed_config import DistributedConfig
-from workbench.planning import zero
-from workbench.planning.zero import Contents
+from workbench.planning import zero_memory
+from workbench.planning.zero_memory import Contents
 
 PAPER = Contents(trained=(7_500_000_000,), element=2, gradient=2)
 """7.5 B parameters, Adam, mixed precision."""
@@ -21,34 +21,36 @@ def on(stage: int, **settings: Any) -> DistributedConfig:
 
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])
 def test_the_table_of_the_paper(stage: int, gigabytes: float) -> None:
-    found = zero.model_states(PAPER, devices=64, stage=stage)
+    found = zero_memory.model_states(PAPER, devices=64, stage=stage)
     assert round(found / 1e9, 1) == gigabytes
 
 
 @pytest.mark.parametrize("contents", [PAPER, ADAPTER])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_deepspeed_holds_what_the_paper_counts_and_more(contents: Contents, stage: int) -> None:
-    counted = zero.model_states(contents, devices=8, stage=stage)
-    held = zero.states(contents, on(stage), devices=8, passes=2).device
+    counted = zero_memory.model_states(contents, devices=8, stage=stage)
+    held = zero_memory.states(contents, on(stage), devices=8, passes=2).device
     assert counted - contents.whole <= sum(held.values())
-    whole = zero.states(contents, on(0), devices=8).device
+    whole = zero_memory.states(contents, on(0), devices=8).device
     if stage:
-        assert held[zero.OPTIMIZER] * 8 == pytest.approx(whole[zero.OPTIMIZER], rel=0.01)
+        assert held[zero_memory.OPTIMIZER] * 8 == pytest.approx(whole[zero_memory.OPTIMIZER], rel=0.01)
 
 
 def test_shares_cover_everything_and_pad_little() -> None:
     for devices in (1, 2, 3, 7):
         for stage in (1, 2, 3):
-            covered = devices * zero.shares(ADAPTER, devices=devices, stage=stage)
+            covered = devices * zero_memory.shares(ADAPTER, devices=devices, stage=stage)
             assert 0 <= covered - ADAPTER.trainable < 2 * devices * len(ADAPTER.trained)
 
 
 def test_what_is_offloaded_leaves_the_device(tmp_path: Any) -> None:
-    whole = zero.states(PAPER, on(3), devices=4)
-    cpu = zero.states(PAPER, on(3, offload_optimizer="cpu", offload_parameters="cpu"), devices=4)
-    nvme = zero.states(PAPER, on(3, offload_optimizer="nvme", offload_parameters="nvme", nvme=tmp_path), devices=4)
-    assert not {zero.MASTERS, zero.OPTIMIZER, zero.GRADIENTS} & cpu.device.keys()
-    for name in (zero.MASTERS, zero.OPTIMIZER, zero.WEIGHTS):
+    whole = zero_memory.states(PAPER, on(3), devices=4)
+    cpu = zero_memory.states(PAPER, on(3, offload_optimizer="cpu", offload_parameters="cpu"), devices=4)
+    nvme = zero_memory.states(
+        PAPER, on(3, offload_optimizer="nvme", offload_parameters="nvme", nvme=tmp_path), devices=4
+    )
+    assert not {zero_memory.MASTERS, zero_memory.OPTIMIZER, zero_memory.GRADIENTS} & cpu.device.keys()
+    for name in (zero_memory.MASTERS, zero_memory.OPTIMIZER, zero_memory.WEIGHTS):
         assert whole.device[name] == cpu.host[name] == nvme.disk[name]
-    assert sum(nvme.host.values()) < sum(cpu.host.values()) or nvme.host[zero.OPTIMIZER]
-    assert cpu.device.keys() == {zero.BUCKETS, zero.GATHERED}, "no parameter of this model is kept whole"
+    assert sum(nvme.host.values()) < sum(cpu.host.values()) or nvme.host[zero_memory.OPTIMIZER]
+    assert cpu.device.keys() == {zero_memory.BUCKETS, zero_memory.GATHERED}, "no parameter of this model is kept whole"

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from workbench.adapters import anatomy
 from workbench.data.batching import Examples, Indices, micro_batches
 from workbench.models import weight_storage
-from workbench.planning.ledger import ACTIVATIONS, ELSEWHERE, Ledger
-from workbench.planning.operations import Operations
-from workbench.planning.trainings import Lengths, Model, Training
+from workbench.planning.dry_trainings import Lengths, Model, Training
+from workbench.planning.flop_counter import Operations
+from workbench.planning.memory_ledger import ACTIVATIONS, ELSEWHERE, Ledger
 
 WEIGHTS, MASTERS, GRADIENTS, OPTIMIZER, TEACHER = "weights", "masters", "gradients", "optimizer", "teacher"
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from workbench.models import weight_storage
-from workbench.planning.trainings import Model
-from workbench.planning.zero import Contents
+from workbench.planning.dry_trainings import Model
+from workbench.planning.zero_memory import Contents
 
 
 def contents(fit: Model, *, optimizer: int) -> Contents:
