@@ -18,13 +18,21 @@ from workbench.data.text import tokenized
 from workbench.data.text.chat import Template
 from workbench.data.text.token_masking import Masking
 from workbench.data.text.tokenized import Splits, Tokens
-from workbench.distillation import caching, comparing, on_policy, peers, sources, students, teachers
-from workbench.distillation.caching import CachedTeacher
-from workbench.distillation.learning import taught_loss
-from workbench.distillation.matching import Matching
-from workbench.distillation.signals import Teacher
-from workbench.distillation.sources import Source
-from workbench.distillation.universal_tokens import Alignment, UniversalTeacher
+from workbench.distillation import (
+    on_policy,
+    peers,
+    students,
+    teacher_cache,
+    teacher_sources,
+    teachers,
+    vocabulary_checks,
+)
+from workbench.distillation.feature_matching import Matching
+from workbench.distillation.student_loss import taught_loss
+from workbench.distillation.teacher_cache import CachedTeacher
+from workbench.distillation.teacher_signals import Teacher
+from workbench.distillation.teacher_sources import Source
+from workbench.distillation.token_alignment import Alignment, UniversalTeacher
 from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones
 from workbench.models.backbones import Backbone
@@ -59,13 +67,13 @@ def find_teacher(config: RunConfig) -> Source | None:
     section = config.distill
     if section.teacher.id is None:
         return None
-    source = sources.find(section.teacher, config.model)
+    source = teacher_sources.find(section.teacher, config.model)
     try:
         source.hub_config()
     except BackboneError:
         # It may be gone once it has said all that is to be learnt from it.
         folder = section.cache.folder
-        if config.model.id == TEACHER or folder is None or caching.made_by(folder) != source.name:
+        if config.model.id == TEACHER or folder is None or teacher_cache.made_by(folder) != source.name:
             raise
         return None
     return source
@@ -81,9 +89,9 @@ def require_teachable(
 ) -> None:
     """Refuse what would compare nonsense, before a weight is read."""
     section, hub, task = config.distill, backbones.hub_config(base.model), tasks.of(base)
-    cached = section.cache.folder is not None and not caching.missing(section.cache.folder)
+    cached = section.cache.folder is not None and not teacher_cache.missing(section.cache.folder)
     if source is not None:
-        comparing.require_comparable(section, source, base, tokenizer, template, data.train)
+        vocabulary_checks.require_comparable(section, source, base, tokenizer, template, data.train)
         if isinstance(template, Masking):
             _require_whole_vocabulary(source, tokenizer)
     if source is not None and not cached:
@@ -101,7 +109,7 @@ def require_teachable(
     if section.peers is not None:
         peers.require_able(base)
     if section.cache.folder is not None:
-        caching.require_usable(section, data.train, caching.identity(section, source, tokenizer))
+        teacher_cache.require_usable(section, data.train, teacher_cache.identity(section, source, tokenizer))
 
 
 def _require_whole_vocabulary(source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -189,14 +197,14 @@ def cache(
     """
     section, folder = config.distill, config.distill.cache.folder
     assert folder is not None
-    wanted = caching.identity(section, source, tokenizer)
-    if caching.missing(folder):
+    wanted = teacher_cache.identity(section, source, tokenizer)
+    if teacher_cache.missing(folder):
         assert source is not None, "without one an unfinished cache is refused"
         watcher.say(f"Asking the teacher, {source.name}, about every training row ...")
         with source.told():
             live = teachers.alone(source, base, tokenizer)
         device = next(live.voices[0].model.parameters()).device
-        caching.write(
+        teacher_cache.write(
             folder,
             data.train,
             live,

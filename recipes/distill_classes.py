@@ -14,11 +14,11 @@ from workbench.config import RunConfig
 from workbench.config.distill_config import STUDENT
 from workbench.data.batching import MicroBatch
 from workbench.data.labelled.labelled_data import ClassSplits, Labelled
+from workbench.distillation import class_distillation as asking
 from workbench.distillation import class_teachers, soft_labels, students
-from workbench.distillation import classes as asking
-from workbench.distillation.classes import Said
-from workbench.distillation.matching import Matching
-from workbench.distillation.sources import Source
+from workbench.distillation.class_distillation import Said
+from workbench.distillation.feature_matching import Matching
+from workbench.distillation.teacher_sources import Source
 from workbench.errors import ConfigError
 from workbench.evaluation import target_scores
 from workbench.losses.criterion import criterion

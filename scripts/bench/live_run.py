@@ -16,7 +16,7 @@ from pathlib import Path
 import workbench
 from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch
-from workbench.distillation.signals import Spoken
+from workbench.distillation.teacher_signals import Spoken
 from workbench.distillation.teachers import LiveTeacher
 from workbench.planning.live_bytes import LiveBytes
 

@@ -24,7 +24,7 @@ from workbench.data.labelled.records import Record
 from workbench.data.labelled.text_fields import Writer
 from workbench.data.rows import shown
 from workbench.data.text.formats import renamed
-from workbench.distillation.sources import Source
+from workbench.distillation.teacher_sources import Source
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation import row_outputs, target_scores
 from workbench.models import backbones, classifier, exported

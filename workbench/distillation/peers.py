@@ -17,8 +17,8 @@ from workbench.config import RunConfig
 from workbench.config.distill_config import DistillConfig, at
 from workbench.data.batching import MicroBatch
 from workbench.data.mixed_batches import join, padded_length
-from workbench.distillation.learning import arrays, mixed
-from workbench.distillation.signals import Spoken
+from workbench.distillation.student_loss import arrays, mixed
+from workbench.distillation.teacher_signals import Spoken
 from workbench.errors import ConfigError
 from workbench.models.output_heads import Head
 from workbench.training import bank_trainer

@@ -15,7 +15,7 @@ from workbench.adapters import Method, anatomy
 from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.distill_config import TEACHER, StudentConfig, makes_student
 from workbench.config.tasks import Task
-from workbench.distillation.sources import Source
+from workbench.distillation.teacher_sources import Source
 from workbench.errors import ConfigError
 from workbench.models import backbones, classifier
 from workbench.models.backbones import DTYPES

@@ -24,9 +24,9 @@ from workbench.config.distill_config import DistillConfig
 from workbench.data import starter
 from workbench.data.batching import Indices, MicroBatch, micro_batches
 from workbench.data.text.tokenized import Tokens
-from workbench.distillation.signals import Spoken
-from workbench.distillation.sources import Source
-from workbench.distillation.stage import SWITCHED, Stage
+from workbench.distillation.shared_model import SWITCHED, Stage
+from workbench.distillation.teacher_signals import Spoken
+from workbench.distillation.teacher_sources import Source
 from workbench.evaluation.scores import TOKENS
 from workbench.losses.chunked import chunks
 from workbench.models import backbones, output_heads

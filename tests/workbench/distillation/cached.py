@@ -18,10 +18,10 @@ from workbench.data.batching import MicroBatch
 from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import form
 from workbench.data.text.tokenized import Tokens
-from workbench.distillation import caching
-from workbench.distillation.caching import CachedTeacher, Identity
-from workbench.distillation.signals import Signal, Spoken, Teacher
-from workbench.distillation.sources import Source
+from workbench.distillation import teacher_cache
+from workbench.distillation.teacher_cache import CachedTeacher, Identity
+from workbench.distillation.teacher_signals import Signal, Spoken, Teacher
+from workbench.distillation.teacher_sources import Source
 from workbench.models import backbones, output_heads
 
 SMALL = 150
@@ -85,7 +85,7 @@ class Desk:
     def wanted(self, config: DistillConfig) -> Identity:
         """The cache that `config` asks for."""
         source = Source("the stories", ModelConfig(id=self.backbone, weights="float32"))
-        return caching.identity(config, source, self.live.tokenizer)
+        return teacher_cache.identity(config, source, self.live.tokenizer)
 
     def write(self, config: DistillConfig, rows: Tokens | None = None, watcher: Watching | None = None) -> None:
         """Make the cache of `train`, or of other rows."""
@@ -111,7 +111,7 @@ def write(
 ) -> None:
     """`caching.write` on the CPU, a few rows at a time."""
     where = {"device": torch.device("cpu"), "watcher": watcher or Watching()}
-    caching.write(folder, rows, teacher, config, wanted, vocabulary=vocabulary, tokens=512, **where)  # type: ignore[arg-type]
+    teacher_cache.write(folder, rows, teacher, config, wanted, vocabulary=vocabulary, tokens=512, **where)  # type: ignore[arg-type]
 
 
 def settings(*, temperature: float = 1.0, loss: str = "forward_kl", **cache: Any) -> DistillConfig:

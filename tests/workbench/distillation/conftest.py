@@ -10,7 +10,7 @@ import torch
 
 from tests.workbench.distillation.staged import save, three_rows
 from workbench.data.batching import MicroBatch
-from workbench.distillation.sources import Source
+from workbench.distillation.teacher_sources import Source
 
 
 @pytest.fixture(scope="module")

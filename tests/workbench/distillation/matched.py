@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from tests.conftest import tiny
 from workbench.config.distill_config import MatchConfig
 from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
-from workbench.distillation.matching import Matching
+from workbench.distillation.feature_matching import Matching
 
 chance = np.random.default_rng(0)
 ROWS = [chance.integers(3, 64, size) for size in (11, 5, 8, 6)]

@@ -17,7 +17,7 @@ from workbench.config import RunConfig, tasks
 from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.distillation import teachers
-from workbench.distillation.sources import Source
+from workbench.distillation.teacher_sources import Source
 from workbench.distillation.teachers import LiveTeacher
 from workbench.models import backbones, output_heads
 from workbench.models.backbones import Backbone

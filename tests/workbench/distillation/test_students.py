@@ -23,8 +23,8 @@ from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.distill_config import TeacherConfig
 from workbench.config.tasks import Task
 from workbench.data.starter import FOLDER
-from workbench.distillation import sources, students
-from workbench.distillation.sources import Source
+from workbench.distillation import students, teacher_sources
+from workbench.distillation.teacher_sources import Source
 from workbench.errors import ConfigError
 from workbench.models import backbones, classifier, exported
 from workbench.runs import run_directory
@@ -69,7 +69,7 @@ def _made(folder: Path, config: RunConfig, source: Source | None = None, *, weig
 
 
 def _source(run: Path) -> Source:
-    return sources.find(TeacherConfig(id=str(run)), ModelConfig(id="teacher"))
+    return teacher_sources.find(TeacherConfig(id=str(run)), ModelConfig(id="teacher"))
 
 
 def _stock(folder: Path | str, head: str) -> PreTrainedModel:
@@ -313,7 +313,7 @@ def test_layers_that_cannot_be_left_out_are_refused(
 def test_a_student_of_the_teachers_weights_is_the_teacher(trained: Path, stored: str, tmp_path: Path) -> None:
     """LoRA, a template and new tokens are merged; a teacher that is asked in four bits has its own weights still."""
     config = _config("teacher", teacher=str(trained))
-    source = sources.find(TeacherConfig.model_validate({"id": str(trained), "weights": stored}), config.model)
+    source = teacher_sources.find(TeacherConfig.model_validate({"id": str(trained), "weights": stored}), config.model)
     student = _stock(_made(tmp_path / "student", config, source), "CausalLM")
     teacher = exported.load(trained, run_directory.shipped_config(trained))
     wanted, found = _outputs(teacher.model), _outputs(student)
@@ -336,7 +336,7 @@ def test_the_teachers_layers_are_chosen_too(trained: Path, tmp_path: Path) -> No
 
 
 def test_a_teacher_that_is_a_plain_backbone(stories: str, tmp_path: Path) -> None:
-    source = sources.find(TeacherConfig(id=stories), ModelConfig(id="teacher"))
+    source = teacher_sources.find(TeacherConfig(id=stories), ModelConfig(id="teacher"))
     made = _made(tmp_path / "student", _config("teacher", teacher=stories, layers="all"), source)
     assert torch.equal(_outputs(_stock(made, "CausalLM")), _outputs(_stock(stories, "CausalLM")))
 
@@ -344,7 +344,7 @@ def test_a_teacher_that_is_a_plain_backbone(stories: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("weights", [True, False])
 def test_several_adapters_are_no_single_model(trained: Path, weights: bool, tmp_path: Path) -> None:
     teacher = TeacherConfig(id=(str(trained), str(trained)))
-    source = sources.find(teacher, ModelConfig(id="teacher"))
+    source = teacher_sources.find(teacher, ModelConfig(id="teacher"))
     with pytest.raises(ConfigError, match=f"is 2 adapters over .* Write model.id={source.model.id}, the teacher's"):
         _made(tmp_path / "student", _config("teacher", layers="first-2"), source, weights=weights)
     random = _made(tmp_path / "random", _config("teacher", layers="first-2", weights="random"), source)

@@ -23,9 +23,9 @@ from workbench.data.batching import MicroBatch, Row, collate
 from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import form
 from workbench.data.text.tokenized import Tokens
-from workbench.distillation import sources, teachers
-from workbench.distillation.learning import taught_loss
-from workbench.distillation.sources import Source
+from workbench.distillation import teacher_sources, teachers
+from workbench.distillation.student_loss import taught_loss
+from workbench.distillation.teacher_sources import Source
 from workbench.distillation.teachers import LiveTeacher
 from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones, exported, fused_lora, output_heads
@@ -73,7 +73,7 @@ def test_a_shared_teacher_teaches_what_a_second_copy_does(
 ) -> None:
     config = run(method)
     bare = kind == BACKBONE
-    source = sources.find(TeacherConfig(id=BACKBONE), config.model) if bare else saved(method, 1, 2)
+    source = teacher_sources.find(TeacherConfig(id=BACKBONE), config.model) if bare else saved(method, 1, 2)
     settings = DistillConfig.model_validate({"loss": "jsd", "temperature": 2.0, "alpha": 0.8})
     one, other, untaught = Student(config), Student(config), Student(config)
     shared = one.taught_by(source)
@@ -111,7 +111,7 @@ def test_no_second_copy_of_the_weights(saved: Callable[..., Source], batch: Micr
     source, student = saved("lora"), Student(run())
     alone = _bytes(student.model)
     adapter = sum(4 * each.numel() for each in student.trained().values())
-    bare = student.taught_by(sources.find(TeacherConfig(id=BACKBONE), student.config.model))
+    bare = student.taught_by(teacher_sources.find(TeacherConfig(id=BACKBONE), student.config.model))
     assert _bytes(student.model, bare.backbone, *(voice.model for voice in bare.voices)) == alone
     guest = student.taught_by(source)
     assert _bytes(student.model, guest.backbone, *(voice.model for voice in guest.voices)) == alone + adapter
@@ -140,7 +140,11 @@ def test_what_does_not_fit_on_one_backbone_gets_its_own(
     batch: MicroBatch,
 ) -> None:
     student = Student(run(method, model=model))
-    source = sources.find(TeacherConfig(id=BACKBONE), student.config.model) if teacher == BACKBONE else saved(teacher)
+    source = (
+        teacher_sources.find(TeacherConfig(id=BACKBONE), student.config.model)
+        if teacher == BACKBONE
+        else saved(teacher)
+    )
     wanted = backbones.load(run().model, None).model
     if source.adapters:
         wanted = adapters.load(wanted, source.adapters[0])  # type: ignore[assignment]
@@ -158,7 +162,7 @@ def test_other_weights_are_another_backbone() -> None:
     student = Student(run(model={"id": "starter"}))
     folder = str(Path(starter.resolve("starter")))
     assert student.taught_by(Source("folder", ModelConfig(id=folder, **PLAIN))).shared, "the same by another name"
-    source = sources.find(TeacherConfig(id=BACKBONE, weights="bfloat16"), student.config.model)
+    source = teacher_sources.find(TeacherConfig(id=BACKBONE, weights="bfloat16"), student.config.model)
     found = student.taught_by(source)
     assert found.notes[:2] == [
         "The teacher is a second model beside the student: its model.weights is bfloat16, and the student's float32.",
@@ -182,7 +186,7 @@ def test_a_run_teaches_what_it_ships(tmp_path: Path, questions: Path) -> None:
     (tmp_path / "config.yaml").write_text(json.dumps(config.model_dump(mode="json")))
 
     student = Student(config)
-    source = sources.find(TeacherConfig(id=str(tmp_path)), config.model)
+    source = teacher_sources.find(TeacherConfig(id=str(tmp_path)), config.model)
     teacher = student.taught_by(source)
     assert teacher.notes == [
         "The teacher is a second model beside the student: rows of new tokens change the vocabulary for every adapter."
@@ -247,7 +251,7 @@ def test_an_encoder_teaches(kind: str, tmp_path: Path) -> None:
 
 def _saved_beside(student: Student, kind: str, tmp_path: Path) -> Source:
     if kind == BACKBONE:
-        return sources.find(TeacherConfig(id=BACKBONE), student.config.model)
+        return teacher_sources.find(TeacherConfig(id=BACKBONE), student.config.model)
     adapters.save(Student(student.config, seed=4).model, tmp_path / "teacher")
     return Source("teacher", student.config.model, (tmp_path / "teacher",))
 

@@ -11,8 +11,8 @@ from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from tests.conftest import FAMILIES, GROUPED, MINILM, T5_SIZES, tiny
 from workbench.adapters import Lora, attach
-from workbench.distillation import capturing
-from workbench.distillation.capturing import Catcher, Layers, Spot
+from workbench.distillation import activation_capture
+from workbench.distillation.activation_capture import Catcher, Layers, Spot
 from workbench.errors import ConfigError
 
 BART = {
@@ -102,7 +102,7 @@ def test_scores_are_what_the_model_attends_by(name: str) -> None:
         assert found is not None
         caught, said = catch(model, list(found.spots), **inputs(model), output_attentions=True)
         queries, keys, _ = found.of(caught)
-        scores = capturing.scores(queries, keys, heads=layers.heads)
+        scores = activation_capture.scores(queries, keys, heads=layers.heads)
         if found.causal:
             scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
         wanted = said.get("decoder_attentions", said.get("attentions"))[layer - 1]
@@ -138,7 +138,7 @@ def test_positions_that_are_no_part_of_the_embeddings(name: str) -> None:
 
 def test_of_an_encoder_decoder_the_decoder_counts() -> None:
     layers = Layers(build("Bart"))
-    assert (layers.count, layers.heads, capturing.layers(layers.model.config)) == (3, 4, 3)
+    assert (layers.count, layers.heads, activation_capture.layers(layers.model.config)) == (3, 4, 3)
     assert Layers(build("T5")).count == 3
     found = Layers(build("T5")).projections(1)
     assert found is not None and "SelfAttention" in found.spots[0].path

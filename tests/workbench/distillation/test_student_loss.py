@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from tests.workbench.distillation.staged import Student, run
 from workbench.config.distill_config import BACKBONE, DistillConfig, TeacherConfig
 from workbench.data.batching import MicroBatch, Row, collate
-from workbench.distillation import learning, sources
-from workbench.distillation.learning import mixed, taught_loss
-from workbench.distillation.signals import Spoken
+from workbench.distillation import student_loss, teacher_sources
+from workbench.distillation.student_loss import mixed, taught_loss
+from workbench.distillation.teacher_signals import Spoken
 from workbench.losses.next_token import NO_LABEL
 from workbench.models import fused_lora
 from workbench.planning.live_bytes import LiveBytes
@@ -65,12 +65,12 @@ def test_a_teacher_on_the_same_backbone_takes_no_more_memory_than_labels_alone(
 ) -> None:
     """Within 3 %: its own pass is over when the student keeps activations. Labels take all positions as one chunk."""
     student, batch = Student(run("lora", rank=4)), _rows()
-    teacher = student.taught_by(sources.find(TeacherConfig(id=BACKBONE), student.config.model))
+    teacher = student.taught_by(teacher_sources.find(TeacherConfig(id=BACKBONE), student.config.model))
     assert teacher.shared
     fused_lora.fuse(student.model)
     chunk = student.head.vocabulary * len(batch.labels_N)
     monkeypatch.setattr(sys.modules["workbench.losses.chunked"], "CHUNK_ELEMENTS", chunk)
-    monkeypatch.setattr(learning, "CPU_ARRAYS", getattr(learning, factor))
+    monkeypatch.setattr(student_loss, "CPU_ARRAYS", getattr(student_loss, factor))
     config = DistillConfig.model_validate({"loss": divergence, "alpha": 0.8})
     alone = _peak(student, next_token_loss(student.model, student.head), batch)
     taught = _peak(student, taught_loss(config, student.model, student.head, teacher, None, lambda: 0.0), batch)

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from workbench.config import ModelConfig
 from workbench.config.distill_config import DistillConfig
 from workbench.data import starter
-from workbench.distillation.sources import Source
+from workbench.distillation.teacher_sources import Source
 from workbench.errors import ConfigError
 from workbench.models import backbones
 from workbench.runs import files

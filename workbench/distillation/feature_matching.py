@@ -20,7 +20,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from workbench.config.distill_config import MatchConfig
 from workbench.data.batching import MicroBatch
 from workbench.data.mixed_batches import padded_length
-from workbench.distillation.capturing import Catcher, Caught, Layers, Projections, Spot, layers, scores
+from workbench.distillation.activation_capture import Catcher, Caught, Layers, Projections, Spot, layers, scores
 from workbench.errors import ConfigError
 from workbench.losses import feature_losses
 

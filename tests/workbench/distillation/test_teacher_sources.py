@@ -15,7 +15,7 @@ from workbench.config.distill_config import BACKBONE, STUDENT, TEACHER, TeacherC
 from workbench.data import starter
 from workbench.data.text.chat import Template
 from workbench.data.text.row_encoder import form
-from workbench.distillation.sources import find
+from workbench.distillation.teacher_sources import find
 from workbench.errors import ConfigError, FileError
 from workbench.models import backbones, exported
 

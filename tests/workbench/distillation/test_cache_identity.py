@@ -11,9 +11,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tests.workbench.distillation.cached import settings
 from workbench.config import ModelConfig
-from workbench.distillation import identities
-from workbench.distillation.identities import identity
-from workbench.distillation.sources import Source
+from workbench.distillation import cache_identity
+from workbench.distillation.cache_identity import identity
+from workbench.distillation.teacher_sources import Source
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_hubs_teacher_is_its_commit(tokenizer: PreTrainedTokenizerBase, monkey
 
 
 def test_the_starter_is_a_folder(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(identities.backbones, "hub_config")
+    monkeypatch.delattr(cache_identity.backbones, "hub_config")
     assert identity(settings(), Source("starter", ModelConfig(id="starter")), tokenizer).teacher
 
 

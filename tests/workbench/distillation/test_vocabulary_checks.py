@@ -16,8 +16,8 @@ from workbench.config import ModelConfig, RunConfig
 from workbench.config.distill_config import BACKBONE, DistillConfig, TeacherConfig
 from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import form
-from workbench.distillation.comparing import require_comparable
-from workbench.distillation.sources import Source, find
+from workbench.distillation.teacher_sources import Source, find
+from workbench.distillation.vocabulary_checks import require_comparable
 from workbench.errors import ConfigError
 from workbench.models import backbones
 

@@ -12,9 +12,9 @@ import torch
 from tests.workbench.distillation.cached import SMALL, Desk, batch, settings, taught, write
 from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch
-from workbench.distillation import caching
-from workbench.distillation.caching import CachedTeacher, Identity
-from workbench.distillation.signals import Spoken
+from workbench.distillation import teacher_cache
+from workbench.distillation.teacher_cache import CachedTeacher, Identity
+from workbench.distillation.teacher_signals import Spoken
 from workbench.errors import ConfigError
 from workbench.losses.divergences import log_probs
 
@@ -23,7 +23,7 @@ DIVERGENCES = ("forward_kl", "reverse_kl", "jsd", "skew_forward_kl", "skew_rever
 
 @pytest.fixture
 def desk(stories: str, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    monkeypatch.setattr(caching, "SHARD_POSITIONS", SMALL)
+    monkeypatch.setattr(teacher_cache, "SHARD_POSITIONS", SMALL)
     return Desk(stories, questions, tmp_path / "cache")
 
 
@@ -118,7 +118,7 @@ def test_facts(desk: Desk) -> None:
 def test_rows_may_be_dealt_and_ordered_otherwise(desk: Desk) -> None:
     config, other = settings(k=8), desk.train.subset(np.random.default_rng(0).permutation(100)[:70])
     desk.write(config)
-    unnamed = caching.identity(config, None, desk.live.tokenizer)
+    unnamed = teacher_cache.identity(config, None, desk.live.tokenizer)
     whole, found = desk.open(config), CachedTeacher(desk.folder, other, config, unnamed)
     for number in (0, 33, 69):
         at = int(np.flatnonzero(desk.train.rows == other.rows[number])[0])

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from tests.workbench.distillation.cached import SMALL, Desk, Watching, settings
-from workbench.distillation import caching
-from workbench.distillation.caching import CachedTeacher
+from workbench.distillation import teacher_cache
+from workbench.distillation.teacher_cache import CachedTeacher
 from workbench.errors import ConfigError, Stopped
 
 
 @pytest.fixture
 def desk(stories: str, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    monkeypatch.setattr(caching, "SHARD_POSITIONS", SMALL)
+    monkeypatch.setattr(teacher_cache, "SHARD_POSITIONS", SMALL)
     return Desk(stories, questions, tmp_path / "cache")
 
 
@@ -27,11 +27,11 @@ def test_a_killed_write_goes_on_to_the_same_bytes(desk: Desk, sampled: bool) -> 
     desk.live.asked, desk.live.fails_after = 0, 45
     with pytest.raises(KeyboardInterrupt):
         desk.write(config)
-    assert caching.missing(desk.folder) and 0 < len(desk.files()) < len(whole) - 1
+    assert teacher_cache.missing(desk.folder) and 0 < len(desk.files()) < len(whole) - 1
     (desk.folder / ".shard-00009.safetensors.1.unfinished").write_text("half")
     desk.live.asked, desk.live.fails_after = 0, None
     desk.write(config)
-    assert not caching.missing(desk.folder) and 0 < desk.live.asked < 100
+    assert not teacher_cache.missing(desk.folder) and 0 < desk.live.asked < 100
     assert desk.files() == whole
 
 
@@ -113,6 +113,6 @@ def test_an_index_that_is_none(desk: Desk, content: str | None) -> None:
     desk.folder.mkdir()
     if content is not None:
         (desk.folder / "cache.json").write_text(content)
-    assert caching.missing(desk.folder) == (content is None)
+    assert teacher_cache.missing(desk.folder) == (content is None)
     with pytest.raises(ConfigError, match=r"cache.json is no finished teacher cache's"):
         desk.open(settings(k=8))

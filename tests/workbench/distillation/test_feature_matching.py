@@ -31,7 +31,7 @@ from tests.workbench.distillation.matched import (
 )
 from workbench.adapters import Lora, Prefix, Prompt, attach
 from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
-from workbench.distillation.matching import Matching
+from workbench.distillation.feature_matching import Matching
 
 # The equations, written a second time, row by row.
 

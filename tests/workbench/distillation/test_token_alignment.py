@@ -22,7 +22,7 @@ from workbench.data.text import tokenized
 from workbench.data.text.chat import Template
 from workbench.data.text.tokenized import Tokens
 from workbench.distillation.teachers import Voice
-from workbench.distillation.universal_tokens import NOWHERE, Alignment, Reader, UniversalTeacher
+from workbench.distillation.token_alignment import NOWHERE, Alignment, Reader, UniversalTeacher
 from workbench.errors import ConfigError
 from workbench.models import output_heads
 

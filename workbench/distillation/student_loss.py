@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from workbench import losses
 from workbench.config.distill_config import DistillConfig, at
 from workbench.data.batching import MicroBatch
-from workbench.distillation.matching import Matching
-from workbench.distillation.signals import Signal, Teacher
+from workbench.distillation.feature_matching import Matching
+from workbench.distillation.teacher_signals import Signal, Teacher
 from workbench.losses.chunked import Criterion
 from workbench.losses.next_token import cross_entropy
 from workbench.models.output_heads import Head

@@ -19,8 +19,8 @@ from safetensors.numpy import save
 
 from workbench.data.batching import Indices
 from workbench.data.text.tokenized import Tokens
-from workbench.distillation.identities import Identity, require_same
-from workbench.distillation.packing import Packed
+from workbench.distillation.cache_identity import Identity, require_same
+from workbench.distillation.cache_packing import Packed
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.runs import files
 

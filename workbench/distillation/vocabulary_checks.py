@@ -15,7 +15,7 @@ from workbench.data.text import formats
 from workbench.data.text.chat import Template
 from workbench.data.text.token_masking import Masking
 from workbench.data.text.tokenized import Tokens
-from workbench.distillation.sources import Source
+from workbench.distillation.teacher_sources import Source
 from workbench.errors import ConfigError, DataError
 from workbench.models import backbones
 

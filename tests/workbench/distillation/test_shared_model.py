@@ -13,8 +13,8 @@ from tests.workbench.distillation.staged import SWITCHED, Student, assert_same, 
 from workbench import adapters
 from workbench.config.distill_config import BACKBONE, TeacherConfig
 from workbench.data.batching import MicroBatch, Row, collate
-from workbench.distillation import sources, teachers
-from workbench.distillation.sources import Source
+from workbench.distillation import teacher_sources, teachers
+from workbench.distillation.teacher_sources import Source
 from workbench.models import backbones, output_heads
 
 # Stock PEFT uses what transformers calls deprecated.
@@ -27,7 +27,7 @@ def test_the_bare_backbone_under_an_adapter_teaches_it(method: str, batch: Micro
     bare = log_probs(backbones.load(student.config.model, None).model, batch)
     student.model.train()
     before = student.state(batch)
-    teacher = student.taught_by(sources.find(TeacherConfig(id=BACKBONE), student.config.model))
+    teacher = student.taught_by(teacher_sources.find(TeacherConfig(id=BACKBONE), student.config.model))
     assert teacher.shared and teacher.backbone is student.backbone.model
     torch.testing.assert_close(said(teacher, batch), bare)
     assert_same(before, student.state(batch))
@@ -58,7 +58,9 @@ def test_whatever_fails_while_it_speaks_the_student_is_back(
     student = Student(run(method))
     student.model.train()
     before = student.state(batch)
-    source = sources.find(TeacherConfig(id=BACKBONE), student.config.model) if kind == BACKBONE else saved(method)
+    source = (
+        teacher_sources.find(TeacherConfig(id=BACKBONE), student.config.model) if kind == BACKBONE else saved(method)
+    )
     (voice,) = student.taught_by(source).voices
     with pytest.raises(KeyboardInterrupt), voice.speaking():
         assert not torch.is_grad_enabled() and not any(module.training for module in voice.model.modules())

@@ -25,7 +25,7 @@ from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.records import Record
 from workbench.data.labelled.text_fields import Writer
 from workbench.distillation.class_teachers import Voice, voices
-from workbench.distillation.sources import Source
+from workbench.distillation.teacher_sources import Source
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation import target_scores
 from workbench.runs import files

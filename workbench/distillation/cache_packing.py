@@ -19,7 +19,7 @@ from torch import Tensor
 
 from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import Indices
-from workbench.distillation.signals import divergence
+from workbench.distillation.teacher_signals import divergence
 from workbench.losses.divergences import coarse, log_probs, sampled_forward_kl
 
 Packed = Mapping[str, npt.NDArray[Any]]

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import tiny
 from tests.workbench.distillation.matched import LARGER, term
 from workbench.config.distill_config import MatchConfig
-from workbench.distillation.matching import Matching, require_layers
+from workbench.distillation.feature_matching import Matching, require_layers
 from workbench.errors import ConfigError
 
 

@@ -20,8 +20,8 @@ from workbench.data.folds.similarity import normalised
 from workbench.data.labelled import labelled_data as rows_of
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Floats
-from workbench.distillation import classes, sources
-from workbench.distillation.classes import Said
+from workbench.distillation import class_distillation, teacher_sources
+from workbench.distillation.class_distillation import Said
 from workbench.errors import ConfigError, DataError, Stopped
 from workbench.evaluation import row_outputs, target_scores
 from workbench.models import backbones, classifier
@@ -134,7 +134,7 @@ def distil(home: Path, sections: Callable[..., dict[str, Any]]) -> Train:
     ) -> Path:
         config = asked_config(sections(**changed), teacher, **dict(distill))
         base = distill_config.student_config(config, home / name)
-        source = sources.find(config.distill.teacher, config.model)
+        source = teacher_sources.find(config.distill.teacher, config.model)
         started = run_directory.start(home / name, config, resume=resume)
         try:
             distill_classes.main(config, base, source, started, Quiet(stop=stop))
@@ -160,11 +160,11 @@ def ask(tmp_path: Path, sections: Callable[..., dict[str, Any]]) -> Callable[...
         base = distill_config.as_plain_run(config)
         tokenizer = backbones.tokenizer(base.model)
         data = rows_of.load(base, tokenizer)
-        source = sources.find(config.distill.teacher, config.model)
+        source = teacher_sources.find(config.distill.teacher, config.model)
         extra = distill_classes.prepare(config, base, source, data, tokenizer)
         run = run_directory.start(tmp_path / "run", config, resume=(tmp_path / "run").exists())
         try:
-            return classes.said(config, source, data, extra, run, Quiet()), data
+            return class_distillation.said(config, source, data, extra, run, Quiet()), data
         finally:
             run.close()
 
@@ -310,11 +310,11 @@ def test_a_run_that_goes_on_reads_what_it_kept(distil: Train, taught: Path, monk
     with pytest.raises(Stopped):
         distil("broken", taught, stop=True, **own)
     with monkeypatch.context() as patch:
-        patch.setattr("workbench.distillation.classes._asked", lambda *_: pytest.fail("asked again"))
+        patch.setattr("workbench.distillation.class_distillation._asked", lambda *_: pytest.fail("asked again"))
         resumed = distil("broken", taught, resume=True, **own)
     assert losses(resumed) == losses(unbroken)
     assert files.read_json(resumed / "scores.json") == files.read_json(unbroken / "scores.json")
-    kept = [(run / classes.KEPT).read_bytes() for run in (resumed, unbroken)]
+    kept = [(run / class_distillation.KEPT).read_bytes() for run in (resumed, unbroken)]
     assert kept[0] == kept[1]
 
 

@@ -20,11 +20,11 @@ import torch
 from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import Indices, MicroBatch, micro_batches
 from workbench.data.text.tokenized import Tokens
-from workbench.distillation import packing, shards
-from workbench.distillation.identities import Identity, identity
-from workbench.distillation.packing import Packed
-from workbench.distillation.shards import Keys, Shard
-from workbench.distillation.signals import Signal, Spoken, Teacher
+from workbench.distillation import cache_packing, cache_shards
+from workbench.distillation.cache_identity import Identity, identity
+from workbench.distillation.cache_packing import Packed
+from workbench.distillation.cache_shards import Keys, Shard
+from workbench.distillation.teacher_signals import Signal, Spoken, Teacher
 from workbench.errors import ConfigError, Stopped
 from workbench.losses.chunked import chunks
 from workbench.runs import files
@@ -44,7 +44,7 @@ class CachedTeacher:
     """
 
     def __init__(self, folder: Path, train: Tokens, config: DistillConfig, wanted: Identity) -> None:
-        index, self._shards = shards.opened(folder, wanted)
+        index, self._shards = cache_shards.opened(folder, wanted)
         self._config = config
         self._known = int(index.made_by["vocabulary"])
         self._shard_R, self._start_R, self._count_R = self._find(folder, train)
@@ -66,10 +66,10 @@ class CachedTeacher:
         assert len(packed["ids"]) == len(batch.labels_N), "the batch has other positions than its rows"
         device = batch.labels_N.device
         if config.cache.sampled:
-            drawn = [tensor.to(device) for tensor in packing.unpack_draws(packed)]
-            return packing.Drawn(drawn, self._known, temperature)
-        likeliest = [tensor.to(device) for tensor in packing.unpack_likeliest(packed)]
-        return packing.Likeliest(likeliest, self._known, config, temperature)
+            drawn = [tensor.to(device) for tensor in cache_packing.unpack_draws(packed)]
+            return cache_packing.Drawn(drawn, self._known, temperature)
+        likeliest = [tensor.to(device) for tensor in cache_packing.unpack_likeliest(packed)]
+        return cache_packing.Likeliest(likeliest, self._known, config, temperature)
 
     def _row(self, row: int) -> Packed:
         start = int(self._start_R[row])
@@ -77,7 +77,7 @@ class CachedTeacher:
 
     def _find(self, folder: Path, train: Tokens) -> tuple[Indices, Indices, Indices]:
         """Shard, first position there, and number of positions of each row of `train`."""
-        keys_R, counts_R = shards.rows(train)
+        keys_R, counts_R = cache_shards.rows(train)
         keys = np.concatenate([shard.keys for shard in self._shards])
         starts = np.concatenate([np.cumsum(shard.counts) - shard.counts for shard in self._shards])
         numbers = np.repeat(np.arange(len(self._shards)), [len(shard.keys) for shard in self._shards])
@@ -87,19 +87,19 @@ class CachedTeacher:
             raise ConfigError(
                 f"distill.cache.folder={folder} knows nothing of {len(unknown)} of {len(train)} training rows, such as "
                 f"{train.place(int(unknown[0]))}: it was made of other data, or with another data.max_tokens or chat "
-                f"template.\n  Write another folder, or add these rows to it: {shards.again(folder)}"
+                f"template.\n  Write another folder, or add these rows to it: {cache_shards.again(folder)}"
             )
         return numbers[at_R], starts[at_R], counts_R
 
 
 def missing(folder: Path) -> bool:
     """Whether there is no finished cache."""
-    return not (folder / shards.INDEX).exists()
+    return not (folder / cache_shards.INDEX).exists()
 
 
 def made_by(folder: Path) -> str | None:
     """The teacher that a finished cache was made by, as its configuration named it."""
-    found = files.read_json(folder / shards.INDEX).get("made_by", {}).get("name")
+    found = files.read_json(folder / cache_shards.INDEX).get("made_by", {}).get("name")
     return None if found is None else str(found)
 
 
@@ -118,7 +118,7 @@ def require_usable(config: DistillConfig, train: Tokens, wanted: Identity) -> No
             f"distill.cache.folder={folder} holds no finished cache. Name who is to be asked: distill.teacher.id."
         )
     else:
-        shards.intact(folder, wanted)
+        cache_shards.intact(folder, wanted)
 
 
 def write(
@@ -147,10 +147,10 @@ def write(
         Stopped: the watcher asked for it; finished shards are kept.
     """
     assert wanted.teacher is not None, "who asks a teacher knows which"
-    found = shards.intact(folder, wanted)
-    files.require_writable(folder / shards.INDEX)
+    found = cache_shards.intact(folder, wanted)
+    files.require_writable(folder / cache_shards.INDEX)
     files.remove_unfinished(folder)
-    keys_R, counts_R = shards.rows(train)
+    keys_R, counts_R = cache_shards.rows(train)
     shares = list(_shares(keys_R, counts_R, [shard.keys for shard in found.values()]))
     names = (folder / f"shard-{number:05d}.safetensors" for number in count())
     questions = _Questions(train, teacher, config, vocabulary, tokens, device)
@@ -158,12 +158,12 @@ def write(
         order, packed, known = questions.ask(share, keys_R, counts_R)
         made_by = {**wanted.made_by(), "vocabulary": str(known)}
         path = next(name for name in names if name not in found)
-        shards.write(path, packed, keys_R[order], counts_R[order], made_by)
+        cache_shards.write(path, packed, keys_R[order], counts_R[order], made_by)
         found[path] = Shard(path)
         watcher.say(f"{folder}: shard {done} of {len(shares)} is done, {len(packed['ids']):,} positions.")
         if watcher.stop_requested() and done < len(shares):
             raise Stopped(f"Stopped after shard {done} of {len(shares)} of {folder}. Run again to go on there.")
-    shards.finish(folder, found)
+    cache_shards.finish(folder, found)
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,9 @@ class _Questions:
         cache, size = self.config.cache, said.vocabulary
         if not cache.sampled:
             return [
-                packing.pack_likeliest(said.log_probs(hidden, vocabulary=self.vocabulary), k=cache.k, dtype=cache.dtype)
+                cache_packing.pack_likeliest(
+                    said.log_probs(hidden, vocabulary=self.vocabulary), k=cache.k, dtype=cache.dtype
+                )
                 for hidden in chunks(size, *said.tensors)
             ]
         # A row's draws depend on the row alone, and not on those beside it.
@@ -205,7 +207,7 @@ class _Questions:
         )
         placed_Nk = torch.from_numpy(uniform_Nk).to(self.device)
         return [
-            packing.pack_draws(said.log_probs(hidden, vocabulary=self.vocabulary), uniform)
+            cache_packing.pack_draws(said.log_probs(hidden, vocabulary=self.vocabulary), uniform)
             for *hidden, uniform in chunks(size, *said.tensors, placed_Nk)
         ]
 
