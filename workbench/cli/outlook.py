@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from workbench.config import RunConfig
 from workbench.config.freeze_config import FreezeConfig, Moment
 from workbench.config.freeze_policies import Egeria
-from workbench.report import frozen
+from workbench.report import freeze_plot
 from workbench.runs import units
 from workbench.training.optim import optimizers
 
@@ -68,7 +68,7 @@ def _layers(config: RunConfig, *, steps: int | None, blocks: int) -> str:
     """Which layers a policy lets train, and how much of the work it saves at most."""
     policy = config.freeze
     if policy.observes is not None:
-        return f"{frozen.told(policy, blocks)}{_too_late(policy, steps)}"
+        return f"{freeze_plot.told(policy, blocks)}{_too_late(policy, steps)}"
     count = steps or WHOLE
     first = policy.plan(Moment(0, 0.0, config.seed), blocks=blocks).trains
     last = policy.plan(Moment(count - 1, (count - 1) / count, config.seed), blocks=blocks).trains
@@ -78,7 +78,7 @@ def _layers(config: RunConfig, *, steps: int | None, blocks: int) -> str:
         said = f"{sum(first)} of {blocks + 2} layers may train at a time, at first {_named(first)}"
     else:
         said = f"at first {_named(first)} may train, at the end {_named(last)}"
-    share = frozen.frozen_share(frozen.rates(policy, steps=count, blocks=blocks, seed=config.seed))
+    share = freeze_plot.frozen_share(freeze_plot.rates(policy, steps=count, blocks=blocks, seed=config.seed))
     return f"{said}; {units.percent(share)} of the layer-steps are frozen"
 
 

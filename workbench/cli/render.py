@@ -78,15 +78,15 @@ def plan_json(found: Plan) -> None:
 
 
 def _stages(run: Path) -> None:
-    from workbench.report import crossvalidated, findings, record
+    from workbench.report import crossval_section, findings, run_record
 
-    this = record.read(run)
-    main = crossvalidated.MAIN.get(crossvalidated.main_score(this) or "", "score")
+    this = run_record.read(run)
+    main = crossval_section.MAIN.get(crossval_section.main_score(this) or "", "score")
     tested = "test" in this.scores
     table = Table("stage", "kept", title="Stages, scored out of fold", title_justify="left", box=None)
     for column in ("loss", "change, 95 %", main, *((f"test {main}",) if tested else ())):
         table.add_column(column, justify="right")
-    for stage in crossvalidated.stages(this):
+    for stage in crossval_section.stages(this):
         numbers = (stage.loss, stage.chance, stage.score, *(stage.test[1:] if tested else ()))
         table.add_row(Text(stage.title), "yes" if stage.kept else "no", *numbers)
     _out.print(table, Text())
@@ -96,9 +96,9 @@ def _stages(run: Path) -> None:
 
 def _swept(run: Path) -> None:
     """The settings of a sweep, with mean and spread over seeds."""
-    from workbench.report import sweeps
+    from workbench.report import sweep_section
 
-    found = sweeps.read(run)
+    found = sweep_section.read(run)
     if found is None:
         return
     table = Table(title="Held-out loss by setting, over seeds")

@@ -72,13 +72,13 @@ def check(
         from workbench.recipes.check import check as inspect
 
     if plot is not None:
-        from workbench.report import planned
+        from workbench.report import schedule_plot
 
-        planned.require_new(plot)
+        schedule_plot.require_new(plot)
     found = inspect(load(recipe, overrides or ()))
     render.inspection(found)
     if plot is not None:
-        planned.write(plot, found.config, steps=found.steps, blocks=found.blocks)
+        schedule_plot.write(plot, found.config, steps=found.steps, blocks=found.blocks)
         typer.echo(f"Plot: {plot}")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.report.plots import POINTS, Axis, Floats, Plot, Series, draw, thin
-from workbench.report.record import Record, averaged, rounds
+from workbench.report.run_record import Record, averaged, rounds
 from workbench.runs import units
 
 _STEP = Axis("step", "count")

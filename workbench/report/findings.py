@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from workbench.report import classified, crossvalidated
-from workbench.report.record import Record
+from workbench.report import class_section, crossval_section
+from workbench.report.run_record import Record
 from workbench.runs import units
 
 
@@ -24,9 +24,9 @@ def verdict(record: Record) -> str:
     if loss is None:
         return _unfinished(record)
     if record.crossvalidates:
-        return crossvalidated.verdict(record)
+        return crossval_section.verdict(record)
     if record.classifies:
-        return classified.verdict(record)
+        return class_section.verdict(record)
     before, after = record.scores["before"]["loss"], record.scores["after"]["loss"]
     if abs(loss) < 0.005 * before:
         text = f"Held-out loss hardly moved: {before:.2f} nats per token before, {after:.2f} after"
@@ -50,7 +50,7 @@ def findings(record: Record) -> list[Finding]:
         _cut(record),
         _left_out(record),
     ]
-    stages = [Finding(tone, text) for tone, text in crossvalidated.sentences(record)]
+    stages = [Finding(tone, text) for tone, text in crossval_section.sentences(record)]
     return stages + [finding for finding in found if finding]
 
 
@@ -84,7 +84,7 @@ def _unfinished(record: Record) -> str:
         "done": f"The run ended {where} and was not scored",
     }.get(str(status), f"Not finished: {where} when this page was written")
     if record.crossvalidates:
-        return f"{text}{crossvalidated.progress(record)}."
+        return f"{text}{crossval_section.progress(record)}."
     best = record.best_step
     if best:
         text += f"; lowest held-out loss {best[1]:.2f} {record.unit} at step {best[0]:,}"

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import jinja2
 import pandas as pd
 
-from workbench.report import classified, crossvalidated, curves, findings, record, sweeps
-from workbench.report.record import Record
+from workbench.report import class_section, crossval_section, curves, findings, run_record, sweep_section
+from workbench.report.run_record import Record
 from workbench.runs import files, units
 
 SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
@@ -50,7 +50,7 @@ def write(run: Path) -> Path:
     Raises:
         ConfigError: `run` is not a run directory.
     """
-    this = record.read(run)
+    this = run_record.read(run)
     page = _render(
         "report.html",
         run=this,
@@ -58,12 +58,12 @@ def write(run: Path) -> Path:
         findings=findings.findings(this),
         tiles=_tiles(this),
         scores=_scores(this),
-        plots=[*sweeps.plots(this), *curves.of_run(this)],
+        plots=[*sweep_section.plots(this), *curves.of_run(this)],
         samples=[] if this.classifies else _samples(this.predictions),
         classifies=this.classifies,
-        classified=classified.classified(this),
-        cross=crossvalidated.crossvalidated(this),
-        sweep=sweeps.read(run),
+        classified=class_section.classified(this),
+        cross=crossval_section.crossvalidated(this),
+        sweep=sweep_section.read(run),
         facts=_facts(this),
         data=_data(this),
     )
@@ -77,7 +77,7 @@ def compare(runs: Sequence[Path], out: Path) -> Comparison:
     Raises:
         ConfigError: one of `runs` is not a run directory.
     """
-    records = [record.read(run) for run in runs]
+    records = [run_record.read(run) for run in runs]
     names = _names(records)
     measures = [measure for measure in _MEASURES if any(measure.value(one) is not None for one in records)]
     comparison = Comparison(
@@ -135,7 +135,7 @@ def _tiles(run: Record) -> list[tuple[str, str, str]]:
 
 def _scores(run: Record) -> list[dict[str, str]]:
     """Rows of the score table, the known scores first."""
-    known = {"loss": (f"Loss, {run.unit}", "low"), **classified.SCORES} if run.classifies else SCORES
+    known = {"loss": (f"Loss, {run.unit}", "low"), **class_section.SCORES} if run.classifies else SCORES
     measured = dict.fromkeys(name for scores in run.scores.values() for name in scores)
     shown = [name for name in measured if name not in ("accuracy_low", "accuracy_high")]
     rows = []
@@ -149,7 +149,7 @@ def _scores(run: Record) -> list[dict[str, str]]:
             row["chance"] = f"± {units.number(chance)}" if chance is not None else ""
             row["judged"] = _judged(difference, better)
         if name == "accuracy":
-            row["chance"] = classified.interval(run, "after")
+            row["chance"] = class_section.interval(run, "after")
         rows.append(row)
     return rows
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from scipy import special
 
 from workbench.evaluation.class_scores import BINS
-from workbench.report.classified import class_names, hot
+from workbench.report.class_section import class_names, hot
 from workbench.report.plots import Axis, Floats, Plot, Series, draw
-from workbench.report.record import Record
+from workbench.report.run_record import Record
 from workbench.runs import units
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from workbench.report.findings import findings, verdict
-from workbench.report.record import COLUMNS, Record
+from workbench.report.run_record import COLUMNS, Record
 
 
 def record(

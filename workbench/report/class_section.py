@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from sklearn import metrics
 
-from workbench.report.record import Record
+from workbench.report.run_record import Record
 from workbench.runs import units
 
 WIDEST = 30

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from workbench import report
-from workbench.report.classified import WIDEST, classified
-from workbench.report.record import read
+from workbench.report.class_section import WIDEST, classified
+from workbench.report.run_record import read
 
 
 def make(folder: Path, rows: list[tuple[Any, Any]], names: list[str], *, kind: str = "one", **scores: float) -> Path:

@@ -21,9 +21,9 @@ from workbench.config import RunConfig
 from workbench.evaluation.class_scores import calibration_error
 from workbench.recipes.check import check
 from workbench.report import reliability
-from workbench.report.crossvalidated import CONFLICTS, crossvalidated
+from workbench.report.crossval_section import CONFLICTS, crossvalidated
 from workbench.report.findings import findings, verdict
-from workbench.report.record import read
+from workbench.report.run_record import read
 
 NAMES = ("card", "loan & <b>", "fee")
 ROWS, FOLDS, STEPS = 60, 3, 8

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from workbench.report import facts, reliability
-from workbench.report.classified import SCORES
+from workbench.report import fact_table, reliability
+from workbench.report.class_section import SCORES
 from workbench.report.plots import COLOURS, Axis, Plot, Series, draw
-from workbench.report.record import Record
+from workbench.report.run_record import Record
 from workbench.runs import units
 
 MAIN = {"accuracy": "accuracy", "micro_f1": "micro-F1", "rmse": "root mean squared error"}
@@ -43,7 +43,7 @@ class Stage:
     test: tuple[str, str]
     """Loss and main score."""
     seconds: str
-    facts: facts.Told
+    facts: fact_table.Told
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def stages(run: Record) -> list[Stage]:
             score_change=_signed(_change(stage, before, main)),
             test=_test(stage, main),
             seconds=units.duration(stage.get("seconds")),
-            facts=facts.told({name: fact for name, fact in (stage.get("facts") or {}).items() if name != "gain"}),
+            facts=fact_table.told({name: fact for name, fact in (stage.get("facts") or {}).items() if name != "gain"}),
         )
         for stage, before in _compared(run)
     ]
@@ -305,5 +305,5 @@ def _duplicates(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Least similar rows of a cluster", f"Jaccard similarity {units.number(found['least_similar'])}"),
         ("Clusters with different labels", f"{len(found['conflicts']):,}"),
         ("Rows that ungrouped folds would leak", f"{found['leak']:,} ({units.percent(found['leak'] / rows)})"),
-        ("Left out", facts.text(found["left_out"])),
+        ("Left out", fact_table.text(found["left_out"])),
     ]

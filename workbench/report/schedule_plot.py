@@ -17,7 +17,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from workbench.config import RunConfig
 from workbench.config.freeze_config import FreezeConfig
 from workbench.errors import ConfigError
-from workbench.report import frozen
+from workbench.report import freeze_plot
 from workbench.report.plots import palette, settings
 from workbench.runs import files
 from workbench.training.optim.optimizers import peak_rate
@@ -123,16 +123,16 @@ def _unknown(policy: FreezeConfig, span: Span, blocks: int | None) -> str | None
     """Why nobody knows which layers train when, in words; None where it can be drawn."""
     if policy.thaws and span.steps is None:
         return "changes with the number of steps, and a budget decides how many there are"
-    return frozen.told(policy, blocks)
+    return freeze_plot.told(policy, blocks)
 
 
 def _draw_layers(axes: Any, config: RunConfig, span: Span, colours: dict[str, str], *, blocks: int | None) -> None:
     said = _unknown(config.freeze, span, blocks)
     if said is None:
         assert blocks is not None
-        found = frozen.rates(config.freeze, steps=span.steps or FINE, blocks=blocks, seed=config.seed)
-        frozen.draw(axes, found, steps=span.end, colours=colours)
-        said = f"{_percent(frozen.frozen_share(found))} of the layer-steps are frozen"
+        found = freeze_plot.rates(config.freeze, steps=span.steps or FINE, blocks=blocks, seed=config.seed)
+        freeze_plot.draw(axes, found, steps=span.end, colours=colours)
+        said = f"{_percent(freeze_plot.frozen_share(found))} of the layer-steps are frozen"
     else:
         axes.set_yticks([])
     for spine in axes.spines.values():

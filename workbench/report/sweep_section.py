@@ -12,7 +12,7 @@ import numpy as np
 
 from workbench.config.sweep_config import shown
 from workbench.report.plots import Axis, Floats, Plot, Series, draw
-from workbench.report.record import Record
+from workbench.report.run_record import Record
 from workbench.runs import files, units
 
 SEED = "seed"
