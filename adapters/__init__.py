@@ -11,9 +11,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from workbench.adapters import anatomy, virtual
+from workbench.adapters import anatomy, virtual_tokens
 from workbench.adapters.adalora import AdaLora
 from workbench.adapters.bottleneck import Bottleneck
+from workbench.adapters.export_form import as_shipped
 from workbench.adapters.full import Full
 from workbench.adapters.ia3 import Ia3
 from workbench.adapters.layernorm import LayerNorm
@@ -24,7 +25,6 @@ from workbench.adapters.oft import Boft, Oft
 from workbench.adapters.partial import BitFit, LastLayers, LinearProbe
 from workbench.adapters.prefix import DeepPrompt, Prefix
 from workbench.adapters.prompt import Prompt, PTuning
-from workbench.adapters.shipping import as_shipped
 from workbench.adapters.vera import Vera
 from workbench.errors import BackboneError, ConfigError, FileError
 
@@ -105,7 +105,7 @@ def attach(
     import torch
     from peft import get_peft_model
 
-    from workbench.adapters.precision import compute_in_any_precision
+    from workbench.adapters.mixed_precision import compute_in_any_precision
 
     require_fit(model, config)
     if isinstance(config, Full):
@@ -156,8 +156,8 @@ def load(model: PreTrainedModel | PeftModel, folder: Path, *, name: str = "defau
     from peft import PeftConfig
     from safetensors import SafetensorError
 
-    from workbench.adapters.precision import compute_in_any_precision
-    from workbench.adapters.registration import register_ours
+    from workbench.adapters.mixed_precision import compute_in_any_precision
+    from workbench.adapters.peft_registration import register_ours
 
     register_ours()
     try:
@@ -172,7 +172,7 @@ def load(model: PreTrainedModel | PeftModel, folder: Path, *, name: str = "defau
             with _without_hints():
                 loaded = _with_adapter(model, folder, name).requires_grad_(False).eval()
         compute_in_any_precision(loaded)
-        virtual.settle(loaded, name)
+        virtual_tokens.settle(loaded, name)
         return loaded
     except SafetensorError as error:
         raise FileError(f"{folder}/adapter_model.safetensors: damaged ({error}). Restore it, or train again.") from None

@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from workbench.adapters import anatomy
 from workbench.adapters.method import About, Beside, Companion, Sample, register
-from workbench.adapters.targets import OnLinear
+from workbench.adapters.target_modules import OnLinear
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -77,7 +77,7 @@ class AdaLora(OnLinear):
 
     def initialise(self, model: PeftModel, sample: Sample | None) -> None:
         """Make the tuner one that ships the ranks that it has reached."""
-        from workbench.adapters.ranks import ReachedRanks
+        from workbench.adapters.rank_allocator import ReachedRanks
 
         model.base_model.__class__ = ReachedRanks
 
@@ -87,7 +87,7 @@ class AdaLora(OnLinear):
 
     def companion(self, trainable: Mapping[str, nn.Parameter], *, steps: int | None) -> Companion:
         """The schedule that takes ranks."""
-        from workbench.adapters.ranks import Budget, RankSchedule
+        from workbench.adapters.rank_allocator import Budget, RankSchedule
 
         assert steps is not None, "configurations that do not know are refused"
         end = steps - round(self.after * steps)

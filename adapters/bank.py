@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 
 from workbench import adapters
 from workbench.adapters import _without_hints, anatomy, require_fit
+from workbench.adapters.bank_layers import RoutedHead, RoutedLora, Routing, Rows
 from workbench.adapters.lora import Lora, LoraPlus
 from workbench.adapters.method import Beside, Method
-from workbench.adapters.routed import RoutedHead, RoutedLora, Routing, Rows
 from workbench.errors import ConfigError
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from workbench.adapters.bottleneck_layers import CHILD, KINDS, BottleneckLayer
 from workbench.adapters.bottleneck_places import hidden_size
-from workbench.adapters.registration import register_tuner
+from workbench.adapters.peft_registration import register_tuner
 from workbench.errors import ConfigError
 
 

@@ -173,7 +173,7 @@ def _require_plain(folder: Path, config: Mapping[str, Any]) -> None:
     if kind != "LORA":
         raise ConfigError(
             f"{folder}: a {kind} adapter is no update of weights that could be added. Combine LoRA adapters, or serve "
-            "both beside each other with workbench.adapters.several."
+            "both beside each other with workbench.adapters.multi_adapter."
         )
     if config.get("trainable_token_indices"):
         raise ConfigError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from workbench.adapters import anatomy
 from workbench.adapters.anatomy import blocks, features, is_attention, linear_modules
 from workbench.adapters.method import About, Beside, Method, register
-from workbench.adapters.targets import Targets, linear_layers, short_names
+from workbench.adapters.target_modules import Targets, linear_layers, short_names
 from workbench.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from workbench.adapters import anatomy
 from workbench.adapters.method import About, Beside, Method, register
-from workbench.adapters.targets import short_names
+from workbench.adapters.target_modules import short_names
 from workbench.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pydantic import Field, PositiveInt
 from workbench.adapters.anatomy import features
 from workbench.adapters.lora import LowRank
 from workbench.adapters.method import HALF_OR_FULL, WEIGHTS, About, Sample, register
-from workbench.adapters.targets import linear_layers
+from workbench.adapters.target_modules import linear_layers
 from workbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class FromWeights(Decomposed):
 
     def initialise(self, model: PeftModel, sample: Sample | None) -> None:
         """Set A and B to parts of the weights, and remember them."""
-        from workbench.adapters.shift import shift
+        from workbench.adapters.shifted_lora import shift
 
         shift(model, self.start)  # on the meta device too: what is shipped is known from shapes
 
@@ -59,7 +59,7 @@ class Pissa(FromWeights):
 
     def start(self, weight_OI: Tensor, rank: int, scale: float) -> tuple[Tensor, Tensor]:
         """scale * B0 A0 is the nearest matrix of that rank to the weight (paper, eq. 2 and 3)."""
-        from workbench.adapters.parts import leading_parts
+        from workbench.adapters.svd import leading_parts
 
         return leading_parts(weight_OI / scale, rank, iterations=self.iterations)
 
@@ -99,7 +99,7 @@ class Eva(LowRank):
             return
         if sample is None:
             raise ConfigError("adapter.method=eva starts from training rows: give adapters.attach a sample.")
-        from workbench.adapters.excited import start_there
+        from workbench.adapters.eva import start_there
 
         start_there(model, sample(), rank=self.rank, rho=self.rho)
 
@@ -130,7 +130,7 @@ class Loftq(Decomposed):
 
     def initialise(self, model: PeftModel, sample: Sample | None) -> None:
         """Read the unquantised weights, one after the other."""
-        from workbench.adapters.parts import start_from_rounding
+        from workbench.adapters.svd import start_from_rounding
 
         if model.device.type != "meta":
             start_from_rounding(model, iterations=self.iterations)

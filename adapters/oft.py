@@ -9,7 +9,7 @@ from pydantic import Field, PositiveInt
 
 from workbench.adapters import anatomy
 from workbench.adapters.method import About, Beside, register
-from workbench.adapters.targets import OnLinear, linear_layers
+from workbench.adapters.target_modules import OnLinear, linear_layers
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -108,7 +108,7 @@ class Boft(Orthogonal):
         """PEFT's BOFTConfig for this backbone."""
         from peft import BOFTConfig
 
-        from workbench.adapters import butterflies  # noqa: F401
+        from workbench.adapters import boft_kernels  # noqa: F401
 
         return BOFTConfig(
             task_type=anatomy.task(model),

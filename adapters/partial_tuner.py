@@ -16,7 +16,7 @@ from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from workbench.adapters.registration import register_tuner
+from workbench.adapters.peft_registration import register_tuner
 
 
 @dataclass

@@ -8,7 +8,7 @@ from pydantic import PositiveInt
 
 from workbench.adapters import anatomy, attention_cache
 from workbench.adapters.method import About, Beside, Sample, register
-from workbench.adapters.virtual import NO_MERGE, VirtualTokens, follow_precision
+from workbench.adapters.virtual_tokens import NO_MERGE, VirtualTokens, follow_precision
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel

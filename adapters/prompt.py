@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from workbench.adapters import anatomy
 from workbench.adapters.method import About, Beside, Sample, register
-from workbench.adapters.virtual import NO_MERGE, VirtualTokens, embedding_width
+from workbench.adapters.virtual_tokens import NO_MERGE, VirtualTokens, embedding_width
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel

@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt
 
 from workbench.adapters import anatomy
 from workbench.adapters.method import About, Beside, register
-from workbench.adapters.targets import OnLinear
+from workbench.adapters.target_modules import OnLinear
 
 if TYPE_CHECKING:
     from peft import PeftConfig

@@ -19,7 +19,7 @@ from workbench.recipes import classify_verbs, crossval_verbs, distill_verbs, swe
 from workbench.recipes.classify_verbs import ClassInspection
 from workbench.recipes.crossval_verbs import CrossvalInspection
 from workbench.recipes.sft import read_template
-from workbench.recipes.sweep_subjects import require_members
+from workbench.recipes.sweep_tasks import require_members
 from workbench.training import preflight
 from workbench.training.freezing.layer_map import stack
 from workbench.training.limits import total_steps

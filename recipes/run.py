@@ -8,7 +8,7 @@ from pathlib import Path
 
 from workbench.config import RunConfig
 from workbench.errors import ResumeError, Stopped, WorkbenchError
-from workbench.recipes import classify, crossval, distill, foresight, sft, sweep
+from workbench.recipes import classify, crossval, distill, memory_check, sft, sweep
 from workbench.report import pages  # here, so that a run's clock does not take it for the time of its report
 from workbench.runs import files, process_memory, run_clock, run_directory
 from workbench.runs.ranks import Ranks, joined, require_same
@@ -40,7 +40,7 @@ def run(config: RunConfig, *, out: Path, resume: bool, watcher: Watcher, began: 
         config = ranks.agreed(_resumed(config, out) if resume else _solved(config, ranks) if ranks.first else config)
     layout_checks.require(config, ranks)
     if ranks.first and not resume and not solved:
-        foresight.require_memory(config, ranks)
+        memory_check.require_memory(config, ranks)
     if resume and config.budget.timed and files.read_json(out / "manifest.json").get("status") == "done":
         raise ResumeError(f"{out} is done, and its time is over. `workbench evaluate {out}` scores it again.")
     directory = _entered(out, config, resume=resume, ranks=ranks)

@@ -12,7 +12,7 @@ from workbench.config import RunConfig, sweep_config
 from workbench.config.sweep_config import Trial
 from workbench.errors import TrainingError
 from workbench.models import model_summary
-from workbench.recipes.sweep_subjects import Bench, Classes, Subject, Text
+from workbench.recipes.sweep_tasks import Bench, Classes, Subject, Text
 from workbench.runs import files, units
 from workbench.runs.run_directory import Run
 from workbench.training import bank_trainer, capacity

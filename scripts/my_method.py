@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from workbench.adapters import About, Beside, Method, anatomy, register
-from workbench.adapters.registration import register_tuner
-from workbench.adapters.targets import Targets, resolve
+from workbench.adapters.peft_registration import register_tuner
+from workbench.adapters.target_modules import Targets, resolve
 
 
 @register

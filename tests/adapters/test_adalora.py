@@ -19,7 +19,7 @@ import workbench
 from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import AdaLora
-from workbench.adapters.ranks import Budget, RankSchedule
+from workbench.adapters.rank_allocator import Budget, RankSchedule
 from workbench.cli.console import Terminal
 from workbench.errors import Stopped
 from workbench.training import checkpoints

@@ -18,7 +18,7 @@ from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import METHODS, Full, Lora, bank
 from workbench.adapters.bank import Bank
-from workbench.adapters.routed import Routing, Rows
+from workbench.adapters.bank_layers import Routing, Rows
 from workbench.config import ModelConfig
 from workbench.errors import BackboneError, ConfigError, FileError
 from workbench.models import backbones

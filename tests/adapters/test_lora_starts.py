@@ -20,7 +20,7 @@ from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import METHODS, Eva, Loftq, Method, Pissa
 from workbench.adapters.anatomy import dense_weight
-from workbench.adapters.excited import Components
+from workbench.adapters.eva import Components
 from workbench.config import ModelConfig
 from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import Boft, Method, Oft
-from workbench.adapters.butterflies import BlockDiagonal
+from workbench.adapters.boft_kernels import BlockDiagonal
 from workbench.config import ModelConfig
 from workbench.errors import ConfigError
 from workbench.models import backbones

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import adapters
-from workbench.adapters import Full, several
+from workbench.adapters import Full, multi_adapter
 from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.distill_config import DistillConfig
 from workbench.data import starter
@@ -128,7 +128,7 @@ def alone(source: Source, student: RunConfig, tokenizer: PreTrainedTokenizerBase
     loaded = backbones.load(source.model, tokenizer if same else source.tokenizer(), task=tasks.of(student))
     backbone = loaded.model
     if source.adapters:
-        model = several.load(backbone, _named(source.adapters))
+        model = multi_adapter.load(backbone, _named(source.adapters))
         voices = _voices(model, backbone, dict(model.peft_config))
     else:
         voices = [_bare(backbone, backbone)]

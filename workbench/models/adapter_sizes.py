@@ -23,7 +23,7 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from workbench import adapters
 from workbench.adapters import METHODS, Full, Lora, Method
-from workbench.adapters.shipping import as_shipped
+from workbench.adapters.export_form import as_shipped
 from workbench.config import ModelConfig, plugins
 from workbench.config.cross_checks import unable
 from workbench.config.tasks import TEXT, Task

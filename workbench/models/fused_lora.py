@@ -13,7 +13,7 @@ from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.adapters.shift import Shift, shifted_factors
+from workbench.adapters.shifted_lora import Shift, shifted_factors
 from workbench.models.weight_storage import StoredLinear
 
 

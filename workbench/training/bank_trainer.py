@@ -17,7 +17,7 @@ from torch import Tensor
 
 from workbench.adapters import bank as banks
 from workbench.adapters.bank import Bank
-from workbench.adapters.routed import Rows
+from workbench.adapters.bank_layers import Rows
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, MicroBatch
 from workbench.data.mixed_batches import Part, join, mixed_batches, padded_length

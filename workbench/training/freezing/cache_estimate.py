@@ -16,7 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from transformers import PreTrainedModel
 
 from workbench import adapters
-from workbench.adapters.routed import RoutedLora
+from workbench.adapters.bank_layers import RoutedLora
 from workbench.data.batching import Examples
 from workbench.errors import ConfigError
 from workbench.models import first_token

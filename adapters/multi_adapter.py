@@ -9,7 +9,7 @@ from peft import AdaLoraConfig, LoraConfig, PeftConfig, PeftModel
 from transformers import PreTrainedModel
 
 from workbench import adapters
-from workbench.adapters.registration import register_ours
+from workbench.adapters.peft_registration import register_ours
 from workbench.errors import ConfigError
 
 BARE = "__base__"

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from tests.conftest import tiny
 from workbench import adapters
-from workbench.adapters import METHODS, several
+from workbench.adapters import METHODS, multi_adapter
 from workbench.errors import ConfigError
 
 # Stock PEFT uses what transformers calls deprecated.
@@ -47,21 +47,21 @@ def base() -> PreTrainedModel:
 def test_each_is_what_it_would_be_alone_and_rows_may_differ(base: PreTrainedModel, tmp_path: Path) -> None:
     folders = {"first": _save(base, tmp_path / "a", "lora"), "second": _save(base, tmp_path / "bb", "rslora")}
     alone = {name: _logits(adapters.load(copy.deepcopy(base), folder)) for name, folder in folders.items()}
-    alone[several.BARE] = _logits(base)
-    model = several.load(copy.deepcopy(base), folders)
+    alone[multi_adapter.BARE] = _logits(base)
+    model = multi_adapter.load(copy.deepcopy(base), folders)
     for name in ("first", "second", "first"):
-        several.use(model, name)
+        multi_adapter.use(model, name)
         assert torch.equal(_logits(model), alone[name])
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
-    names = ["second", "first", several.BARE, "second"]
-    mixed = _logits(model, **several.rows(model, names))
+    names = ["second", "first", multi_adapter.BARE, "second"]
+    mixed = _logits(model, **multi_adapter.rows(model, names))
     for row, name in enumerate(names):
         torch.testing.assert_close(mixed[row], alone[name][row], rtol=1e-5, atol=1e-5)
     settings: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
-    written = model.generate(input_ids=IDS, **several.rows(model, names), **settings)
+    written = model.generate(input_ids=IDS, **multi_adapter.rows(model, names), **settings)
     for row, name in enumerate(names[:2]):
-        several.use(model, name)
+        multi_adapter.use(model, name)
         assert torch.equal(model.generate(input_ids=IDS[row : row + 1], **settings)[0], written[row])
 
 
@@ -70,23 +70,23 @@ def test_each_is_what_it_would_be_alone_and_rows_may_differ(base: PreTrainedMode
 )
 def test_what_cannot_be_mixed_can_be_switched(base: PreTrainedModel, method: str, kind: str, tmp_path: Path) -> None:
     folders = {"one": _save(base, tmp_path / "a", method), "two": _save(base, tmp_path / "bb", method)}
-    model = several.load(copy.deepcopy(base), folders)
+    model = multi_adapter.load(copy.deepcopy(base), folders)
     for name in ("two", "one"):
-        several.use(model, name)
+        multi_adapter.use(model, name)
         assert torch.equal(_logits(model), _logits(adapters.load(copy.deepcopy(base), folders[name])))
     with pytest.raises(ConfigError, match=rf"one is {kind}, of which PEFT cannot mix several in a batch.* Call use"):
-        several.rows(model, ["one", "two", "one", "two"])
+        multi_adapter.rows(model, ["one", "two", "one", "two"])
 
 
 def test_mistakes_are_told(base: PreTrainedModel, tmp_path: Path) -> None:
     lora, last = _save(base, tmp_path / "a", "lora"), _save(base, tmp_path / "bb", "last-layers")
     with pytest.raises(ConfigError, match=r"different kinds \(x LORA, y PARTIAL\) do not go on one backbone"):
-        several.load(copy.deepcopy(base), {"x": lora, "y": last})
+        multi_adapter.load(copy.deepcopy(base), {"x": lora, "y": last})
     rows = _save(base, tmp_path / "ccc", "lora", new=(60, 61))
     with pytest.raises(ConfigError, match="y brings rows of new tokens, which change the vocabulary for the others"):
-        several.load(copy.deepcopy(base), {"x": lora, "y": rows})
-    model = several.load(copy.deepcopy(base), {"x": lora})
+        multi_adapter.load(copy.deepcopy(base), {"x": lora, "y": rows})
+    model = multi_adapter.load(copy.deepcopy(base), {"x": lora})
     with pytest.raises(ConfigError, match=r"No adapter is called z\. There are: x\."):
-        several.rows(model, ["x", "z", several.BARE])
+        multi_adapter.rows(model, ["x", "z", multi_adapter.BARE])
     with pytest.raises(ConfigError, match="No adapter is called z"):
-        several.use(model, "z")
+        multi_adapter.use(model, "z")

@@ -10,7 +10,7 @@ from peft.tuners.lora.layer import LoraLayer
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from workbench.adapters import Lora, attach, targets
+from workbench.adapters import Lora, attach, target_modules
 from workbench.errors import ConfigError
 
 LLAMA = (["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"])
@@ -46,7 +46,7 @@ def test_a_role_adapts_its_layers_in_every_block_and_no_others(family: PreTraine
     names = {"attention": attention, "mlp": mlp, "all-linear": attention + mlp}[role]
     if not names:
         with pytest.raises(ConfigError, match=f"{role} matches no linear layer of MixtralForCausalLM"):
-            targets.resolve(family, role)
+            target_modules.resolve(family, role)
         return
     found = _adapted(family, role)
     assert len(found) == 2 * len(names)
@@ -56,7 +56,7 @@ def test_a_role_adapts_its_layers_in_every_block_and_no_others(family: PreTraine
 
 
 def test_gpt2_needs_full_paths_because_c_proj_stands_in_both_roles(family: PreTrainedModel) -> None:
-    resolved = targets.resolve(family, "attention")
+    resolved = target_modules.resolve(family, "attention")
     is_gpt2 = type(family).__name__ == "GPT2LMHeadModel"
     assert all(("." in name) == is_gpt2 for name in resolved)
     if is_gpt2:
@@ -82,16 +82,16 @@ def test_names_are_leaves_or_ends_of_paths(llama: PreTrainedModel, wanted: tuple
 
 def test_names_that_match_nothing_list_the_nearest(llama: PreTrainedModel) -> None:
     with pytest.raises(ConfigError) as caught:
-        targets.resolve(llama, ["q_porj", "v_proj", "roj"])
+        target_modules.resolve(llama, ["q_porj", "v_proj", "roj"])
     text = str(caught.value)
     assert text.startswith("adapter.targets: no linear layer of LlamaForCausalLM is called q_porj, roj.")
     assert "q_proj" in text.split("Nearest: ")[1]
     assert "Roles: attention, mlp, all-linear." in text
     with pytest.raises(ConfigError, match="Nearest: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"):
-        targets.resolve(llama, ["zzz"])
+        target_modules.resolve(llama, ["zzz"])
 
 
 def test_the_head_is_no_target_of_a_role_but_linear_layers_are_all_found(llama: PreTrainedModel) -> None:
-    paths = targets.linear_modules(llama)
+    paths = target_modules.linear_modules(llama)
     every = [name for name, module in llama.named_modules() if isinstance(module, torch.nn.Linear)]
     assert [name for name in every if name not in paths] == ["lm_head"]

@@ -14,7 +14,7 @@ import torch
 from peft import AdaLoraModel, LoraConfig, PeftConfig
 from torch import Tensor, nn
 
-from workbench.adapters.shipping import OwnForm
+from workbench.adapters.export_form import OwnForm
 
 
 @dataclass(frozen=True)

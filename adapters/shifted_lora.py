@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.adapters.anatomy import dense_weight
-from workbench.adapters.shipping import OwnForm
+from workbench.adapters.export_form import OwnForm
 
 Start = Callable[[Tensor, int, float], tuple[Tensor, Tensor]]
 """From a weight (O, I), a rank and a scale to A0 (R, I) and B0 (O, R)."""

@@ -9,13 +9,13 @@ import pytest
 
 import workbench
 from workbench.errors import ConfigError
-from workbench.recipes import foresight, plan
+from workbench.recipes import memory_check, plan
 
 SHORT = ["data.limit=60", "data.held_out=0.1", "train.steps=2", "train.epochs=null", "evaluate.answers=0"]
 
 
 def test_a_run_that_would_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(foresight, "available", lambda _: 60_000_000)
+    monkeypatch.setattr(memory_check, "available", lambda _: 60_000_000)
     with pytest.raises(ConfigError, match=r"would need .* and 60\.0 MB are free") as refused:
         workbench.run("sft/full", SHORT, out=tmp_path / "run", quiet=True)
     assert "activations" in str(refused.value) and "model.weights=auto" in str(refused.value)
@@ -33,8 +33,8 @@ def test_one_that_fits_narrowly_is_planned_and_runs(
 
     plan_of = plan.plan
     monkeypatch.setattr(plan, "plan", planning)
-    monkeypatch.setattr(foresight, "available", lambda _: 400_000_000)
-    monkeypatch.setattr(foresight, "PLAIN", 0.01)
+    monkeypatch.setattr(memory_check, "available", lambda _: 400_000_000)
+    monkeypatch.setattr(memory_check, "PLAIN", 0.01)
     words = [f"model.id={stories}", "adapter={method: full}", *SHORT]
     workbench.run("sft/quickstart", words, out=tmp_path / "run", quiet=True)
     assert len(planned) == 1 and 0 < planned[0].peak < 400_000_000
@@ -47,7 +47,7 @@ def test_one_that_plainly_fits_is_not_planned(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_what_is_wrong_with_a_run_is_for_the_run_to_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(foresight, "available", lambda _: 1)
+    monkeypatch.setattr(memory_check, "available", lambda _: 1)
     with pytest.raises(ConfigError, match="is below the longest example"):
         words = ["adapter={method: full}", "batch.tokens_per_device=8", *SHORT]
         workbench.run("sft/quickstart", words, out=tmp_path / "run", quiet=True)

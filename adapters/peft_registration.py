@@ -10,7 +10,7 @@ from peft.utils import register_peft_method
 
 OURS = (
     "workbench.adapters.bottleneck_tuner",
-    "workbench.adapters.butterflies",
+    "workbench.adapters.boft_kernels",
     "workbench.adapters.partial_tuner",
 )
 """Modules that register a tuner, or complete one of PEFT's, when they are imported."""
