@@ -20,7 +20,7 @@ from workbench.adapters.ia3 import Ia3
 from workbench.adapters.layernorm import LayerNorm
 from workbench.adapters.lora import Lora, LoraPlus
 from workbench.adapters.lora_starts import Eva, Loftq, Olora, Pissa
-from workbench.adapters.method import METHODS, About, Beside, Method, Sample, register
+from workbench.adapters.method import METHODS, ExtraParameters, Method, MethodInfo, Sample, register
 from workbench.adapters.oft import Boft, Oft
 from workbench.adapters.partial import BitFit, LastLayers, LinearProbe
 from workbench.adapters.prefix import DeepPrompt, Prefix
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "METHODS",
-    "About",
+    "MethodInfo",
     "AdaLora",
-    "Beside",
+    "ExtraParameters",
     "BitFit",
     "Boft",
     "Bottleneck",
@@ -113,7 +113,7 @@ def attach(
     rows = {name: list(new_token_ids) for name in _prepare_rows(model)} if new_token_ids else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        peft_config = config.to_peft(model, Beside(token_rows=rows, heads=anatomy.fresh_heads(model)))
+        peft_config = config.to_peft(model, ExtraParameters(token_rows=rows, heads=anatomy.fresh_heads(model)))
         anatomy.leave_out(peft_config, model, below=below)
         # Without values (sizes are predicted so) the adapter has none either, however large it is.
         with _without_hints(), torch.device("meta") if model.device.type == "meta" else nullcontext():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from workbench.adapters import anatomy
-from workbench.adapters.method import About, Beside, Companion, Sample, register
+from workbench.adapters.method import ExtraParameters, MethodInfo, Sample, TrainHook, register
 from workbench.adapters.target_modules import OnLinear
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class AdaLora(OnLinear):
     """W + scale * B diag(E) A; while training, ranks are taken where they matter least. E is zero at the start."""
 
-    about: ClassVar[dict[str, About]] = {
-        "adalora": About("a low-rank update of linear layers that shares out its ranks",
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "adalora": MethodInfo("a low-rank update of linear layers that shares out its ranks",
                          "Zhang et al. 2023, arXiv:2303.10512", plans_steps=True,
                          no_freezing="it shares out ranks among all layers", token_rows=True),
     }  # fmt: skip
@@ -58,7 +58,7 @@ class AdaLora(OnLinear):
         """Ranks of every layer at the start."""
         return math.ceil(1.5 * self.rank) if self.initial_rank is None else self.initial_rank
 
-    def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's AdaLoraConfig for this backbone; its own schedule and penalty rest, the companion has them."""
         from peft import AdaLoraConfig
 
@@ -85,15 +85,15 @@ class AdaLora(OnLinear):
         """Singular values (rank, 1) are a vector."""
         return ".lora_E." not in parameter
 
-    def companion(self, trainable: Mapping[str, nn.Parameter], *, steps: int | None) -> Companion:
+    def companion(self, trainable: Mapping[str, nn.Parameter], *, steps: int | None) -> TrainHook:
         """The schedule that takes ranks."""
-        from workbench.adapters.rank_allocator import Budget, RankSchedule
+        from workbench.adapters.rank_allocator import RankBudget, RankSchedule
 
         assert steps is not None, "configurations that do not know are refused"
         end = steps - round(self.after * steps)
         return RankSchedule(
             trainable,
-            Budget(begin=min(round(self.before * steps), end - 1), end=end),
+            RankBudget(begin=min(round(self.before * steps), end - 1), end=end),
             rank=self.rank,
             interval=max(1, round(self.interval * steps)),
             orthogonality=self.orthogonality,

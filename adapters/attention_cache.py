@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Sizes(NamedTuple):
+class CacheSizes(NamedTuple):
     """Of the keys, and of the values, that are kept of one token."""
 
     layers: int
@@ -19,7 +19,7 @@ class Sizes(NamedTuple):
     width: int
 
 
-def sizes(model: PreTrainedModel) -> Sizes | None:
+def sizes(model: PreTrainedModel) -> CacheSizes | None:
     """What a causal model keeps of a token; it may be without weights.
 
     None where layers differ, where keys and values do (DeepSeek), or where nothing such is kept (Mamba, encoders).
@@ -35,7 +35,7 @@ def sizes(model: PreTrainedModel) -> Sizes | None:
     seen = _first_layer(model)
     if seen is None or seen[0] != seen[1]:
         return None
-    return Sizes(len(anatomy.blocks(model)[0]), seen[0][1], seen[0][3])
+    return CacheSizes(len(anatomy.blocks(model)[0]), seen[0][1], seen[0][3])
 
 
 def window(model: PreTrainedModel) -> int | None:

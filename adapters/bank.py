@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 
 from workbench import adapters
 from workbench.adapters import _without_hints, anatomy, require_fit
-from workbench.adapters.bank_layers import RoutedHead, RoutedLora, Routing, Rows
+from workbench.adapters.bank_layers import MemberRows, RoutedHead, RoutedLora, Routing
 from workbench.adapters.lora import Lora, LoraPlus
-from workbench.adapters.method import Beside, Method
+from workbench.adapters.method import ExtraParameters, Method
 from workbench.errors import ConfigError
 
 
@@ -45,7 +45,7 @@ class Bank:
             head.routing = self._routing
 
     @contextmanager
-    def route(self, rows: Sequence[Rows], *, length: int) -> Iterator[None]:
+    def route(self, rows: Sequence[MemberRows], *, length: int) -> Iterator[None]:
         """Inside, a batch's rows belong to these members, in this order; the backward pass belongs inside too.
 
         Args:
@@ -73,7 +73,7 @@ class Bank:
         """Logits (K, B, ...) of every member for the same rows, in one forward pass without gradients."""
         count, length = next(iter(inputs.values())).shape[:2]
         repeated = {name: torch.cat([tensor] * len(self.members)) for name, tensor in inputs.items()}
-        with torch.no_grad(), self.route([Rows(member, count) for member in self.members], length=length):
+        with torch.no_grad(), self.route([MemberRows(member, count) for member in self.members], length=length):
             logits: Tensor = self.model(**repeated).logits
         return logits.reshape(len(self.members), count, *logits.shape[1:])
 
@@ -128,7 +128,7 @@ def attach(model: PreTrainedModel, configs: Sequence[Method], *, seeds: Sequence
         if reason := refusal(config):
             raise ConfigError(f"adapter.method={config.method}: {reason}.")
     # Before anything is attached: target names are those of the bare backbone.
-    wanted: list[Any] = [config.to_peft(model, Beside(heads=anatomy.fresh_heads(model))) for config in configs]
+    wanted: list[Any] = [config.to_peft(model, ExtraParameters(heads=anatomy.fresh_heads(model))) for config in configs]
     for peft_config in wanted:
         anatomy.leave_out(peft_config, model, below=below)
     attached: PeftModel | None = None

@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from workbench.errors import BackboneError
 
 
-class Rows(NamedTuple):
+class MemberRows(NamedTuple):
     """Rows of one member."""
 
     member: str
@@ -34,16 +34,16 @@ class Routing:
     """Whose rows are computed; every layer of a bank reads it."""
 
     def __init__(self) -> None:
-        self._rows: tuple[Rows, ...] = ()
+        self._rows: tuple[MemberRows, ...] = ()
         self._length = 1
 
-    def set(self, rows: Sequence[Rows], *, length: int) -> None:
+    def set(self, rows: Sequence[MemberRows], *, length: int) -> None:
         """The rows of the next batches, in their order, of `length` tokens each."""
         self._rows, self._length = tuple(rows), length
 
     def set_all(self, member: str) -> None:
         """All rows of the next batches are one member's, however many there are."""
-        self._rows, self._length = (Rows(member, -1),), 1
+        self._rows, self._length = (MemberRows(member, -1),), 1
 
     def slices(self, x: Tensor) -> Iterator[tuple[str, slice]]:
         """Each member, and where in the first dimension of `x` (B, ...) or (B * L, ...) its rows are.

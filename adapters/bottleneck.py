@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from workbench.adapters import anatomy, bottleneck_places
-from workbench.adapters.method import About, Beside, Method, register
+from workbench.adapters.method import ExtraParameters, Method, MethodInfo, register
 from workbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,20 +30,20 @@ class Bottleneck(Method):
     layer normalisations, which here stay frozen.
     """
 
-    about: ClassVar[dict[str, About]] = {
-        "houlsby": About(
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "houlsby": MethodInfo(
             "a bottleneck after attention and one after the MLP",
             "Houlsby et al. 2019, arXiv:1902.00751",
             no_merge=NOT_LINEAR,
             token_rows=True,
         ),
-        "pfeiffer": About(
+        "pfeiffer": MethodInfo(
             "a bottleneck at the end of each block",
             "Pfeiffer et al. 2021, arXiv:2005.00247",
             no_merge=NOT_LINEAR,
             token_rows=True,
         ),
-        "parallel": About(
+        "parallel": MethodInfo(
             "a scaled bottleneck beside the MLP",
             "He et al. 2022, arXiv:2110.04366",
             no_merge=NOT_LINEAR,
@@ -86,7 +86,7 @@ class Bottleneck(Method):
         """Paths of the modules whose output, or input, it changes."""
         return bottleneck_places.find(model, self.method).changed
 
-    def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """The configuration of our tuner for this backbone."""
         from workbench.adapters.bottleneck_tuner import BottleneckConfig
 

@@ -70,7 +70,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
             handle.remove()
 
 
-class After(BottleneckLayer):
+class SequentialBottleneck(BottleneckLayer):
     """y + A(y)."""
 
     def hook(self, changed: nn.Module, read: nn.Module) -> list[RemovableHandle]:
@@ -83,7 +83,7 @@ class After(BottleneckLayer):
         return _with_hidden(output, y_BLD)
 
 
-class Within(BottleneckLayer):
+class NormalisedBottleneck(BottleneckLayer):
     """N(s + A(N(s))): the block's last normalisation N sees what is added."""
 
     def hook(self, changed: nn.Module, read: nn.Module) -> list[RemovableHandle]:
@@ -97,7 +97,7 @@ class Within(BottleneckLayer):
         return output
 
 
-class Beside(BottleneckLayer):
+class ParallelBottleneck(BottleneckLayer):
     """y + A(x), x being the input of another module, which runs before."""
 
     def hook(self, changed: nn.Module, read: nn.Module) -> list[RemovableHandle]:
@@ -117,7 +117,11 @@ class Beside(BottleneckLayer):
         return _with_hidden(output, y_BLD)
 
 
-KINDS: dict[str, type[BottleneckLayer]] = {"after": After, "within": Within, "beside": Beside}
+KINDS: dict[str, type[BottleneckLayer]] = {
+    "after": SequentialBottleneck,
+    "within": NormalisedBottleneck,
+    "beside": ParallelBottleneck,
+}
 """Field of the configuration to what works there."""
 CHILD = "_bottleneck"
 """How such a child is called after its field; PEFT passes over modules whose path has the tuner's prefix in it."""

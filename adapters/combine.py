@@ -56,7 +56,7 @@ class Saved:
     updates: Updates
 
 
-class Error(NamedTuple):
+class CombinationError(NamedTuple):
     """Frobenius norm of the difference, relative to that of what was wanted."""
 
     overall: float
@@ -126,7 +126,7 @@ def nearest(updates: Updates, rank: int) -> Updates:
     return found
 
 
-def error(found: Updates, wanted: Updates) -> Error:
+def error(found: Updates, wanted: Updates) -> CombinationError:
     """How far `found` is from `wanted`, for each layer and over all of them."""
     differences, norms = {}, {}
     for layer, (down, up) in wanted.items():
@@ -135,7 +135,7 @@ def error(found: Updates, wanted: Updates) -> Error:
         norms[layer] = _norm(down, up)
     layers = {layer: differences[layer] / norms[layer] if norms[layer] else 0.0 for layer in wanted}
     total = math.hypot(*norms.values())
-    return Error(math.hypot(*differences.values()) / total if total else 0.0, layers)
+    return CombinationError(math.hypot(*differences.values()) / total if total else 0.0, layers)
 
 
 def write(updates: Updates, folder: Path, *, like: Saved) -> Updates:

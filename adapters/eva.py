@@ -68,7 +68,7 @@ class Components:
 
 
 @torch.no_grad()
-def excited(model: PeftModel, sample: Iterable[Mapping[str, Tensor]], count: int) -> dict[str, Components]:
+def excited_directions(model: PeftModel, sample: Iterable[Mapping[str, Tensor]], count: int) -> dict[str, Components]:
     """Components of the inputs of every LoRA layer, by the layer's path; layers that share inputs share them."""
     found: dict[str, Components] = {}
     last: list[Any] = [None, None]
@@ -116,7 +116,7 @@ def start_there(model: PeftModel, sample: Iterable[Mapping[str, Tensor]], *, ran
         rho: Times `rank` that a layer may have; a layer that deserves none has no adapter.
     """
     moved = ({name: each.to(model.device) for name, each in inputs.items()} for inputs in sample)
-    found = excited(model, moved, math.ceil(rho * rank))
+    found = excited_directions(model, moved, math.ceil(rho * rank))
     directions = share_out(found, rank=rank)
     config: Any = model.peft_config["default"]
     config.init_lora_weights, config.eva_config = "eva", EvaConfig(rho=rho)

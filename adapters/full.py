@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from workbench.adapters.method import HALF_OR_FULL, About, Method, register
+from workbench.adapters.method import HALF_OR_FULL, Method, MethodInfo, register
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class Full(Method):
     """No adapter: all weights of the backbone are trained."""
 
-    about: ClassVar[dict[str, About]] = {
-        "full": About(
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "full": MethodInfo(
             trains="every weight",
             paper="-",
             weights=HALF_OR_FULL,

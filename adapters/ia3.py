@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from workbench.adapters import anatomy
 from workbench.adapters.anatomy import blocks, features, is_attention, linear_modules
-from workbench.adapters.method import About, Beside, Method, register
+from workbench.adapters.method import ExtraParameters, Method, MethodInfo, register
 from workbench.adapters.target_modules import Targets, linear_layers, short_names
 from workbench.errors import ConfigError
 
@@ -24,8 +24,8 @@ TOGETHER = ("query_key_value", "qkv_proj", "qkv", "c_attn", "Wqkv", "W_pack", "i
 class Ia3(Method):
     """One factor for each key, each value and each unit inside an MLP; all are 1 at the start."""
 
-    about: ClassVar[dict[str, About]] = {
-        "ia3": About("a factor for each key, value and MLP unit", "Liu et al. 2022, arXiv:2205.05638"),
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "ia3": MethodInfo("a factor for each key, value and MLP unit", "Liu et al. 2022, arXiv:2205.05638"),
     }
     method: Literal["ia3"] = "ia3"
     targets: Targets = "all-linear"
@@ -37,7 +37,7 @@ class Ia3(Method):
         outputs, inputs = self._scaled(model)
         return outputs + inputs
 
-    def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's IA3Config for this backbone."""
         from peft import IA3Config
 

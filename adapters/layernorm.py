@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from workbench.adapters import anatomy
-from workbench.adapters.method import About, Beside, Method, register
+from workbench.adapters.method import ExtraParameters, Method, MethodInfo, register
 from workbench.adapters.target_modules import short_names
 from workbench.errors import ConfigError
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class LayerNorm(Method):
     """Every LayerNorm and RMSNorm of the backbone trains, with its bias where it has one."""
 
-    about: ClassVar[dict[str, About]] = {
-        "layernorm": About("every norm's weight and bias", "Zhao et al. 2023, arXiv:2312.11420"),
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "layernorm": MethodInfo("every norm's weight and bias", "Zhao et al. 2023, arXiv:2312.11420"),
     }
     method: Literal["layernorm"] = "layernorm"
 
@@ -27,7 +27,7 @@ class LayerNorm(Method):
         """Names of the norms."""
         return short_names(model, _norms(model))
 
-    def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's LNTuningConfig for this backbone."""
         from peft import LNTuningConfig
 

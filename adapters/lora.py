@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from workbench.adapters import anatomy
-from workbench.adapters.method import About, Beside, register
+from workbench.adapters.method import ExtraParameters, MethodInfo, register
 from workbench.adapters.target_modules import OnLinear
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class LowRank(OnLinear):
     alpha: float = Field(default=32.0, gt=0)
     """Scale of the update is alpha / rank (alpha / sqrt(rank) for rslora)."""
 
-    def to_peft(self, model: PreTrainedModel, beside: Beside) -> LoraConfig:
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> LoraConfig:
         """PEFT's LoraConfig for this backbone."""
         from peft import LoraConfig
 
@@ -44,10 +44,10 @@ class LowRank(OnLinear):
 class Lora(LowRank):
     """A starts at random and B at zero: the identity at the start."""
 
-    about: ClassVar[dict[str, About]] = {
-        "lora": About("a low-rank update of linear layers", "Hu et al. 2021, arXiv:2106.09685", token_rows=True),
-        "rslora": About("lora, scaled by alpha / sqrt(rank)", "Kalajdzievski 2023, arXiv:2312.03732", token_rows=True),
-        "dora": About("lora of the direction, and each output's magnitude", "Liu et al. 2024, arXiv:2402.09353",
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "lora": MethodInfo("a low-rank update of linear layers", "Hu et al. 2021, arXiv:2106.09685", token_rows=True),
+        "rslora": MethodInfo("lora, scaled by alpha / sqrt(rank)", "Kalajdzievski 2023, arXiv:2312.03732", token_rows=True),
+        "dora": MethodInfo("lora of the direction, and each output's magnitude", "Liu et al. 2024, arXiv:2402.09353",
                       token_rows=True),
     }  # fmt: skip
     method: Literal["lora", "rslora", "dora"] = "lora"
@@ -58,8 +58,8 @@ class Lora(LowRank):
 class LoraPlus(LowRank):
     """LoRA whose B learns faster than its A."""
 
-    about: ClassVar[dict[str, About]] = {
-        "lora+": About("lora, with a higher learning rate for B", "Hayou et al. 2024, arXiv:2402.12354",
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "lora+": MethodInfo("lora, with a higher learning rate for B", "Hayou et al. 2024, arXiv:2402.12354",
                        token_rows=True),
     }  # fmt: skip
     method: Literal["lora+"] = "lora+"

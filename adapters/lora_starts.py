@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt
 
 from workbench.adapters.anatomy import features
 from workbench.adapters.lora import LowRank
-from workbench.adapters.method import HALF_OR_FULL, WEIGHTS, About, Sample, register
+from workbench.adapters.method import HALF_OR_FULL, WEIGHTS, MethodInfo, Sample, register
 from workbench.adapters.target_modules import linear_layers
 from workbench.errors import ConfigError
 
@@ -50,8 +50,10 @@ class FromWeights(Decomposed):
 class Pissa(FromWeights):
     """LoRA from the largest singular values and vectors of each weight."""
 
-    about: ClassVar[dict[str, About]] = {
-        "pissa": About("lora, from the largest singular parts", "Meng et al. 2024, arXiv:2404.02948", token_rows=True),
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "pissa": MethodInfo(
+            "lora, from the largest singular parts", "Meng et al. 2024, arXiv:2404.02948", token_rows=True
+        ),
     }
     method: Literal["pissa"] = "pissa"
     iterations: PositiveInt | None = None
@@ -68,8 +70,8 @@ class Pissa(FromWeights):
 class Olora(FromWeights):
     """LoRA from the first orthonormal directions of each weight."""
 
-    about: ClassVar[dict[str, About]] = {
-        "olora": About("lora, from an orthonormal basis", "Büyükakyüz 2024, arXiv:2406.01775", token_rows=True),
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "olora": MethodInfo("lora, from an orthonormal basis", "Büyükakyüz 2024, arXiv:2406.01775", token_rows=True),
     }
     method: Literal["olora"] = "olora"
 
@@ -85,8 +87,8 @@ class Olora(FromWeights):
 class Eva(LowRank):
     """LoRA whose A, and whose rank in each layer, come from what training rows excite; B is zero."""
 
-    about: ClassVar[dict[str, About]] = {
-        "eva": About("lora, along what data excite", "Paischer et al. 2024, arXiv:2410.07170", token_rows=True),
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "eva": MethodInfo("lora, along what data excite", "Paischer et al. 2024, arXiv:2410.07170", token_rows=True),
     }
     method: Literal["eva"] = "eva"
     rho: float = Field(default=1.0, ge=1)
@@ -112,8 +114,8 @@ class Loftq(Decomposed):
     quantised weights, and what is shipped would not fit a backbone that anybody else quantises.
     """
 
-    about: ClassVar[dict[str, About]] = {
-        "loftq": About("lora, from what quantisation took away", "Li et al. 2023, arXiv:2310.08659", token_rows=True,
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "loftq": MethodInfo("lora, from what quantisation took away", "Li et al. 2023, arXiv:2310.08659", token_rows=True,
                        weights=QUANTISED, why_weights="it starts from what quantisation took away",
                        starts_elsewhere="it starts nearer to the unquantised backbone"),
     }  # fmt: skip

@@ -25,7 +25,7 @@ METHODS: dict[str, type[Method]] = {}
 
 
 @dataclass(frozen=True)
-class About:
+class MethodInfo:
     """What a person wants to know before choosing a method, and what the rest of the program refuses by."""
 
     trains: str
@@ -51,7 +51,7 @@ class About:
 
 
 @dataclass(frozen=True)
-class Beside:
+class ExtraParameters:
     """What trains beside the adapter and is saved with it."""
 
     token_rows: dict[str, list[int]] | None = None
@@ -64,7 +64,7 @@ Sample = Callable[[], "Iterator[dict[str, Tensor]]"]
 """Model inputs of some training rows, one micro-batch after the other, for methods that start from data."""
 
 
-class Companion(Protocol):
+class TrainHook(Protocol):
     """What goes on during training besides the loss and the optimizer: AdaLoRA moves its ranks.
 
     It works on the float32 values and gradients that the optimizer works on, never on the copies that compute.
@@ -86,12 +86,12 @@ class Companion(Protocol):
 class Method(Section):
     """Base of every method. A subclass has `method: Literal[...]`, its settings, `about` and `to_peft`."""
 
-    about: ClassVar[dict[str, About]] = {}
+    about: ClassVar[dict[str, MethodInfo]] = {}
     """For each name that `method` may have."""
     method: str
 
     @property
-    def facts(self) -> About:
+    def facts(self) -> MethodInfo:
         """About the method that is configured."""
         return self.about[self.method]
 
@@ -113,7 +113,7 @@ class Method(Section):
         """Names of the modules that it changes, as `check` shows them; raises ConfigError where there are none."""
         raise NotImplementedError
 
-    def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """The PEFT configuration for this backbone."""
         raise NotImplementedError
 
@@ -128,7 +128,7 @@ class Method(Section):
         """Whether weight decay may pull a matrix, named as in the model, to zero; not where zero destroys."""
         return True
 
-    def companion(self, trainable: Mapping[str, nn.Parameter], *, steps: int | None) -> Companion | None:
+    def companion(self, trainable: Mapping[str, nn.Parameter], *, steps: int | None) -> TrainHook | None:
         """What goes with training; most methods need nothing.
 
         Args:

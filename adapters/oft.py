@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from workbench.adapters import anatomy
-from workbench.adapters.method import About, Beside, register
+from workbench.adapters.method import ExtraParameters, MethodInfo, register
 from workbench.adapters.target_modules import OnLinear, linear_layers
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ class Orthogonal(OnLinear):
 class Oft(Orthogonal):
     """One rotation for each block of inputs."""
 
-    about: ClassVar[dict[str, About]] = {
-        "oft": About("a rotation of the inputs of linear layers", "Qiu et al. 2023, arXiv:2306.07280"),
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "oft": MethodInfo("a rotation of the inputs of linear layers", "Qiu et al. 2023, arXiv:2306.07280"),
     }
     method: Literal["oft"] = "oft"
     terms: PositiveInt = 5
@@ -67,7 +67,7 @@ class Oft(Orthogonal):
     shared: bool = False
     """Whether all blocks of a layer share one rotation."""
 
-    def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's OFTConfig for this backbone."""
         from peft import OFTConfig
 
@@ -89,8 +89,8 @@ class Boft(Orthogonal):
     PEFT holds a square matrix of the inputs for each layer and factor, in float32: for small backbones.
     """
 
-    about: ClassVar[dict[str, About]] = {
-        "boft": About("a product of rotations, and output factors", "Liu et al. 2023, arXiv:2311.06243"),
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "boft": MethodInfo("a product of rotations, and output factors", "Liu et al. 2023, arXiv:2311.06243"),
     }
     method: Literal["boft"] = "boft"
     block: PositiveInt = 8
@@ -104,7 +104,7 @@ class Boft(Orthogonal):
             return f"adapter.block={self.block} is odd, and inputs are shuffled by half blocks. Write an even one."
         return super().refusal(model)
 
-    def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's BOFTConfig for this backbone."""
         from peft import BOFTConfig
 

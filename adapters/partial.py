@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import PositiveInt
 
 from workbench.adapters import anatomy
-from workbench.adapters.method import HALF_OR_FULL, About, Beside, Method, register
+from workbench.adapters.method import HALF_OR_FULL, ExtraParameters, Method, MethodInfo, register
 from workbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Partial(Method):
             raise ConfigError(f"adapter.method={self.method}: {self.refusal(model)}")
         return list(dict.fromkeys(name.rpartition(".")[0] for name in chosen))
 
-    def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """The configuration of our tuner for this backbone."""
         from peft.utils.constants import DUMMY_TARGET_MODULES
 
@@ -59,8 +59,8 @@ class BitFit(Partial):
     That of the keys is among them, as in the paper, though softmax attention without rotary positions ignores it.
     """
 
-    about: ClassVar[dict[str, About]] = {
-        "bitfit": About("every bias of the backbone", "Ben Zaken et al. 2022, arXiv:2106.10199", token_rows=True)
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "bitfit": MethodInfo("every bias of the backbone", "Ben Zaken et al. 2022, arXiv:2106.10199", token_rows=True)
     }
     method: Literal["bitfit"] = "bitfit"
 
@@ -87,8 +87,8 @@ class BitFit(Partial):
 class LinearProbe(Partial):
     """Only the output head, which gets weights of its own where it shares the embedding's."""
 
-    about: ClassVar[dict[str, About]] = {
-        "linear-probe": About(
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "linear-probe": MethodInfo(
             trains="the output head alone",
             paper="Alain & Bengio 2016, arXiv:1610.01644",
             no_freezing="it freezes every layer itself",
@@ -111,8 +111,8 @@ class LinearProbe(Partial):
 class LastLayers(Partial):
     """The last blocks, of an encoder-decoder those of the decoder, and the norm that follows them."""
 
-    about: ClassVar[dict[str, About]] = {
-        "last-layers": About(
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "last-layers": MethodInfo(
             trains="the last blocks and the final norm",
             no_freezing="it freezes the first layers itself: adapter.layers says how many train",
             paper="Howard & Ruder 2018, arXiv:1801.06146",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import PositiveInt
 
 from workbench.adapters import anatomy, attention_cache
-from workbench.adapters.method import About, Beside, Sample, register
+from workbench.adapters.method import ExtraParameters, MethodInfo, Sample, register
 from workbench.adapters.virtual_tokens import NO_MERGE, VirtualTokens, follow_precision
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ class Prefix(_Prefix):
     Try train.learning_rate=0.003; ten times that has diverged.
     """
 
-    about: ClassVar[dict[str, About]] = {
-        "prefix": About(
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "prefix": MethodInfo(
             trains="a network that computes keys and values of virtual tokens",
             paper="Li & Liang 2021, arXiv:2101.00190",
             no_merge=NO_MERGE,
@@ -94,7 +94,7 @@ class Prefix(_Prefix):
     encoder_width: PositiveInt | None = 512
     """Width of the network's hidden layer (the paper's reparametrisation); null: the prefix trains as it is."""
 
-    def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's PrefixTuningConfig for this backbone."""
         return self._config(model, self.encoder_width)
 
@@ -106,8 +106,8 @@ class DeepPrompt(_Prefix):
     They need far higher learning rates than LoRA: try train.learning_rate=0.1 for a short run, less for a long one.
     """
 
-    about: ClassVar[dict[str, About]] = {
-        "p-tuning-v2": About(
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "p-tuning-v2": MethodInfo(
             trains="keys and values of virtual tokens",
             paper="Liu et al. 2022, arXiv:2110.07602",
             no_merge=NO_MERGE,
@@ -118,6 +118,6 @@ class DeepPrompt(_Prefix):
     }
     method: Literal["p-tuning-v2"] = "p-tuning-v2"
 
-    def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's PrefixTuningConfig for this backbone, without a network."""
         return self._config(model, None)

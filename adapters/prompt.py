@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from workbench.adapters import anatomy
-from workbench.adapters.method import About, Beside, Sample, register
+from workbench.adapters.method import ExtraParameters, MethodInfo, Sample, register
 from workbench.adapters.virtual_tokens import NO_MERGE, VirtualTokens, embedding_width
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ class Prompt(_SoftPrompt):
     They need far higher learning rates than LoRA: try train.learning_rate=0.03, or 0.3 with init=random.
     """
 
-    about: ClassVar[dict[str, About]] = {
-        "prompt": About(
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "prompt": MethodInfo(
             trains="embeddings of virtual tokens before each row",
             paper="Lester et al. 2021, arXiv:2104.08691",
             no_merge=NO_MERGE,
@@ -65,7 +65,7 @@ class Prompt(_SoftPrompt):
             )
         return None
 
-    def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's PromptTuningConfig for this backbone."""
         from peft import PromptTuningConfig, PromptTuningInit
 
@@ -102,8 +102,8 @@ class PTuning(_SoftPrompt):
     Try train.learning_rate=0.01.
     """
 
-    about: ClassVar[dict[str, About]] = {
-        "p-tuning": About(
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "p-tuning": MethodInfo(
             trains="a network that computes embeddings of virtual tokens",
             paper="Liu et al. 2021, arXiv:2103.10385",
             no_merge=NO_MERGE,
@@ -117,7 +117,7 @@ class PTuning(_SoftPrompt):
     encoder_width: PositiveInt | None = None
     """Width of the network's hidden layers; null: that of the backbone."""
 
-    def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's PromptEncoderConfig for this backbone."""
         from peft import PromptEncoderConfig
 

@@ -18,7 +18,7 @@ from workbench.adapters.export_form import OwnForm
 
 
 @dataclass(frozen=True)
-class Budget:
+class RankBudget:
     """How many ranks there may be: all until step `begin`, few from step `end` on, falling as a cube in between."""
 
     begin: int
@@ -52,7 +52,7 @@ class RankSchedule:
     def __init__(
         self,
         trainable: Mapping[str, nn.Parameter],
-        budget: Budget,
+        budget: RankBudget,
         *,
         rank: int,
         interval: int,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from workbench.adapters import anatomy
-from workbench.adapters.method import About, Beside, register
+from workbench.adapters.method import ExtraParameters, MethodInfo, register
 from workbench.adapters.target_modules import OnLinear
 
 if TYPE_CHECKING:
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 class Vera(OnLinear):
     """W + diag(b) B diag(d) A, where A and B are random, frozen and shared by all layers; b is zero at the start."""
 
-    about: ClassVar[dict[str, About]] = {
-        "vera": About("two vectors a layer, around shared random matrices", "Kopiczko et al. 2023, arXiv:2310.11454"),
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "vera": MethodInfo(
+            "two vectors a layer, around shared random matrices", "Kopiczko et al. 2023, arXiv:2310.11454"
+        ),
     }
     method: Literal["vera"] = "vera"
     rank: PositiveInt = 256
@@ -28,7 +30,7 @@ class Vera(OnLinear):
     initial: float = Field(default=0.1, gt=0)
     """Every number of d at the start."""
 
-    def to_peft(self, model: PreTrainedModel, beside: Beside) -> PeftConfig:
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's VeraConfig for this backbone; the random matrices are saved, since generators differ by machine."""
         import torch
         from peft import VeraConfig

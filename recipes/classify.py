@@ -23,7 +23,7 @@ from workbench.data.labelled import labelled_data
 from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import ClassSplits, Labelled
 from workbench.data.labelled.labels import Floats
-from workbench.data.labelled.text_fields import Writer
+from workbench.data.labelled.text_fields import FieldTokenizer
 from workbench.evaluation import row_outputs, target_scores
 from workbench.losses.criterion import criterion
 from workbench.models import backbones, classifier, model_summary
@@ -37,17 +37,17 @@ from workbench.training.distributed import layout_settings
 from workbench.training.distributed.fsdp import reading
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
-from workbench.training.trainer import Clock, Fit, Supervision, Watcher
+from workbench.training.trainer import Callback, ProgressClock, Trainer, TrainingSignal
 
 REST_TOKENS = 1024
 """Padded tokens in one forward pass that uses up what is left of the time."""
 _NAMES = {"after": "held-out", "test": "test"}
 Scores = dict[str, Any]
-Supervise = Callable[[Classifier, Callable[[], float]], Supervision]
+Supervise = Callable[[Classifier, Callable[[], float]], TrainingSignal]
 """From the classifier that trains, and the share of the run that is done."""
 
 
-def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
+def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
     """Train as `config` says; returns scores of a baseline and of what was trained, as they stand in scores.json."""
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     tokenizer, data, _ = prepare(config)
@@ -65,7 +65,7 @@ def begin(run: Run, data: ClassSplits) -> None:
     files.write_json(run.path / "before.json", {"scores": before})
 
 
-def finish(config: RunConfig, run: Run, data: ClassSplits, watcher: Watcher) -> Scores:
+def finish(config: RunConfig, run: Run, data: ClassSplits, watcher: Callback) -> Scores:
     """Score what was saved: reload it, do not trust the live one."""
     watcher.say("Scoring what was saved ...")
     timer = run.timer
@@ -98,7 +98,7 @@ def finish(config: RunConfig, run: Run, data: ClassSplits, watcher: Watcher) -> 
 
 
 def _use_the_rest(
-    timer: Timer, model: Classifier, data: ClassSplits, run: Run, scores: Scores, watcher: Watcher
+    timer: Timer, model: Classifier, data: ClassSplits, run: Run, scores: Scores, watcher: Callback
 ) -> None:
     """In the time that was kept and not needed: scores of rows that it learnt from, to see what is memorised."""
     if timer.left() < timer.seconds("scoring", REST_TOKENS / int(data.held_out.lengths.sum())):
@@ -126,7 +126,7 @@ def train(
     run: Run,
     data: ClassSplits,
     tokenizer: PreTrainedTokenizerBase,
-    watcher: Watcher,
+    watcher: Callback,
     supervise: Supervise | None = None,
 ) -> None:
     """From a backbone to a saved adapter and head; everything live is freed on return.
@@ -148,7 +148,7 @@ def train(
     )
     model = freezer.model
     run.note(model=model_summary.model(config, backbone, model))
-    found = classifier.find(model, backbone.model, tokenizer, data.labels)
+    found = classifier.classification_model(model, backbone.model, tokenizer, data.labels)
     if run.timer is not None:
         _plan(run.timer, config, data, found)
 
@@ -167,18 +167,18 @@ def fitting(
     backbone: Backbone,
     freezer: Freezer,
     found: Classifier,
-    watcher: Watcher,
+    watcher: Callback,
     supervise: Supervise | None = None,
-) -> Fit:
+) -> Trainer:
     """The training of a classifier with a fresh adapter, not begun."""
 
     def held_out_loss() -> float:
         with phase(run.timer, "evaluation"):
             return score(found, data.held_out)[0]["loss"]
 
-    clock = Clock()
+    clock = ProgressClock()
     supervise = supervise or (lambda found, _: labelled(config, data, found))
-    return Fit(
+    return Trainer(
         model=freezer.model,
         supervision=supervise(found, clock),
         freezer=freezer,
@@ -205,10 +205,10 @@ def _plan(timer: Timer, config: RunConfig, data: ClassSplits, model: Classifier)
             score(model, some)
 
 
-def labelled(config: RunConfig, data: ClassSplits, model: Classifier) -> Supervision:
+def labelled(config: RunConfig, data: ClassSplits, model: Classifier) -> TrainingSignal:
     """The training rows with their labels."""
     objective = criterion(config.classes, from_numpy(data.train.targets_NC))
-    return Supervision(balanced(data.train, config), model.row_loss(objective))
+    return TrainingSignal(balanced(data.train, config), model.row_loss(objective))
 
 
 def score(model: Classifier, rows: Labelled) -> tuple[dict[str, float], Floats]:
@@ -246,5 +246,5 @@ def predictions(
 
 def texts(config: RunConfig, tokenizer: PreTrainedTokenizerBase, rows: Labelled) -> list[str]:
     """What the model reads of each row, uncut."""
-    writer = Writer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
+    writer = FieldTokenizer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
     return [writer.text(record.fields) for record in rows.records]

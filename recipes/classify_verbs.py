@@ -17,7 +17,7 @@ from workbench.data.labelled import fold_data, labelled_data, records
 from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import ClassSplits, Labelled
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.data.labelled.text_fields import Writer
+from workbench.data.labelled.text_fields import FieldTokenizer
 from workbench.evaluation import row_outputs
 from workbench.models import classifier
 from workbench.models.classifier import Classifier
@@ -158,8 +158,8 @@ def save_merged(model: PreTrainedModel, unmerged: Classifier, folder: Path) -> N
     files.write_json(folder / "classes.json", unmerged.labels.facts)
 
 
-def _writer(model: Classifier, config: RunConfig) -> Writer:
-    return Writer(model.tokenizer, config.classes, max_tokens=config.data.max_tokens)
+def _writer(model: Classifier, config: RunConfig) -> FieldTokenizer:
+    return FieldTokenizer(model.tokenizer, config.classes, max_tokens=config.data.max_tokens)
 
 
 def _label(rows: Labelled, index: int) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from transformers import GenerationConfig
 
 from workbench.adapters import Full, Lora, combine
-from workbench.adapters.combine import Error, Updates
+from workbench.adapters.combine import CombinationError, Updates
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
 from workbench.runs import files, run_directory
@@ -22,7 +22,7 @@ WEIGHT_FILES = ("adapter_config.json", "adapter_model.safetensors")
 class Combined:
     """What was written, and how far it is from the weighted sum."""
 
-    error: Error
+    error: CombinationError
     ranks: tuple[int, int]
     """Lowest and highest of a layer."""
     parameters: int

@@ -16,12 +16,12 @@ from workbench import report
 from workbench.config import RunConfig
 from workbench.crossval import combining, pseudo_labels, training_rounds, tta, tta_predict
 from workbench.crossval.combining import Combiner, OutOfFold
-from workbench.crossval.fold_adapters import Classroom, FoldAdapter, fold_adapters, outputs
-from workbench.crossval.stages import Belief, Ledger
-from workbench.crossval.training_rounds import Said
-from workbench.crossval.tta import Decision
+from workbench.crossval.fold_adapters import FoldAdapter, FoldContext, fold_adapters, outputs
+from workbench.crossval.stages import Predictions, StageLog
+from workbench.crossval.training_rounds import RoundOutputs
+from workbench.crossval.tta import TtaDecision
 from workbench.data.labelled import fold_data
-from workbench.data.labelled.fold_data import Folded
+from workbench.data.labelled.fold_data import FoldData
 from workbench.data.views import text_views
 from workbench.data.views.text_views import View
 from workbench.data.views.user_views import user_merge
@@ -31,12 +31,12 @@ from workbench.recipes import crossval_files
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.distributed import layout_checks
-from workbench.training.trainer import Watcher, peak_bytes
+from workbench.training.trainer import Callback, peak_bytes
 
 Scores = dict[str, Any]
 
 
-def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
+def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
     """Train, choose and score as `config` says; returns what stands in scores.json."""
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     tokenizer, data, seen, _ = prepare(config)
@@ -48,11 +48,11 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
     )
     layout_checks.require_members(len(who), run.ranks)
     rows = [rows for rows in sets.values() if rows is not None]
-    room = Classroom(config, data.labels, tokenizer, rows=rows, ranks=run.ranks)
-    work = Work(room, run, data, who, known, Ledger(run, data, watcher), watcher)
+    room = FoldContext(config, data.labels, tokenizer, rows=rows, ranks=run.ranks)
+    work = CrossvalContext(room, run, data, who, known, StageLog(run, data, watcher), watcher)
 
     # Each fold is judged by adapters that trained on the others; so is every stage that follows.
-    said = training_rounds.taught(room, run, data, who, [None] * len(who), watcher, number=0)
+    said = training_rounds.train_round(room, run, data, who, [None] * len(who), watcher, number=0)
     combiner = work.calibrate(said)
     said = work.label(said, combiner)
     combiner = work.merge(said, combiner)
@@ -70,7 +70,7 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
     return scores
 
 
-def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, Folded, list[View], list[str]]:
+def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, FoldData, list[View], list[str]]:
     """Tokenizer, data, views and the names of the modules that get an adapter; refuses what would fail or mislead."""
     classifier.require_known_form(config)
     tokenizer = backbones.tokenizer(config.model)
@@ -85,24 +85,24 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, Folded, list[Vi
 
 
 @dataclass(frozen=True)
-class Work:
+class CrossvalContext:
     """What all stages need, and the short ones."""
 
-    room: Classroom
+    room: FoldContext
     run: Run
-    data: Folded
+    data: FoldData
     who: list[FoldAdapter]
     known: OutOfFold
-    ledger: Ledger
-    watcher: Watcher
+    ledger: StageLog
+    watcher: Callback
 
-    def belief(self, combiner: Combiner, said: Said) -> Belief:
+    def belief(self, combiner: Combiner, said: RoundOutputs) -> Predictions:
         """What the adapters of a round together say, of the labelled rows by fits that did not see them."""
         fitted = combiner.fit(self.known, said.oof_MNC)
         test_TC = None if said.test_MTC is None else fitted.values(self.data.labels, said.test_MTC)
-        return Belief(combiner.out_of_fold(self.known, said.oof_MNC), test_TC)
+        return Predictions(combiner.out_of_fold(self.known, said.oof_MNC), test_TC)
 
-    def calibrate(self, said: Said) -> Combiner:
+    def calibrate(self, said: RoundOutputs) -> Combiner:
         """The first belief, and a temperature, without which later stages could not be compared."""
         plain, heated = Combiner(calibrate=False, how="mean"), Combiner(calibrate=True, how="mean")
         self.ledger.begin("supervised", "Adapters of the folds", self.belief(plain, said))
@@ -112,7 +112,7 @@ class Work:
         self.ledger.offer("calibration", "Calibration", self.belief(heated, said), facts, forced=True)
         return heated
 
-    def label(self, said: Said, combiner: Combiner) -> Said:
+    def label(self, said: RoundOutputs, combiner: Combiner) -> RoundOutputs:
         """Rounds of pseudo-labels, for as long as each makes the labels of its folds' rows likelier."""
         config = self.room.config.pseudo_label
         for number in range(1, config.rounds + 1) if self.data.unlabelled is not None else ():
@@ -125,14 +125,16 @@ class Work:
                 self.ledger.abstain(name, title, facts, why=chosen[0].reason)
                 break
             more = [training_rounds.added(self.data, each) for each in chosen]
-            taught = training_rounds.taught(self.room, self.run, self.data, self.who, more, self.watcher, number=number)
+            taught = training_rounds.train_round(
+                self.room, self.run, self.data, self.who, more, self.watcher, number=number
+            )
             belief = self.belief(combiner, taught)
             if not self.ledger.offer(name, title, belief, facts, least=config.least_gain, sure=config.sure):
                 break
             said = taught
         return said
 
-    def merge(self, said: Said, combiner: Combiner) -> Combiner:
+    def merge(self, said: RoundOutputs, combiner: Combiner) -> Combiner:
         """Another way to make one prediction of many, where it is better than the mean or asked for by name."""
         wanted = self.room.config.ensemble.merge
         for how in combining.candidates(wanted, self.known):
@@ -144,7 +146,7 @@ class Work:
                 combiner = tried
         return combiner
 
-    def view(self, said: Said, combiner: Combiner, seen: list[View]) -> Decision | None:
+    def view(self, said: RoundOutputs, combiner: Combiner, seen: list[View]) -> TtaDecision | None:
         """Views of each row, where reading them pays."""
         if not seen:
             return None
@@ -168,7 +170,7 @@ class Work:
             fitted = combiner.fit(self.known, said.oof_MNC)
             folders = training_rounds.adapters(self.run, said.number, self.who)
             test_TC = tta_predict.merged(self.room, folders, fitted, decision, seen, self.data.test, test_TC)
-        belief = Belief(oof_NC, test_TC)
+        belief = Predictions(oof_NC, test_TC)
         self.ledger.judged(
             "tta", "Test-time augmentation", belief, decision.facts, gain=decision.gain, why=decision.reason
         )
@@ -183,9 +185,9 @@ class Work:
         test_TC = None
         if before.test_TC is not None and cluster_T is not None:
             test_TC = pseudo_labels.consensus(before.test_TC, cluster_T)
-        self.ledger.offer("consensus", "Consensus of near-duplicates", Belief(oof_NC, test_TC), {})
+        self.ledger.offer("consensus", "Consensus of near-duplicates", Predictions(oof_NC, test_TC), {})
 
-    def refit(self, said: Said, combiner: Combiner) -> Scores | None:
+    def refit(self, said: RoundOutputs, combiner: Combiner) -> Scores | None:
         """One adapter trained on all rows, with the pseudo-labels of all adapters where rounds of them stayed.
 
         Returns:

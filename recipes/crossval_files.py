@@ -14,8 +14,8 @@ import pandas as pd
 
 from workbench.crossval import gains
 from workbench.crossval.combining import Combiner
-from workbench.crossval.training_rounds import Said
-from workbench.crossval.tta import Decision
+from workbench.crossval.training_rounds import RoundOutputs
+from workbench.crossval.tta import TtaDecision
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Floats
 from workbench.evaluation import row_outputs, target_scores
@@ -23,13 +23,15 @@ from workbench.recipes.classify import texts
 from workbench.runs import files
 
 if TYPE_CHECKING:
-    from workbench.recipes.crossval import Work
+    from workbench.recipes.crossval import CrossvalContext
 
 Scores = dict[str, Any]
 _BOUNDS = ("accuracy_low", "accuracy_high")
 
 
-def write(work: Work, said: Said, combiner: Combiner, decision: Decision | None, refit: Scores | None) -> Scores:
+def write(
+    work: CrossvalContext, said: RoundOutputs, combiner: Combiner, decision: TtaDecision | None, refit: Scores | None
+) -> Scores:
     """All files but the report; returns what stands in scores.json."""
     data, labels, belief = work.data, work.data.labels, work.ledger.belief
     _parquet(work.run.path / "out_of_fold.parquet", _out_of_fold(work, said, combiner))
@@ -54,7 +56,9 @@ def write(work: Work, said: Said, combiner: Combiner, decision: Decision | None,
     return scores
 
 
-def decided(work: Work, said: Said, combiner: Combiner, decision: Decision | None) -> dict[str, Any]:
+def decided(
+    work: CrossvalContext, said: RoundOutputs, combiner: Combiner, decision: TtaDecision | None
+) -> dict[str, Any]:
     """What predicting other rows needs to know."""
     fitted = combiner.fit(work.known, said.oof_MNC)
     return {
@@ -67,7 +71,7 @@ def decided(work: Work, said: Said, combiner: Combiner, decision: Decision | Non
     }
 
 
-def _out_of_fold(work: Work, said: Said, combiner: Combiner) -> pd.DataFrame:
+def _out_of_fold(work: CrossvalContext, said: RoundOutputs, combiner: Combiner) -> pd.DataFrame:
     """One line for each row and repeat; with a single repeat, by all stages that stayed."""
     repeats = work.data.folds.fold_RN
     tables = []
@@ -85,12 +89,14 @@ def _out_of_fold(work: Work, said: Said, combiner: Combiner) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def _table(work: Work, rows: Labelled, values_NC: Floats) -> pd.DataFrame:
+def _table(work: CrossvalContext, rows: Labelled, values_NC: Floats) -> pd.DataFrame:
     written = texts(work.room.config, work.room.tokenizer, rows)
     return row_outputs.table(work.data.labels, rows, values_NC, texts=written, labelled=True)
 
 
-def _folds(work: Work, said: Said, combiner: Combiner) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
+def _folds(
+    work: CrossvalContext, said: RoundOutputs, combiner: Combiner
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
     """Scores of each adapter on the rows of its fold, and how they vary."""
     labels, rows = work.data.labels, work.data.rows
     found: list[dict[str, Any]] = []
@@ -115,7 +121,7 @@ def _folds(work: Work, said: Said, combiner: Combiner) -> tuple[list[dict[str, A
     return found, summary
 
 
-def _duplicates(work: Work) -> dict[str, Any] | None:
+def _duplicates(work: CrossvalContext) -> dict[str, Any] | None:
     report = work.data.duplicates
     if report is None:
         return None

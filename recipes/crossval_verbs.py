@@ -9,10 +9,10 @@ import pandas as pd
 
 from workbench.config import RunConfig
 from workbench.crossval import tta_predict
-from workbench.crossval.fold_adapters import Classroom, fold_adapters
+from workbench.crossval.fold_adapters import FoldContext, fold_adapters
 from workbench.data.labelled import labelled_data, records
-from workbench.data.labelled.fold_data import Folded
-from workbench.data.labelled.text_fields import Writer
+from workbench.data.labelled.fold_data import FoldData
+from workbench.data.labelled.text_fields import FieldTokenizer
 from workbench.errors import ConfigError
 from workbench.evaluation import row_outputs, target_scores
 from workbench.recipes.classify import texts
@@ -26,7 +26,7 @@ class CrossvalInspection:
     """What `check` found; it raised before this where a run would be refused."""
 
     config: RunConfig
-    data: Folded
+    data: FoldData
     examples: list[tuple[str, str, str]]
     """Place, what the model reads, and the label of some rows."""
     targets: list[str]
@@ -63,19 +63,19 @@ def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
             "evaluate scores the ensemble of a cross-validation on other rows: name them, data.test=FILE. "
             f"Out-of-fold scores stand in {run}/scores.json."
         )
-    room, source = tta_predict.classroom(run, config), records.read(config.data.test, config.data, config.classes)
+    room, source = tta_predict.fold_context(run, config), records.read(config.data.test, config.data, config.classes)
     rows = labelled_data.encode(source, _writer(room), room.labels)
     return target_scores.value_scores(room.labels, tta_predict.decided(run, room, rows), rows.targets_NC)
 
 
 def predict(run: Path, source: str, config: RunConfig) -> pd.DataFrame:
     """What the ensemble says of every row of a file; labels there are not looked at."""
-    room = tta_predict.classroom(run, config)
+    room = tta_predict.fold_context(run, config)
     read = records.read(source, config.data, config.classes, labelled=False)
     rows = labelled_data.encode(read, _writer(room), room.labels)
     written = texts(config, room.tokenizer, rows)
     return row_outputs.table(room.labels, rows, tta_predict.decided(run, room, rows), texts=written, labelled=False)
 
 
-def _writer(room: Classroom) -> Writer:
-    return Writer(room.tokenizer, room.config.classes, max_tokens=room.config.data.max_tokens)
+def _writer(room: FoldContext) -> FieldTokenizer:
+    return FieldTokenizer(room.tokenizer, room.config.classes, max_tokens=room.config.data.max_tokens)

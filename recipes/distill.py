@@ -17,7 +17,7 @@ from workbench.data.batching import Examples
 from workbench.data.text import tokenized
 from workbench.data.text.chat import Template
 from workbench.data.text.token_masking import Masking
-from workbench.data.text.tokenized import Splits, Tokens
+from workbench.data.text.tokenized import Splits, TokenizedSet
 from workbench.distillation import (
     on_policy,
     peers,
@@ -27,11 +27,11 @@ from workbench.distillation import (
     teachers,
     vocabulary_checks,
 )
-from workbench.distillation.feature_matching import Matching
-from workbench.distillation.student_loss import taught_loss
+from workbench.distillation.feature_matching import FeatureMatching
+from workbench.distillation.student_loss import distillation_loss
 from workbench.distillation.teacher_cache import CachedTeacher
 from workbench.distillation.teacher_signals import Teacher
-from workbench.distillation.teacher_sources import Source
+from workbench.distillation.teacher_sources import TeacherSource
 from workbench.distillation.token_alignment import Alignment, UniversalTeacher
 from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones
@@ -40,12 +40,12 @@ from workbench.models.output_heads import Head
 from workbench.recipes import distill_classes, distill_peers, sft
 from workbench.runs import files
 from workbench.runs.run_directory import Run
-from workbench.training.trainer import Supervision, Watcher
+from workbench.training.trainer import Callback, TrainingSignal
 
 Scores = dict[str, Any]
 
 
-def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
+def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
     """Train a student as `config` says; returns scores before and after, and the teacher's, as in scores.json."""
     base = distill_config.student_config(config, run.path)
     source = find_teacher(config)
@@ -62,7 +62,7 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
     return scores
 
 
-def find_teacher(config: RunConfig) -> Source | None:
+def find_teacher(config: RunConfig) -> TeacherSource | None:
     """Where the teacher comes from; None where adapters teach each other, or a cache says who taught."""
     section = config.distill
     if section.teacher.id is None:
@@ -82,7 +82,7 @@ def find_teacher(config: RunConfig) -> Source | None:
 def require_teachable(
     config: RunConfig,
     base: RunConfig,
-    source: Source | None,
+    source: TeacherSource | None,
     tokenizer: PreTrainedTokenizerBase,
     template: Template | Masking,
     data: Splits,
@@ -98,7 +98,7 @@ def require_teachable(
         with source.told():
             taught_by = backbones.skeleton(source.model, task=task)
         if section.match:
-            Matching(section.match, backbones.skeleton(base.model, task=task), taught_by, seed=base.seed)
+            FeatureMatching(section.match, backbones.skeleton(base.model, task=task), taught_by, seed=base.seed)
     if section.loss == "universal" and source is not None:
         if len(source.adapters) > 1:
             raise ConfigError("distill.loss=universal listens to one teacher. Name one as distill.teacher.id.")
@@ -112,7 +112,7 @@ def require_teachable(
         teacher_cache.require_usable(section, data.train, teacher_cache.identity(section, source, tokenizer))
 
 
-def _require_whole_vocabulary(source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
+def _require_whole_vocabulary(source: TeacherSource, tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse a teacher who does not know a token that may stand where one is hidden: the mask, or any other."""
     if unknown := tokenizer.get_vocab().keys() - source.tokenizer().get_vocab().keys():
         raise ConfigError(
@@ -121,7 +121,7 @@ def _require_whole_vocabulary(source: Source, tokenizer: PreTrainedTokenizerBase
         )
 
 
-def _text(config: RunConfig, base: RunConfig, source: Source | None, run: Run, watcher: Watcher) -> Scores:
+def _text(config: RunConfig, base: RunConfig, source: TeacherSource | None, run: Run, watcher: Callback) -> Scores:
     """A student that predicts tokens."""
     tokenizer, template, data = sft.prepare(base, run)
     require_teachable(config, base, source, tokenizer, template, data)
@@ -142,18 +142,18 @@ def _text(config: RunConfig, base: RunConfig, source: Source | None, run: Run, w
 def supervise(
     config: RunConfig,
     base: RunConfig,
-    source: Source | None,
+    source: TeacherSource | None,
     run: Run,
     data: Splits,
     tokenizer: PreTrainedTokenizerBase,
-    watcher: Watcher,
+    watcher: Callback,
 ) -> sft.Supervise:
     """What the student learns from, once it is there; a cache is made before, so that its teacher is gone by then."""
     section = config.distill
     cached = cache(config, base, source, run, data, tokenizer, watcher) if section.cache.folder is not None else None
 
-    def taught(model: nn.Module, head: Head, backbone: Backbone, progress: Callable[[], float]) -> Supervision:
-        matching: Matching | None = None
+    def taught(model: nn.Module, head: Head, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
+        matching: FeatureMatching | None = None
         teacher: Teacher
         train: Examples = data.train
         if cached is not None:
@@ -165,7 +165,7 @@ def supervise(
             for note in live.notes:
                 watcher.say(note)
             if section.match:
-                matching = Matching(section.match, backbone.model, live.backbone, seed=base.seed)
+                matching = FeatureMatching(section.match, backbone.model, live.backbone, seed=base.seed)
             if section.loss == "universal":
                 teacher = heard = _universal(base, source, live, data, tokenizer)
                 run.note(distill={"teacher": source.name, "aligned": heard.share_aligned})
@@ -176,7 +176,7 @@ def supervise(
             write = on_policy.writer(model, tokenizer, section.on_policy)
             stop = evaluation.stop_tokens(tokenizer, data.train)
             train = on_policy.OnPolicy(data.train, write, section.on_policy, seed=base.seed, stop=stop)
-        return Supervision(train, taught_loss(section, model, head, teacher, matching, progress), matching)
+        return TrainingSignal(train, distillation_loss(section, model, head, teacher, matching, progress), matching)
 
     return taught
 
@@ -184,11 +184,11 @@ def supervise(
 def cache(
     config: RunConfig,
     base: RunConfig,
-    source: Source | None,
+    source: TeacherSource | None,
     run: Run | None,
     data: Splits,
     tokenizer: PreTrainedTokenizerBase,
-    watcher: Watcher,
+    watcher: Callback,
 ) -> CachedTeacher:
     """What the teacher says of the training rows, from the disk; the teacher is asked where it is not there yet.
 
@@ -223,7 +223,7 @@ def cache(
     return found
 
 
-def _note(run: Run, source: Source, live: teachers.LiveTeacher, data: Splits, watcher: Watcher) -> None:
+def _note(run: Run, source: TeacherSource, live: teachers.LiveTeacher, data: Splits, watcher: Callback) -> None:
     """How good the teacher is, once in a run."""
     if run.manifest.get("distill", {}).get("teacher") == source.name:
         return
@@ -232,7 +232,7 @@ def _note(run: Run, source: Source, live: teachers.LiveTeacher, data: Splits, wa
 
 
 def _universal(
-    base: RunConfig, source: Source, live: teachers.LiveTeacher, data: Splits, tokenizer: PreTrainedTokenizerBase
+    base: RunConfig, source: TeacherSource, live: teachers.LiveTeacher, data: Splits, tokenizer: PreTrainedTokenizerBase
 ) -> UniversalTeacher:
     """The teacher, who reads the same rows in its own tokens."""
     (voice,) = live.voices
@@ -241,7 +241,7 @@ def _universal(
     return UniversalTeacher(voice, data.train, theirs, tokenizer, source.tokenizer(), device=device)
 
 
-def _read_by(source: Source, base: RunConfig) -> Tokens:
+def _read_by(source: TeacherSource, base: RunConfig) -> TokenizedSet:
     """The training rows in the teacher's tokens."""
     own = source.tokenizer()
     return tokenized.read(base.data.train, base.data, own, source.template(base, own), limit=base.data.limit)

@@ -16,9 +16,9 @@ from workbench.data.batching import MicroBatch
 from workbench.data.labelled.labelled_data import ClassSplits, Labelled
 from workbench.distillation import class_distillation as asking
 from workbench.distillation import class_teachers, soft_labels, students
-from workbench.distillation.class_distillation import Said
-from workbench.distillation.feature_matching import Matching
-from workbench.distillation.teacher_sources import Source
+from workbench.distillation.class_distillation import TeacherOutputs
+from workbench.distillation.feature_matching import FeatureMatching
+from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError
 from workbench.evaluation import target_scores
 from workbench.losses.criterion import criterion
@@ -28,12 +28,12 @@ from workbench.recipes import classify
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
-from workbench.training.trainer import Loss, Supervision, Watcher
+from workbench.training.trainer import Callback, Loss, TrainingSignal
 
 Scores = dict[str, Any]
 
 
-def main(config: RunConfig, base: RunConfig, source: Source, run: Run, watcher: Watcher) -> Scores:
+def main(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, watcher: Callback) -> Scores:
     """Train a student of classes; returns scores before and after, and the teacher's, as in scores.json.
 
     Args:
@@ -47,7 +47,7 @@ def main(config: RunConfig, base: RunConfig, source: Source, run: Run, watcher: 
     classify.begin(run, data)
     if extra is not None:
         run.note(data={**run.manifest["data"], "unlabelled": extra.facts()})
-    said = asking.said(config, source, data, extra, run, watcher)
+    said = asking.teacher_outputs(config, source, data, extra, run, watcher)
     classify.train(base, run, data, tokenizer, watcher, _supervise(config, base, source, data, extra, said))
     scores = classify.finish(base, run, data, watcher)
     scores["teacher"] = target_scores.scores(data.labels, said.held_out_NC, data.held_out.targets_NC)
@@ -59,14 +59,14 @@ def main(config: RunConfig, base: RunConfig, source: Source, run: Run, watcher: 
 
 
 def prepare(
-    config: RunConfig, base: RunConfig, source: Source, data: ClassSplits, tokenizer: PreTrainedTokenizerBase
+    config: RunConfig, base: RunConfig, source: TeacherSource, data: ClassSplits, tokenizer: PreTrainedTokenizerBase
 ) -> Labelled | None:
     """The rows without labels; refuses, before a weight is read, a teacher that could not be asked."""
     extra = asking.unlabelled(config, data, tokenizer)
     sets = [data.train, *([] if extra is None else [extra])]
     if extra is not None:
         preflight.require_backbone(base, sets, task(data.labels, seed=base.seed))
-    for voice in class_teachers.voices(source, config, data.labels):
+    for voice in class_teachers.class_teachers(source, config, data.labels):
         for rows in sets:
             voice.require_columns(rows, config)
         if config.distill.teacher.out_of_fold:
@@ -76,7 +76,7 @@ def prepare(
         class_teachers.require_one(source)
         meant = task(data.labels, seed=base.seed)
         ends = [backbones.skeleton(model, task=meant) for model in (base.model, source.model)]
-        Matching(config.distill.match, *ends, seed=base.seed)
+        FeatureMatching(config.distill.match, *ends, seed=base.seed)
         if source.tokenizer().get_vocab() != tokenizer.get_vocab():
             raise ConfigError(
                 f"distill.match compares layers token by token, and {source.name} has other tokens than "
@@ -86,7 +86,12 @@ def prepare(
 
 
 def _supervise(
-    config: RunConfig, base: RunConfig, source: Source, data: ClassSplits, extra: Labelled | None, said: Said
+    config: RunConfig,
+    base: RunConfig,
+    source: TeacherSource,
+    data: ClassSplits,
+    extra: Labelled | None,
+    said: TeacherOutputs,
 ) -> classify.Supervise:
     """What the student learns from: labels, what was said, and the teacher's layers where they are to be matched."""
     rows = soft_labels.taught(data.train, said.train_NC, labelled=True)
@@ -96,21 +101,21 @@ def _supervise(
     examples = soft_labels.examples(base, rows, extra)
     hard = criterion(base.classes, from_numpy(data.train.targets_NC))
 
-    def supervise(student: Classifier, progress: Callable[[], float]) -> Supervision:
+    def supervise(student: Classifier, progress: Callable[[], float]) -> TrainingSignal:
         objective = soft_labels.soft_criterion(
             hard, data.labels.kind, config.distill, classes=len(data.labels.names), progress=progress
         )
         loss = student.row_loss(objective)
         if not config.distill.match:
-            return Supervision(examples, loss)
+            return TrainingSignal(examples, loss)
         teacher = class_teachers.alone(source, data.labels)
-        matching = Matching(config.distill.match, student.backbone, teacher.backbone, seed=base.seed)
-        return Supervision(examples, _matched(loss, teacher, matching), matching)
+        matching = FeatureMatching(config.distill.match, student.backbone, teacher.backbone, seed=base.seed)
+        return TrainingSignal(examples, _matched(loss, teacher, matching), matching)
 
     return supervise
 
 
-def _matched(loss: Loss, teacher: Classifier, matching: Matching) -> Loss:
+def _matched(loss: Loss, teacher: Classifier, matching: FeatureMatching) -> Loss:
     """`loss`, and how unlike the teacher's layers the student's are on the same rows."""
 
     def total(batch: MicroBatch, scale: float) -> Tensor:

@@ -17,7 +17,7 @@ from workbench.recipes import sft
 from workbench.runs.run_directory import Run
 from workbench.runs.timing import phase
 from workbench.training.freezing import freezer as freezing
-from workbench.training.trainer import Clock, Fit, Supervision, Watcher
+from workbench.training.trainer import Callback, ProgressClock, Trainer, TrainingSignal
 
 
 def train(
@@ -27,7 +27,7 @@ def train(
     data: Splits,
     tokenizer: PreTrainedTokenizerBase,
     template: Template | Masking,
-    watcher: Watcher,
+    watcher: Callback,
 ) -> None:
     """From a backbone to the adapter with the lowest held-out loss; while they train, their mean loss is watched."""
     count = config.distill.peers
@@ -51,10 +51,10 @@ def train(
 
     if run.timer is not None:
         sft.plan(run.timer, base, data, peers=count)
-    clock = Clock()
-    fit = Fit(
+    clock = ProgressClock()
+    fit = Trainer(
         model=together.model,
-        supervision=Supervision(data.train, mutual_loss(config.distill, together, head, clock)),
+        supervision=TrainingSignal(data.train, mutual_loss(config.distill, together, head, clock)),
         freezer=freezer,
         width=head.width,
         held_out=[data.held_out],

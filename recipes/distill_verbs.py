@@ -18,7 +18,7 @@ from workbench.models import backbones
 from workbench.recipes import distill, distill_classes
 from workbench.recipes.sft import read_template
 from workbench.training.limits import total_steps
-from workbench.training.trainer import Watcher
+from workbench.training.trainer import Callback
 
 
 def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:
@@ -40,7 +40,7 @@ def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:
     return replace(found, notes=[_told(config), *found.notes])
 
 
-def cache(config: RunConfig, watcher: Watcher) -> dict[str, Any]:
+def cache(config: RunConfig, watcher: Callback) -> dict[str, Any]:
     """Ask the teacher of a recipe about every training row, and keep it in distill.cache.folder; returns its facts."""
     section = config.distill
     if config.recipe != "distill" or section.of != "sft":

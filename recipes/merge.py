@@ -81,7 +81,7 @@ def _merge_classifier(run: Path, config: RunConfig, *, out: Path, weights: str) 
     labels, task = unmerged.labels, classifier.task(unmerged.labels, seed=config.seed)
     rows, wanted = classify_verbs.some_outputs(unmerged, config, rows=ROWS)
     model = _merged(run, config, unmerged.tokenizer, task)
-    classifier.find(model, model, unmerged.tokenizer, labels)
+    classifier.classification_model(model, model, unmerged.tokenizer, labels)
     model.to(DTYPES[weights])  # type: ignore[arg-type]
     with files.new_folder(out) as folder:
         model.config.dtype = DTYPES[weights]

@@ -28,34 +28,34 @@ from workbench.data.text.tokenized import Splits
 from workbench.errors import ConfigError
 from workbench.evaluation import row_outputs, scores
 from workbench.models import adapter_sizes, backbones, classifier, output_heads
-from workbench.models.adapter_sizes import Size
+from workbench.models.adapter_sizes import AdapterSize
 from workbench.models.backbones import Backbone
 from workbench.planning import traffic
 from workbench.planning.calibration import Calibration
-from workbench.planning.dry_run import OPTIMIZER, Rehearsed, largest_rows, rehearse
-from workbench.planning.dry_trainings import Alone, Together
-from workbench.planning.fake_loading import settle, unread
-from workbench.planning.fake_tensors import imagining
+from workbench.planning.dry_run import OPTIMIZER, DryRun, dry_run, largest_rows
+from workbench.planning.dry_trainings import BankTraining, SingleTraining
+from workbench.planning.fake_loading import fake_loading, settle
+from workbench.planning.fake_tensors import fake_tensors
 from workbench.planning.model_contents import contents
 from workbench.planning.plan import Plan
-from workbench.planning.solver import Choice, choose
+from workbench.planning.solver import SolverChoice, choose
 from workbench.planning.work import StepWork, record
 from workbench.planning.zero_memory import Contents
 from workbench.recipes import sft
 from workbench.runs import files, run_directory
 from workbench.runs.run_directory import Run
 from workbench.training import bank_trainer, limits
-from workbench.training.bank_trainer import BankFit
+from workbench.training.bank_trainer import BankTrainer
 from workbench.training.capacity import available
 from workbench.training.distributed import layout_checks
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
-from workbench.training.trainer import Fit
+from workbench.training.trainer import Trainer
 
 Teaching = Callable[[PreTrainedTokenizerBase, Template | Masking, Splits], sft.Supervise]
 
 
-def solve(config: RunConfig, *, devices: int = 1, memory: int | None = None, elsewhere: bool = False) -> Choice:
+def solve(config: RunConfig, *, devices: int = 1, memory: int | None = None, elsewhere: bool = False) -> SolverChoice:
     """The fastest way to carry out a run that fits; every `auto` of its settings decided. Arguments as of `plan`."""
     clock = None if elsewhere else Calibration(backbones.device())
 
@@ -65,11 +65,11 @@ def solve(config: RunConfig, *, devices: int = 1, memory: int | None = None, els
     return choose(config, partial(plan, devices=devices, memory=memory, elsewhere=elsewhere), timing)
 
 
-class Parts(NamedTuple):
+class DryRunParts(NamedTuple):
     """What was rehearsed."""
 
     backbone: Backbone
-    size: Size
+    size: AdapterSize
     rows: int
     """That one model learns from."""
     longest: int
@@ -78,7 +78,7 @@ class Parts(NamedTuple):
     """Of this device alone."""
     tokens: int
     """In one forward pass."""
-    rehearsed: Rehearsed
+    rehearsed: DryRun
     work: StepWork
     contents: Contents
 
@@ -148,7 +148,7 @@ def _notes(config: RunConfig) -> Iterator[str]:
         yield "Outputs of frozen blocks that freeze.cache keeps in memory are not counted: the run says how many."
 
 
-def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> Parts:
+def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> DryRunParts:
     """A model of tokens.
 
     Args:
@@ -160,18 +160,20 @@ def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> Part
     backbone = _blueprint(config, task, vocabulary=len(tokenizer))
     new_tokens = [tokenizer.get_vocab()[token] for token in config.model.new_tokens]
     worst = [data.held_out.subset(rows) for rows in largest_rows(data.held_out, tokens=scores.TOKENS)]
-    with _imagined(config, task, backbone, data.train, new_tokens) as freezer, unread() as teachers:
+    with _imagined(config, task, backbone, data.train, new_tokens) as freezer, fake_loading() as teachers:
         head = output_heads.known(backbone.model)
         fit = sft.fitting(config, run, data, backbone, freezer, head, Terminal(quiet=True), supervise)
         beside = [each.backbone.model for each in teachers]
-        found = rehearse(
-            Alone(fit), lambda: [evaluation.likelihood(freezer.model, head, rows) for rows in worst], beside=beside
+        found = dry_run(
+            SingleTraining(fit),
+            lambda: [evaluation.likelihood(freezer.model, head, rows) for rows in worst],
+            beside=beside,
         )
         work = record(fit)
     return _parts(config, task, backbone, fit, found, work)
 
 
-def _classes(config: RunConfig, run: Run) -> Parts:
+def _classes(config: RunConfig, run: Run) -> DryRunParts:
     from workbench.recipes import classify  # with scikit-learn, which takes a second to import
 
     tokenizer, data, _ = classify.prepare(config)
@@ -180,14 +182,14 @@ def _classes(config: RunConfig, run: Run) -> Parts:
     largest = largest_rows(data.held_out, tokens=row_outputs.TOKENS)
     worst = [data.held_out.batch(rows).to(backbones.device()) for rows in largest]
     with _imagined(config, task, backbone, data.train) as freezer:
-        model = classifier.find(freezer.model, backbone.model, tokenizer, data.labels)
+        model = classifier.classification_model(freezer.model, backbone.model, tokenizer, data.labels)
         fit = classify.fitting(config, run, data, backbone, freezer, model, Terminal(quiet=True))
-        found = rehearse(Alone(fit), lambda: [model.outputs(batch) for batch in worst])
+        found = dry_run(SingleTraining(fit), lambda: [model.outputs(batch) for batch in worst])
         work = record(fit)
     return _parts(config, task, backbone, fit, found, work)
 
 
-def _taught(config: RunConfig, run: Run) -> Parts:
+def _taught(config: RunConfig, run: Run) -> DryRunParts:
     """A student with its teacher beside it."""
     from workbench.distillation import students
     from workbench.recipes import distill
@@ -211,7 +213,7 @@ def _taught(config: RunConfig, run: Run) -> Parts:
     return _text(base, run, teaching)
 
 
-def _bank(config: RunConfig, run: Run) -> Parts:
+def _bank(config: RunConfig, run: Run) -> DryRunParts:
     """Adapters that train together: what their recipe does up to there is done."""
     from workbench.recipes import crossval, sweep
 
@@ -219,21 +221,21 @@ def _bank(config: RunConfig, run: Run) -> Parts:
     apart = "folds.together=false asks for it" if not config.folds.together else bank_trainer.refusal(config)
     if reason := sweep.apart(config) if is_sweep else apart:
         raise ConfigError(f"recipe={config.recipe}: its members train one after another ({reason}). Plan one of them.")
-    found: list[tuple[BankFit, Rehearsed]] = []
+    found: list[tuple[BankTrainer, DryRun]] = []
 
-    def rehearsed(fit: BankFit) -> NoReturn:
+    def rehearsed(fit: BankTrainer) -> NoReturn:
         first = next(iter(fit.members.values())).course
         evaluates = first.config.evaluate.every is not None
-        found.append((fit, rehearse(Together(fit), first.held_out_loss if evaluates else lambda: None)))
+        found.append((fit, dry_run(BankTraining(fit), first.held_out_loss if evaluates else lambda: None)))
         raise _Enough
 
     files.write_json(run.path / "before.json", {})  # the run would score the backbone first
-    with imagining(), unread() as asked, patch.object(BankFit, "work", rehearsed), suppress(_Enough):
+    with fake_tensors(), fake_loading() as asked, patch.object(BankTrainer, "work", rehearsed), suppress(_Enough):
         (sweep if is_sweep else crossval).main(config, run, Terminal(quiet=True))
     ((fit, rehearsal),) = found
     size = adapter_sizes.predict(config.model, config.adapter, task=asked[0].task)
     courses = [each.course for each in fit.members.values()]
-    return Parts(
+    return DryRunParts(
         backbone=asked[0].backbone,
         size=size._replace(trainable=sum(each.numel() for each in fit.masters)),
         rows=max(len(each.train) for each in courses),
@@ -250,8 +252,10 @@ class _Enough(BaseException):
     """What was to be known is known."""
 
 
-def _parts(config: RunConfig, task: Task, backbone: Backbone, fit: Fit, rehearsed: Rehearsed, work: StepWork) -> Parts:
-    return Parts(
+def _parts(
+    config: RunConfig, task: Task, backbone: Backbone, fit: Trainer, rehearsed: DryRun, work: StepWork
+) -> DryRunParts:
+    return DryRunParts(
         backbone=backbone,
         size=adapter_sizes.predict(
             config.model, config.adapter, task=task, below=config.freeze.never(len(fit.freezer.blocks))
@@ -280,7 +284,7 @@ def _imagined(
     plain = config.model.model_copy(update={"weights": "float32", "compute": "float32"})
     layers = freezing.layers_of(backbones.skeleton(plain, task=task), config)
     sample = partial(first_rows, train, seed=config.seed)
-    with imagining():
+    with fake_tensors():
         settle(backbone.model, backbone)
         model = freezing.adapt(
             backbone.model, config, layers, seed=config.seed, new_token_ids=new_token_ids, sample=sample

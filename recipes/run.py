@@ -14,7 +14,7 @@ from workbench.runs import files, process_memory, run_clock, run_directory
 from workbench.runs.ranks import Ranks, joined, require_same
 from workbench.runs.run_directory import Run
 from workbench.training.distributed import layout_checks
-from workbench.training.trainer import Watcher
+from workbench.training.trainer import Callback
 
 RECIPES = {
     "sft": sft.main,
@@ -26,7 +26,7 @@ RECIPES = {
 }
 
 
-def run(config: RunConfig, *, out: Path, resume: bool, watcher: Watcher, began: float | None = None) -> Path:
+def run(config: RunConfig, *, out: Path, resume: bool, watcher: Callback, began: float | None = None) -> Path:
     """Run `config` in the directory `out`; returns that directory, whose report says how it ended.
 
     Args:

@@ -111,7 +111,7 @@ def _require_text(config: RunConfig, run: Path) -> None:
         )
 
 
-def _question(model: exported.Shipped, example: Example) -> Indices:
+def _question(model: exported.ExportedModel, example: Example) -> Indices:
     assert isinstance(model.template, Template)
     return np.asarray(model.template.question(example), dtype=np.int64)
 

@@ -21,12 +21,12 @@ from workbench.data.text import tokenized
 from workbench.data.text.chat import Template
 from workbench.data.text.row_encoder import form
 from workbench.data.text.token_masking import Masking
-from workbench.data.text.tokenized import Splits, Tokens
+from workbench.data.text.tokenized import Splits, TokenizedSet
 from workbench.errors import ConfigError
-from workbench.evaluation import Answer, Likelihood
+from workbench.evaluation import GeneratedAnswer, Likelihood
 from workbench.models import backbones, exported, model_summary, output_heads
 from workbench.models.backbones import Backbone
-from workbench.models.exported import Shipped
+from workbench.models.exported import ExportedModel
 from workbench.models.output_heads import Head
 from workbench.runs import files, run_clock
 from workbench.runs.run_directory import Run
@@ -36,16 +36,16 @@ from workbench.training.distributed import layout_settings
 from workbench.training.distributed.fsdp import reading
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
-from workbench.training.trainer import Clock, Fit, Supervision, Watcher
+from workbench.training.trainer import Callback, ProgressClock, Trainer, TrainingSignal
 
 REST_TOKENS = 1024
 """Padded tokens in one forward pass that uses up what is left of the time."""
 Scores = dict[str, Any]
-Supervise = Callable[[nn.Module, Head, Backbone, Callable[[], float]], Supervision]
+Supervise = Callable[[nn.Module, Head, Backbone, Callable[[], float]], TrainingSignal]
 """From the model that trains, its head, the backbone under it, and the share of the run that is done."""
 
 
-def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
+def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
     """Train as `config` says; returns scores before and after, as they stand in scores.json."""
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     tokenizer, template, data = prepare(config, run)
@@ -63,7 +63,7 @@ def prepare(config: RunConfig, run: Run) -> tuple[PreTrainedTokenizerBase, Templ
     return tokenizer, template, data
 
 
-def finish(config: RunConfig, run: Run, data: Splits, watcher: Watcher) -> Scores:
+def finish(config: RunConfig, run: Run, data: Splits, watcher: Callback) -> Scores:
     """Score what was saved: reload it, do not trust the live one."""
     watcher.say("Scoring what was saved ...")
     with phase(run.timer, "load"):
@@ -93,7 +93,10 @@ def finish(config: RunConfig, run: Run, data: Splits, watcher: Watcher) -> Score
 
 
 def _cut(
-    found: Mapping[str, Likelihood], answers: Mapping[str, list[Answer]], splits: Mapping[str, Tokens], asked: int
+    found: Mapping[str, Likelihood],
+    answers: Mapping[str, list[GeneratedAnswer]],
+    splits: Mapping[str, TokenizedSet],
+    asked: int,
 ) -> str | None:
     """What was left out because time ran out, in words.
 
@@ -111,7 +114,9 @@ def _cut(
     return f"Time ran out: {', '.join(parts)}." if parts else None
 
 
-def _use_the_rest(timer: Timer, model: Shipped, data: Splits, run: Run, scores: Scores, watcher: Watcher) -> None:
+def _use_the_rest(
+    timer: Timer, model: ExportedModel, data: Splits, run: Run, scores: Scores, watcher: Callback
+) -> None:
     """In the time that was kept and not needed: the loss on rows that it learnt from, to see what is memorised."""
     if timer.left() < timer.seconds("scoring", REST_TOKENS / int(data.held_out.lengths.sum())):
         return
@@ -128,7 +133,7 @@ def train(
     data: Splits,
     tokenizer: PreTrainedTokenizerBase,
     template: Template | Masking,
-    watcher: Watcher,
+    watcher: Callback,
     supervise: Supervise | None = None,
 ) -> None:
     """From a backbone to a saved adapter; everything live is freed on return.
@@ -184,18 +189,18 @@ def fitting(
     backbone: Backbone,
     freezer: Freezer,
     head: Head,
-    watcher: Watcher,
+    watcher: Callback,
     supervise: Supervise | None = None,
-) -> Fit:
+) -> Trainer:
     """The training of a backbone with a fresh adapter, not begun."""
-    model, clock = freezer.model, Clock()
+    model, clock = freezer.model, ProgressClock()
 
     def held_out_loss() -> float:
         with phase(run.timer, "evaluation"):
             return evaluation.likelihood(model, head, data.held_out).loss
 
-    supervise = supervise or (lambda *_: Supervision(data.train, next_token_loss(model, head)))
-    return Fit(
+    supervise = supervise or (lambda *_: TrainingSignal(data.train, next_token_loss(model, head)))
+    return Trainer(
         model=model,
         supervision=supervise(model, head, backbone, clock),
         freezer=freezer,
@@ -224,7 +229,7 @@ def score_before(
     data: Splits,
     tokenizer: PreTrainedTokenizerBase,
     template: Template | Masking,
-    watcher: Watcher,
+    watcher: Callback,
 ) -> None:
     """The backbone as it came, before anything is attached to it, into before.json; once in a run.
 
@@ -236,7 +241,7 @@ def score_before(
         return
     watcher.say("Scoring the backbone before training ...")
     head = output_heads.find(backbone.model, backbone.model)
-    model = Shipped(backbone.model, head, tokenizer, template, [])
+    model = ExportedModel(backbone.model, head, tokenizer, template, [])
     read = reading(backbone.model, config.distributed, run.ranks)
     found = read(lambda: likelihood(model, data.held_out, run.timer))
     answers = read(lambda: answer(model, data.held_out, config, run.timer))
@@ -263,19 +268,23 @@ def next_token_loss(model: nn.Module, head: Head) -> Callable[[MicroBatch, float
     return loss
 
 
-def score(model: Shipped, split: Tokens, config: RunConfig) -> tuple[dict[str, float], list[Answer]]:
+def score(
+    model: ExportedModel, split: TokenizedSet, config: RunConfig
+) -> tuple[dict[str, float], list[GeneratedAnswer]]:
     """Loss and answer scores of a saved model on a split, and the answers themselves."""
     answers = answer(model, split, config)
     return evaluation.summary(likelihood(model, split), answers), answers
 
 
-def likelihood(model: Shipped, split: Tokens, timer: Timer | None = None) -> Likelihood:
+def likelihood(model: ExportedModel, split: TokenizedSet, timer: Timer | None = None) -> Likelihood:
     """Loss of a model on a split, or on as much of it as there is time for."""
     with phase(timer, "scoring"):
         return evaluation.likelihood(model.model, model.head, split, left=left(timer))
 
 
-def answer(model: Shipped, split: Tokens, config: RunConfig, timer: Timer | None = None) -> list[Answer]:
+def answer(
+    model: ExportedModel, split: TokenizedSet, config: RunConfig, timer: Timer | None = None
+) -> list[GeneratedAnswer]:
     """A model's answers to some rows of a split, or to as many of them as there is time for."""
     with phase(timer, "answers"):
         return evaluation.answers(

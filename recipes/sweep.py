@@ -12,41 +12,41 @@ from workbench.config import RunConfig, sweep_config
 from workbench.config.sweep_config import Trial
 from workbench.errors import TrainingError
 from workbench.models import model_summary
-from workbench.recipes.sweep_tasks import Bench, Classes, Subject, Text
+from workbench.recipes.sweep_tasks import ClassTask, SweepBank, SweepTask, TextTask
 from workbench.runs import files, units
 from workbench.runs.run_directory import Run
 from workbench.training import bank_trainer, capacity
-from workbench.training.adapter_trainer import Course
-from workbench.training.bank_progress import Chorus
-from workbench.training.bank_trainer import BankFit
+from workbench.training.adapter_trainer import TrainTask
+from workbench.training.bank_progress import BankProgress
+from workbench.training.bank_trainer import BankTrainer
 from workbench.training.distributed import barrier, layout_checks
-from workbench.training.trainer import Watcher, peak_bytes
+from workbench.training.trainer import Callback, peak_bytes
 
 Scores = dict[str, Any]
 BYTES = 16
 """Of memory for each trained parameter: value, gradient and the optimizer's two moments, in float32."""
 
 
-class Entry(NamedTuple):
+class SweepMember(NamedTuple):
     """A member, and the run directory of its own."""
 
     trial: Trial
     run: Run
 
 
-def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
+def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
     """Train every member; returns scores before and after of the best, as they stand in scores.json.
 
     `seed` varies initial values and the order of rows. What is held out is the same for all members, and depends on
     the sweep's own seed.
     """
     trials, shared = sweep_config.trials(config), sweep_config.shared(config)
-    subject: Subject = (Classes if shared.recipe == "classify" else Text).prepare(shared, run, trials)
+    subject: SweepTask = (ClassTask if shared.recipe == "classify" else TextTask).prepare(shared, run, trials)
     layout_checks.require_members(len(trials), run.ranks)
     if not run.resumed:
         shutil.rmtree(run.path / "members", ignore_errors=True)
     run.ranks.wait()  # until nothing of an earlier sweep is left
-    entries = [Entry(trial, run.own(f"members/{trial.name}")) for trial in run.ranks.share(trials)]
+    entries = [SweepMember(trial, run.own(f"members/{trial.name}")) for trial in run.ranks.share(trials)]
     for _, own in entries:
         own.note(ended=False)
     run.ranks.wait()  # until nobody seems to be done who is not
@@ -58,7 +58,7 @@ def main(config: RunConfig, run: Run, watcher: Watcher) -> Scores:
         train(subject, run, entries, watcher, reason)
         for _, own in entries:
             own.note(ended=True)
-        barrier.until(lambda: all(_member(run, trial).manifest.get("ended") for trial in trials), watcher)
+        barrier.wait_for_ranks(lambda: all(_member(run, trial).manifest.get("ended") for trial in trials), watcher)
     finally:
         table = write_table(config, run, trials)
     if not run.ranks.first:
@@ -86,7 +86,7 @@ def apart(config: RunConfig) -> str | None:
     return bank_trainer.refusal(config)
 
 
-def train(subject: Subject, run: Run, entries: Sequence[Entry], watcher: Watcher, reason: str | None) -> None:
+def train(subject: SweepTask, run: Run, entries: Sequence[SweepMember], watcher: Callback, reason: str | None) -> None:
     """The members of this process.
 
     Args:
@@ -106,7 +106,7 @@ def train(subject: Subject, run: Run, entries: Sequence[Entry], watcher: Watcher
             raise
 
 
-def together(subject: Subject, run: Run, entries: Sequence[Entry], watcher: Watcher) -> None:
+def together(subject: SweepTask, run: Run, entries: Sequence[SweepMember], watcher: Callback) -> None:
     """All members in one bank; each that came to its end is saved in its own directory."""
     bench = subject.bench(run, [entry.trial for entry in entries], watcher)
     members = bench.bank.members
@@ -119,11 +119,11 @@ def together(subject: Subject, run: Run, entries: Sequence[Entry], watcher: Watc
         for entry, train in zip(entries, bench.train, strict=True)
     )
     names = {member: entry.trial.name for member, entry in zip(members, entries, strict=True)}
-    chorus = Chorus(watcher, names)
-    fit = BankFit(
+    chorus = BankProgress(watcher, names)
+    fit = BankTrainer(
         bench.bank,
         [
-            Course(train, partial(_held_out_loss, bench, member), entry.trial.config, entry.run)
+            TrainTask(train, partial(_held_out_loss, bench, member), entry.trial.config, entry.run)
             for member, entry, train in zip(members, entries, bench.train, strict=True)
         ],
         freezer=bench.freezer,
@@ -149,7 +149,7 @@ def together(subject: Subject, run: Run, entries: Sequence[Entry], watcher: Watc
             bench.save(entry.run.adapter, partial(bench.bank.save, member))
 
 
-def one_after_another(subject: Subject, run: Run, entries: Sequence[Entry], watcher: Watcher) -> None:
+def one_after_another(subject: SweepTask, run: Run, entries: Sequence[SweepMember], watcher: Callback) -> None:
     """Each member as a run of its own; one that has its adapter already is done. Raises as `train` does."""
     errors = []
     for trial, own in entries:
@@ -188,12 +188,12 @@ def ship(run: Run, best: Run) -> None:
     run.note(model=best.manifest["model"], batch=best.manifest["batch"])
 
 
-def _held_out_loss(bench: Bench, member: str) -> float:
+def _held_out_loss(bench: SweepBank, member: str) -> float:
     with bench.bank.only(member):
         return bench.held_out_loss()
 
 
-def _model_facts(bench: Bench, member: str, config: RunConfig) -> dict[str, Any]:
+def _model_facts(bench: SweepBank, member: str, config: RunConfig) -> dict[str, Any]:
     """The facts of a run with this member alone."""
     own = sum(each.numel() for each in bench.bank.parameters_of(member).values())
     return model_summary.model(config, bench.backbone, bench.bank.model, own=own)

@@ -30,13 +30,13 @@ from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
-from workbench.training.trainer import Watcher
+from workbench.training.trainer import Callback
 
 Objective = Callable[[Tensor, Tensor, float], Tensor]
 
 
 @dataclass(frozen=True)
-class Bench:
+class SweepBank:
     """The members of a sweep in one bank, and all that their training needs."""
 
     bank: Bank
@@ -52,21 +52,21 @@ class Bench:
     """Writes a folder to ship, with what writes the adapter into it."""
 
 
-class Subject(Protocol):
+class SweepTask(Protocol):
     """What members learn, whether together or one after another."""
 
-    def bench(self, run: Run, trials: Sequence[Trial], watcher: Watcher) -> Bench:
+    def bench(self, run: Run, trials: Sequence[Trial], watcher: Callback) -> SweepBank:
         """The members over one loaded backbone, at their start."""
 
-    def alone(self, run: Run, config: RunConfig, watcher: Watcher) -> None:
+    def alone(self, run: Run, config: RunConfig, watcher: Callback) -> None:
         """Train one run by itself and save its adapter."""
 
-    def finish(self, run: Run, config: RunConfig, watcher: Watcher) -> dict[str, Any]:
+    def finish(self, run: Run, config: RunConfig, watcher: Callback) -> dict[str, Any]:
         """Score what the run ships."""
 
 
 @dataclass(frozen=True)
-class Text:
+class TextTask:
     """Next or hidden tokens."""
 
     config: RunConfig
@@ -75,13 +75,13 @@ class Text:
     data: Splits
 
     @classmethod
-    def prepare(cls, config: RunConfig, run: Run, trials: Sequence[Trial]) -> Text:
+    def prepare(cls, config: RunConfig, run: Run, trials: Sequence[Trial]) -> TextTask:
         """Data, checked for every member."""
         tokenizer, template, data = sft.prepare(config, run)
         require_members(config, trials, data)
         return cls(config, tokenizer, template, data)
 
-    def bench(self, run: Run, trials: Sequence[Trial], watcher: Watcher) -> Bench:
+    def bench(self, run: Run, trials: Sequence[Trial], watcher: Callback) -> SweepBank:
         backbone = backbones.load(self.config.model, self.tokenizer, task=tasks.of(self.config))
         watcher.say(model_summary.storage(backbone))
         sft.score_before(self.config, run, backbone, self.data, self.tokenizer, self.template, watcher)
@@ -95,7 +95,7 @@ class Text:
                 hidden_ND, labels_N, head.project, vocabulary=head.vocabulary, weights=head.trainable(), scale=scale
             )
 
-        return Bench(
+        return SweepBank(
             bank=together,
             freezer=freezer,
             backbone=backbone,
@@ -108,15 +108,15 @@ class Text:
             ),
         )
 
-    def alone(self, run: Run, config: RunConfig, watcher: Watcher) -> None:
+    def alone(self, run: Run, config: RunConfig, watcher: Callback) -> None:
         sft.train(config, run, self.data, self.tokenizer, self.template, watcher)
 
-    def finish(self, run: Run, config: RunConfig, watcher: Watcher) -> dict[str, Any]:
+    def finish(self, run: Run, config: RunConfig, watcher: Callback) -> dict[str, Any]:
         return sft.finish(config, run, self.data, watcher)
 
 
 @dataclass(frozen=True)
-class Classes:
+class ClassTask:
     """Labels of rows."""
 
     config: RunConfig
@@ -124,14 +124,14 @@ class Classes:
     data: ClassSplits
 
     @classmethod
-    def prepare(cls, config: RunConfig, run: Run, trials: Sequence[Trial]) -> Classes:
+    def prepare(cls, config: RunConfig, run: Run, trials: Sequence[Trial]) -> ClassTask:
         """Data, checked for every member."""
         tokenizer, data, _ = classify.prepare(config)
         require_members(config, trials, data)
         classify.begin(run, data)
         return cls(config, tokenizer, data)
 
-    def bench(self, run: Run, trials: Sequence[Trial], watcher: Watcher) -> Bench:
+    def bench(self, run: Run, trials: Sequence[Trial], watcher: Callback) -> SweepBank:
         backbone = self._backbone(self.config.seed)
         watcher.say(model_summary.storage(backbone))
         together, freezer = _attach(backbone, self.config, trials)
@@ -139,9 +139,9 @@ class Classes:
             members = [name for name, trial in zip(together.members, trials, strict=True) if trial.config.seed == seed]
             _begin_heads(together, members, self._backbone(seed))
         with together.only(together.members[0]):
-            model = classifier.find(together.model, backbone.model, self.tokenizer, self.data.labels)
+            model = classifier.classification_model(together.model, backbone.model, self.tokenizer, self.data.labels)
         targets_NC = from_numpy(self.data.train.targets_NC)
-        return Bench(
+        return SweepBank(
             bank=together,
             freezer=freezer,
             backbone=backbone,
@@ -152,10 +152,10 @@ class Classes:
             save=lambda folder, adapter: classifier.save(model, folder, adapter=adapter),
         )
 
-    def alone(self, run: Run, config: RunConfig, watcher: Watcher) -> None:
+    def alone(self, run: Run, config: RunConfig, watcher: Callback) -> None:
         classify.train(config, run, self.data, self.tokenizer, watcher)
 
-    def finish(self, run: Run, config: RunConfig, watcher: Watcher) -> dict[str, Any]:
+    def finish(self, run: Run, config: RunConfig, watcher: Callback) -> dict[str, Any]:
         return classify.finish(config, run, self.data, watcher)
 
     def _backbone(self, seed: int) -> Backbone:

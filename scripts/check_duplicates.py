@@ -18,7 +18,7 @@ from scipy.sparse import csr_array
 from sklearn.feature_extraction.text import CountVectorizer
 
 from workbench.config.folds_config import DuplicatesConfig
-from workbench.data.folds.duplicates import Found, across, find, overlap, report
+from workbench.data.folds.duplicates import DuplicateClusters, across, find, overlap, report
 from workbench.data.folds.row_split import assign
 from workbench.data.folds.similarity import Ints, components, normalised, shingles
 from workbench.data.folds.stratification import strata_of, ungrouped_leak
@@ -60,11 +60,11 @@ def _columns(path: Path, arguments: argparse.Namespace) -> tuple[list[str], list
     return [row[arguments.text] for row in rows], [row[arguments.label] for row in rows]
 
 
-def _find(texts: list[str], config: DuplicatesConfig) -> Found:
+def _find(texts: list[str], config: DuplicatesConfig) -> DuplicateClusters:
     return find(texts, threshold=config.threshold, shingle=config.shingle, size=config.length)
 
 
-def _show(found: Found, labels: list[str], k: int) -> None:
+def _show(found: DuplicateClusters, labels: list[str], k: int) -> None:
     result = report(found, labels)
     for name, value in result._asdict().items():
         print(f"  {name}: {len(value) if name == 'conflicts' else value}")
@@ -83,7 +83,7 @@ def _show_overlap(train: list[str], test: list[str], config: DuplicatesConfig) -
     print(f"  training rows in a cluster with a test row: {result.train_rows}")
 
 
-def _recall(texts: list[str], found: Found, config: DuplicatesConfig) -> float:
+def _recall(texts: list[str], found: DuplicateClusters, config: DuplicatesConfig) -> float:
     """Share of the true pairs, and of the true clusters, that were found; the smaller of both."""
     plain = sorted({normalised(text) for text in texts})
     pairs = _exhaustive(plain, config)

@@ -29,7 +29,7 @@ import yaml
 from standing import Spread, Wanted
 
 from workbench.data import starter
-from workbench.data.rows import Row, read_rows
+from workbench.data.rows import RawRow, read_rows
 
 LOSSES = ("forward_kl", "reverse_kl", "jsd", "skew_forward_kl", "skew_reverse_kl", "total_variation")
 LABELS = "labels alone"
@@ -191,7 +191,7 @@ def _known_rows(run: Path, config: Recipe, out: Path) -> Path:
     return standing.write_rows(rows, out / "train.jsonl")
 
 
-def _read(source: str) -> Iterable[Row]:
+def _read(source: str) -> Iterable[RawRow]:
     return read_rows(starter.resolve(source))
 
 

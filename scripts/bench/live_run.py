@@ -16,7 +16,7 @@ from pathlib import Path
 import workbench
 from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch
-from workbench.distillation.teacher_signals import Spoken
+from workbench.distillation.teacher_signals import TeacherLogits
 from workbench.distillation.teachers import LiveTeacher
 from workbench.planning.live_bytes import LiveBytes
 
@@ -36,7 +36,7 @@ def _watched_passes() -> list[int]:
     peaks: list[int] = []
     signal = LiveTeacher.signal
 
-    def watched(self: LiveTeacher, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> Spoken:
+    def watched(self: LiveTeacher, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> TeacherLogits:
         with LiveBytes() as live:
             said = signal(self, batch, config, temperature=temperature)
         peaks.append(live.peak)

@@ -27,7 +27,7 @@ from workbench.data.folds import stratification
 from workbench.data.labelled import labelled_data, labels, records
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Labels
-from workbench.data.labelled.text_fields import Writer
+from workbench.data.labelled.text_fields import FieldTokenizer
 from workbench.evaluation import row_outputs
 from workbench.losses.criterion import Objective, criterion
 from workbench.models import backbones, classifier
@@ -36,10 +36,10 @@ from workbench.models.classifier import Classifier
 from workbench.runs import run_directory
 from workbench.runs.run_directory import Run
 from workbench.training import capacity
-from workbench.training.adapter_trainer import Course
-from workbench.training.bank_trainer import BankFit
+from workbench.training.adapter_trainer import TrainTask
+from workbench.training.bank_trainer import BankTrainer
 from workbench.training.freezing import freezer as freezing
-from workbench.training.trainer import Fit, Supervision, peak_bytes
+from workbench.training.trainer import Trainer, TrainingSignal, peak_bytes
 
 
 class Fold(NamedTuple):
@@ -71,7 +71,7 @@ class Job(NamedTuple):
 
     def classifier(self, model: Any) -> Classifier:
         """The model around the backbone, and how it comes to a row's classes."""
-        return classifier.find(model, self.backbone.model, self.tokenizer, self.labels)
+        return classifier.classification_model(model, self.backbone.model, self.tokenizer, self.labels)
 
 
 class Silent:
@@ -138,7 +138,9 @@ def _prepare(arguments: argparse.Namespace) -> Job:
     dealt = stratification.read(
         [record.row for record in source.records], FoldsConfig(column="fold", k=arguments.folds)
     )
-    rows = labelled_data.encode(source, Writer(tokenizer, config.classes, max_tokens=config.data.max_tokens), found)
+    rows = labelled_data.encode(
+        source, FieldTokenizer(tokenizer, config.classes, max_tokens=config.data.max_tokens), found
+    )
     run, wanted = run_directory.start(arguments.out, config, resume=False), []
     for split in dealt.splits():
         if arguments.arm == "one" and split.fold:
@@ -181,9 +183,9 @@ def _bank(job: Job, watcher: Silent) -> Done:
     with bank.only(bank.members[0]):
         model = job.classifier(bank.model)
     device = job.backbone.model.device
-    fit = BankFit(
+    fit = BankTrainer(
         bank,
-        [Course(fold.train, lambda: 0.0, fold.config, fold.run) for fold in job.folds],
+        [TrainTask(fold.train, lambda: 0.0, fold.config, fold.run) for fold in job.folds],
         freezer=freezer,
         objectives=[fold.objective for fold in job.folds],
         predict=model.outputs,
@@ -212,9 +214,9 @@ def _one_after_another(job: Job, watcher: Silent) -> Done:
         freezer = freezing.attach(backbone, fold.config, seed=fold.config.seed)
         attached: Any = freezer.model
         model = job.classifier(attached)
-        fit = Fit(
+        fit = Trainer(
             model=attached,
-            supervision=Supervision(fold.train, model.row_loss(fold.objective)),
+            supervision=TrainingSignal(fold.train, model.row_loss(fold.objective)),
             freezer=freezer,
             held_out=[],
             width=job.width,

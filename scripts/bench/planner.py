@@ -27,11 +27,11 @@ from transformers import PreTrainedModel
 
 import workbench
 from workbench.planning.dry_run import hold
-from workbench.planning.memory_ledger import Ledger
+from workbench.planning.memory_ledger import MemoryLedger
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
-from workbench.training.bank_trainer import BankFit
-from workbench.training.trainer import Fit
+from workbench.training.bank_trainer import BankTrainer
+from workbench.training.trainer import Trainer
 
 WHOLE = ["model.id=starter", "distill.student={layers: all}"]
 METHODS = {
@@ -133,18 +133,18 @@ def _measured(recipe: str, words: list[str]) -> int:
 
 
 @contextmanager
-def _counting() -> Iterator[list[Ledger]]:
+def _counting() -> Iterator[list[MemoryLedger]]:
     """Inside the block, every training is counted, of one model or of a bank."""
-    ledgers: list[Ledger] = []
+    ledgers: list[MemoryLedger] = []
     with ExitStack() as patches:
-        for kind in (Fit, BankFit):
+        for kind in (Trainer, BankTrainer):
             patches.enter_context(patch.object(kind, "work", _counted(kind.work, ledgers)))
         yield ledgers
 
 
-def _counted(work: Callable[[Any], None], ledgers: list[Ledger]) -> Callable[[Any], None]:
+def _counted(work: Callable[[Any], None], ledgers: list[MemoryLedger]) -> Callable[[Any], None]:
     def counted(training: Any) -> None:
-        with Ledger() as ledger:
+        with MemoryLedger() as ledger:
             hold(ledger, training, beside=_backbones())
             work(training)
         ledgers.append(ledger)

@@ -35,12 +35,12 @@ from workbench.data.batching import Indices
 from workbench.evaluation import row_outputs, scores
 from workbench.planning.calibration import Calibration
 from workbench.planning.dry_run import hold
-from workbench.planning.memory_ledger import Ledger
+from workbench.planning.memory_ledger import MemoryLedger
 from workbench.planning.plan import Plan
-from workbench.planning.solver import Choice, choose
+from workbench.planning.solver import SolverChoice, choose
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
-from workbench.training.trainer import Fit
+from workbench.training.trainer import Trainer
 
 SHORT = (
     "data.limit=160",
@@ -131,7 +131,7 @@ def _limits(peaks: dict[Way, int]) -> list[int]:
     return [int(1.05 * max(plain)), (max(plain) + min(plain)) // 2, (min(plain) + min(peaks.values())) // 2]
 
 
-def _choose(name: str, limit: int) -> Choice:
+def _choose(name: str, limit: int) -> SolverChoice:
     """Tensors alone count: what Python takes is nothing that one way has and another has not."""
     recipe, words = CONFIGURATIONS[name]
     clock = Calibration(torch.device("cpu"), clock=time.process_time)
@@ -142,7 +142,7 @@ def _choose(name: str, limit: int) -> Choice:
     )
 
 
-def _taken(choice: Choice) -> Way:
+def _taken(choice: SolverChoice) -> Way:
     config = choice.require().config
     assert isinstance(config.batch.tokens_per_device, int)
     return Way(config.train.checkpointing is True, config.batch.tokens_per_device)
@@ -181,9 +181,9 @@ def _seconds_in_turns(name: str, ways: list[Way]) -> dict[Way, float]:
 def _train_in_turns(name: str, way: Way, number: int, folder: Path, turns: Any, ready: Any, found: Any) -> None:
     """One of several processes, each of which does a step when its turn is."""
     seconds: list[float] = []
-    step = Fit.step
+    step = Trainer.step
 
-    def timed(self: Fit, rows: Indices) -> dict[str, Any]:
+    def timed(self: Trainer, rows: Indices) -> dict[str, Any]:
         if not seconds:
             ready.wait()
         turns[number].acquire()
@@ -196,7 +196,7 @@ def _train_in_turns(name: str, way: Way, number: int, folder: Path, turns: Any, 
             time.sleep(READY_S)  # until it is killed: scoring would disturb the others
         return record
 
-    Fit.step = timed  # type: ignore[method-assign]
+    Trainer.step = timed  # type: ignore[method-assign]
     _train(name, way, folder / str(number), steps=STEPS)
 
 
@@ -210,19 +210,19 @@ def _train(name: str, way: Way, folder: Path, *, steps: int) -> None:
 def _counting() -> Iterator[list[int]]:
     """Inside the block, the peak of every training in bytes."""
     peaks: list[int] = []
-    work = Fit.work
+    work = Trainer.work
 
-    def counted(self: Fit) -> None:
-        with Ledger() as ledger:
+    def counted(self: Trainer) -> None:
+        with MemoryLedger() as ledger:
             hold(ledger, self)
             work(self)
         peaks.append(ledger.peak)
 
-    Fit.work = counted  # type: ignore[method-assign]
+    Trainer.work = counted  # type: ignore[method-assign]
     try:
         yield peaks
     finally:
-        Fit.work = work  # type: ignore[method-assign]
+        Trainer.work = work  # type: ignore[method-assign]
 
 
 def _said(way: Way) -> str:

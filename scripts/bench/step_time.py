@@ -30,7 +30,7 @@ from workbench.recipes.plan import plan
 from workbench.recipes.run import RECIPES
 from workbench.runs import files, run_directory
 from workbench.training.checkpoints import Progress
-from workbench.training.trainer import Fit
+from workbench.training.trainer import Trainer
 
 ROUNDS = 3
 """So often some steps are measured, with a calibration before, between and after them."""
@@ -123,12 +123,12 @@ def _both(recipe: str, words: list[str], clock: Clock, count: int) -> tuple[list
     steps: list[float] = []
     took: list[float] = []
 
-    def calibrate(fit: Fit) -> None:
+    def calibrate(fit: Trainer) -> None:
         began = clock()
         predictions.append(Calibration(fit.device, clock=clock).timed(work))
         took.append(clock() - began)
 
-    def measure(fit: Fit) -> None:
+    def measure(fit: Trainer) -> None:
         fit.prepare()
         fit.freezer.follow(step=0, share=0.0)
         calibrate(fit)
@@ -142,7 +142,7 @@ def _both(recipe: str, words: list[str], clock: Clock, count: int) -> tuple[list
             calibrate(fit)
         raise _Enough
 
-    own, Fit.work = Fit.work, measure  # type: ignore[method-assign, assignment]
+    own, Trainer.work = Trainer.work, measure  # type: ignore[method-assign, assignment]
     try:
         with tempfile.TemporaryDirectory() as folder:
             run = run_directory.start(Path(folder) / "run", config, resume=False)
@@ -151,7 +151,7 @@ def _both(recipe: str, words: list[str], clock: Clock, count: int) -> tuple[list
                 RECIPES[config.recipe](config, run, Terminal(quiet=True))
             run.close()
     finally:
-        Fit.work = own  # type: ignore[method-assign]
+        Trainer.work = own  # type: ignore[method-assign]
     return predictions, steps, took
 
 

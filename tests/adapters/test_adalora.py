@@ -19,11 +19,11 @@ import workbench
 from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import AdaLora
-from workbench.adapters.rank_allocator import Budget, RankSchedule
+from workbench.adapters.rank_allocator import RankBudget, RankSchedule
 from workbench.cli.console import Terminal
 from workbench.errors import Stopped
 from workbench.training import checkpoints
-from workbench.training.master_weights import Masters
+from workbench.training.master_weights import MasterWeights
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
@@ -46,7 +46,7 @@ def _ranks(trainable: dict[str, nn.Parameter]) -> dict[str, list[bool]]:
 
 
 def test_the_budget_falls_as_a_cube() -> None:
-    budget = Budget(begin=10, end=90)
+    budget = RankBudget(begin=10, end=90)
     ranks = [budget.at(step, first=120, last=40) for step in range(1, 101)]
     assert ranks[:10] == [120] * 10 and ranks[89:] == [40] * 11
     assert all(later <= sooner for sooner, later in itertools.pairwise(ranks))
@@ -60,7 +60,7 @@ def test_ranks_go_as_in_pefts_own_allocator() -> None:
     ours = _peft(orth_reg_weight=0.0)
     ours.load_state_dict(theirs.state_dict())
     here, there = _trainable(ours), _trainable(theirs)
-    schedule = RankSchedule(here, Budget(begin=2, end=17), rank=2, interval=2, orthogonality=0.5, memory=0.85)
+    schedule = RankSchedule(here, RankBudget(begin=2, end=17), rank=2, interval=2, orthogonality=0.5, memory=0.85)
     optimizers = [torch.optim.Adam(each.values(), lr=0.01) for each in (here, there)]
     totals = []
     for step in range(1, STEPS + 1):
@@ -87,7 +87,7 @@ def _peft(**settings: float) -> Any:
 def test_what_matters_most_stays() -> None:
     """Of six triplets with the same values, the two with the largest gradients are left."""
     trainable = {f"layer.lora_{part}.default": nn.Parameter(torch.ones(shape)) for part, shape in _SHAPES.items()}
-    schedule = RankSchedule(trainable, Budget(begin=0, end=2), rank=2, interval=1, orthogonality=0.0, memory=0.5)
+    schedule = RankSchedule(trainable, RankBudget(begin=0, end=2), rank=2, interval=1, orthogonality=0.0, memory=0.5)
     gradients_R = torch.tensor([0.1, 3.0, 0.2, 0.3, 2.0, 0.1])
     for step in (1, 2):
         trainable["layer.lora_E.default"].grad = gradients_R[:, None] * step
@@ -103,7 +103,7 @@ _SHAPES = {"A": (6, 3), "E": (6, 1), "B": (4, 6)}
 def test_the_penalty_is_zero_where_rows_and_columns_are_orthonormal_and_pulls_towards_it() -> None:
     values = {"A": torch.eye(2, 5), "E": torch.zeros(2, 1), "B": torch.eye(4, 2)}
     trainable = {f"layer.lora_{part}.default": nn.Parameter(value) for part, value in values.items()}
-    schedule = RankSchedule(trainable, Budget(begin=0, end=9), rank=1, interval=1, orthogonality=0.5, memory=0.5)
+    schedule = RankSchedule(trainable, RankBudget(begin=0, end=9), rank=1, interval=1, orthogonality=0.5, memory=0.5)
     assert schedule.penalty().item() == 0
     trainable["layer.lora_A.default"].data *= 2  # its gram matrix is 4 I, at a distance of sqrt(2 * 3**2)
     penalty = schedule.penalty()
@@ -116,7 +116,7 @@ def test_the_penalty_is_zero_where_rows_and_columns_are_orthonormal_and_pulls_to
 def test_half_precision_has_its_ranks_taken_in_the_masters(llama: PreTrainedModel) -> None:
     config = AdaLora(rank=1, initial_rank=3, before=0, after=0)
     model = adapters.attach(llama.requires_grad_(False).bfloat16(), config, seed=0)
-    masters = Masters(model, torch.bfloat16)
+    masters = MasterWeights(model, torch.bfloat16)
     companion = config.companion(masters.named(), steps=3)
     optimizer = torch.optim.AdamW(list(masters), lr=0.01)
     for step in (1, 2, 3):

@@ -18,7 +18,7 @@ from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import METHODS, Full, Lora, bank
 from workbench.adapters.bank import Bank
-from workbench.adapters.bank_layers import Routing, Rows
+from workbench.adapters.bank_layers import MemberRows, Routing
 from workbench.config import ModelConfig
 from workbench.errors import BackboneError, ConfigError, FileError
 from workbench.models import backbones
@@ -71,7 +71,7 @@ def of_member(made: Bank, member: str) -> dict[str, nn.Parameter]:
 
 
 def routed(made: Bank, rows: Tensor) -> Any:
-    shares = [Rows(member, count) for member, count in zip(made.members, SHARES, strict=True)]
+    shares = [MemberRows(member, count) for member, count in zip(made.members, SHARES, strict=True)]
     return made.route(shares, length=rows.shape[1])
 
 
@@ -175,7 +175,7 @@ def test_a_bank_computes_only_for_somebody(llama: PreTrainedModel) -> None:
 
 def test_a_layer_that_chooses_among_tokens_is_refused() -> None:
     routing = Routing()
-    routing.set([Rows("a", 2), Rows("b", 3)], length=4)
+    routing.set([MemberRows("a", 2), MemberRows("b", 3)], length=4)
     assert list(routing.slices(torch.zeros(5, 4, 1))) == [("a", slice(0, 2)), ("b", slice(2, 5))]
     assert list(routing.slices(torch.zeros(20, 1))) == [("a", slice(0, 8)), ("b", slice(8, 20))]
     for tokens in (7, 10, 40):

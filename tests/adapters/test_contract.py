@@ -32,7 +32,7 @@ from workbench.config import ModelConfig, RunConfig, plugins, tasks
 from workbench.errors import ConfigError
 from workbench.models import backbones
 from workbench.schema import parse
-from workbench.training.master_weights import Masters
+from workbench.training.master_weights import MasterWeights
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -288,7 +288,7 @@ class Contract:
         """Two steps of AdamW: every trainable tensor has a gradient in one of them, and nothing else moves."""
         trains = {name for name, each in self.model.named_parameters() if each.requires_grad}
         frozen = {key: each.clone() for key, each in self.model.state_dict().items() if key not in trains}
-        masters = Masters(self.model, self.compute)
+        masters = MasterWeights(self.model, self.compute)
         optimizer = torch.optim.AdamW(list(masters), lr=0.02)
         silent = set(masters.named())
         assert silent

@@ -16,7 +16,7 @@ from workbench import adapters
 from workbench.adapters import Ia3
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
-from workbench.training.master_weights import Masters
+from workbench.training.master_weights import MasterWeights
 from workbench.training.optim import optimizers
 
 LLAMA = (["self_attn.k_proj", "self_attn.v_proj"], ["mlp.down_proj"])
@@ -87,7 +87,7 @@ def test_weight_decay_leaves_factors_alone(llama: PreTrainedModel) -> None:
     values: dict[str, Any] = {"recipe": "sft", "data": {"train": "rows.jsonl"}, "train": {"weight_decay": 0.5}}
     for method, decay in (("ia3", 0.0), ("lora", 0.5)):
         config = RunConfig.model_validate({**values, "adapter": {"method": method}})
-        named = Masters(model, torch.float32).named()
+        named = MasterWeights(model, torch.float32).named()
         (group,) = optimizers.groups(named, config, layers={}, blocks=2, fresh=())
         assert group["weight_decay"] == decay and len(group["params"]) == 6
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import Vera
-from workbench.training.master_weights import Masters
+from workbench.training.master_weights import MasterWeights
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
@@ -66,7 +66,7 @@ def test_the_seed_decides_the_matrices_and_they_are_shipped(llama: PreTrainedMod
 
 def test_half_precision_vectors_meet_float32_matrices(llama: PreTrainedModel) -> None:
     model = adapters.attach(llama.requires_grad_(False).bfloat16(), Vera(rank=5), seed=0)
-    masters = Masters(model, torch.bfloat16)
+    masters = MasterWeights(model, torch.bfloat16)
     model(input_ids=IDS, labels=IDS).loss.backward()
     gradients = [each.grad for name, each in masters.named().items() if "lambda_b" in name]
     assert gradients and all(each is not None and each.any() for each in gradients)

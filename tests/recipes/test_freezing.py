@@ -22,7 +22,7 @@ from workbench.errors import Stopped
 from workbench.models import exported
 from workbench.runs import run_directory
 from workbench.training.freezing import prefix_cache
-from workbench.training.freezing.cached_prefix import Trunk
+from workbench.training.freezing.cached_prefix import CachedPrefix
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -54,12 +54,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def trunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Trunk]]:
+def trunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CachedPrefix]]:
     """Every trunk of a run."""
-    found: list[Trunk] = []
+    found: list[CachedPrefix] = []
 
-    def remembered(*args: Any, **named: Any) -> Trunk:
-        found.append(Trunk(*args, **named))
+    def remembered(*args: Any, **named: Any) -> CachedPrefix:
+        found.append(CachedPrefix(*args, **named))
         return found[-1]
 
     monkeypatch.setattr(prefix_cache, "Trunk", remembered)
@@ -92,7 +92,7 @@ def plain(home: Path) -> Path:
     return _crossval(home, "plain", HALF % "off")
 
 
-def test_a_bank_computes_each_row_once_in_the_whole_run(home: Path, plain: Path, trunks: list[Trunk]) -> None:
+def test_a_bank_computes_each_row_once_in_the_whole_run(home: Path, plain: Path, trunks: list[CachedPrefix]) -> None:
     """Five adapters, three epochs, predictions out of fold and of the test rows: fifty rows, fifty computed."""
     run = _crossval(home, "kept", HALF % "memory")
     assert len(trunks) == 1 + FOLDS, "one in training, and one for the predictions of each adapter"
@@ -106,7 +106,7 @@ def test_a_bank_computes_each_row_once_in_the_whole_run(home: Path, plain: Path,
         assert _losses(run / member) == pytest.approx(_losses(plain / member), rel=1e-5)
 
 
-def test_on_disk_the_next_run_computes_none(home: Path, plain: Path, trunks: list[Trunk]) -> None:
+def test_on_disk_the_next_run_computes_none(home: Path, plain: Path, trunks: list[CachedPrefix]) -> None:
     first = _crossval(home, "disk", HALF % "disk")
     assert sum(trunk.computed for trunk in trunks) == ROWS + TEST
     trunks.clear()
@@ -118,7 +118,7 @@ def test_on_disk_the_next_run_computes_none(home: Path, plain: Path, trunks: lis
 
 
 def test_a_bank_that_was_stopped_ends_with_the_same_result(
-    home: Path, trunks: list[Trunk], monkeypatch: pytest.MonkeyPatch
+    home: Path, trunks: list[CachedPrefix], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In its second epoch: what was kept is gone."""
     whole = _crossval(home, "whole", HALF % "memory")
@@ -160,7 +160,7 @@ def _sft(stories: str, questions: Path, out: Path, *words: str) -> Path:
 
 
 def test_an_adapter_over_a_frozen_half_is_one_that_stock_peft_loads(
-    stories: str, questions: Path, tmp_path: Path, trunks: list[Trunk]
+    stories: str, questions: Path, tmp_path: Path, trunks: list[CachedPrefix]
 ) -> None:
     """It has nothing below the line, and says so."""
     run = _sft(stories, questions, tmp_path / "run", HALF % "memory")

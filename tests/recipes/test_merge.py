@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from workbench.data.starter import FOLDER
 from workbench.data.text import tokenized
-from workbench.data.text.tokenized import Tokens
+from workbench.data.text.tokenized import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.models import exported
 from workbench.recipes.merge import ROWS, merge
@@ -142,7 +142,7 @@ def test_a_quantised_backbone_is_dequantised_and_the_agreement_is_right(
 
 
 @torch.no_grad()
-def _compared(a: torch.nn.Module, b: torch.nn.Module, split: Tokens) -> tuple[float, float, int]:
+def _compared(a: torch.nn.Module, b: torch.nn.Module, split: TokenizedSet) -> tuple[float, float, int]:
     """KL(a || b), share of equal first choices, and positions; row by row and written out."""
     divergence, same, count = 0.0, 0, 0
     for number in range(min(ROWS, len(split))):

@@ -16,12 +16,12 @@ import workbench
 from tests.conftest import MINILM, save_tiny
 from workbench.errors import ConfigError
 from workbench.planning.dry_run import hold
-from workbench.planning.memory_ledger import Ledger
+from workbench.planning.memory_ledger import MemoryLedger
 from workbench.planning.plan import Plan
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
-from workbench.training.bank_trainer import BankFit
-from workbench.training.trainer import Fit
+from workbench.training.bank_trainer import BankTrainer
+from workbench.training.trainer import Trainer
 
 LORA = "adapter={method: lora, rank: 4}"
 FEW = ["data.limit=100", "data.max_tokens=256"]
@@ -29,22 +29,22 @@ SHORT = ["train.steps=8", "train.epochs=null", "evaluate.answers=0", "save.every
 
 
 @pytest.fixture
-def ledgers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ledger]]:
+def ledgers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[MemoryLedger]]:
     """Of every training; models that other tests left do not count."""
-    found: list[Ledger] = []
+    found: list[MemoryLedger] = []
     left = _models()
 
     def counted(work: Callable[[Any], None]) -> Callable[[Any], None]:
         def counting(training: Any) -> None:
             loaded = [each for each in _models() if not any(each is other for other in left)]
-            with Ledger() as ledger:
+            with MemoryLedger() as ledger:
                 hold(ledger, training, beside=loaded)
                 work(training)
             found.append(ledger)
 
         return counting
 
-    for kind in (Fit, BankFit):
+    for kind in (Trainer, BankTrainer):
         monkeypatch.setattr(kind, "work", counted(kind.work))
     yield found
 
@@ -57,7 +57,7 @@ def _models() -> list[PreTrainedModel]:
 
 
 @pytest.fixture
-def compare(ledgers: list[Ledger], tmp_path: Path) -> Callable[..., tuple[Plan, int]]:
+def compare(ledgers: list[MemoryLedger], tmp_path: Path) -> Callable[..., tuple[Plan, int]]:
     """Plans a run, runs it, and gives the plan and what was measured."""
 
     def both(recipe: str, *words: str) -> tuple[Plan, int]:

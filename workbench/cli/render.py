@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from workbench.data.batching import Indices
-    from workbench.data.labelled.fold_data import Folded
+    from workbench.data.labelled.fold_data import FoldData
     from workbench.data.labelled.labelled_data import ClassSplits, Labelled
-    from workbench.data.text.tokenized import Tokens
-    from workbench.models.adapter_sizes import Survey
+    from workbench.data.text.tokenized import TokenizedSet
+    from workbench.models.adapter_sizes import SizeTable
     from workbench.planning.plan import Plan
     from workbench.recipes.check import Inspection
     from workbench.recipes.classify_verbs import ClassInspection
@@ -192,7 +192,7 @@ def _labelled(examples: list[tuple[str, str, str]], splits: Mapping[str, Labelle
     _out.print(_histogram(there["train"].lengths))
 
 
-def _dealt(data: Folded) -> Table:
+def _dealt(data: FoldData) -> Table:
     """Rows of each fold of the first deal, and of its classes or the mean of its numbers."""
     from workbench.data.labelled.labels import counts
 
@@ -215,7 +215,7 @@ def _dealt(data: Folded) -> Table:
     return table
 
 
-def _duplicates(data: Folded) -> str:
+def _duplicates(data: FoldData) -> str:
     """What was found among the training rows."""
     found = data.duplicates
     if found is None:
@@ -319,7 +319,7 @@ def listing(what: str, folder: Path) -> None:
     _out.print(table)
 
 
-def methods(found: Survey) -> None:
+def methods(found: SizeTable) -> None:
     """What every method is, how large it would be on one backbone, and why some do not work there."""
     from workbench.runs import units
 
@@ -343,7 +343,7 @@ def methods(found: Survey) -> None:
     _out.print(told, sizes, *([Text(), refused] if refused.row_count else []))
 
 
-def methods_json(found: Survey) -> None:
+def methods_json(found: SizeTable) -> None:
     """The same as one JSON object on standard output."""
     rows = {}
     for name, size in found.found.items():
@@ -352,7 +352,7 @@ def methods_json(found: Survey) -> None:
     print(json.dumps({"model": found.model.id, "parameters": found.parameters, "methods": rows}, indent=1))
 
 
-def _counts(split: Tokens) -> list[str]:
+def _counts(split: TokenizedSet) -> list[str]:
     cut = f"{split.truncated:,} ({split.truncated / len(split):.1%})"
     numbers = (len(split), int(split.lengths.sum()), int(split.supervised.sum()), int(split.lengths.max()))
     return [*(f"{number:,}" for number in numbers), cut, f"{len(split.skipped):,}"]

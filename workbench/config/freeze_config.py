@@ -33,7 +33,7 @@ class Moment(NamedTuple):
     seen: tuple[Observation, ...] = ()
 
 
-class Plan(NamedTuple):
+class LayerPlan(NamedTuple):
     """What trains in the next step. Layers: 0 the embeddings, 1 to n the blocks, n + 1 what comes after them."""
 
     trains: tuple[bool, ...]
@@ -86,13 +86,13 @@ class FreezeConfig(Section):
         """How many of the first blocks never train."""
         return max(0, self.plan(Moment(0, 0.0, 0), blocks=blocks).depth - 1) if self.fixed else 0
 
-    def plan(self, moment: Moment, *, blocks: int) -> Plan:
+    def plan(self, moment: Moment, *, blocks: int) -> LayerPlan:
         """What trains in the next step: a pure function of where the run is and what was measured.
 
         Args:
             blocks: n, the transformer blocks of the backbone.
         """
-        return Plan((True,) * (blocks + 2), (1.0,) * (blocks + 2))
+        return LayerPlan((True,) * (blocks + 2), (1.0,) * (blocks + 2))
 
     @classmethod
     def section_for(cls, values: Any) -> type[Section]:

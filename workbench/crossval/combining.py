@@ -46,7 +46,7 @@ def out_of_fold(labels: Labels, targets_NC: Hot, splits: Sequence[Split], *, clu
     return OutOfFold(labels, targets_NC, np.stack([split.validation_N for split in splits]), part_of[cluster_N])
 
 
-class Fitted(NamedTuple):
+class FittedCombination(NamedTuple):
     """What was learnt of out-of-fold rows."""
 
     temperature: float
@@ -67,7 +67,7 @@ class Combiner:
     calibrate: bool
     how: How
 
-    def fit(self, known: OutOfFold, outputs_MNC: Floats, mask_N: Mask | None = None) -> Fitted:
+    def fit(self, known: OutOfFold, outputs_MNC: Floats, mask_N: Mask | None = None) -> FittedCombination:
         """Temperature and weights, from the rows of the mask, or from all."""
         mask_N = np.ones(len(known.targets_NC), dtype=bool) if mask_N is None else mask_N
         present_MX, outputs_MXC, targets_XC = (
@@ -77,10 +77,10 @@ class Combiner:
         )
         found = self.temperature(known.labels, outputs_MXC, targets_XC, present_MX) if self.calibrate else 1.0
         if self.how != "greedy":
-            return Fitted(found, self.how, None)
+            return FittedCombination(found, self.how, None)
         calibrated_MXC = np.stack([known.labels.values(outputs_XC / found) for outputs_XC in outputs_MXC])
         weights_M = ensembles.greedy(known.labels, calibrated_MXC, targets_XC, present_MN=present_MX)
-        return Fitted(found, self.how, weights_M)
+        return FittedCombination(found, self.how, weights_M)
 
     @staticmethod
     def temperature(labels: Labels, outputs_MXC: Floats, targets_XC: Hot, present_MX: Mask) -> float:

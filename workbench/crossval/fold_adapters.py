@@ -20,7 +20,7 @@ from workbench import adapters
 from workbench.adapters import Full, bank
 from workbench.config import RunConfig
 from workbench.data.batching import first_rows
-from workbench.data.folds.row_split import Folds, Split
+from workbench.data.folds.row_split import FoldAssignment, Split
 from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Floats, Labels
@@ -33,13 +33,13 @@ from workbench.models.classifier import Classifier
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.run_directory import Run
 from workbench.training import bank_trainer, capacity
-from workbench.training.adapter_trainer import Course
-from workbench.training.bank_progress import Chorus
-from workbench.training.bank_trainer import BankFit
+from workbench.training.adapter_trainer import TrainTask
+from workbench.training.bank_progress import BankProgress
+from workbench.training.bank_trainer import BankTrainer
 from workbench.training.distributed import barrier
 from workbench.training.freezing import freezer as freezing
-from workbench.training.freezing.prefix_cache import Kept, reading
-from workbench.training.trainer import Fit, Supervision, Watcher
+from workbench.training.freezing.prefix_cache import PrefixCache, reading
+from workbench.training.trainer import Callback, Trainer, TrainingSignal
 
 
 class FoldAdapter(NamedTuple):
@@ -56,7 +56,7 @@ class FoldAdapter(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Lesson:
+class FoldTask:
     """What one adapter learns."""
 
     name: str
@@ -74,7 +74,7 @@ class Lesson:
 
 
 @dataclass(frozen=True)
-class Classroom:
+class FoldContext:
     """What all lessons of a run share."""
 
     config: RunConfig
@@ -84,7 +84,7 @@ class Classroom:
     """All that the run reads."""
     ranks: Ranks = ALONE
     """The processes that share the adapters."""
-    kept: Kept = field(default_factory=Kept)
+    kept: PrefixCache = field(default_factory=PrefixCache)
     """What frozen blocks gave."""
 
     def backbone(self) -> Backbone:
@@ -97,12 +97,12 @@ class Classroom:
         )
 
 
-def fold_adapters(folds: Folds, *, seeds: int) -> list[FoldAdapter]:
+def fold_adapters(folds: FoldAssignment, *, seeds: int) -> list[FoldAdapter]:
     """Every adapter of a cross-validation: fold by fold, the seeds of a fold together."""
     return [FoldAdapter(split, seed) for split in folds.splits() for seed in range(seeds)]
 
 
-def lesson(who: FoldAdapter, rows: Labelled, more: Labelled | None, *, seed: int) -> Lesson:
+def fold_task(who: FoldAdapter, rows: Labelled, more: Labelled | None, *, seed: int) -> FoldTask:
     """What an adapter learns: the rows of its folds, and those that are added to them.
 
     Args:
@@ -111,10 +111,10 @@ def lesson(who: FoldAdapter, rows: Labelled, more: Labelled | None, *, seed: int
     own = rows.subset(who.split.train_N)
     drawn = np.random.SeedSequence([seed, who.split.repeat, who.split.fold, who.seed]).generate_state(1)[0]
     train = own if more is None else own.joined(more)
-    return Lesson(who.name, int(drawn) % 2**31, train, rows.subset(who.split.validation_N))
+    return FoldTask(who.name, int(drawn) % 2**31, train, rows.subset(who.split.validation_N))
 
 
-def train(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Watcher) -> None:
+def train(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher: Callback) -> None:
     """Train what each lesson says and save it in `run`/NAME/adapter; finished adapters are not trained again.
 
     Several processes train a share of the lessons each, and wait for the others.
@@ -134,10 +134,10 @@ def train(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Watcher
         else:
             watcher.say(f"One after another over the same backbone: {reason}.")
             _apart(room, run, mine, watcher)
-    barrier.until(lambda: all(place.exists() for place in places), watcher)
+    barrier.wait_for_ranks(lambda: all(place.exists() for place in places), watcher)
 
 
-def outputs(room: Classroom, folders: Sequence[Path], wanted: Sequence[Sequence[Labelled]]) -> list[list[Floats]]:
+def outputs(room: FoldContext, folders: Sequence[Path], wanted: Sequence[Sequence[Labelled]]) -> list[list[Floats]]:
     """What each saved adapter says (N, C) of each set of rows that is wanted of it.
 
     Args:
@@ -148,7 +148,7 @@ def outputs(room: Classroom, folders: Sequence[Path], wanted: Sequence[Sequence[
     return room.ranks.collected(_asked(room, *zip(*mine, strict=True)) if mine else [])
 
 
-def _asked(room: Classroom, folders: Sequence[Path], wanted: Sequence[Sequence[Labelled]]) -> list[list[Floats]]:
+def _asked(room: FoldContext, folders: Sequence[Path], wanted: Sequence[Sequence[Labelled]]) -> list[list[Floats]]:
     if bank.refusal(room.config.adapter) is not None:
         return [
             _said(room, classifier.load(folder.parent, room.config), sets)
@@ -159,17 +159,17 @@ def _asked(room: Classroom, folders: Sequence[Path], wanted: Sequence[Sequence[L
     found = []
     for member, sets in zip(together.members, wanted, strict=True):
         with together.only(member):
-            model = classifier.find(together.model, backbone.model, room.tokenizer, room.labels)
+            model = classifier.classification_model(together.model, backbone.model, room.tokenizer, room.labels)
             found.append(_said(room, model, sets))
     return found
 
 
-def _said(room: Classroom, model: Classifier, sets: Sequence[Labelled]) -> list[Floats]:
+def _said(room: FoldContext, model: Classifier, sets: Sequence[Labelled]) -> list[Floats]:
     with reading(room.kept, model.backbone):
         return [row_outputs.outputs(model.model, model.outputs, rows) for rows in sets]
 
 
-def _together(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Watcher) -> None:
+def _together(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher: Callback) -> None:
     """All lessons in one bank."""
     backbone = room.backbone()
     together, freezer = freezing.attach_bank(
@@ -179,13 +179,13 @@ def _together(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Wat
     own = sum(each.numel() for each in together.parameters_of(together.members[0]).values())
     run.note(model=model_summary.model(room.config, backbone, together.model, own=own))
     with together.only(together.members[0]):
-        model = classifier.find(together.model, backbone.model, room.tokenizer, room.labels)
+        model = classifier.classification_model(together.model, backbone.model, room.tokenizer, room.labels)
     courses = [
         _course(run.own(each.name), room.config, each, model, partial(together.only, member))
         for each, member in zip(lessons, together.members, strict=True)
     ]
-    chorus = Chorus(watcher, {member: each.name for each, member in zip(lessons, together.members, strict=True)})
-    fit = BankFit(
+    chorus = BankProgress(watcher, {member: each.name for each, member in zip(lessons, together.members, strict=True)})
+    fit = BankTrainer(
         together,
         courses,
         freezer=freezer,
@@ -209,7 +209,7 @@ def _together(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Wat
             classifier.save(model, course.run.adapter, adapter=partial(together.save, member))
 
 
-def _apart(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Watcher) -> None:
+def _apart(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher: Callback) -> None:
     """One lesson after another; the backbone is loaded again only where a method has changed it."""
     backbone: Backbone | None = None
     for each in lessons:
@@ -222,11 +222,11 @@ def _apart(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Watche
         )
         attached = freezer.model
         run.note(model=model_summary.model(room.config, backbone, attached))
-        model = classifier.find(attached, backbone.model, room.tokenizer, room.labels)
+        model = classifier.classification_model(attached, backbone.model, room.tokenizer, room.labels)
         course = _course(own, room.config, each, model, nullcontext)
-        fit = Fit(
+        fit = Trainer(
             model=attached,
-            supervision=Supervision(course.train, model.row_loss(_objective(room.config, each))),
+            supervision=TrainingSignal(course.train, model.row_loss(_objective(room.config, each))),
             freezer=freezer,
             held_out=room.rows,
             kept=room.kept,
@@ -247,10 +247,10 @@ def _apart(room: Classroom, run: Run, lessons: Sequence[Lesson], watcher: Watche
 def _course(
     own: Run,
     config: RunConfig,
-    each: Lesson,
+    each: FoldTask,
     model: Classifier,
     alone: Callable[[], AbstractContextManager[None]],
-) -> Course:
+) -> TrainTask:
     def held_out_loss() -> float:
         assert each.validation is not None, "nothing is watched without rows to watch"
         with alone():
@@ -258,14 +258,14 @@ def _course(
         return target_scores.loss(model.labels, found, each.validation.targets_NC)
 
     wanted = each.config(config)
-    return Course(balanced(each.train, wanted), held_out_loss, wanted, own)
+    return TrainTask(balanced(each.train, wanted), held_out_loss, wanted, own)
 
 
-def _objective(config: RunConfig, each: Lesson) -> Objective:
+def _objective(config: RunConfig, each: FoldTask) -> Objective:
     return criterion(config.classes, from_numpy(each.train.targets_NC))
 
 
-def _tokens(run: Run, courses: Sequence[Course], model: Classifier) -> int:
+def _tokens(run: Run, courses: Sequence[TrainTask], model: Classifier) -> int:
     """Of a forward pass; a resumed run takes those that it began with, as they decide the last bits of a sum."""
     device, width = model.backbone.device, model.backbone.config.get_text_config().hidden_size
     known = run.manifest.get("batch", {}).get("tokens_per_device")

@@ -26,7 +26,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Chosen:
+class PseudoLabels:
     """Rows to train on beside a fold's labelled ones."""
 
     rows: Ints
@@ -42,7 +42,7 @@ class Chosen:
 
 def choose(
     config: PseudoLabelConfig, labels: Labels, values_TUC: Floats, *, labelled_C: Floats, round_number: int
-) -> Chosen:
+) -> PseudoLabels:
     """Label the rows whose likeliest class is probable enough and agreed upon; of each class the surest stay.
 
     The order of the unlabelled rows changes nothing but their numbers, save for which of two rows with the same
@@ -65,7 +65,7 @@ def choose(
     passed_U = sure_U & (agreement_U >= config.agreement - ROUNDING)
     kept_U = passed_U if config.cap is None else passed_U & capped(merged_UC, passed_U, config.cap * labelled_C)
     rows = np.flatnonzero(kept_U)
-    return Chosen(
+    return PseudoLabels(
         rows=rows,
         targets_nC=(merged_UC[rows] if config.labels == "soft" else np.eye(len(labelled_C))[class_U[rows]]).astype(
             np.float32
@@ -130,13 +130,13 @@ def capped(merged_UC: Floats, passed_U: Mask, most_C: Floats) -> Mask:
     return kept_U
 
 
-def summary(chosen: Sequence[Chosen]) -> dict[str, Any]:
+def summary(chosen: Sequence[PseudoLabels]) -> dict[str, Any]:
     """The facts of several folds as one: the mean of every number; None where no fold has one."""
     found: dict[str, Any] = _means([each.facts for each in chosen])
     return found
 
 
-def precision(chosen: Chosen, targets_UC: Hot) -> float | None:
+def precision(chosen: PseudoLabels, targets_UC: Hot) -> float | None:
     """Share of the chosen rows whose likeliest class is their true one; None where no true class is known.
 
     Args:

@@ -12,19 +12,19 @@ from typing import Any, TypeAlias
 
 from workbench.crossval import gains
 from workbench.crossval.gains import Gain
-from workbench.data.labelled.fold_data import Folded
+from workbench.data.labelled.fold_data import FoldData
 from workbench.data.labelled.labels import Floats
 from workbench.evaluation import target_scores
 from workbench.runs import files
 from workbench.runs.run_directory import Run
-from workbench.training.trainer import Watcher
+from workbench.training.trainer import Callback
 
 Facts: TypeAlias = Mapping[str, Any]
 """What a stage was made of, for the report."""
 
 
 @dataclass(frozen=True)
-class Belief:
+class Predictions:
     """What is predicted, at some stage."""
 
     oof_NC: Floats
@@ -33,12 +33,12 @@ class Belief:
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageResult:
     """One stage; a refused one shows what it would have done."""
 
     name: str
     title: str
-    belief: Belief
+    belief: Predictions
     accepted: bool
     why: str
     gain: Gain | None
@@ -47,32 +47,32 @@ class Stage:
 
 
 @dataclass
-class Ledger:
+class StageLog:
     """Keeps the books of a run's stages."""
 
     run: Run
-    data: Folded
-    watcher: Watcher
-    stages: list[Stage] = field(default_factory=list)
+    data: FoldData
+    watcher: Callback
+    stages: list[StageResult] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
 
     @property
-    def belief(self) -> Belief:
+    def belief(self) -> Predictions:
         """Of the last stage that stayed."""
         return [stage for stage in self.stages if stage.accepted][-1].belief
 
-    def begin(self, name: str, title: str, belief: Belief) -> None:
+    def begin(self, name: str, title: str, belief: Predictions) -> None:
         """The stage that the others are held against."""
         score = target_scores.value_scores(self.data.labels, belief.oof_NC, self.data.rows.targets_NC)
-        self._enter(Stage(name, title, belief, True, f"Out of fold: loss {score['loss']:.4f}.", None, 0.0, {}))
+        self._enter(StageResult(name, title, belief, True, f"Out of fold: loss {score['loss']:.4f}.", None, 0.0, {}))
 
     def offer(
         self,
         name: str,
         title: str,
-        belief: Belief,
+        belief: Predictions,
         facts: Facts,
         *,
         least: float = 0.0,
@@ -91,31 +91,31 @@ class Ledger:
         )
         stays = found.accepted or forced
         why = found.sentence + (" Kept, as the configuration names it." if forced and not found.accepted else "")
-        self._enter(Stage(name, title, belief, stays, why, found, 0.0, facts))
+        self._enter(StageResult(name, title, belief, stays, why, found, 0.0, facts))
         return stays
 
-    def judged(self, name: str, title: str, belief: Belief, facts: Facts, *, gain: Gain, why: str) -> None:
+    def judged(self, name: str, title: str, belief: Predictions, facts: Facts, *, gain: Gain, why: str) -> None:
         """A stage that was held against the last belief already."""
-        self._enter(Stage(name, title, belief, gain.accepted, why, gain, 0.0, facts))
+        self._enter(StageResult(name, title, belief, gain.accepted, why, gain, 0.0, facts))
 
     def abstain(self, name: str, title: str, facts: Facts, *, why: str) -> None:
         """A stage that had nothing to offer."""
-        self._enter(Stage(name, title, self.belief, False, why, None, 0.0, facts))
+        self._enter(StageResult(name, title, self.belief, False, why, None, 0.0, facts))
 
     def write(self, **more: Any) -> None:
         """stages.json. The test rows are looked at here, when no stage can change any more."""
         told = [self._told(stage) for stage in self.stages]
         files.write_json(self.run.path / "stages.json", {"stages": told, **more})
 
-    def _enter(self, stage: Stage) -> None:
+    def _enter(self, stage: StageResult) -> None:
         """Seconds of a stage that was done before a restart are those that it took then."""
         seconds = {stage.name: round(time.monotonic() - self._began, 1), **self.run.manifest.get("seconds", {})}
         self.run.note(seconds=seconds)
         self._began = time.monotonic()
-        self.stages.append(Stage(**{**vars(stage), "seconds": seconds[stage.name]}))
+        self.stages.append(StageResult(**{**vars(stage), "seconds": seconds[stage.name]}))
         self.watcher.say(f"{stage.title}: {stage.why}")
 
-    def _told(self, stage: Stage) -> dict[str, Any]:
+    def _told(self, stage: StageResult) -> dict[str, Any]:
         labels, test, test_TC = self.data.labels, self.data.test, stage.belief.test_TC
         return {
             "name": stage.name,

@@ -16,20 +16,20 @@ from safetensors import numpy as safetensors
 from workbench.crossval import pseudo_labels
 from workbench.crossval.combining import Combiner, OutOfFold
 from workbench.crossval.ensembles import Mask
-from workbench.crossval.fold_adapters import Classroom, FoldAdapter, Lesson, lesson, outputs, train
-from workbench.crossval.pseudo_labels import Chosen
-from workbench.data.labelled.fold_data import Folded
+from workbench.crossval.fold_adapters import FoldAdapter, FoldContext, FoldTask, fold_task, outputs, train
+from workbench.crossval.pseudo_labels import PseudoLabels
+from workbench.data.labelled.fold_data import FoldData
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Floats
 from workbench.runs import files
 from workbench.runs.run_directory import Run
-from workbench.training.trainer import Watcher
+from workbench.training.trainer import Callback
 
 OUTPUTS = "outputs.safetensors"
 """Of a round's adapters."""
 
 
-class Said(NamedTuple):
+class RoundOutputs(NamedTuple):
     """Outputs of the adapters of a round."""
 
     number: int
@@ -45,20 +45,22 @@ def folder(number: int, who: FoldAdapter | None = None) -> str:
     return f"members/round-{number}" + (f"/{who.name}" if who else "")
 
 
-def taught(
-    room: Classroom,
+def train_round(
+    room: FoldContext,
     run: Run,
-    data: Folded,
+    data: FoldData,
     who: Sequence[FoldAdapter],
     more: Sequence[Labelled | None],
-    watcher: Watcher,
+    watcher: Callback,
     *,
     number: int,
-) -> Said:
+) -> RoundOutputs:
     """Train the adapters of a round, each with its own further rows; what is saved is loaded again and asked."""
     own = run.child("members").child(f"round-{number}")
     if not run.ranks.agreed((own.home / OUTPUTS).exists()):
-        lessons = [lesson(each, data.rows, added, seed=room.config.seed) for each, added in zip(who, more, strict=True)]
+        lessons = [
+            fold_task(each, data.rows, added, seed=room.config.seed) for each, added in zip(who, more, strict=True)
+        ]
         train(room, own, lessons, watcher)
         if run.ranks.first:
             run.note(model=own.manifest["model"])
@@ -74,10 +76,10 @@ def taught(
     return read(run, number)
 
 
-def read(run: Run, number: int) -> Said:
+def read(run: Run, number: int) -> RoundOutputs:
     """What the adapters of a finished round said."""
     found = safetensors.load_file(run.home / folder(number) / OUTPUTS)
-    return Said(number, found["oof"], found.get("test"), found.get("unlabelled"))
+    return RoundOutputs(number, found["oof"], found.get("test"), found.get("unlabelled"))
 
 
 def adapters(run: Run, number: int, who: Sequence[FoldAdapter]) -> list[Path]:
@@ -86,7 +88,7 @@ def adapters(run: Run, number: int, who: Sequence[FoldAdapter]) -> list[Path]:
 
 
 def viewed(
-    room: Classroom, folders: Sequence[Path], who: Sequence[FoldAdapter], views: Sequence[Labelled]
+    room: FoldContext, folders: Sequence[Path], who: Sequence[FoldAdapter], views: Sequence[Labelled]
 ) -> Iterator[Floats]:
     """Outputs (M, N, C) of each view of the labelled rows, by the adapters that did not train on them."""
     masks = [each.split.validation_N for each in who]
@@ -95,17 +97,17 @@ def viewed(
         yield _placed([each[number] for each in found], masks)
 
 
-def asked(room: Classroom, folders: Sequence[Path], rows: Sequence[Labelled]) -> list[Floats]:
+def predict(room: FoldContext, folders: Sequence[Path], rows: Sequence[Labelled]) -> list[Floats]:
     """Outputs (M, X, C) of all adapters, of each of several sets of rows that none of them trained on."""
     found = outputs(room, folders, [rows] * len(folders))
     return [np.stack(each) for each in zip(*found, strict=True)]
 
 
-def refitted(room: Classroom, run: Run, data: Folded, more: Labelled | None, watcher: Watcher) -> Path:
+def refitted(room: FoldContext, run: Run, data: FoldData, more: Labelled | None, watcher: Callback) -> Path:
     """One adapter that trained on all rows, saved as the adapter of the run; returns its folder."""
     own = run.child("members")
     rows = data.rows if more is None else data.rows.joined(more)
-    train(room, own, [Lesson("refit", room.config.seed, rows, None)], watcher)
+    train(room, own, [FoldTask("refit", room.config.seed, rows, None)], watcher)
     if run.ranks.first and not run.adapter.exists():
         with files.new_folder(run.adapter) as aside:
             shutil.copytree(own.path / "refit" / "adapter", aside, dirs_exist_ok=True)
@@ -114,8 +116,14 @@ def refitted(room: Classroom, run: Run, data: Folded, more: Labelled | None, wat
 
 
 def choices(
-    room: Classroom, data: Folded, who: Sequence[FoldAdapter], known: OutOfFold, said: Said, *, calibrate: bool
-) -> list[Chosen]:
+    room: FoldContext,
+    data: FoldData,
+    who: Sequence[FoldAdapter],
+    known: OutOfFold,
+    said: RoundOutputs,
+    *,
+    calibrate: bool,
+) -> list[PseudoLabels]:
     """The pseudo-labels of each adapter, of its fold's own adapters: all others have trained on the fold's rows.
 
     Args:
@@ -123,7 +131,7 @@ def choices(
         calibrate: Divide outputs by a temperature, which is fitted without the fold's rows as well.
     """
     assert said.unlabelled_MUC is not None
-    found: dict[tuple[int, int], Chosen] = {}
+    found: dict[tuple[int, int], PseudoLabels] = {}
     for each in who:
         key = each.split.repeat, each.split.fold
         if key not in found:
@@ -134,7 +142,9 @@ def choices(
     return [found[each.split.repeat, each.split.fold] for each in who]
 
 
-def all_choices(room: Classroom, data: Folded, known: OutOfFold, said: Said, *, calibrate: bool) -> Chosen:
+def all_choices(
+    room: FoldContext, data: FoldData, known: OutOfFold, said: RoundOutputs, *, calibrate: bool
+) -> PseudoLabels:
     """The pseudo-labels of all adapters together, for one that trains on all rows and is validated on none."""
     assert said.unlabelled_MUC is not None
     every_N = np.ones(len(data.rows), dtype=bool)
@@ -142,7 +152,7 @@ def all_choices(room: Classroom, data: Folded, known: OutOfFold, said: Said, *, 
     return _choose(room, data, said.unlabelled_MUC / heat, every_N, said.number + 1)
 
 
-def added(data: Folded, chosen: Chosen) -> Labelled | None:
+def added(data: FoldData, chosen: PseudoLabels) -> Labelled | None:
     """Chosen rows as training rows."""
     assert data.unlabelled is not None
     if not len(chosen.rows):
@@ -150,12 +160,12 @@ def added(data: Folded, chosen: Chosen) -> Labelled | None:
     return data.unlabelled.subset(chosen.rows).taught(chosen.targets_nC).weighted(chosen.weights_n)
 
 
-def temperature(known: OutOfFold, said: Said, mask_N: Mask) -> float:
+def temperature(known: OutOfFold, said: RoundOutputs, mask_N: Mask) -> float:
     """Fitted on what was said out of fold of the rows of the mask."""
     return Combiner(calibrate=True, how="mean").fit(known, said.oof_MNC, mask_N).temperature
 
 
-def _choose(room: Classroom, data: Folded, outputs_MUC: Floats, train_N: Mask, number: int) -> Chosen:
+def _choose(room: FoldContext, data: FoldData, outputs_MUC: Floats, train_N: Mask, number: int) -> PseudoLabels:
     return pseudo_labels.choose(
         room.config.pseudo_label,
         data.labels,
@@ -165,7 +175,7 @@ def _choose(room: Classroom, data: Folded, outputs_MUC: Floats, train_N: Mask, n
     )
 
 
-def _arrays(data: Folded, who: Sequence[FoldAdapter], found: Sequence[Sequence[Floats]]) -> dict[str, Floats]:
+def _arrays(data: FoldData, who: Sequence[FoldAdapter], found: Sequence[Sequence[Floats]]) -> dict[str, Floats]:
     names = [name for name, rows in (("test", data.test), ("unlabelled", data.unlabelled)) if rows is not None]
     beside = {name: np.stack([each[1 + number] for each in found]) for number, name in enumerate(names)}
     return {"oof": _placed([each[0] for each in found], [each.split.validation_N for each in who]), **beside}

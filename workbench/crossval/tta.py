@@ -42,7 +42,7 @@ class _Fitted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Decision:
+class TtaDecision:
     """Whether views are merged, and how; numbers are those of out-of-fold rows."""
 
     kind: Kind
@@ -101,7 +101,7 @@ class Decision:
         return asdict(self)
 
     @classmethod
-    def from_facts(cls, facts: dict[str, Any]) -> Decision:
+    def from_facts(cls, facts: dict[str, Any]) -> TtaDecision:
         """The decision of such facts."""
         weights = facts["weights"]
         return cls(
@@ -126,7 +126,7 @@ def fit(
     calibrate: bool = False,
     groups_N: NDArray[Any] | None = None,
     user_merge: UserMerge | None = None,
-) -> tuple[Decision, Floats]:
+) -> tuple[TtaDecision, Floats]:
     """Decide on out-of-fold rows whether and how views are merged.
 
     Learned weights, the entropy that parts rows, and the temperature are judged as fitted on other folds; what stays is
@@ -153,7 +153,7 @@ def fit(
     before_NC = fitter.judged("mean", values_VNC[:1], fold_N) if calibrate else values_VNC[0]
     after_NC = fitter.judged(config.merge, values_VNC, fold_N)
     final = fitter.fitted(config.merge, values_VNC, np.ones(len(fold_N), dtype=bool))
-    decision = Decision(
+    decision = TtaDecision(
         kind=labels.kind,
         names=("plain", *names),
         merge=config.merge,
@@ -220,14 +220,14 @@ def rehearse(labels: Labels, views: int, user_merge: UserMerge) -> None:
         )
 
 
-def needs_views(decision: Decision, values_NC: Floats) -> Mask:
+def needs_views(decision: TtaDecision, values_NC: Floats) -> Mask:
     """Which rows (N,) are to be read in all views, by what is said of the plain ones."""
     if not decision.accepted:
         return np.zeros(len(values_NC), dtype=bool)
     return _uncertain(_Fitted(None, decision.threshold), decision.kind, values_NC)
 
 
-def apply(decision: Decision, labels: Labels, values_VNC: Floats, user_merge: UserMerge | None = None) -> Floats:
+def apply(decision: TtaDecision, labels: Labels, values_VNC: Floats, user_merge: UserMerge | None = None) -> Floats:
     """Values (N, C) of rows: merged where `needs_views` says so, of the plain row elsewhere.
 
     Args:

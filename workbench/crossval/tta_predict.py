@@ -13,10 +13,10 @@ from safetensors import numpy as safetensors
 
 from workbench.config import RunConfig
 from workbench.crossval import training_rounds, tta
-from workbench.crossval.combining import Combiner, Fitted, OutOfFold
-from workbench.crossval.fold_adapters import Classroom, FoldAdapter
-from workbench.crossval.training_rounds import Said
-from workbench.crossval.tta import Decision
+from workbench.crossval.combining import Combiner, FittedCombination, OutOfFold
+from workbench.crossval.fold_adapters import FoldAdapter, FoldContext
+from workbench.crossval.training_rounds import RoundOutputs
+from workbench.crossval.tta import TtaDecision
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Floats
 from workbench.data.views import text_views
@@ -28,37 +28,37 @@ from workbench.runs import files
 from workbench.runs.run_directory import Run
 
 
-def classroom(run: Path, config: RunConfig) -> Classroom:
+def fold_context(run: Path, config: RunConfig) -> FoldContext:
     """Of the cross-validation at `run`; raises ConfigError where it has not ended."""
     if not (run / "decision.json").exists():
         raise ConfigError(f"{run}: the cross-validation has not ended. Continue it: workbench run --out {run} --resume")
     first = files.read_json(run / "decision.json")
     member = run / training_rounds.folder(first["round"]) / first["members"][0]
-    return Classroom(config, classifier.read_labels(run), exported.load_tokenizer(member, config))
+    return FoldContext(config, classifier.read_labels(run), exported.load_tokenizer(member, config))
 
 
-def decided(run: Path, room: Classroom, rows: Labelled) -> Floats:
+def decided(run: Path, room: FoldContext, rows: Labelled) -> Floats:
     """Values (T, C) of other rows, by all that the cross-validation at `run` decided."""
     known = files.read_json(run / "decision.json")
     weights_M = None if known["weights"] is None else np.asarray(known["weights"])
-    fitted = Fitted(known["temperature"], known["how"], weights_M)
+    fitted = FittedCombination(known["temperature"], known["how"], weights_M)
     folders = [run / training_rounds.folder(known["round"]) / name / "adapter" for name in known["members"]]
-    (outputs_MTC,) = training_rounds.asked(room, folders, [rows])
+    (outputs_MTC,) = training_rounds.predict(room, folders, [rows])
     values_TC = fitted.values(room.labels, outputs_MTC)
     if known["tta"] is None:
         return values_TC
     seen = text_views.make(
         room.config.tta, room.config.classes, room.labels, seed=room.config.seed, example=rows.records[0]
     )
-    return merged(room, folders, fitted, Decision.from_facts(known["tta"]), seen, rows, values_TC)
+    return merged(room, folders, fitted, TtaDecision.from_facts(known["tta"]), seen, rows, values_TC)
 
 
 def out_of_fold(
-    room: Classroom,
+    room: FoldContext,
     run: Run,
     who: Sequence[FoldAdapter],
     known: OutOfFold,
-    said: Said,
+    said: RoundOutputs,
     combiner: Combiner,
     seen: Sequence[View],
     rows: Labelled,
@@ -78,10 +78,10 @@ def out_of_fold(
 
 
 def merged(
-    room: Classroom,
+    room: FoldContext,
     folders: Sequence[Path],
-    fitted: Fitted,
-    decision: Decision,
+    fitted: FittedCombination,
+    decision: TtaDecision,
     seen: Sequence[View],
     rows: Labelled,
     plain_TC: Floats,
@@ -98,7 +98,7 @@ def merged(
     some, values_VTC = rows.subset(needed_T), np.stack([plain_TC] * len(decision.names))
     used = [(place, view) for place, view in enumerate(seen, start=1) if view.name in decision.used]
     shown = [text_views.apply(view, some, room.tokenizer, room.config) for _, view in used]
-    for (place, view), outputs_MTC in zip(used, training_rounds.asked(room, folders, shown), strict=True):
+    for (place, view), outputs_MTC in zip(used, training_rounds.predict(room, folders, shown), strict=True):
         values_VTC[place, needed_T] = fitted.values(room.labels, _own(view, outputs_MTC))
     return tta.apply(decision, room.labels, values_VTC, user_merge(room.config.tta))
 

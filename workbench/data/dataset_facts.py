@@ -12,7 +12,7 @@ from workbench.data.batching import Indices
 MOST_BARS = 40
 
 
-class Set(Protocol):
+class DatasetFacts(Protocol):
     """Tokenised rows of one source."""
 
     @property
@@ -27,7 +27,7 @@ class Set(Protocol):
     def skipped(self) -> Sequence[str]: ...
 
 
-def shared(rows: Set, *, supervised_tokens: int) -> dict[str, Any]:
+def shared(rows: DatasetFacts, *, supervised_tokens: int) -> dict[str, Any]:
     """Where the rows come from, how many they are, and a histogram of their tokens: edges `lengths`, bars `counts`."""
     counts, edges = np.histogram(rows.lengths, bins=min(MOST_BARS, max(1, len(np.unique(rows.lengths)))))
     return {

@@ -16,14 +16,14 @@ from torch.nn import functional as F
 from workbench.data.batching import Indices, MicroBatch, micro_batches
 
 
-class Part(NamedTuple):
+class OwnerRows(NamedTuple):
     """Rows of one owner in a micro-batch."""
 
     owner: int
     indices: Indices
 
 
-def mixed_batches(batches: Sequence[Indices], lengths: Sequence[Indices], *, tokens: int) -> Iterator[list[Part]]:
+def mixed_batches(batches: Sequence[Indices], lengths: Sequence[Indices], *, tokens: int) -> Iterator[list[OwnerRows]]:
     """The owners' batches together, cut like one batch: rows x longest row <= `tokens`, longest first.
 
     In a micro-batch the rows of an owner stand together, owners in order. Rows of like length meet whoever owns them,
@@ -37,7 +37,7 @@ def mixed_batches(batches: Sequence[Indices], lengths: Sequence[Indices], *, tok
     rows = np.concatenate(batches)
     pooled = np.concatenate([length[batch] for batch, length in zip(batches, lengths, strict=True)])
     for chosen in micro_batches(np.arange(len(rows)), pooled, tokens=tokens):
-        yield [Part(int(owner), rows[chosen[owners[chosen] == owner]]) for owner in np.unique(owners[chosen])]
+        yield [OwnerRows(int(owner), rows[chosen[owners[chosen] == owner]]) for owner in np.unique(owners[chosen])]
 
 
 def join(batches: Sequence[MicroBatch]) -> MicroBatch:

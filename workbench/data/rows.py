@@ -20,7 +20,7 @@ from workbench.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RawRow:
     """One raw row, or, where `mistake` is not empty, why the bytes at `place` are none."""
 
     place: str
@@ -29,7 +29,7 @@ class Row:
     mistake: str = ""
 
 
-def read_rows(source: str) -> Iterator[Row]:
+def read_rows(source: str) -> Iterator[RawRow]:
     """The rows of a file, of a folder of files in the order of their names, or of a hub data set.
 
     Only json files are held in memory as a whole.
@@ -40,7 +40,7 @@ def read_rows(source: str) -> Iterator[Row]:
     files = _files(source)
     if files is None:
         for number, columns in enumerate(hub_datasets.read(source), start=1):
-            yield Row(place(source, number), columns)
+            yield RawRow(place(source, number), columns)
         return
     for path in files:
         try:
@@ -150,7 +150,7 @@ def _lines(path: Path) -> Iterator[str]:
             offset += len(raw)
 
 
-def _read_jsonl(path: Path) -> Iterator[Row]:
+def _read_jsonl(path: Path) -> Iterator[RawRow]:
     row = 0
     for line, text in enumerate(_lines(path), start=1):
         if not text.strip():
@@ -162,12 +162,12 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
         try:
             value = json.loads(text.rstrip())  # without the line's end, which would move a mistake to the next line
         except (ValueError, RecursionError) as error:
-            yield Row(where, mistake=_json_mistake(error, text))
+            yield RawRow(where, mistake=_json_mistake(error, text))
         else:
             yield _object_row(where, value)
 
 
-def _read_json(path: Path) -> Iterator[Row]:
+def _read_json(path: Path) -> Iterator[RawRow]:
     text = "".join(_lines(path))
     try:
         value = json.loads(text)
@@ -189,14 +189,14 @@ def _array(path: Path, value: Any) -> list[Any]:
     raise DataError(f"{path}: expected a list of objects, or an object that holds one such list, found {found}.")
 
 
-def _object_row(where: str, value: Any) -> Row:
+def _object_row(where: str, value: Any) -> RawRow:
     if not isinstance(value, dict):
-        return Row(where, mistake=f"a row must be an object such as {{...}}, found {shown(value)}.")
+        return RawRow(where, mistake=f"a row must be an object such as {{...}}, found {shown(value)}.")
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
-        return Row(where, mistake="holds half of a surrogate pair (\\ud800 to \\udfff): a character was cut in two.")
-    return Row(where, value)
+        return RawRow(where, mistake="holds half of a surrogate pair (\\ud800 to \\udfff): a character was cut in two.")
+    return RawRow(where, value)
 
 
 def _json_mistake(error: Exception, text: str) -> str:
@@ -207,7 +207,7 @@ def _json_mistake(error: Exception, text: str) -> str:
     return f"not valid JSON ({spot}: {error.msg})." + (" The end is missing: is the file cut off?" if cut else "")
 
 
-def _read_csv(path: Path) -> Iterator[Row]:
+def _read_csv(path: Path) -> Iterator[RawRow]:
     csv.field_size_limit(sys.maxsize)  # the default refuses cells above 128 kB
     reader = csv.reader(_lines(path), delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
     header: list[str] = []
@@ -234,7 +234,7 @@ def _read_csv(path: Path) -> Iterator[Row]:
             mistake = _cell_mistake(cells, header)
         row += 1
         where = place(path.name, row, line)
-        yield Row(where, mistake=mistake) if mistake else Row(where, dict(zip(header, cells, strict=True)))
+        yield RawRow(where, mistake=mistake) if mistake else RawRow(where, dict(zip(header, cells, strict=True)))
 
 
 def _header(path: Path, cells: list[str]) -> list[str]:
@@ -258,7 +258,7 @@ def _cell_mistake(cells: list[str], header: list[str]) -> str:
     )
 
 
-def _read_parquet(path: Path) -> Iterator[Row]:
+def _read_parquet(path: Path) -> Iterator[RawRow]:
     import pyarrow
     import pyarrow.parquet
 
@@ -267,22 +267,22 @@ def _read_parquet(path: Path) -> Iterator[Row]:
             batches = file.iter_batches(batch_size=1024)
             rows = (columns for batch in batches for columns in rows_of(batch))
             for number, columns in enumerate(rows, start=1):
-                yield Row(place(path.name, number), columns)
+                yield RawRow(place(path.name, number), columns)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise DataError(
             f"{path}: not a parquet file that can be read: {str(error).splitlines()[0]}. Write it again."
         ) from None
 
 
-def _read_txt(path: Path) -> Iterator[Row]:
+def _read_txt(path: Path) -> Iterator[RawRow]:
     row = 0
     for line, text in enumerate(_lines(path), start=1):
         if text.strip():
             row += 1
-            yield Row(place(path.name, row, line), {"text": text.rstrip("\r\n")})
+            yield RawRow(place(path.name, row, line), {"text": text.rstrip("\r\n")})
 
 
-_READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+_READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
     ".csv": _read_csv,

@@ -34,7 +34,7 @@ _RELATIVE = {"relative_attention_bias", "rel_embeddings"}
 """Tables of what attention adds to its scores."""
 
 
-class Spot(NamedTuple):
+class CapturePoint(NamedTuple):
     """A tensor inside a model."""
 
     path: str
@@ -43,14 +43,14 @@ class Spot(NamedTuple):
     """What the module reads first, rather than what it gives."""
 
 
-Caught = Mapping[Spot, Tensor]
+Caught = Mapping[CapturePoint, Tensor]
 
 
 @dataclass(frozen=True)
 class Projections:
     """Queries, keys and values of a layer's attention to its own tokens, before anything turns them by position."""
 
-    spots: tuple[Spot, ...]
+    spots: tuple[CapturePoint, ...]
     """One of each, or one of all."""
     widths: tuple[int, int, int]
     causal: bool
@@ -66,7 +66,7 @@ class Projections:
         return replace(self, spots=self.spots[:2])
 
 
-class Layers:
+class ComparedLayers:
     """The layers of a model that another's are compared with; of an encoder-decoder, the decoder's.
 
     Raises:
@@ -98,9 +98,9 @@ class Layers:
         heads: int = self.config.num_attention_heads
         return heads
 
-    def hidden(self, layer: int) -> Spot:
+    def hidden(self, layer: int) -> CapturePoint:
         """The hidden states that layer `layer` gives, before any normalisation behind the last one; 0: that enter."""
-        return Spot(self.blocks[layer - 1]) if layer else Spot(self.blocks[0], read=True)
+        return CapturePoint(self.blocks[layer - 1]) if layer else CapturePoint(self.blocks[0], read=True)
 
     def projections(self, layer: int) -> Projections | None:
         """Those of layer `layer`; None where they are not known."""
@@ -112,7 +112,7 @@ class Layers:
                 linears = [_linear(parts[name]) for name in names if name in parts]
                 if len(linears) == len(names) and all(map(anatomy.is_linear, linears)):
                     return Projections(
-                        tuple(Spot(f"{path}.{name}") for name in names),
+                        tuple(CapturePoint(f"{path}.{name}") for name in names),
                         self._widths([anatomy.features(linear)[1] for linear in linears]),
                         causal=bool(getattr(module, "is_causal", False)),  # as transformers' own attention asks
                     )
@@ -133,12 +133,12 @@ class Layers:
         return queries, rest, rest
 
 
-class Catcher:
+class ActivationCatcher:
     """Holds what runs past some spots of a model, until it is taken."""
 
-    def __init__(self, model: PreTrainedModel, spots: Iterable[Spot], *, graph: bool) -> None:
+    def __init__(self, model: PreTrainedModel, spots: Iterable[CapturePoint], *, graph: bool) -> None:
         self._model, self._graph = model, graph
-        self._caught: dict[Spot, list[Tensor]] = {spot: [] for spot in spots}
+        self._caught: dict[CapturePoint, list[Tensor]] = {spot: [] for spot in spots}
 
     @contextmanager
     def catching(self) -> Iterator[None]:
@@ -155,7 +155,7 @@ class Catcher:
             for handle in handles:
                 handle.remove()
 
-    def take(self) -> dict[Spot, Tensor]:
+    def take(self) -> dict[CapturePoint, Tensor]:
         """What was caught, and nothing is held on; of several runs (teachers over one backbone) the mean."""
         assert all(self._caught.values()), "the model runs first"
         taken = {spot: _mean(found) for spot, found in self._caught.items()}
@@ -167,7 +167,7 @@ class Catcher:
         for found in self._caught.values():
             found.clear()
 
-    def _hook(self, spot: Spot) -> RemovableHandle:
+    def _hook(self, spot: CapturePoint) -> RemovableHandle:
         # By path and only now: a method may have put its own layer there.
         module = self._model.get_submodule(spot.path)
         held = self._caught[spot]

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from workbench.config import ModelConfig
 from workbench.config.distill_config import DistillConfig
 from workbench.data import starter
-from workbench.distillation.teacher_sources import Source
+from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError
 from workbench.models import backbones
 from workbench.runs import files
@@ -23,7 +23,7 @@ FORMAT = "1"
 """Of the files: raise it when they are written otherwise."""
 
 
-class Identity(NamedTuple):
+class CacheIdentity(NamedTuple):
     """What a cache depends on; None where that is not known or does not matter, and so is not compared."""
 
     teacher: str | None
@@ -43,7 +43,7 @@ class Identity(NamedTuple):
         return {"format": FORMAT, **{name: value for name, value in self._asdict().items() if value is not None}}
 
 
-def identity(config: DistillConfig, source: Source | None, tokenizer: PreTrainedTokenizerBase) -> Identity:
+def identity(config: DistillConfig, source: TeacherSource | None, tokenizer: PreTrainedTokenizerBase) -> CacheIdentity:
     """The cache that a configuration asks for.
 
     Args:
@@ -52,7 +52,7 @@ def identity(config: DistillConfig, source: Source | None, tokenizer: PreTrained
     """
     sampled, k = config.cache.sampled, config.cache.k
     words = [tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map]
-    return Identity(
+    return CacheIdentity(
         teacher=None if source is None else _digest([_backbone(source.model), sorted(map(_files, source.adapters))]),
         tokenizer=_digest(words),
         temperature=str(config.temperature),
@@ -63,7 +63,7 @@ def identity(config: DistillConfig, source: Source | None, tokenizer: PreTrained
     )
 
 
-def require_same(folder: Path, found: Mapping[str, str], wanted: Identity) -> None:
+def require_same(folder: Path, found: Mapping[str, str], wanted: CacheIdentity) -> None:
     """Raise ConfigError, which names what differs, where `found` was said by the files of another cache."""
     asked = wanted.made_by()
     asked.pop("name", None)

@@ -30,7 +30,7 @@ _LOW = 2**16
 
 
 @dataclass(frozen=True)
-class Likeliest:
+class TopTokens:
     """The likeliest tokens of each position, and all others as one event.
 
     Attributes:
@@ -56,7 +56,7 @@ class Likeliest:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SampledTokens:
     """Draws from the teacher's distribution: an unbiased estimate of forward_kl (Anshumann et al. 2025).
 
     Attributes:
@@ -93,7 +93,7 @@ def pack_likeliest(log_probs_NV: Tensor, *, k: int, dtype: str) -> Packed:
 
 
 def unpack_likeliest(packed: Packed) -> tuple[Tensor, Tensor]:
-    """`tensors` of `Likeliest`."""
+    """`tensors` of `TopTokens`."""
     said_NE = np.concatenate([packed["log_probs"].astype(np.float32), packed["rest"][:, None]], 1)
     # Rounded to float16 they do not quite add up to one.
     return torch.from_numpy(unpack_ids(packed)), torch.from_numpy(said_NE).log_softmax(-1)
@@ -113,7 +113,7 @@ def pack_draws(log_probs_NV: Tensor, uniform_Nk: Tensor) -> Packed:
 
 
 def unpack_draws(packed: Packed) -> tuple[Tensor, Tensor, Tensor]:
-    """`tensors` of `Drawn`."""
+    """`tensors` of `SampledTokens`."""
     ids_Nk = unpack_ids(packed)
     # The first of each run of equal tokens has the weight of all: gradients of one token that are added in any order
     # would differ in their last bits.

@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from workbench.data.batching import Indices
-from workbench.data.text.tokenized import Tokens
-from workbench.distillation.cache_identity import Identity, require_same
+from workbench.data.text.tokenized import TokenizedSet
+from workbench.distillation.cache_identity import CacheIdentity, require_same
 from workbench.distillation.cache_packing import Packed
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.runs import files
@@ -68,7 +68,7 @@ def finish(folder: Path, found: Mapping[Path, Shard]) -> None:
     files.write_json(folder / INDEX, Index(found[min(found)].made_by, sizes)._asdict())
 
 
-def opened(folder: Path, wanted: Identity) -> tuple[Index, list[Shard]]:
+def opened(folder: Path, wanted: CacheIdentity) -> tuple[Index, list[Shard]]:
     """The index and the shards of a finished cache.
 
     Raises:
@@ -87,7 +87,7 @@ def opened(folder: Path, wanted: Identity) -> tuple[Index, list[Shard]]:
     return index, [_named(folder / name, size) for name, size in index.shards.items()]
 
 
-def intact(folder: Path, wanted: Identity) -> dict[Path, Shard]:
+def intact(folder: Path, wanted: CacheIdentity) -> dict[Path, Shard]:
     """The shards in a folder that need not be made.
 
     Raises:
@@ -110,7 +110,7 @@ def intact(folder: Path, wanted: Identity) -> dict[Path, Shard]:
     return found
 
 
-def rows(train: Tokens) -> tuple[Keys, Indices]:
+def rows(train: TokenizedSet) -> tuple[Keys, Indices]:
     """Digest and supervised positions of each row: its tokens, which of them carry loss, and what an encoder reads."""
     table = train.table.select_columns(["input_ids", "supervised", "source"]).with_format("numpy")
     keys, counts = [], []

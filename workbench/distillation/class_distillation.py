@@ -22,15 +22,15 @@ from workbench.data.folds.similarity import normalised
 from workbench.data.labelled import labelled_data, records
 from workbench.data.labelled.labelled_data import ClassSplits, Labelled
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.data.labelled.records import Record
-from workbench.data.labelled.text_fields import Writer
-from workbench.distillation.class_teachers import Voice, voices
-from workbench.distillation.teacher_sources import Source
+from workbench.data.labelled.records import LabelledRecord
+from workbench.data.labelled.text_fields import FieldTokenizer
+from workbench.distillation.class_teachers import ClassTeacher, class_teachers
+from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation import target_scores
 from workbench.runs import files
 from workbench.runs.run_directory import Run
-from workbench.training.trainer import Watcher
+from workbench.training.trainer import Callback
 
 KEPT = "teacher.safetensors"
 """In the run directory."""
@@ -38,7 +38,7 @@ OUT_OF_FOLD = "out_of_fold.parquet"
 """In that of a cross-validation."""
 
 
-class Said(NamedTuple):
+class TeacherOutputs(NamedTuple):
     """Outputs (N, C) of the teacher in the student's order of classes: logits, or standardised numbers."""
 
     train_NC: Floats
@@ -47,9 +47,9 @@ class Said(NamedTuple):
     test_NC: Floats | None
 
 
-def said(
-    config: RunConfig, source: Source, data: ClassSplits, extra: Labelled | None, run: Run, watcher: Watcher
-) -> Said:
+def teacher_outputs(
+    config: RunConfig, source: TeacherSource, data: ClassSplits, extra: Labelled | None, run: Run, watcher: Callback
+) -> TeacherOutputs:
     """What the teacher says of all rows; a run that goes on reads what it kept, where that is of the same rows.
 
     Args:
@@ -68,7 +68,7 @@ def said(
         facts = {name: len(rows) for name, rows in sets.items()}
         loss = target_scores.loss(data.labels, found["held_out"], data.held_out.targets_NC)
         run.note(distill={"teacher": source.name, "teacher_loss": loss, "rows": facts, "out_of_fold": share})
-    return Said(found["train"], found.get("extra"), found["held_out"], found.get("test"))
+    return TeacherOutputs(found["train"], found.get("extra"), found["held_out"], found.get("test"))
 
 
 def unlabelled(config: RunConfig, data: ClassSplits, tokenizer: PreTrainedTokenizerBase) -> Labelled | None:
@@ -88,22 +88,24 @@ def unlabelled(config: RunConfig, data: ClassSplits, tokenizer: PreTrainedTokeni
         raise DataError(f"distill.unlabelled: every row of {path} is also held out or tested on. Give other rows.")
     if not new.all():
         source = source.subset(new, f"{int((~new).sum())} rows that are also held out or tested on")
-    writer = Writer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
+    writer = FieldTokenizer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
     return labelled_data.encode(source, writer, data.labels)
 
 
 def _asked(
-    config: RunConfig, source: Source, labels: Labels, rows: Sequence[Labelled]
+    config: RunConfig, source: TeacherSource, labels: Labels, rows: Sequence[Labelled]
 ) -> tuple[list[Floats], float | None]:
     """Outputs (N, C) of each set, and the share of the training rows that was said out of fold, where that is asked."""
-    who = voices(source, config, labels)
+    who = class_teachers(source, config, labels)
     if config.distill.teacher.out_of_fold:
         assert source.run is not None
         return _out_of_fold(who[0], source.run, rows, config, labels)
     return _together(who, rows, config, labels), None
 
 
-def _together(voices: Sequence[Voice], rows: Sequence[Labelled], student: RunConfig, labels: Labels) -> list[Floats]:
+def _together(
+    voices: Sequence[ClassTeacher], rows: Sequence[Labelled], student: RunConfig, labels: Labels
+) -> list[Floats]:
     """What the teachers together say (N, C) of each set of rows, as outputs of the student: the mean of their values.
 
     What one says alone keeps the scale of its logits.
@@ -116,7 +118,7 @@ def _together(voices: Sequence[Voice], rows: Sequence[Labelled], student: RunCon
 
 
 def _out_of_fold(
-    voice: Voice, run: Path, rows: Sequence[Labelled], student: RunConfig, labels: Labels
+    voice: ClassTeacher, run: Path, rows: Sequence[Labelled], student: RunConfig, labels: Labels
 ) -> tuple[list[Floats], float]:
     """What a cross-validation says of each set, of its own rows by adapters that never trained on them.
 
@@ -144,7 +146,7 @@ def _out_of_fold(
     return found, float(own[0].mean())
 
 
-def require_own_rows(voice: Voice, run: Path, train: Labelled, student: RunConfig) -> None:
+def require_own_rows(voice: ClassTeacher, run: Path, train: Labelled, student: RunConfig) -> None:
     """Raise ConfigError where a cross-validation has seen less than half of the training rows, or forgot what it said.
 
     Args:
@@ -161,12 +163,12 @@ def require_own_rows(voice: Voice, run: Path, train: Labelled, student: RunConfi
         )
 
 
-def _texts(voice: Voice, rows: Labelled) -> list[str]:
+def _texts(voice: ClassTeacher, rows: Labelled) -> list[str]:
     """By which rows are known, whatever their case and punctuation."""
     return [normalised(text) for text in voice.texts(rows)]
 
 
-def _heard(voice: Voice, rows: Sequence[Labelled], labels: Labels) -> list[Floats]:
+def _heard(voice: ClassTeacher, rows: Sequence[Labelled], labels: Labels) -> list[Floats]:
     """What one teacher says of several sets, as outputs of the student; it is loaded once, or not at all."""
     whole = rows[0]
     for each in rows[1:]:
@@ -211,5 +213,5 @@ def _digest(config: RunConfig, labels: Labels, sets: Mapping[str, Labelled]) -> 
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _text(record: Record) -> str:
+def _text(record: LabelledRecord) -> str:
     return normalised("\n".join(record.fields))

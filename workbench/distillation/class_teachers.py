@@ -20,11 +20,11 @@ from workbench.crossval import tta_predict
 from workbench.data.labelled import labelled_data, records
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.data.labelled.records import Record
-from workbench.data.labelled.text_fields import Writer
+from workbench.data.labelled.records import LabelledRecord
+from workbench.data.labelled.text_fields import FieldTokenizer
 from workbench.data.rows import shown
 from workbench.data.text.formats import renamed
-from workbench.distillation.teacher_sources import Source
+from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation import row_outputs, target_scores
 from workbench.models import backbones, classifier, exported
@@ -36,7 +36,7 @@ _HEAD = "ForSequenceClassification"
 
 
 @dataclass(frozen=True)
-class Voice:
+class ClassTeacher:
     """One teacher: how it reads a row, and what it says of it."""
 
     name: str
@@ -53,10 +53,12 @@ class Voice:
         """The rows as this teacher reads them, without their labels; raises what `require_columns` does."""
         wanted = self.config.classes.fields
         read = tuple(
-            Record(record.row, tuple(_text(columns.get(name), record, name) for name in wanted), None)
+            LabelledRecord(record.row, tuple(_text(columns.get(name), record, name) for name in wanted), None)
             for record, columns in zip(found.records, self.require_columns(found, student), strict=True)
         )
-        return labelled_data.encode(records.Source(found.source, found.fingerprint, read), self._writer, self.labels)
+        return labelled_data.encode(
+            records.RecordSource(found.source, found.fingerprint, read), self._writer, self.labels
+        )
 
     def require_columns(self, found: Labelled, student: RunConfig) -> list[Mapping[str, Any]]:
         """The columns of rows by the teacher's names; raises ConfigError where one is nowhere among them."""
@@ -74,11 +76,11 @@ class Voice:
         return [self._writer.text(record.fields) for record in rows.records]
 
     @property
-    def _writer(self) -> Writer:
-        return Writer(self.tokenizer, self.config.classes, max_tokens=self.config.data.max_tokens)
+    def _writer(self) -> FieldTokenizer:
+        return FieldTokenizer(self.tokenizer, self.config.classes, max_tokens=self.config.data.max_tokens)
 
 
-def voices(source: Source, student: RunConfig, labels: Labels) -> list[Voice]:
+def class_teachers(source: TeacherSource, student: RunConfig, labels: Labels) -> list[ClassTeacher]:
     """Those who teach together, none of them loaded.
 
     Args:
@@ -105,7 +107,7 @@ def voices(source: Source, student: RunConfig, labels: Labels) -> list[Voice]:
     return found
 
 
-def require_one(source: Source) -> None:
+def require_one(source: TeacherSource) -> None:
     """Raise ConfigError where no single model teaches, whose layers a student's could be compared with."""
     if (source.config is not None and source.config.recipe == "crossval") or len(source.adapters) > 1:
         raise ConfigError(
@@ -114,20 +116,20 @@ def require_one(source: Source) -> None:
         )
 
 
-def alone(source: Source, labels: Labels) -> Classifier:
+def alone(source: TeacherSource, labels: Labels) -> Classifier:
     """The one model that teaches, loaded."""
     if source.run is None:
         return _stock(source, _stock_labels(source, labels.kind))
     return classifier.load(source.run, _config(source, source.run))
 
 
-def _classifiers(source: Source, student: RunConfig, labels: Labels) -> list[Voice]:
+def _classifiers(source: TeacherSource, student: RunConfig, labels: Labels) -> list[ClassTeacher]:
     if source.run is None:
         meant = _stock_labels(source, labels.kind)
         limit = preflight.longest_sequence(source.hub_config()) or student.data.max_tokens
         data = student.data.model_copy(update={"max_tokens": min(limit, student.data.max_tokens)})
         config = student.model_copy(update={"data": data})
-        return [Voice(source.name, meant, config, source.tokenizer(), _heard(partial(_stock, source, meant)))]
+        return [ClassTeacher(source.name, meant, config, source.tokenizer(), _heard(partial(_stock, source, meant)))]
     found = []
     for run in [folder.parent for folder in source.adapters] or [source.run]:
         config = _config(source, run)
@@ -138,22 +140,22 @@ def _classifiers(source: Source, student: RunConfig, labels: Labels) -> list[Voi
             )
         exported.require_saved(run, config, "classes.json")
         meant, tokenizer = classifier.read_labels(run / "adapter"), exported.load_tokenizer(run, config)
-        found.append(Voice(str(run), meant, config, tokenizer, _heard(partial(classifier.load, run, config))))
+        found.append(ClassTeacher(str(run), meant, config, tokenizer, _heard(partial(classifier.load, run, config))))
     return found
 
 
-def _crossval(source: Source) -> Voice:
+def _crossval(source: TeacherSource) -> ClassTeacher:
     assert source.run is not None
     run, config = source.run, _config(source, source.run)
-    room = tta_predict.classroom(run, config)
+    room = tta_predict.fold_context(run, config)
 
     def speak(rows: Labelled) -> Floats:
         return target_scores.outputs(room.labels, tta_predict.decided(run, room, rows))
 
-    return Voice(source.name, room.labels, config, room.tokenizer, speak)
+    return ClassTeacher(source.name, room.labels, config, room.tokenizer, speak)
 
 
-def _config(source: Source, run: Path) -> RunConfig:
+def _config(source: TeacherSource, run: Path) -> RunConfig:
     """What the run at `run` trained, its backbone stored as distill.teacher asks."""
     found = source.config if run == source.run and source.config is not None else run_directory.shipped_config(run)
     return found.model_copy(update={"model": source.model})
@@ -167,15 +169,15 @@ def _heard(load: Callable[[], Classifier]) -> Callable[[Labelled], Floats]:
     return speak
 
 
-def _stock(source: Source, labels: Labels) -> Classifier:
+def _stock(source: TeacherSource, labels: Labels) -> Classifier:
     """A model that no run trained."""
     tokenizer = source.tokenizer()
     with source.told():
         backbone = backbones.load(source.model, tokenizer, task=classifier.task(labels, seed=0)).model
-    return classifier.find(backbone, backbone, tokenizer, labels)
+    return classifier.classification_model(backbone, backbone, tokenizer, labels)
 
 
-def _stock_labels(source: Source, wanted: Kind) -> Labels:
+def _stock_labels(source: TeacherSource, wanted: Kind) -> Labels:
     """What the outputs of a model that no run trained mean; its config.json cannot tell a pair from other classes."""
     hub: Any = source.hub_config()
     if not any(name.endswith(_HEAD) for name in hub.architectures or ()):
@@ -192,7 +194,7 @@ def _stock_labels(source: Source, wanted: Kind) -> Labels:
     return Labels("pair" if wanted == "pair" else "one", names)
 
 
-def _require_same(voice: Voice, labels: Labels) -> None:
+def _require_same(voice: ClassTeacher, labels: Labels) -> None:
     """Raise ConfigError where teacher and student speak of different things."""
     name = f"distill.teacher.id={voice.name}"
     if voice.labels.kind != labels.kind:
@@ -219,14 +221,14 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names[:8]) + (", ..." if len(names) > 8 else "")
 
 
-def _columns(record: Record, theirs: RunConfig, student: RunConfig) -> Mapping[str, Any]:
+def _columns(record: LabelledRecord, theirs: RunConfig, student: RunConfig) -> Mapping[str, Any]:
     """The columns of a row by the teacher's names: as its own data.columns says, else as the student's does."""
     columns = record.row.columns
     named = {wanted: columns[found] for wanted, found in theirs.data.columns.items() if found in columns}
     return {**columns, **renamed(columns, student.data.columns), **named}
 
 
-def _text(value: Any, record: Record, name: str) -> str:
+def _text(value: Any, record: LabelledRecord, name: str) -> str:
     if value is None or value != value:
         return ""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):

@@ -20,12 +20,20 @@ from transformers import PretrainedConfig, PreTrainedModel
 from workbench.config.distill_config import MatchConfig
 from workbench.data.batching import MicroBatch
 from workbench.data.mixed_batches import padded_length
-from workbench.distillation.activation_capture import Catcher, Caught, Layers, Projections, Spot, layers, scores
+from workbench.distillation.activation_capture import (
+    ActivationCatcher,
+    CapturePoint,
+    Caught,
+    ComparedLayers,
+    Projections,
+    layers,
+    scores,
+)
 from workbench.errors import ConfigError
 from workbench.losses import feature_losses
 
 
-class Matching(nn.Module):
+class FeatureMatching(nn.Module):
     """Compares what runs inside of two models; trains beside the student and is never shipped.
 
     Args:
@@ -41,7 +49,7 @@ class Matching(nn.Module):
     ) -> None:
         super().__init__()
         require_layers(terms, student.config, teacher.config)
-        ends = Layers(student), Layers(teacher)
+        ends = ComparedLayers(student), ComparedLayers(teacher)
         self._terms: list[tuple[float, _Pair]] = []
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -50,8 +58,12 @@ class Matching(nn.Module):
                 pairs = [_pair(term, *ends, both, where=f"distill.match.{number}") for both in chosen.items()]
                 self._terms += [(term.weight / len(pairs), pair) for pair in pairs]
         self.pairs = nn.ModuleList(pair for _, pair in self._terms).to(student.device)
-        self._student = Catcher(student, {spot for _, pair in self._terms for spot in pair.student}, graph=True)
-        self._teacher = Catcher(teacher, {spot for _, pair in self._terms for spot in pair.teacher}, graph=False)
+        self._student = ActivationCatcher(
+            student, {spot for _, pair in self._terms for spot in pair.student}, graph=True
+        )
+        self._teacher = ActivationCatcher(
+            teacher, {spot for _, pair in self._terms for spot in pair.teacher}, graph=False
+        )
 
     def student(self) -> AbstractContextManager[None]:
         """The student runs inside, once."""
@@ -83,7 +95,7 @@ class Matching(nn.Module):
 class _Hidden(nn.Module):
     """Hidden states, through a learned projection where their widths differ."""
 
-    def __init__(self, what: str, student: Spot, teacher: Spot, *, widths: tuple[int, int]) -> None:
+    def __init__(self, what: str, student: CapturePoint, teacher: CapturePoint, *, widths: tuple[int, int]) -> None:
         super().__init__()
         self.student, self.teacher = (student,), (teacher,)
         self.projection = nn.Identity() if widths[0] == widths[1] else nn.Linear(*widths)
@@ -146,7 +158,9 @@ def _compares_hidden(term: MatchConfig) -> bool:
     return term.what in ("hidden_mse", "hidden_cosine")
 
 
-def _pair(term: MatchConfig, student: Layers, teacher: Layers, layers: tuple[int, int], *, where: str) -> _Pair:
+def _pair(
+    term: MatchConfig, student: ComparedLayers, teacher: ComparedLayers, layers: tuple[int, int], *, where: str
+) -> _Pair:
     """One layer of each, as the term compares them."""
     if _compares_hidden(term):
         widths = (student.width, teacher.width)
@@ -187,7 +201,7 @@ def _attention(
     return feature_losses.attention(student_BHLL, teacher_BHLL, mask_BL)
 
 
-def _projections(term: MatchConfig, model: Layers, layer: int, where: str) -> Projections:
+def _projections(term: MatchConfig, model: ComparedLayers, layer: int, where: str) -> Projections:
     found = model.projections(layer)
     if found is None:
         raise ConfigError(

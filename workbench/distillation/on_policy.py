@@ -22,14 +22,14 @@ from workbench import evaluation
 from workbench.config import RunConfig
 from workbench.config.distill_config import OnPolicyConfig
 from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs, micro_batches
-from workbench.data.text.tokenized import Tokens
+from workbench.data.text.tokenized import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.evaluation.scores import TOKENS
 from workbench.losses.next_token import NO_LABEL
 from workbench.training import preflight
 
 
-class Writer(Protocol):
+class AnswerWriter(Protocol):
     """A model that answers."""
 
     def __call__(self, prompts: Sequence[Indices], seeds: Sequence[int], *, stop: Sequence[int]) -> list[Indices]:
@@ -49,7 +49,9 @@ class OnPolicy:
         stop: Tokens that end an answer.
     """
 
-    def __init__(self, train: Tokens, write: Writer, config: OnPolicyConfig, *, seed: int, stop: Sequence[int]) -> None:
+    def __init__(
+        self, train: TokenizedSet, write: AnswerWriter, config: OnPolicyConfig, *, seed: int, stop: Sequence[int]
+    ) -> None:
         self.train, self.write, self.config = train, write, config
         self.seed, self.stop = seed, stop
         self._prompts = prompt_lengths(train) if config.share else np.zeros(len(train), dtype=np.int64)
@@ -129,7 +131,7 @@ def require_able(hub: PretrainedConfig) -> None:
         )
 
 
-def require_room(config: RunConfig, train: Tokens, hub: PretrainedConfig) -> None:
+def require_room(config: RunConfig, train: TokenizedSet, hub: PretrainedConfig) -> None:
     """Refuse answers that no row has a prompt for, or that are longer than the model or the memory budget allows.
 
     Args:
@@ -166,7 +168,7 @@ def require_room(config: RunConfig, train: Tokens, hub: PretrainedConfig) -> Non
         )
 
 
-def longest(train: Tokens, prompts: Indices, config: OnPolicyConfig) -> Indices:
+def longest(train: TokenizedSet, prompts: Indices, config: OnPolicyConfig) -> Indices:
     """The most tokens that each example has: its own, or those of its prompt and the longest answer."""
     if not config.share:
         return train.lengths
@@ -174,7 +176,7 @@ def longest(train: Tokens, prompts: Indices, config: OnPolicyConfig) -> Indices:
     return most
 
 
-def prompt_lengths(train: Tokens) -> Indices:
+def prompt_lengths(train: TokenizedSet) -> Indices:
     """Tokens before the last run of supervised ones, of each example; 0: there is no prompt."""
     column: Any = train.table.select_columns("supervised").with_format("arrow")[:]
     rows = column.column(0).combine_chunks()  # one array of all rows: reading them one by one takes ten times as long
@@ -183,7 +185,7 @@ def prompt_lengths(train: Tokens) -> Indices:
     return np.asarray([_last_start(marks[row]) for row in train.rows], dtype=np.int64)
 
 
-def writer(model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: OnPolicyConfig) -> Writer:
+def writer(model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: OnPolicyConfig) -> AnswerWriter:
     """`model`, a causal one, as the Writer of its own answers: drawn from its probabilities as they are by then.
 
     A draw is the largest of logits / temperature with noise on each (Gumbel 1954), so that an answer is a function of

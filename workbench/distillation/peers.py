@@ -12,13 +12,13 @@ from torch import Tensor
 
 from workbench import losses
 from workbench.adapters.bank import Bank
-from workbench.adapters.bank_layers import Rows
+from workbench.adapters.bank_layers import MemberRows
 from workbench.config import RunConfig
 from workbench.config.distill_config import DistillConfig, at
 from workbench.data.batching import MicroBatch
 from workbench.data.mixed_batches import join, padded_length
 from workbench.distillation.student_loss import arrays, mixed
-from workbench.distillation.teacher_signals import Spoken
+from workbench.distillation.teacher_signals import TeacherLogits
 from workbench.errors import ConfigError
 from workbench.models.output_heads import Head
 from workbench.training import bank_trainer
@@ -44,14 +44,16 @@ def mutual_loss(config: DistillConfig, together: Bank, head: Head, progress: Cal
     def loss(batch: MicroBatch, scale: float) -> Tensor:
         alpha, temperature = at(config.alpha, progress()), at(config.temperature, progress())
         joined = join([batch] * count)
-        rows = [Rows(member, len(joined.inputs["input_ids"]) // count) for member in together.members]
+        rows = [MemberRows(member, len(joined.inputs["input_ids"]) // count) for member in together.members]
         with together.route(rows, length=padded_length(joined)):
             hidden_ND = head.hidden(together.model, joined.inputs).flatten(0, 1)[joined.positions_N]
         own = hidden_ND.chunk(count)
         total = torch.zeros((), device=hidden_ND.device)
         for number, hidden_nD in enumerate(own):
             others = [each.detach() for other, each in enumerate(own) if other != number]
-            said = Spoken(others, [head.project] * len(others), [head.vocabulary] * len(others), config, temperature)
+            said = TeacherLogits(
+                others, [head.project] * len(others), [head.vocabulary] * len(others), config, temperature
+            )
             total = total + losses.chunked(
                 hidden_nD,
                 [batch.labels_N, *said.tensors],

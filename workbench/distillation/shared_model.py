@@ -16,7 +16,7 @@ SWITCHED = (BaseTunerLayer, AuxiliaryTrainingWrapper)
 """What PEFT puts in the place of a layer, or into it."""
 
 
-class Stage:
+class SharedModel:
     """A model on which a student and its teachers take turns.
 
     Its modules are listed once: PEFT walks through all of them several times at each switch, which takes longer than

@@ -83,11 +83,11 @@ def examples(config: RunConfig, train: Labelled, extra: Labelled | None) -> Exam
         return first
     if isinstance(first, Labelled):
         return first.joined(extra)
-    return Beside(train.joined(extra), first, len(train))
+    return MixedSampling(train.joined(extra), first, len(train))
 
 
 @dataclass(frozen=True, eq=False)
-class Beside(Redrawn):
+class MixedSampling(Redrawn):
     """Rows of which the first are drawn by a rule of their own, and all others once each in an epoch."""
 
     first: Examples

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from workbench import losses
 from workbench.config.distill_config import DistillConfig, at
 from workbench.data.batching import MicroBatch
-from workbench.distillation.feature_matching import Matching
-from workbench.distillation.teacher_signals import Signal, Teacher
+from workbench.distillation.feature_matching import FeatureMatching
+from workbench.distillation.teacher_signals import Teacher, TeacherSignal
 from workbench.losses.chunked import Criterion
 from workbench.losses.next_token import cross_entropy
 from workbench.models.output_heads import Head
@@ -30,12 +30,12 @@ of the process: LoRA of a 109 M Llama with 32,000 words, taught by its own backb
 """
 
 
-def taught_loss(
+def distillation_loss(
     config: DistillConfig,
     model: nn.Module,
     head: Head,
     teacher: Teacher,
-    matching: Matching | None,
+    matching: FeatureMatching | None,
     progress: Callable[[], float],
 ) -> Loss:
     """(1 - alpha) * cross-entropy + alpha * divergence of each supervised token, and the terms of `matching`.
@@ -70,7 +70,7 @@ def arrays(hidden: Tensor) -> int:
     return CPU_ARRAYS if hidden.device.type == "cpu" else ARRAYS
 
 
-def mixed(said: Signal, alpha: float) -> Criterion:
+def mixed(said: TeacherSignal, alpha: float) -> Criterion:
     """Logits (n, V), labels (n,) and the signal's tensors to (1 - alpha) * cross-entropy + alpha * divergence."""
 
     def criterion(logits_nV: Tensor, labels_n: Tensor, *taught: Tensor) -> Tensor:

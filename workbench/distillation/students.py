@@ -15,12 +15,12 @@ from workbench.adapters import Method, anatomy
 from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.distill_config import TEACHER, StudentConfig, makes_student
 from workbench.config.tasks import Task
-from workbench.distillation.teacher_sources import Source
+from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError
 from workbench.models import backbones, classifier
 from workbench.models.backbones import DTYPES
 from workbench.runs import files
-from workbench.training.trainer import Watcher
+from workbench.training.trainer import Callback
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class _Origin:
 
 
 def make(
-    config: RunConfig, source: Source | None, folder: Path, *, weights: bool, watcher: Watcher | None = None
+    config: RunConfig, source: TeacherSource | None, folder: Path, *, weights: bool, watcher: Callback | None = None
 ) -> None:
     """Write the stock model and the tokenizer that a student starts from into `folder`, atomically.
 
@@ -93,7 +93,7 @@ def _of_backbone(config: RunConfig, model: ModelConfig) -> _Origin:
     return _Origin(model.id, plain, backbones.tokenizer(plain), task, headed)
 
 
-def _of_teacher(config: RunConfig, source: Source | None) -> _Origin:
+def _of_teacher(config: RunConfig, source: TeacherSource | None) -> _Origin:
     assert source is not None, "model.id=teacher is refused where no teacher is named"
     if config.distill.student.weights == "pretrained":
         _require_one_model(source)
@@ -110,7 +110,7 @@ def _of_teacher(config: RunConfig, source: Source | None) -> _Origin:
     return replace(origin, task=task, headed=True, adapter=adapter, method=trained.adapter)
 
 
-def _require_one_model(source: Source) -> None:
+def _require_one_model(source: TeacherSource) -> None:
     """Raise ConfigError where the teacher's weights are not those of one stock model."""
     cure = f"Write model.id={source.model.id}, the teacher's backbone."
     if len(source.adapters) > 1:

@@ -19,18 +19,18 @@ import torch
 
 from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import Indices, MicroBatch, micro_batches
-from workbench.data.text.tokenized import Tokens
+from workbench.data.text.tokenized import TokenizedSet
 from workbench.distillation import cache_packing, cache_shards
-from workbench.distillation.cache_identity import Identity, identity
+from workbench.distillation.cache_identity import CacheIdentity, identity
 from workbench.distillation.cache_packing import Packed
 from workbench.distillation.cache_shards import Keys, Shard
-from workbench.distillation.teacher_signals import Signal, Spoken, Teacher
+from workbench.distillation.teacher_signals import Teacher, TeacherLogits, TeacherSignal
 from workbench.errors import ConfigError, Stopped
 from workbench.losses.chunked import chunks
 from workbench.runs import files
-from workbench.training.trainer import Watcher
+from workbench.training.trainer import Callback
 
-__all__ = ["CachedTeacher", "Identity", "identity", "made_by", "missing", "require_usable", "write"]
+__all__ = ["CachedTeacher", "CacheIdentity", "identity", "made_by", "missing", "require_usable", "write"]
 
 SHARD_POSITIONS = 2**18
 """Positions after which a shard is full: at 64 likeliest tokens of each, 65 MiB."""
@@ -43,7 +43,7 @@ class CachedTeacher:
         ConfigError: there is none, it is another configuration's, it lacks rows, or a file of it is lost or damaged.
     """
 
-    def __init__(self, folder: Path, train: Tokens, config: DistillConfig, wanted: Identity) -> None:
+    def __init__(self, folder: Path, train: TokenizedSet, config: DistillConfig, wanted: CacheIdentity) -> None:
         index, self._shards = cache_shards.opened(folder, wanted)
         self._config = config
         self._known = int(index.made_by["vocabulary"])
@@ -59,7 +59,7 @@ class CachedTeacher:
             "shards": len(self._shards),
         }
 
-    def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> Signal:
+    def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> TeacherSignal:
         """What it said of the batch's supervised positions; `temperature` is that of the cache."""
         assert batch.rows_B is not None and temperature == self._config.temperature
         packed = _joined([self._row(int(row)) for row in batch.rows_B])
@@ -67,15 +67,15 @@ class CachedTeacher:
         device = batch.labels_N.device
         if config.cache.sampled:
             drawn = [tensor.to(device) for tensor in cache_packing.unpack_draws(packed)]
-            return cache_packing.Drawn(drawn, self._known, temperature)
+            return cache_packing.SampledTokens(drawn, self._known, temperature)
         likeliest = [tensor.to(device) for tensor in cache_packing.unpack_likeliest(packed)]
-        return cache_packing.Likeliest(likeliest, self._known, config, temperature)
+        return cache_packing.TopTokens(likeliest, self._known, config, temperature)
 
     def _row(self, row: int) -> Packed:
         start = int(self._start_R[row])
         return self._shards[int(self._shard_R[row])].read(start, start + int(self._count_R[row]))
 
-    def _find(self, folder: Path, train: Tokens) -> tuple[Indices, Indices, Indices]:
+    def _find(self, folder: Path, train: TokenizedSet) -> tuple[Indices, Indices, Indices]:
         """Shard, first position there, and number of positions of each row of `train`."""
         keys_R, counts_R = cache_shards.rows(train)
         keys = np.concatenate([shard.keys for shard in self._shards])
@@ -103,7 +103,7 @@ def made_by(folder: Path) -> str | None:
     return None if found is None else str(found)
 
 
-def require_usable(config: DistillConfig, train: Tokens, wanted: Identity) -> None:
+def require_usable(config: DistillConfig, train: TokenizedSet, wanted: CacheIdentity) -> None:
     """Refuse, before a teacher is asked, a cache that could not be used, or could not be made.
 
     Raises:
@@ -123,22 +123,22 @@ def require_usable(config: DistillConfig, train: Tokens, wanted: Identity) -> No
 
 def write(
     folder: Path,
-    train: Tokens,
+    train: TokenizedSet,
     teacher: Teacher,
     config: DistillConfig,
-    wanted: Identity,
+    wanted: CacheIdentity,
     *,
     vocabulary: int,
     tokens: int,
     device: torch.device,
-    watcher: Watcher,
+    watcher: Callback,
 ) -> None:
     """Ask `teacher` about the rows of `train` that no shard in `folder` has, and finish the cache.
 
     The same rows in the same order make the same files, whether it was interrupted in between or not.
 
     Args:
-        teacher: A live one, whose signals are `Spoken`.
+        teacher: A live one, whose signals are `TeacherLogits`.
         vocabulary: Tokens that count.
         tokens: In one forward pass, padding included.
 
@@ -170,7 +170,7 @@ def write(
 class _Questions:
     """How a teacher is asked."""
 
-    train: Tokens
+    train: TokenizedSet
     teacher: Teacher
     config: DistillConfig
     vocabulary: int
@@ -185,13 +185,13 @@ class _Questions:
         for indices in micro_batches(share, self.train.lengths, tokens=self.tokens):
             batch = self.train.batch(indices).to(self.device)
             said = self.teacher.signal(batch, self.config, temperature=self.config.temperature)
-            assert isinstance(said, Spoken) and len(batch.labels_N) == counts_R[indices].sum()
+            assert isinstance(said, TeacherLogits) and len(batch.labels_N) == counts_R[indices].sum()
             known = min(self.vocabulary, *said.vocabularies)
             parts += self._pack(said, keys_R[indices], counts_R[indices])
             order.append(indices)
         return np.concatenate(order), _joined(parts), known
 
-    def _pack(self, said: Spoken, keys_B: Keys, counts_B: Indices) -> list[Packed]:
+    def _pack(self, said: TeacherLogits, keys_B: Keys, counts_B: Indices) -> list[Packed]:
         """What is said of a micro-batch, chunk by chunk."""
         cache, size = self.config.cache, said.vocabulary
         if not cache.sampled:

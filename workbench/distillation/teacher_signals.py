@@ -20,7 +20,7 @@ from workbench.losses.chunked import Project
 from workbench.losses.divergences import Divergence, log_probs
 
 
-class Signal(Protocol):
+class TeacherSignal(Protocol):
     """What is compared with the student's logits, position by position."""
 
     @property
@@ -38,12 +38,12 @@ class Signal(Protocol):
 class Teacher(Protocol):
     """Whoever says something of a micro-batch."""
 
-    def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> Signal:
+    def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> TeacherSignal:
         """What it says of the batch's supervised positions; the batch is on the student's device."""
 
 
 @dataclass(frozen=True)
-class Spoken:
+class TeacherLogits:
     """Hidden states of one or several models; several are one distribution, the mean of theirs."""
 
     tensors: Sequence[Tensor]

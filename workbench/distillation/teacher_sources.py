@@ -23,7 +23,7 @@ from workbench.runs import files, run_directory
 
 
 @dataclass(frozen=True)
-class Source:
+class TeacherSource:
     """A teacher: adapters over a backbone, a backbone as it is, or a model that a run trained whole."""
 
     name: str
@@ -69,7 +69,7 @@ class Source:
             ) from None
 
 
-def find(teacher: TeacherConfig, student: ModelConfig) -> Source:
+def find(teacher: TeacherConfig, student: ModelConfig) -> TeacherSource:
     """The teacher that `teacher.id` names.
 
     Args:
@@ -86,20 +86,20 @@ def find(teacher: TeacherConfig, student: ModelConfig) -> Source:
                 "distill.teacher.id=backbone and model.id=teacher name each other. Write a model as one of them."
             )
         # Rows of new tokens are the student's: the backbone as it came knows none.
-        return Source(BACKBONE, _stored(student.model_copy(update={"new_tokens": ()}), teacher))
+        return TeacherSource(BACKBONE, _stored(student.model_copy(update={"new_tokens": ()}), teacher))
     names = [teacher.id] if isinstance(teacher.id, str) else list(teacher.id)
     found = [_one(name, teacher) for name in names]
     return found[0] if len(found) == 1 else _together(names, found)
 
 
-def _one(name: str, teacher: TeacherConfig) -> Source:
+def _one(name: str, teacher: TeacherConfig) -> TeacherSource:
     path = Path(name).expanduser()
     if not (path / "config.yaml").is_file():
         if (path / "adapter_config.json").is_file():
             raise ConfigError(
                 f"distill.teacher.id={name} is an adapter without its run. Write the run directory that it stands in."
             )
-        return Source(name, _stored(ModelConfig(id=name, revision=teacher.revision), teacher))
+        return TeacherSource(name, _stored(ModelConfig(id=name, revision=teacher.revision), teacher))
     if teacher.revision is not None:
         raise ConfigError(
             f"distill.teacher.revision={teacher.revision} names a branch, tag or commit on the hub, but {name} is a "
@@ -116,15 +116,15 @@ def _one(name: str, teacher: TeacherConfig) -> Source:
         folders = [
             path / training_rounds.folder(decided["round"]) / member / "adapter" for member in decided["members"]
         ]
-        return Source(name, _stored(config.model, teacher), tuple(folders), path, config)
+        return TeacherSource(name, _stored(config.model, teacher), tuple(folders), path, config)
     exported.require_saved(path, config, "tokenizer.json")
     if isinstance(config.adapter, Full):
         whole = config.model.model_copy(update={"id": str((path / "adapter").resolve()), "revision": None})
-        return Source(name, _stored(whole, teacher), (), path, config)
-    return Source(name, _stored(config.model, teacher), (path / "adapter",), path, config)
+        return TeacherSource(name, _stored(whole, teacher), (), path, config)
+    return TeacherSource(name, _stored(config.model, teacher), (path / "adapter",), path, config)
 
 
-def _together(names: Sequence[str], found: Sequence[Source]) -> Source:
+def _together(names: Sequence[str], found: Sequence[TeacherSource]) -> TeacherSource:
     """Several runs as one teacher."""
     first = found[0]
     if len(first.adapters) != 1:
@@ -139,10 +139,12 @@ def _together(names: Sequence[str], found: Sequence[Source]) -> Source:
                 "teachers are adapters of one recipe over one backbone that is stored alike; name one teacher, or such "
                 "runs."
             )
-    return Source(", ".join(names), first.model, tuple(each.adapters[0] for each in found), first.run, first.config)
+    return TeacherSource(
+        ", ".join(names), first.model, tuple(each.adapters[0] for each in found), first.run, first.config
+    )
 
 
-def _recipe(source: Source) -> str | None:
+def _recipe(source: TeacherSource) -> str | None:
     return None if source.config is None else source.config.recipe
 
 

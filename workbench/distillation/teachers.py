@@ -23,10 +23,10 @@ from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.distill_config import DistillConfig
 from workbench.data import starter
 from workbench.data.batching import Indices, MicroBatch, micro_batches
-from workbench.data.text.tokenized import Tokens
-from workbench.distillation.shared_model import SWITCHED, Stage
-from workbench.distillation.teacher_signals import Spoken
-from workbench.distillation.teacher_sources import Source
+from workbench.data.text.tokenized import TokenizedSet
+from workbench.distillation.shared_model import SWITCHED, SharedModel
+from workbench.distillation.teacher_signals import TeacherLogits
+from workbench.distillation.teacher_sources import TeacherSource
 from workbench.evaluation.scores import TOKENS
 from workbench.losses.chunked import chunks
 from workbench.models import backbones, output_heads
@@ -38,7 +38,7 @@ Speaking = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
-class Voice:
+class TeacherModel:
     """One distribution of a teacher: a model with one of its adapters on, or with none."""
 
     model: nn.Module
@@ -53,7 +53,7 @@ class Voice:
 class LiveTeacher:
     """A teacher that reads every batch."""
 
-    voices: Sequence[Voice]
+    voices: Sequence[TeacherModel]
     """Several are one distribution, the mean of theirs."""
     backbone: PreTrainedModel
     """What all voices stand on."""
@@ -62,7 +62,7 @@ class LiveTeacher:
     notes: list[str] = field(default_factory=list)
     """Sentences that a person should read."""
 
-    def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> Spoken:
+    def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> TeacherLogits:
         """What the voices together say of the batch's supervised positions."""
         hidden = []
         for voice in self.voices:
@@ -70,11 +70,11 @@ class LiveTeacher:
                 hidden_BLD = voice.head.hidden(voice.model, batch.inputs)
             hidden.append(hidden_BLD.flatten(0, 1)[batch.positions_N])
         own = [voice.head for voice in self.voices]
-        return Spoken(
+        return TeacherLogits(
             hidden, [head.project for head in own], [head.vocabulary for head in own], config, temperature=temperature
         )
 
-    def loss(self, tokens: Tokens) -> float:
+    def loss(self, tokens: TokenizedSet) -> float:
         """Mean negative log-likelihood of the supervised tokens of a set, each counted once, in nats."""
         everything: Indices = np.arange(len(tokens))
         total, count = 0.0, 0
@@ -89,7 +89,12 @@ class LiveTeacher:
 
 
 def load(
-    source: Source, student: RunConfig, tokenizer: PreTrainedTokenizerBase, *, model: nn.Module, backbone: Backbone
+    source: TeacherSource,
+    student: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    model: nn.Module,
+    backbone: Backbone,
 ) -> LiveTeacher:
     """The teacher beside a student that is there: on its backbone where both fit there.
 
@@ -114,7 +119,7 @@ def load(
     return LiveTeacher(voices, backbone.model, shared=True, notes=[note])
 
 
-def alone(source: Source, student: RunConfig, tokenizer: PreTrainedTokenizerBase) -> LiveTeacher:
+def alone(source: TeacherSource, student: RunConfig, tokenizer: PreTrainedTokenizerBase) -> LiveTeacher:
     """The teacher on a backbone of its own.
 
     Args:
@@ -135,7 +140,7 @@ def alone(source: Source, student: RunConfig, tokenizer: PreTrainedTokenizerBase
     return LiveTeacher(voices, backbone, shared=False, notes=[f"Teacher: {note}." for note in loaded.notes])
 
 
-def _apart(source: Source, student: RunConfig, model: nn.Module) -> str | None:
+def _apart(source: TeacherSource, student: RunConfig, model: nn.Module) -> str | None:
     """Why the teacher needs a backbone of its own; None where it finds room on the student's."""
     if isinstance(student.adapter, Full):
         return "adapter.method=full trains the student's every weight"
@@ -176,18 +181,18 @@ def _named(folders: Sequence[Path]) -> dict[str, Path]:
     return {f"teacher{number}": folder for number, folder in enumerate(folders)}
 
 
-def _bare(model: nn.Module, backbone: PreTrainedModel) -> Voice:
+def _bare(model: nn.Module, backbone: PreTrainedModel) -> TeacherModel:
     """What is under the adapters of `model`, if it has any."""
-    return _voice(backbone, backbone, Stage(model).bare)
+    return _voice(backbone, backbone, SharedModel(model).bare)
 
 
-def _guests(folders: Sequence[Path], model: PeftModel, backbone: PreTrainedModel) -> list[Voice]:
+def _guests(folders: Sequence[Path], model: PeftModel, backbone: PreTrainedModel) -> list[TeacherModel]:
     """Voices of adapters that are put beside the student's, where only they themselves see them.
 
     Outside of a voice no configuration names them and no state dict holds them: what is saved is the student.
     """
     named = _named(folders)
-    with Stage(model).listening():
+    with SharedModel(model).listening():
         for name, folder in named.items():
             adapters.load(model, folder, name=name)
     configs = {name: model.peft_config.pop(name) for name in named}
@@ -200,9 +205,9 @@ def _leave_out(names: Sequence[str], _: nn.Module, state: dict[str, Any], *__: A
         del state[key]
 
 
-def _voices(model: PeftModel, backbone: PreTrainedModel, configs: Mapping[str, PeftConfig]) -> list[Voice]:
+def _voices(model: PeftModel, backbone: PreTrainedModel, configs: Mapping[str, PeftConfig]) -> list[TeacherModel]:
     """Those of the named adapters that `model` holds."""
-    stage = Stage(model)
+    stage = SharedModel(model)
     return [
         _voice(model, backbone, partial(stage.virtual_tokens, model, name, config))
         if config.is_prompt_learning
@@ -211,12 +216,12 @@ def _voices(model: PeftModel, backbone: PreTrainedModel, configs: Mapping[str, P
     ]
 
 
-def _voice(model: nn.Module, backbone: PreTrainedModel, speaking: Speaking) -> Voice:
+def _voice(model: nn.Module, backbone: PreTrainedModel, speaking: Speaking) -> TeacherModel:
     with speaking():
         head = output_heads.find(model, backbone)
     if any(isinstance(part, SWITCHED) for part in head.module.modules()):
         head = _AdaptedHead(**vars(head), speaking=speaking)
-    return Voice(model, head, speaking)
+    return TeacherModel(model, head, speaking)
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import Indices, MicroBatch, Row
-from workbench.data.text.tokenized import Tokens
+from workbench.data.text.tokenized import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.losses.chunked import Project
 from workbench.losses.universal_logit import universal
 
 if TYPE_CHECKING:
-    from workbench.distillation.teachers import Voice
+    from workbench.distillation.teachers import TeacherModel
 
 NOWHERE = -1
 """In the place of a token's number or offset: there is none."""
@@ -38,7 +38,7 @@ _BROKEN = "\ufffd"
 
 
 @dataclass(frozen=True)
-class Heard:
+class AlignedLogits:
     """What a teacher says where it stands at the same point of the text; elsewhere nothing."""
 
     tensors: Sequence[Tensor]
@@ -73,9 +73,9 @@ class UniversalTeacher:
 
     def __init__(
         self,
-        voice: Voice,
-        train: Tokens,
-        teacher_train: Tokens,
+        voice: TeacherModel,
+        train: TokenizedSet,
+        teacher_train: TokenizedSet,
         student_tokenizer: PreTrainedTokenizerBase,
         teacher_tokenizer: PreTrainedTokenizerBase,
         *,
@@ -90,7 +90,7 @@ class UniversalTeacher:
         """Share of the supervised tokens at which the teacher is heard, of a sample of the rows."""
         return self.alignment.share
 
-    def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> Heard:
+    def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> AlignedLogits:
         """What the teacher says of the batch's supervised positions; it reads the same rows beside the student."""
         assert batch.rows_B is not None
         partners = [self.alignment.partner(int(row)) for row in batch.rows_B]
@@ -105,7 +105,7 @@ class UniversalTeacher:
         hidden_ND = read_MD.new_zeros(len(at_N), read_MD.shape[1])
         hidden_ND[aligned_N] = read_MD[at_N[aligned_N]]
         head, place = self.voice.head, batch.positions_N.device
-        return Heard((hidden_ND.to(place), aligned_N.to(place)), head.project, head.vocabulary, temperature)
+        return AlignedLogits((hidden_ND.to(place), aligned_N.to(place)), head.project, head.vocabulary, temperature)
 
     def _hidden(self, rows: Indices) -> Tensor:
         """Of every token that the teacher predicts in some of its rows (M, D)."""
@@ -121,8 +121,8 @@ class Alignment:
 
     def __init__(
         self,
-        train: Tokens,
-        teacher_train: Tokens,
+        train: TokenizedSet,
+        teacher_train: TokenizedSet,
         student_tokenizer: PreTrainedTokenizerBase,
         teacher_tokenizer: PreTrainedTokenizerBase,
     ) -> None:
@@ -268,6 +268,6 @@ def _without_margin(text: str, edges: Indices) -> Turn:
     return Turn(text[margin:], starts)
 
 
-def _places(tokens: Tokens) -> list[str]:
+def _places(tokens: TokenizedSet) -> list[str]:
     column = list(tokens.table["place"])
     return [column[row] for row in tokens.rows]

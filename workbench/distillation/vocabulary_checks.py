@@ -14,8 +14,8 @@ from workbench.data import starter
 from workbench.data.text import formats
 from workbench.data.text.chat import Template
 from workbench.data.text.token_masking import Masking
-from workbench.data.text.tokenized import Tokens
-from workbench.distillation.teacher_sources import Source
+from workbench.data.text.tokenized import TokenizedSet
+from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError, DataError
 from workbench.models import backbones
 
@@ -27,11 +27,11 @@ AROUND = 8
 
 def require_comparable(
     config: DistillConfig,
-    source: Source,
+    source: TeacherSource,
     student: RunConfig,
     tokenizer: PreTrainedTokenizerBase,
     template: Template | Masking,
-    train: Tokens,
+    train: TokenizedSet,
 ) -> None:
     """Refuse a teacher that predicts other things than the student, in other tokens, or from other renderings of a row.
 
@@ -62,7 +62,7 @@ def require_comparable(
         _require_same_rendering(name, source, student.data, (template, tokenizer), (theirs, own))
 
 
-def _require_same_task(name: str, source: Source, student: RunConfig) -> None:
+def _require_same_task(name: str, source: TeacherSource, student: RunConfig) -> None:
     if source.config is not None and source.config.recipe != student.recipe:
         raise ConfigError(
             f"{name}: its run is of recipe={source.config.recipe}, and the student's is distill.of={student.recipe}. "
@@ -79,7 +79,7 @@ def _require_same_task(name: str, source: Source, student: RunConfig) -> None:
 
 
 def _require_same_tokens(
-    name: str, student: RunConfig, tokenizer: PreTrainedTokenizerBase, own: PreTrainedTokenizerBase, train: Tokens
+    name: str, student: RunConfig, tokenizer: PreTrainedTokenizerBase, own: PreTrainedTokenizerBase, train: TokenizedSet
 ) -> None:
     """Heads may be larger than a vocabulary, and a vocabulary may go on after the other ends, where no row is."""
     mine, theirs = ({number: token for token, number in each.get_vocab().items()} for each in (tokenizer, own))
@@ -109,7 +109,7 @@ _CURE = (
 
 def _require_same_rendering(
     name: str,
-    source: Source,
+    source: TeacherSource,
     data: DataConfig,
     mine: tuple[Template, PreTrainedTokenizerBase],
     theirs: tuple[Template, PreTrainedTokenizerBase],
@@ -142,7 +142,7 @@ def _around(tokenizer: PreTrainedTokenizerBase, ids: list[int], place: int) -> s
     return repr(tokenizer.decode(ids[max(0, place - AROUND) : place + AROUND]))
 
 
-def _same_template(source: Source) -> str:
+def _same_template(source: TeacherSource) -> str:
     """What gives the student the teacher's template."""
     saved = None if source.run is None else source.run / "adapter" / "chat_template.jinja"
     words = f" model.new_tokens='[{', '.join(source.model.new_tokens)}]'" if source.model.new_tokens else ""

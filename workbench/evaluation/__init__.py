@@ -2,7 +2,7 @@
 
 from workbench.evaluation.decoding import generate
 from workbench.evaluation.scores import (
-    Answer,
+    GeneratedAnswer,
     Likelihood,
     answer_scores,
     answered_before,
@@ -17,7 +17,7 @@ from workbench.evaluation.scores import (
 )
 
 __all__ = [
-    "Answer",
+    "GeneratedAnswer",
     "Likelihood",
     "answer_scores",
     "answered_before",

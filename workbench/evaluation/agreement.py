@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.data.batching import micro_batches
-from workbench.data.text.tokenized import Tokens
+from workbench.data.text.tokenized import TokenizedSet
 from workbench.models.output_heads import Head
 
 POSITIONS = 256
@@ -39,7 +39,7 @@ class Agreement:
 
 
 @torch.no_grad()
-def hidden_states(model: nn.Module, head: Head, tokens: Tokens, *, rows: int, budget: int = 4096) -> Tensor:
+def hidden_states(model: nn.Module, head: Head, tokens: TokenizedSet, *, rows: int, budget: int = 4096) -> Tensor:
     """Hidden states (N, D) in front of the head, at the supervised positions of the first `rows` examples."""
     first = tokens.subset(torch.arange(min(rows, len(tokens))).numpy())
     states = []

@@ -19,7 +19,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from workbench import losses
 from workbench.data.batching import Indices, Row, encoder_inputs, micro_batches
-from workbench.data.text.tokenized import Tokens
+from workbench.data.text.tokenized import TokenizedSet
 from workbench.evaluation import text_overlap
 from workbench.evaluation.decoding import generate
 from workbench.evaluation.timely import Left, in_time
@@ -48,7 +48,7 @@ class Likelihood:
 
 
 @dataclass(frozen=True)
-class Answer:
+class GeneratedAnswer:
     """A prompt with its reference and what the model wrote."""
 
     place: str
@@ -68,7 +68,7 @@ class Answer:
 
 
 def likelihood(
-    model: nn.Module, head: Head, tokens: Tokens, *, left: Left | None = None, batch_tokens: int | None = None
+    model: nn.Module, head: Head, tokens: TokenizedSet, *, left: Left | None = None, batch_tokens: int | None = None
 ) -> Likelihood:
     """Loss and accuracy over every supervised token of `tokens`, each counted once.
 
@@ -87,13 +87,13 @@ def likelihood(
 
 def answers(
     model: nn.Module,
-    tokens: Tokens,
+    tokens: TokenizedSet,
     tokenizer: PreTrainedTokenizerBase,
     *,
     count: int,
     max_new_tokens: int,
     left: Left | None = None,
-) -> list[Answer]:
+) -> list[GeneratedAnswer]:
     """Greedy answers to the last supervised turn of `count` examples, evenly spaced over the set.
 
     Examples without a prompt (plain text) have no answer to compare and are passed over. So are those that `left`,
@@ -105,7 +105,7 @@ def answers(
         model, prompts, tokenizer, stop=stop_tokens(tokenizer, tokens), max_new_tokens=max_new_tokens, left=left
     )
     return [
-        Answer(
+        GeneratedAnswer(
             place=tokens.place(index),
             prompt=_text(tokenizer, turn.input_ids[: turn.asked]),
             reference=_text(tokenizer, turn.input_ids[turn.start : turn.stop]).strip(),
@@ -116,19 +116,19 @@ def answers(
     ]
 
 
-def asked(tokens: Tokens, *, count: int) -> list[int]:
+def asked(tokens: TokenizedSet, *, count: int) -> list[int]:
     """Numbers of the examples that `answers` answers, if it has the time."""
     spaced = np.unique(np.linspace(0, len(tokens) - 1, num=min(count, len(tokens)), dtype=np.int64))
     return [index for index in spaced.tolist() if _last_turn(tokens[index]).start > 1]
 
 
-def summary(found: Likelihood, answers: Sequence[Answer]) -> dict[str, float]:
+def summary(found: Likelihood, answers: Sequence[GeneratedAnswer]) -> dict[str, float]:
     """The scores by name, as scores.json holds them; answer scores only where there are answers."""
     scores = {"loss": found.loss, "perplexity": found.perplexity, "token_accuracy": found.token_accuracy}
     return {name: round(value, 6) for name, value in scores.items()} | answer_scores(answers)
 
 
-def answer_scores(answers: Sequence[Answer]) -> dict[str, float]:
+def answer_scores(answers: Sequence[GeneratedAnswer]) -> dict[str, float]:
     """Mean scores of answers by name; none where there are no answers."""
     if not answers:
         return {}
@@ -136,12 +136,12 @@ def answer_scores(answers: Sequence[Answer]) -> dict[str, float]:
     return {"f1": round(f1 / len(answers), 6), "rouge_l": round(rouge_l / len(answers), 6)}
 
 
-def answered_before(answers: Sequence[Answer], before: Mapping[str, str]) -> list[Answer]:
+def answered_before(answers: Sequence[GeneratedAnswer], before: Mapping[str, str]) -> list[GeneratedAnswer]:
     """The same prompts with what was answered before training, by place."""
     return [replace(each, answer=before[each.place]) for each in answers]
 
 
-def write_predictions(path: Path, answers: Sequence[Answer], *, before: Mapping[str, str]) -> None:
+def write_predictions(path: Path, answers: Sequence[GeneratedAnswer], *, before: Mapping[str, str]) -> None:
     """One row per answered example, with what the backbone answered before training, by place."""
     import pandas as pd
 
@@ -216,7 +216,7 @@ def _padded_on_the_left(prompts: Sequence[Indices]) -> dict[str, Tensor]:
     return {name: tensor.flip(1) for name, tensor in backwards.items()}
 
 
-def stop_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Tokens) -> list[int]:
+def stop_tokens(tokenizer: PreTrainedTokenizerBase, tokens: TokenizedSet) -> list[int]:
     """The end-of-sequence token and whatever ends a supervised turn in `tokens`: where generation stops."""
     # Tokens added as special, such as a template's end of turn, are not among `all_special_ids`.
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -249,12 +249,12 @@ def _last_turn(row: Row) -> _Turn:
     return _Turn(row.input_ids, row.source or start, start, int(marked[-1]) + 1)
 
 
-def _first(tokens: Tokens, count: int) -> Iterator[Row]:
+def _first(tokens: TokenizedSet, count: int) -> Iterator[Row]:
     return (tokens[index] for index in range(min(count, len(tokens))))
 
 
 def _token_scores(
-    model: nn.Module, head: Head, tokens: Tokens, left: Left | None, batch_tokens: int
+    model: nn.Module, head: Head, tokens: TokenizedSet, left: Left | None, batch_tokens: int
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Losses and hits of the supervised tokens of some rows, and how many rows."""
     device = next(model.parameters()).device

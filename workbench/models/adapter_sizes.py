@@ -32,7 +32,7 @@ from workbench.models import backbones
 from workbench.schema import Section, did_you_mean, override, parse
 
 
-class Size(NamedTuple):
+class AdapterSize(NamedTuple):
     total: int
     """Parameters of backbone and adapter together."""
     trainable: int
@@ -47,13 +47,13 @@ class Size(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Survey:
+class SizeTable:
     """What each method would be on one backbone."""
 
     model: ModelConfig
     parameters: int
     """Of the backbone alone."""
-    found: dict[str, Size | str]
+    found: dict[str, AdapterSize | str]
     """By the name of the method its size, or why it does not work on this backbone and what to write instead."""
 
 
@@ -65,7 +65,7 @@ class _Question(Section):
     adapter: SerializeAsAny[Method] = Lora()
 
 
-def predict(model: ModelConfig, method: Method, *, task: Task = TEXT, below: int = 0) -> Size:
+def predict(model: ModelConfig, method: Method, *, task: Task = TEXT, below: int = 0) -> AdapterSize:
     """What `method` would be on this backbone, whose first `below` blocks have none of it.
 
     Raises:
@@ -78,10 +78,10 @@ def predict(model: ModelConfig, method: Method, *, task: Task = TEXT, below: int
         skeleton.float(), method, seed=0, new_token_ids=_new_tokens(model, skeleton), below=below
     )
     total, trainable = adapters.count(attached)
-    return Size(total, trainable, file_bytes(_saved(attached)))
+    return AdapterSize(total, trainable, file_bytes(_saved(attached)))
 
 
-def survey(overrides: Sequence[str] = ()) -> Survey:
+def survey(overrides: Sequence[str] = ()) -> SizeTable:
     """Every method on the backbone that `key=value` words name, as in a run; on the starter where they name none.
 
     An adapter setting such as `adapter.rank=8` goes to the methods that have it, `adapter.method=lora` asks for one.
@@ -96,7 +96,7 @@ def survey(overrides: Sequence[str] = ()) -> Survey:
     everything = isinstance(settings, dict) and "method" not in settings
     asked = [_read(given | {"adapter": each}) for each in _for_each(settings)] if everything else [_read(given)]
     alone = adapters.count(backbones.skeleton(asked[0].model)).total
-    return Survey(asked[0].model, alone, {each.adapter.method: _size_or_reason(each) for each in asked})
+    return SizeTable(asked[0].model, alone, {each.adapter.method: _size_or_reason(each) for each in asked})
 
 
 def _read(values: dict[str, Any]) -> _Question:
@@ -116,7 +116,7 @@ def _for_each(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _size_or_reason(question: _Question) -> Size | str:
+def _size_or_reason(question: _Question) -> AdapterSize | str:
     try:
         return predict(question.model, question.adapter)
     except WorkbenchError as error:

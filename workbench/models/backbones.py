@@ -62,7 +62,7 @@ def tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
     No pad token is needed or invented: rows are padded where nothing looks, and masks never read token ids.
     """
-    with origins.told(config, "tokenizer", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"):
+    with origins.loading_errors(config, "tokenizer", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"):
         loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             origins.path(config), **origins.arguments(config)
         )
@@ -78,7 +78,7 @@ def tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 def hub_config(config: ModelConfig) -> PretrainedConfig:
     """The backbone's architecture, without its weights."""
-    with origins.told(config, "config", "config.json"):
+    with origins.loading_errors(config, "config", "config.json"):
         found: PretrainedConfig = AutoConfig.from_pretrained(origins.path(config), **origins.arguments(config))
     return found
 
@@ -88,7 +88,7 @@ def skeleton(config: ModelConfig, *, task: Task = TEXT, trainable: bool = False)
     hub, target = task.configured(hub_config(config)), device()
     auto = _auto_class(config, task, hub)
     weights, compute, _ = _precision(config, hub, target, trainable=trainable)
-    with origins.told(config, "config", "config.json"), torch.device("meta"):
+    with origins.loading_errors(config, "config", "config.json"), torch.device("meta"):
         model: PreTrainedModel = auto.from_config(
             hub,
             attn_implementation=_attention(config, compute, target),
@@ -110,7 +110,7 @@ def blueprint(config: ModelConfig, *, vocabulary: int, task: Task = TEXT, traina
     """
     hub, auto, weights, compute, stored, notes = _decided(config, task, trainable=trainable)
     hub.update({} if config.dropout else dict.fromkeys(_dropouts(hub), 0.0))
-    with origins.told(config, "config", "config.json"), torch.device("meta"):
+    with origins.loading_errors(config, "config", "config.json"), torch.device("meta"):
         model: PreTrainedModel = auto.from_config(
             hub,
             dtype=stored,
@@ -158,7 +158,7 @@ def load(
     quantised = quantisation.settings(weights, compute, skeleton(config, task=task)) if packed else None
     dropouts = {} if config.dropout else _dropouts(hub)
     hub.update(dict.fromkeys(dropouts, 0.0))
-    with origins.told(config, "weights", "*.safetensors"), torch.random.fork_rng(devices=[]):
+    with origins.loading_errors(config, "weights", "*.safetensors"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(task.seed)
         loaded: Any = auto.from_pretrained(
             origins.path(config),

@@ -63,7 +63,9 @@ class Classifier:
         return lambda batch, scale: objective(self.outputs(batch), batch.labels_N, scale)
 
 
-def find(model: nn.Module, backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, labels: Labels) -> Classifier:
+def classification_model(
+    model: nn.Module, backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, labels: Labels
+) -> Classifier:
     """How `model` comes to a row's outputs, checked: they must be the model's own, and no padding may change them.
 
     Raises:
@@ -144,7 +146,7 @@ def load(run: Path, config: RunConfig, *, waiting: bool = False) -> Classifier:
     meant = task(labels, seed=config.seed)
     backbone = exported.load_backbone(config, folder, tokenizer, task=meant, waiting=waiting).model
     model = backbone if isinstance(config.adapter, Full) else adapters.load(backbone, folder)
-    return find(model, backbone, tokenizer, labels)
+    return classification_model(model, backbone, tokenizer, labels)
 
 
 def read_labels(folder: Path) -> Labels:

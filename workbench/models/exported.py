@@ -26,7 +26,7 @@ BEGIN = ("bos_token_id", "decoder_start_token_id", "forced_bos_token_id")
 
 
 @dataclass(frozen=True)
-class Shipped:
+class ExportedModel:
     """A saved adapter over a freshly loaded backbone, in evaluation mode, with its tokenizer."""
 
     model: nn.Module
@@ -64,7 +64,7 @@ def save(
         GenerationConfig(eos_token_id=stop, pad_token_id=tokenizer.pad_token_id, **begin).save_pretrained(aside)
 
 
-def load(run: Path, config: RunConfig, *, waiting: bool = False) -> Shipped:
+def load(run: Path, config: RunConfig, *, waiting: bool = False) -> ExportedModel:
     """The model that the run at `run` shipped.
 
     Args:
@@ -78,7 +78,7 @@ def load(run: Path, config: RunConfig, *, waiting: bool = False) -> Shipped:
     model = backbone.model if isinstance(config.adapter, Full) else adapters.load(backbone.model, folder)
     head = output_heads.find(model, backbone.model)
     template = form(config, backbone.model.config, tokenizer)
-    return Shipped(model, head, tokenizer, template, [stop] if isinstance(stop, int) else list(stop))
+    return ExportedModel(model, head, tokenizer, template, [stop] if isinstance(stop, int) else list(stop))
 
 
 def require_saved(run: Path, config: RunConfig, beside: str) -> None:

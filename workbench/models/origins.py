@@ -40,7 +40,7 @@ OTHER_SHAPES = (
 )
 
 
-class told:
+class loading_errors:
     """Turns what transformers, safetensors and the hub raise while loading into a BackboneError that says what to do.
 
     Args:

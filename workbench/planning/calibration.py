@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from workbench.planning.compiled import CAPACITY
-from workbench.planning.fake_tensors import unimagined
+from workbench.planning.fake_tensors import real_tensors
 from workbench.planning.kernels import Kernel, Kernels, Like
 from workbench.planning.work import StepWork
 from workbench.runs import process_memory
@@ -274,7 +274,7 @@ def _forget(device: torch.device) -> None:
 @contextmanager
 def _as_in_a_run() -> Iterator[None]:
     """Real tensors, no graph, and the random numbers of whoever asks stay what they are."""
-    with unimagined(), torch.no_grad(), torch.random.fork_rng():
+    with real_tensors(), torch.no_grad(), torch.random.fork_rng():
         yield
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class Mode(TorchDispatchMode, ABC):
+class DispatchMode(TorchDispatchMode, ABC):
     """Inside of it, each operation is handed to `called`."""
 
     def __init__(self) -> None:

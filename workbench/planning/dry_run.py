@@ -22,13 +22,13 @@ from workbench.data.batching import Examples, Indices, micro_batches
 from workbench.models import weight_storage
 from workbench.planning.dry_trainings import Lengths, Model, Training
 from workbench.planning.flop_counter import Operations
-from workbench.planning.memory_ledger import ACTIVATIONS, ELSEWHERE, Ledger
+from workbench.planning.memory_ledger import ACTIVATIONS, ELSEWHERE, MemoryLedger
 
 WEIGHTS, MASTERS, GRADIENTS, OPTIMIZER, TEACHER = "weights", "masters", "gradients", "optimizer", "teacher"
 
 
 @dataclass(frozen=True)
-class Rehearsed:
+class DryRun:
     """What a run takes on a device, in bytes and floating-point operations."""
 
     at_peak: dict[str, int]
@@ -58,7 +58,7 @@ class Rehearsed:
         return self.peak > self.evaluation
 
 
-def rehearse(fit: Training, held_out_loss: Callable[[], object], *, beside: Iterable[nn.Module] = ()) -> Rehearsed:
+def dry_run(fit: Training, held_out_loss: Callable[[], object], *, beside: Iterable[nn.Module] = ()) -> DryRun:
     """Carry out the parts of steps of `fit` that take most memory, where tensors are imagined.
 
     Args:
@@ -67,7 +67,7 @@ def rehearse(fit: Training, held_out_loss: Callable[[], object], *, beside: Iter
     """
     fit.prepare()
     epoch = list(fit.micro_batches())
-    with Ledger() as ledger, ledger.placing(_modules(fit)):
+    with MemoryLedger() as ledger, ledger.placing(_modules(fit)):
         hold(ledger, fit, beside=beside)
         peaks = _Peaks(ledger)
         _tell_gradients(fit, ledger, peaks.gradient)
@@ -77,7 +77,7 @@ def rehearse(fit: Training, held_out_loss: Callable[[], object], *, beside: Iter
             _give_gradients(fit, ledger)
             with ledger.making(OPTIMIZER, OPTIMIZER):
                 fit.update(epoch[0][0])  # what an optimizer keeps, it keeps from here on
-            done: list[tuple[Trial, int]] = []
+            done: list[tuple[MicroBatchTrial, int]] = []
             for trial in _trials(fit.train, epoch):
                 if any(trial.takes_less(than, activations, _costs(fit)) for than, activations in done):
                     continue
@@ -95,7 +95,7 @@ def rehearse(fit: Training, held_out_loss: Callable[[], object], *, beside: Iter
         with torch.no_grad():
             held_out_loss()
         evaluation = ledger.peak
-    return Rehearsed(
+    return DryRun(
         at_peak=peaks.highest,
         evaluation=evaluation,
         micro_batches=max(len(each) for each in epoch),
@@ -109,7 +109,7 @@ def rehearse(fit: Training, held_out_loss: Callable[[], object], *, beside: Iter
 class _Peaks:
     """The highest of several peaks."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: MemoryLedger) -> None:
         self._ledger = ledger
         self.last: dict[str, int] = {}
         self.highest: dict[str, int] = {}
@@ -141,7 +141,7 @@ class Costs(NamedTuple):
     """Of what earlier micro-batches left."""
 
 
-class Trial(NamedTuple):
+class MicroBatchTrial(NamedTuple):
     """A micro-batch that may take most."""
 
     rows: Indices
@@ -152,7 +152,7 @@ class Trial(NamedTuple):
     """Of tokens in a row, padding included."""
     supervised: float
 
-    def takes_less(self, than: Trial, activations: int, costs: Costs) -> bool:
+    def takes_less(self, than: MicroBatchTrial, activations: int, costs: Costs) -> bool:
         """Whether it cannot take more than another, which was carried out: its fewer tokens weigh more than all else.
 
         Args:
@@ -209,7 +209,7 @@ def _homes(fit: Model) -> dict[str, str]:
     return homes
 
 
-def hold(ledger: Ledger, fit: Model, *, beside: Iterable[nn.Module] = ()) -> None:
+def hold(ledger: MemoryLedger, fit: Model, *, beside: Iterable[nn.Module] = ()) -> None:
     """Count what a training begins with: every parameter and buffer, and the masters.
 
     Args:
@@ -227,26 +227,26 @@ def hold(ledger: Ledger, fit: Model, *, beside: Iterable[nn.Module] = ()) -> Non
         ledger.hold(chain(weight_storage.held(model), model.buffers()), TEACHER, TEACHER)
 
 
-def _trials(train: Lengths, epoch: list[list[Indices]]) -> list[Trial]:
+def _trials(train: Lengths, epoch: list[list[Indices]]) -> list[MicroBatchTrial]:
     """The micro-batches that may take most, likeliest first: most tokens with padding, pairs, supervised tokens."""
     longest = int(train.lengths.max())
-    measures: list[Callable[[Trial], float]] = [
+    measures: list[Callable[[MicroBatchTrial], float]] = [
         lambda trial: trial.pairs,
         lambda trial: trial.padded,
         lambda trial: trial.padded + trial.pairs / longest,
         lambda trial: trial.supervised,
     ]
-    found: dict[int, Trial] = {}
+    found: dict[int, MicroBatchTrial] = {}
     for parts in ([each[0] for each in epoch], [rows for each in epoch for rows in each[1:]]):
         every = [_trial(train, rows, later=bool(found)) for rows in parts]
         found |= {id(most): most for most in (max(every, key=measure) for measure in measures if every)}
     return sorted(found.values(), key=lambda trial: (trial.padded, trial.later), reverse=True)
 
 
-def _trial(train: Lengths, rows: Indices, *, later: bool) -> Trial:
+def _trial(train: Lengths, rows: Indices, *, later: bool) -> MicroBatchTrial:
     padded = _padded(train, rows)
     pairs = padded * int(train.lengths[rows].max())
-    return Trial(rows, later, padded, pairs, float(train.supervised[rows].sum()))
+    return MicroBatchTrial(rows, later, padded, pairs, float(train.supervised[rows].sum()))
 
 
 def largest_rows(rows: Examples, *, tokens: int) -> list[Indices]:
@@ -264,7 +264,7 @@ def _moments(fit: Training) -> tuple[float, ...]:
     return (0.0,) if fit.config.freeze.fixed else (0.0, 0.999)
 
 
-def _give_gradients(fit: Model, ledger: Ledger) -> None:
+def _give_gradients(fit: Model, ledger: MemoryLedger) -> None:
     """What an earlier micro-batch leaves."""
     masters, homes = fit.masters.named(), _homes(fit)
     for name, parameter in fit.masters.computing().items():
@@ -273,12 +273,12 @@ def _give_gradients(fit: Model, ledger: Ledger) -> None:
                 masters[name].grad = torch.zeros_like(masters[name])
 
 
-def _drop_gradients(fit: Model, _: Ledger) -> None:
+def _drop_gradients(fit: Model, _: MemoryLedger) -> None:
     for master in fit.masters:
         master.grad = None
 
 
-def _tell_gradients(fit: Model, ledger: Ledger, came: Callable[[], None]) -> None:
+def _tell_gradients(fit: Model, ledger: MemoryLedger, came: Callable[[], None]) -> None:
     """From now on the ledger knows which tensors are gradients, and `came` is called for each."""
     masters, homes = fit.masters.named(), _homes(fit)
 

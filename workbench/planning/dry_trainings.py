@@ -11,13 +11,13 @@ from torch import nn
 
 from workbench.config import RunConfig
 from workbench.data.batching import Indices, Weights, global_batch, micro_batches, steps_per_epoch
-from workbench.data.mixed_batches import Part
-from workbench.training.adapter_trainer import Member
-from workbench.training.bank_trainer import BankFit
+from workbench.data.mixed_batches import OwnerRows
+from workbench.training.adapter_trainer import AdapterTrainer
+from workbench.training.bank_trainer import BankTrainer
 from workbench.training.distributed.sharding import Sharded
 from workbench.training.freezing.freezer import Freezer
-from workbench.training.master_weights import Masters
-from workbench.training.trainer import Fit
+from workbench.training.master_weights import MasterWeights
+from workbench.training.trainer import Trainer
 
 
 class Model(Protocol):
@@ -28,7 +28,7 @@ class Model(Protocol):
         """All of it."""
 
     @property
-    def masters(self) -> Masters | Sharded:
+    def masters(self) -> MasterWeights | Sharded:
         """Its trainable parameters."""
 
     @property
@@ -73,10 +73,10 @@ class Training(Model, Protocol):
         """Take the optimizer's step."""
 
 
-class Alone:
+class SingleTraining:
     """The training of one model."""
 
-    def __init__(self, fit: Fit) -> None:
+    def __init__(self, fit: Trainer) -> None:
         self._fit = fit
         self.model, self.masters, self.freezer = fit.model, fit.masters, fit.freezer
         self.config, self.train, self.width = fit.config, fit.train, fit.width
@@ -101,19 +101,19 @@ class Alone:
 
 
 @dataclass(frozen=True)
-class Rows:
+class BankRows:
     """Those of all members."""
 
     lengths: Indices
     supervised: Weights
 
 
-class Together:
+class BankTraining:
     """The training of a bank."""
 
-    def __init__(self, fit: BankFit) -> None:
+    def __init__(self, fit: BankTrainer) -> None:
         self._fit = fit
-        self._members: list[Member] = list(fit.members.values())
+        self._members: list[AdapterTrainer] = list(fit.members.values())
         courses = [each.course for each in self._members]
         self.model, self.masters, self.freezer = fit.model, fit.masters, fit.freezer
         self.config = courses[0].config
@@ -121,7 +121,7 @@ class Together:
         self.compares = False
         counts = [len(each.train) for each in courses]
         self._starts = np.cumsum([0, *counts[:-1]])
-        self.train = Rows(
+        self.train = BankRows(
             np.concatenate([each.train.lengths for each in courses]),
             np.concatenate([each.train.supervised for each in courses]),
         )
@@ -140,7 +140,7 @@ class Together:
 
     def backward(self, rows: Indices) -> None:
         owners = np.searchsorted(self._starts, rows, side="right") - 1
-        parts = [Part(int(owner), rows[owners == owner] - self._starts[owner]) for owner in np.unique(owners)]
+        parts = [OwnerRows(int(owner), rows[owners == owner] - self._starts[owner]) for owner in np.unique(owners)]
         self._fit.backward(self._fit.members, parts, [1.0] * len(parts))
 
     def update(self, rows: Indices) -> None:

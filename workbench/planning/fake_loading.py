@@ -18,10 +18,10 @@ from workbench.models import backbones, output_heads
 from workbench.models.backbones import Backbone
 from workbench.models.output_heads import Head
 from workbench.planning.fake_quantised import pack
-from workbench.planning.fake_tensors import imagine, unimagined
+from workbench.planning.fake_tensors import real_tensors, to_fake
 
 
-class Asked(NamedTuple):
+class RequestedBackbone(NamedTuple):
     """A backbone that would have been loaded."""
 
     backbone: Backbone
@@ -29,12 +29,12 @@ class Asked(NamedTuple):
 
 
 @contextmanager
-def unread() -> Iterator[list[Asked]]:
+def fake_loading() -> Iterator[list[RequestedBackbone]]:
     """Inside the block, which is inside of `imagining`, no backbone is loaded; gives those that were asked for.
 
     Adapters are read, as they are small and say themselves what they are.
     """
-    asked: list[Asked] = []
+    asked: list[RequestedBackbone] = []
 
     def imagined(
         config: ModelConfig,
@@ -45,17 +45,17 @@ def unread() -> Iterator[list[Asked]]:
         waiting: bool = False,
     ) -> Backbone:
         vocabulary = 0 if tokenizer is None else len(tokenizer)
-        with unimagined():
+        with real_tensors():
             found = backbones.blueprint(config, vocabulary=vocabulary, task=task, trainable=trainable)
         settle(found.model, found)
-        asked.append(Asked(found, task))
+        asked.append(RequestedBackbone(found, task))
         return found
 
     def known(model: nn.Module, backbone: PreTrainedModel) -> Head:
         return output_heads.known(backbone)  # it is found by its numbers
 
     def read(*args: Any, **kwargs: Any) -> Any:
-        with unimagined():
+        with real_tensors():
             return load_peft_weights(*args, **kwargs)
 
     with (
@@ -68,6 +68,6 @@ def unread() -> Iterator[list[Asked]]:
 
 def settle(model: nn.Module, blueprint: Backbone) -> None:
     """Turn a blueprint, `model` if it is with an adapter, into the imagined backbone that `backbones.load` gives."""
-    imagine(model, backbones.device())
+    to_fake(model, backbones.device())
     if blueprint.weights in backbones.QUANTISED:
         pack(model, blueprint.weights, blueprint.compute)

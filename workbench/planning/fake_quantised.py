@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from workbench.planning.fake_tensors import INSTEAD, unimagined
+from workbench.planning.fake_tensors import INSTEAD, real_tensors
 
 
 def pack(model: nn.Module, weights: str, compute: torch.dtype) -> None:
@@ -17,7 +17,7 @@ def pack(model: nn.Module, weights: str, compute: torch.dtype) -> None:
     from bitsandbytes.functional import quantize_4bit  # a second to import, and most plans need none of it
     from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
 
-    with unimagined():
+    with real_tensors():
         quantize_4bit(torch.zeros(64, 64), compress_statistics=True)  # makes tables that later runs use too
     for module in model.modules():
         if isinstance(module, Linear4bit):

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from transformers.utils import import_utils
 
-from workbench.planning.dispatch_mode import Mode
+from workbench.planning.dispatch_mode import DispatchMode
 from workbench.planning.recall import Recall
 
 
 @contextmanager
-def imagining() -> Iterator[None]:
+def fake_tensors() -> Iterator[None]:
     """Inside the block, what is computed from imagined tensors is imagined.
 
     What is computed from real ones alone, such as the masks and positions of a real batch, is real, so that decisions
@@ -45,13 +45,13 @@ def _overwrite(parameter: Tensor, converted: Tensor) -> None:
 
 
 @contextmanager
-def unimagined() -> Iterator[None]:
+def real_tensors() -> Iterator[None]:
     """Inside the block, in `imagining`, everything is as outside of it."""
     with unset_fake_temporarily():
         yield
 
 
-def imagine(model: nn.Module, device: torch.device) -> None:
+def to_fake(model: nn.Module, device: torch.device) -> None:
     """Replace every tensor of a model on the meta device by an imagined one; what is shared stays shared."""
     known: dict[int, Tensor] = {}
     for module in model.modules():
@@ -75,7 +75,7 @@ def _like(tensor: Tensor, device: torch.device) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
 
-class _Apart(Mode):
+class _Apart(DispatchMode):
     """Keeps what is real apart from what is imagined."""
 
     def __init__(self, recall: Recall) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry, register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
-from workbench.planning.dispatch_mode import Mode
+from workbench.planning.dispatch_mode import DispatchMode
 
 _CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _CPU_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -40,7 +40,7 @@ def flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
 
 
-class Operations(Mode):
+class Operations(DispatchMode):
     """Inside of it, operations are counted."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from workbench.planning.dispatch_mode import Mode
+from workbench.planning.dispatch_mode import DispatchMode
 from workbench.planning.flop_counter import flops
 
 
@@ -81,7 +81,7 @@ class Kernel:
         return arguments, named
 
 
-class Kernels(Mode):
+class Kernels(DispatchMode):
     """Inside of it, every call of a kernel is noted."""
 
     def __init__(self) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.planning.dispatch_mode import Mode
+from workbench.planning.dispatch_mode import DispatchMode
 
 
-class LiveBytes(Mode):
+class LiveBytes(DispatchMode):
     """Inside of it, bytes of the storages on the CPU that torch's operations make there, until each is freed.
 
     A storage counts once, whoever looks at it, and a tensor that was there before not at all. So nothing counts twice

@@ -23,7 +23,7 @@ class Account(NamedTuple):
     place: str
 
 
-class Ledger(LiveBytes):
+class MemoryLedger(LiveBytes):
     """Live bytes by what they are for, `activations` unless somebody says otherwise, and by where they were made."""
 
     def __init__(self) -> None:

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.config.distributed_config import DistributedConfig
-from workbench.models.adapter_sizes import Size
+from workbench.models.adapter_sizes import AdapterSize
 from workbench.planning import zero_memory
-from workbench.planning.dry_run import GRADIENTS, MASTERS, OPTIMIZER, WEIGHTS, Rehearsed
+from workbench.planning.dry_run import GRADIENTS, MASTERS, OPTIMIZER, WEIGHTS, DryRun
 from workbench.planning.memory_ledger import ACTIVATIONS
 from workbench.planning.work import StepWork
-from workbench.planning.zero_memory import Contents, Held, Moment
+from workbench.planning.zero_memory import Contents, HeldBytes, Moment
 
 
 @dataclass(frozen=True)
-class Tried:
+class Candidate:
     """One way to carry out a run, and what it would take."""
 
     way: str
@@ -39,13 +39,13 @@ class Plan:
     """How the backbone's weights are stored."""
     checkpointing: bool
     """Whether activations are computed again in the backward pass."""
-    size: Size
+    size: AdapterSize
     steps: int
     tokens_per_device: int
     """In one forward pass at most, padding included."""
     longest: int
     """Tokens of the longest row."""
-    rehearsed: Rehearsed
+    rehearsed: DryRun
     """On one device, that holds everything."""
     work: StepWork
     """What that device computes in a step."""
@@ -60,10 +60,10 @@ class Plan:
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     seconds: float | None = None
     """Of a step."""
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[Candidate, ...] = ()
     """All ways that were compared, this one included."""
 
-    def held(self, moment: Moment) -> Held:
+    def held(self, moment: Moment) -> HeldBytes:
         """What is held of the model's state."""
         passes = self.rehearsed.micro_batches
         return zero_memory.states(self.contents, self.distributed, devices=self.devices, moment=moment, passes=passes)
@@ -118,7 +118,7 @@ class Plan:
         return ", ".join(f"{name} to {place}" for name, place in places.items() if place != "none") or "none"
 
     @property
-    def timeline(self) -> dict[Moment, Held]:
+    def timeline(self) -> dict[Moment, HeldBytes]:
         """What lives where in each part of a step, activations at their most."""
         found = {moment: self.held(moment) for moment in zero_memory.MOMENTS}
         most = self.rehearsed.at_peak.get(ACTIVATIONS, 0)

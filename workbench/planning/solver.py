@@ -24,7 +24,7 @@ from workbench.config.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
 from workbench.planning import traffic
 from workbench.planning.memory_ledger import ACTIVATIONS
-from workbench.planning.plan import Plan, Tried
+from workbench.planning.plan import Candidate, Plan
 from workbench.runs import units
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import layout_checks
@@ -41,7 +41,7 @@ SHORTER = (0.75, 0.5, 0.25, 0.125)
 
 
 @dataclass(frozen=True)
-class Choice:
+class SolverChoice:
     """What was decided."""
 
     config: RunConfig
@@ -50,14 +50,14 @@ class Choice:
     cure: str | None = None
     """Where nothing fits, the smallest change after which something would."""
 
-    def require(self) -> Choice:
+    def require(self) -> SolverChoice:
         """Itself; raises ConfigError where nothing fits."""
         if self.cure is not None:
             raise ConfigError(self.cure)
         return self
 
 
-def choose(config: RunConfig, rehearse: Rehearse, timing: Timing) -> Choice:
+def choose(config: RunConfig, rehearse: Rehearse, timing: Timing) -> SolverChoice:
     """The fastest way that fits, or the one that takes least and what would have to change.
 
     Raises:
@@ -91,7 +91,7 @@ class _Way(NamedTuple):
     rehearsed: bool
 
 
-def _best(config: RunConfig, rehearse: Rehearse, timing: Timing) -> Choice:
+def _best(config: RunConfig, rehearse: Rehearse, timing: Timing) -> SolverChoice:
     tried: list[_Way] = []
     for weights in _formats(config):
         solver = _Solver(_with(config, "model", weights=weights), rehearse, timing)
@@ -110,17 +110,17 @@ def _best(config: RunConfig, rehearse: Rehearse, timing: Timing) -> Choice:
     return _chosen(best, tried)
 
 
-def _chosen(way: _Way, tried: list[_Way]) -> Choice:
+def _chosen(way: _Way, tried: list[_Way]) -> SolverChoice:
     told = tuple(_told(each.plan) for each in tried)
-    return Choice(way.config, replace(way.plan, tried=told))
+    return SolverChoice(way.config, replace(way.plan, tried=told))
 
 
-def _told(plan: Plan) -> Tried:
+def _told(plan: Plan) -> Candidate:
     words = [plan.weights, "checkpointing"] if plan.checkpointing else [plan.weights]
     if plan.distributed.zero != 0:
         words.append(f"zero={plan.distributed.zero}")
     words += [f"{plan.offload}"] if plan.offload != "none" else []
-    return Tried(", ".join(words), plan.tokens_per_device, plan.needed, plan.fits, plan.seconds or 0.0)
+    return Candidate(", ".join(words), plan.tokens_per_device, plan.needed, plan.fits, plan.seconds or 0.0)
 
 
 class _Solver:
@@ -294,7 +294,7 @@ def _with_layout(config: RunConfig, layout: DistributedConfig) -> RunConfig:
     return config.model_copy(update={"distributed": layout})
 
 
-def _cure(config: RunConfig, least: Choice, rehearse: Rehearse, timing: Timing) -> str:
+def _cure(config: RunConfig, least: SolverChoice, rehearse: Rehearse, timing: Timing) -> str:
     """What to write, or how much more memory there must be."""
     plan = least.plan
     missing = plan.needed - plan.memory
@@ -308,7 +308,7 @@ def _cure(config: RunConfig, least: Choice, rehearse: Rehearse, timing: Timing) 
     return f"{said}\n  No setting alone helps: take a smaller model.id, or devices with that much more memory."
 
 
-def _changes(config: RunConfig, least: Choice, rehearse: Rehearse) -> Iterator[tuple[str, RunConfig]]:
+def _changes(config: RunConfig, least: SolverChoice, rehearse: Rehearse) -> Iterator[tuple[str, RunConfig]]:
     """Single changes, those that lose least first."""
     if config.batch.tokens_per_device != "auto":
         yield "batch.tokens_per_device=auto", _with(config, "batch", tokens_per_device="auto")

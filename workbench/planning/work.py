@@ -14,7 +14,7 @@ from workbench.data.batching import Indices, global_batch, micro_batches, steps_
 from workbench.losses.next_token import POSITIONS
 from workbench.planning.compiled import Size, new_shares
 from workbench.planning.kernels import Kernel, Kernels
-from workbench.training.trainer import Fit
+from workbench.training.trainer import Trainer
 
 STRATA = 4
 """Kinds of micro-batches, from small to large, of each of which one is looked at."""
@@ -49,7 +49,7 @@ class StepWork:
     """Whether activations are computed again in the backward pass."""
 
 
-def record(fit: Fit) -> StepWork:
+def record(fit: Trainer) -> StepWork:
     """What an average step of `fit` computes, where tensors are imagined; `fit` is prepared and was rehearsed."""
     fit.model.train()  # it was evaluated last
     cut = _micro_batches(fit)
@@ -79,7 +79,7 @@ def record(fit: Fit) -> StepWork:
     return StepWork(parts, update.calls, recomputes=fit.config.train.checkpointing is True)
 
 
-def _micro_batches(fit: Fit) -> list[list[Indices]]:
+def _micro_batches(fit: Trainer) -> list[list[Indices]]:
     """Those of each step, from the first on."""
     train, size = fit.train, fit.config.batch.size
     per_epoch = steps_per_epoch(len(train), size)
@@ -91,12 +91,12 @@ def _micro_batches(fit: Fit) -> list[list[Indices]]:
     return found
 
 
-def _tokens(fit: Fit, rows: Indices) -> int:
+def _tokens(fit: Trainer, rows: Indices) -> int:
     """With padding."""
     return len(rows) * int(fit.train.lengths[rows].max())
 
 
-def _weight(fit: Fit, rows: Indices) -> float:
+def _weight(fit: Trainer, rows: Indices) -> float:
     """Multiplications of a usual transformer, by its width: each layer's matrices hold 12 width^2 numbers."""
     longest, backbone = float(fit.train.lengths[rows].max()), fit.freezer.backbone
     layers = len(fit.freezer.blocks) * _tokens(fit, rows) * (12 * fit.width + 2 * longest)

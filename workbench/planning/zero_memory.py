@@ -67,7 +67,7 @@ class Contents:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldBytes:
     """Bytes by what they are for."""
 
     device: dict[str, int] = field(default_factory=dict)
@@ -93,7 +93,7 @@ def model_states(contents: Contents, *, devices: int, stage: int) -> int:
 
 def states(
     contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment = "backward", passes: int = 1
-) -> Held:
+) -> HeldBytes:
     """Bytes of a model's state, on one of so many devices and outside of it, without activations.
 
     Args:
@@ -126,9 +126,9 @@ def shares(contents: Contents, *, devices: int, stage: int) -> int:
     return 2 * -(-contents.trainable // (2 * devices))
 
 
-def _everything(contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment) -> Held:
+def _everything(contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment) -> HeldBytes:
     """Each device holds all."""
-    held, count = Held(), contents.trainable
+    held, count = HeldBytes(), contents.trainable
     held.put("none", WEIGHTS, contents.weight_bytes)
     held.put("none", MASTERS, 4 * count if contents.mixed else 0)
     held.put("none", OPTIMIZER, contents.optimizer * count)
@@ -139,9 +139,9 @@ def _everything(contents: Contents, how: DistributedConfig, *, devices: int, mom
     return held
 
 
-def _flat(contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment, passes: int) -> Held:
+def _flat(contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment, passes: int) -> HeldBytes:
     """Stages 1 and 2: all weights, those that train in one flat tensor; the rest for a share of it."""
-    held, share, place = Held(), shares(contents, devices=devices, stage=1), how.offload_optimizer
+    held, share, place = HeldBytes(), shares(contents, devices=devices, stage=1), how.offload_optimizer
     held.put("none", WEIGHTS, contents.weight_bytes + contents.element * (share * devices - contents.trainable))
     held.put(place, MASTERS, 4 * share)  # of float32 weights, too
     held.put(place, OPTIMIZER, contents.optimizer * share)
@@ -160,7 +160,7 @@ def _flat(contents: Contents, how: DistributedConfig, *, devices: int, moment: M
 
 
 def _whole_gradients(
-    held: Held, contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment, passes: int
+    held: HeldBytes, contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment, passes: int
 ) -> None:
     """Stage 1 cuts gradients only when all are there."""
     share = shares(contents, devices=devices, stage=1)
@@ -178,7 +178,7 @@ def _whole_gradients(
 
 
 def _own_gradients(
-    held: Held, contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment, passes: int
+    held: HeldBytes, contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment, passes: int
 ) -> None:
     """Stage 2 sends gradients on as they come, a bucket after the other."""
     own = contents.gradient * shares(contents, devices=devices, stage=2)
@@ -194,9 +194,9 @@ def _own_gradients(
         held.put("none", GRADIENTS, own if stay and (passes > 1 or contents.mixed) else 0)
 
 
-def _cut(contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment) -> Held:
+def _cut(contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment) -> HeldBytes:
     """Stage 3: a share of everything, and whole what a layer needs just now."""
-    held, share, place = Held(), shares(contents, devices=devices, stage=3), how.offload_optimizer
+    held, share, place = HeldBytes(), shares(contents, devices=devices, stage=3), how.offload_optimizer
     weights = _weights(contents)
     persistent = sum(count * each for count, each in weights if count <= KEPT_ELEMENTS)
     held.put(how.offload_parameters, WEIGHTS, sum(-(-count // devices) * each for count, each in weights))

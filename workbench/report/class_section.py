@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from sklearn import metrics
 
-from workbench.report.run_record import Record
+from workbench.report.run_record import RunRecord
 from workbench.runs import units
 
 WIDEST = 30
@@ -47,7 +47,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Classified:
+class ClassSection:
     """The part of the page; a part that does not apply is empty."""
 
     classes: list[tuple[str, str, str, str, str]]
@@ -60,7 +60,7 @@ class Classified:
     """Rows that are wrong, the surest first, or numbers that are furthest off."""
 
 
-def classified(run: Record) -> Classified | None:
+def classified(run: RunRecord) -> ClassSection | None:
     """What the page shows; None where the run classified nothing."""
     found = run.labelled
     if "predicted" not in found:
@@ -68,16 +68,16 @@ def classified(run: Record) -> Classified | None:
     names = class_names(found)
     if not names:
         off_N = (found["predicted"] - found["label"]).abs()
-        return Classified([], [], [], _samples(found, off_N, off_N.map(lambda off: f"off by {units.number(off)}")))
+        return ClassSection([], [], [], _samples(found, off_N, off_N.map(lambda off: f"off by {units.number(off)}")))
     several = isinstance(found["label"].iloc[0], (list, np.ndarray))
     true_NC, said_NC = (hot(found[column], names) for column in ("label", "predicted"))
     p_NC = found[[f"p_{name}" for name in names]].to_numpy()
     if several:
         wrong_N = (true_NC != said_NC).any(1)
         sure_N = np.abs(p_NC - true_NC).max(1)
-        return Classified(_table(true_NC, said_NC, names), [], [], _mistakes(found, wrong_N, sure_N))
+        return ClassSection(_table(true_NC, said_NC, names), [], [], _mistakes(found, wrong_N, sure_N))
     counts_CC = true_NC.T.astype(np.int64) @ said_NC.astype(np.int64)
-    return Classified(
+    return ClassSection(
         classes=_table(true_NC, said_NC, names),
         matrix=_matrix(counts_CC, names) if len(names) <= WIDEST else [],
         confused=_confused(counts_CC, names),
@@ -85,13 +85,13 @@ def classified(run: Record) -> Classified | None:
     )
 
 
-def interval(run: Record, when: str) -> str:
+def interval(run: RunRecord, when: str) -> str:
     """The 95 % interval of an accuracy."""
     low, high = (run.scores.get(when, {}).get(f"accuracy_{end}") for end in ("low", "high"))
     return f"{units.number(low)} to {units.number(high)}" if low is not None and high is not None else ""
 
 
-def verdict(run: Record) -> str:
+def verdict(run: RunRecord) -> str:
     """What came of the run, in one sentence made of its numbers."""
     before, after = run.scores["before"], run.scores["after"]
     rows = f"{len(run.predictions):,} held-out rows"

@@ -14,7 +14,7 @@ import numpy as np
 from workbench.report import fact_table, reliability
 from workbench.report.class_section import SCORES
 from workbench.report.plots import COLOURS, Axis, Plot, Series, draw
-from workbench.report.run_record import Record
+from workbench.report.run_record import RunRecord
 from workbench.runs import units
 
 MAIN = {"accuracy": "accuracy", "micro_f1": "micro-F1", "rmse": "root mean squared error"}
@@ -27,7 +27,7 @@ _BOUNDS = ("accuracy_low", "accuracy_high")
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageLine:
     """One line of the table of stages; a number that was not measured is a dash."""
 
     title: str
@@ -43,11 +43,11 @@ class Stage:
     test: tuple[str, str]
     """Loss and main score."""
     seconds: str
-    facts: fact_table.Told
+    facts: fact_table.FactList
 
 
 @dataclass(frozen=True)
-class Folds:
+class FoldTable:
     """The table of folds, and its plot."""
 
     columns: tuple[str, ...]
@@ -58,14 +58,14 @@ class Folds:
 
 
 @dataclass(frozen=True)
-class Crossvalidated:
+class CrossvalSection:
     """The part of the page; a part that is not there yet is empty."""
 
     score: str
     """What the main score is called."""
-    stages: list[Stage]
+    stages: list[StageLine]
     tested: bool
-    folds: Folds | None
+    folds: FoldTable | None
     duplicates: list[tuple[str, str]]
     conflicts: list[str]
     """The places of each cluster whose rows carry different labels, some of them."""
@@ -74,13 +74,13 @@ class Crossvalidated:
     """None for numbers, which are not probabilities."""
 
 
-def crossvalidated(run: Record) -> Crossvalidated | None:
+def crossvalidated(run: RunRecord) -> CrossvalSection | None:
     """What the page shows; None where the run did not cross-validate."""
     if not run.crossvalidates:
         return None
     found, main = run.stages.get("duplicates") or {}, main_score(run)
     conflicts = found.get("conflicts", [])
-    return Crossvalidated(
+    return CrossvalSection(
         score=SCORES[main][0] if main else "Score",
         stages=stages(run),
         tested=any(stage.get("test") for stage in _done(run)),
@@ -92,17 +92,17 @@ def crossvalidated(run: Record) -> Crossvalidated | None:
     )
 
 
-def main_score(run: Record) -> str | None:
+def main_score(run: RunRecord) -> str | None:
     """The name of the score that the run is judged by; None before anything was scored."""
     measured = [run.scores.get("after") or {}, *(stage.get("oof") or {} for stage in _done(run))]
     return next((name for scores in measured for name in MAIN if name in scores), None)
 
 
-def stages(run: Record) -> list[Stage]:
+def stages(run: RunRecord) -> list[StageLine]:
     """The stages that are done, in their order."""
     main = main_score(run) or ""
     return [
-        Stage(
+        StageLine(
             title=_title(stage),
             kept=bool(stage.get("accepted")),
             why=stage.get("why") or "",
@@ -119,7 +119,7 @@ def stages(run: Record) -> list[Stage]:
     ]
 
 
-def verdict(run: Record) -> str:
+def verdict(run: RunRecord) -> str:
     """What came of the run, in one sentence made of its numbers."""
     main = main_score(run)
     if main is None:
@@ -143,7 +143,7 @@ def verdict(run: Record) -> str:
     return f"{said}. Always {guess} gives {units.number(before[main])}."
 
 
-def sentences(run: Record) -> list[tuple[Tone, str]]:
+def sentences(run: RunRecord) -> list[tuple[Tone, str]]:
     """What each stage did, and what the data were like."""
     main = main_score(run) or ""
     said = [_sentence(stage, before, main) for stage, before in _compared(run)]
@@ -158,7 +158,7 @@ def sentences(run: Record) -> list[tuple[Tone, str]]:
     return said
 
 
-def progress(run: Record) -> str:
+def progress(run: RunRecord) -> str:
     """How far a run came that has no scores, to stand behind a sentence."""
     # stages.json comes at the end; the manifest notes each stage's time when it is done.
     done = [_title(stage) for stage in _done(run)] or [
@@ -183,11 +183,11 @@ def _sentence(stage: Mapping[str, Any], before: Mapping[str, Any], main: str) ->
     return "good" if kept and gain else "plain", f"{_title(stage)}, {'kept' if kept else 'not kept'}{numbers}."
 
 
-def _done(run: Record) -> list[Mapping[str, Any]]:
+def _done(run: RunRecord) -> list[Mapping[str, Any]]:
     return run.stages.get("stages") or []
 
 
-def _compared(run: Record) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+def _compared(run: RunRecord) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """Each stage with the last one that was kept before it; an empty one stands before the first."""
     before: Mapping[str, Any] = {}
     for stage in _done(run):
@@ -232,7 +232,7 @@ def _interval(scores: Mapping[str, float]) -> str:
     return "" if low is None or high is None else f" (95 %: {units.number(low)} to {units.number(high)})"
 
 
-def _count(run: Record) -> str:
+def _count(run: RunRecord) -> str:
     folds = run.stages.get("folds") or []
     repeats, seeds = (len({fold[name] for fold in folds}) for name in ("repeat", "seed"))
     said = f"{len({fold['fold'] for fold in folds})} folds"
@@ -240,14 +240,14 @@ def _count(run: Record) -> str:
     return said + (f", {seeds} seeds" if seeds > 1 else "")
 
 
-def _folds(run: Record) -> Folds | None:
+def _folds(run: RunRecord) -> FoldTable | None:
     folds = run.stages.get("folds") or []
     if not folds:
         return None
     measured = dict.fromkeys(name for fold in folds for name in fold["scores"] if name not in _BOUNDS)
     names = [name for name in ("loss", *SCORES) if name in measured]
     summary = run.stages.get("summary") or {}
-    return Folds(
+    return FoldTable(
         columns=tuple("Loss" if name == "loss" else SCORES[name][0] for name in names),
         rows=[_fold_row(fold, names) for fold in folds],
         summary=_summary(summary, names) if summary else [],
@@ -273,7 +273,7 @@ def _bounds(found: Mapping[str, float]) -> str:
     return f"{units.number(found['low'])} to {units.number(found['high'])}" if "low" in found else units.NOTHING
 
 
-def _fold_plot(run: Record, score: str) -> Plot:
+def _fold_plot(run: RunRecord, score: str) -> Plot:
     """One point for each member: folds side by side, seeds a little apart, repeats in colours."""
     folds = run.stages["folds"]
     places = {name: place for place, name in enumerate(dict.fromkeys(fold["fold"] for fold in folds))}

@@ -10,20 +10,20 @@ import numpy as np
 import pandas as pd
 
 from workbench.report.plots import POINTS, Axis, Floats, Plot, Series, draw, thin
-from workbench.report.run_record import Record, averaged, rounds
+from workbench.report.run_record import RunRecord, averaged, rounds
 from workbench.runs import units
 
 _STEP = Axis("step", "count")
 
 
-def of_run(run: Record) -> list[Plot]:
+def of_run(run: RunRecord) -> list[Plot]:
     """The plots of one run; a plot without data says so by its empty drawing."""
     if run.crossvalidates:
         return [_members(run), _learning_rate(run), _gradient_norm(run), _memory(run), _lengths(run)]
     return [_loss(run), _learning_rate(run), _gradient_norm(run), _speed(run), _memory(run), _lengths(run)]
 
 
-def of_runs(runs: Sequence[Record], names: Sequence[str]) -> list[Plot]:
+def of_runs(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Plot]:
     """The runs' losses over each other: against tokens seen and against time."""
     training, held_out = [], []
     unit = " or ".join(dict.fromkeys(run.unit for run in runs))
@@ -52,7 +52,7 @@ def of_runs(runs: Sequence[Record], names: Sequence[str]) -> list[Plot]:
     ]
 
 
-def _loss(run: Record) -> Plot:
+def _loss(run: RunRecord) -> Plot:
     step, loss = _floats(run.metrics["step"]), _floats(run.metrics["loss"])
     smooth = _smooth(run.metrics["loss"])
     best = run.best_step
@@ -70,7 +70,7 @@ def _loss(run: Record) -> Plot:
     return draw("Loss", series, x=_STEP, y=Axis(run.unit), caption=caption.strip(), ring=best or (), wide=True)
 
 
-def _members(run: Record) -> Plot:
+def _members(run: RunRecord) -> Plot:
     """The loss of each adapter, thin, and the mean of each round."""
     each, means = [], []
     for colour, (name, members) in enumerate(rounds(run.members).items()):
@@ -88,14 +88,14 @@ def _members(run: Record) -> Plot:
     return replace(plot, legend=(*each[:1], *(one for one in plot.legend if one.style != "faint")))
 
 
-def _learning_rate(run: Record) -> Plot:
+def _learning_rate(run: RunRecord) -> Plot:
     rate = run.metrics["learning_rate"]
     series = [Series("learning rate", _floats(run.metrics["step"]), _floats(rate))]
     peak = f"Peak {rate.max():.2g} at step {int(run.metrics['step'][rate.idxmax()]):,}." if rate.notna().any() else ""
     return draw("Learning rate", series, x=_STEP, y=Axis(from_zero=True), caption=peak)
 
 
-def _gradient_norm(run: Record) -> Plot:
+def _gradient_norm(run: RunRecord) -> Plot:
     step, norm = _floats(run.metrics["step"]), run.metrics["grad_norm"]
     series = [Series("each step", step, _floats(norm), "faint"), Series("smoothed", step, _smooth(norm))]
     caption = f"Median {units.number(norm.median())}." if norm.notna().any() else ""
@@ -106,14 +106,14 @@ def _gradient_norm(run: Record) -> Plot:
     return draw("Gradient norm", series, x=_STEP, y=Axis(from_zero=True, marks=marks), caption=caption)
 
 
-def _speed(run: Record) -> Plot:
+def _speed(run: RunRecord) -> Plot:
     step, speed = _floats(run.metrics["step"]), run.metrics["tokens_per_second"]
     series = [Series("each step", step, _floats(speed), "faint"), Series("smoothed", step, _smooth(speed))]
     caption = f"Median {speed.median():,.0f} tokens per second." if speed.notna().any() else ""
     return draw("Throughput", series, x=_STEP, y=Axis("tokens per second", "count", from_zero=True), caption=caption)
 
 
-def _memory(run: Record) -> Plot:
+def _memory(run: RunRecord) -> Plot:
     peak = run.metrics["peak_bytes"]
     where = "GPU" if run.manifest.get("hardware", {}).get("device") == "cuda" else "resident"
     caption = f"At most {units.size(peak.max())} of {where} memory." if peak.notna().any() else ""
@@ -121,7 +121,7 @@ def _memory(run: Record) -> Plot:
     return draw("Peak memory so far", series, x=_STEP, y=Axis(ticks="size", from_zero=True), caption=caption)
 
 
-def _lengths(run: Record) -> Plot:
+def _lengths(run: RunRecord) -> Plot:
     splits: Mapping[str, Any] = run.manifest.get("data", {})
     series, captions = [], []
     for colour, (name, label) in enumerate((("train", "train"), ("held_out", "held-out"))):
@@ -146,7 +146,7 @@ def _lengths(run: Record) -> Plot:
     )
 
 
-def _held_out(run: Record, against: str) -> tuple[Floats, Floats]:
+def _held_out(run: RunRecord, against: str) -> tuple[Floats, Floats]:
     """Held-out loss against a column of the metrics, from the score before training on."""
     at, loss = _floats(run.held_out[against]), _floats(run.held_out["held_out_loss"])
     before = run.scores.get("before", {}).get("loss")

@@ -26,7 +26,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Told:
+class FactList:
     """Facts for a page."""
 
     lines: list[tuple[str, str]]
@@ -34,7 +34,7 @@ class Told:
     tables: list[Table]
 
 
-def told(facts: Mapping[str, Any]) -> Told:
+def told(facts: Mapping[str, Any]) -> FactList:
     """Values as lines, mappings of values as columns of tables; what stands inside something else names both.
 
     A list beside one called `names` that is as long gives one value to each name.
@@ -46,7 +46,7 @@ def told(facts: Mapping[str, Any]) -> Told:
             columns.setdefault(tuple(value), []).append((label, value))
         else:
             lines.append((label, text(value)))
-    return Told(lines, [_table(things, named) for things, named in columns.items()])
+    return FactList(lines, [_table(things, named) for things, named in columns.items()])
 
 
 def text(value: Any) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from workbench.report import class_section, crossval_section
-from workbench.report.run_record import Record
+from workbench.report.run_record import RunRecord
 from workbench.runs import units
 
 
@@ -18,7 +18,7 @@ class Finding:
     text: str
 
 
-def verdict(record: Record) -> str:
+def verdict(record: RunRecord) -> str:
     """What came of the run, in one sentence made of its numbers."""
     loss = record.difference("loss")
     if loss is None:
@@ -37,7 +37,7 @@ def verdict(record: Record) -> str:
     return f"{text}{_answers(record)}."
 
 
-def findings(record: Record) -> list[Finding]:
+def findings(record: RunRecord) -> list[Finding]:
     """What deserves a look before the numbers are believed, most important first."""
     # The steps of a cross-validation are chosen before: what a better one would have been is no advice.
     best_step = None if record.crossvalidates else _best_step(record)
@@ -54,12 +54,12 @@ def findings(record: Record) -> list[Finding]:
     return stages + [finding for finding in found if finding]
 
 
-def _out_of_time(record: Record) -> Finding | None:
+def _out_of_time(record: RunRecord) -> Finding | None:
     cut = record.manifest.get("cut")
     return Finding("warning", cut) if cut else None
 
 
-def _answers(record: Record) -> str:
+def _answers(record: RunRecord) -> str:
     difference = record.difference("f1")
     if difference is None:
         return ""
@@ -69,7 +69,7 @@ def _answers(record: Record) -> str:
     return f"; the answers' F1 {'rose' if difference > 0 else 'fell'} from {before:.2f} to {after:.2f}"
 
 
-def _unfinished(record: Record) -> str:
+def _unfinished(record: RunRecord) -> str:
     steps, total = record.metrics["step"], record.manifest.get("batch", {}).get("steps")
     if steps.empty:
         where = "before its first step"
@@ -94,7 +94,7 @@ def _unfinished(record: Record) -> str:
     return text + "."
 
 
-def _chance(record: Record) -> Finding | None:
+def _chance(record: RunRecord) -> Finding | None:
     difference, chance = record.difference("f1"), record.chance("f1")
     if difference is None or chance is None:
         return None
@@ -105,7 +105,7 @@ def _chance(record: Record) -> Finding | None:
     return Finding("warning", text)
 
 
-def _taught(record: Record) -> Finding | None:
+def _taught(record: RunRecord) -> Finding | None:
     """How a distilled student stands beside its teacher."""
     teacher, student = record.scores.get("teacher"), record.scores.get("after")
     if teacher is None or student is None:
@@ -120,7 +120,7 @@ def _taught(record: Record) -> Finding | None:
     return Finding("plain", text)
 
 
-def _best_step(record: Record) -> Finding | None:
+def _best_step(record: RunRecord) -> Finding | None:
     best = record.best_step
     if not best or len(record.held_out) < 2:
         return None
@@ -145,7 +145,7 @@ def _best_step(record: Record) -> Finding | None:
     return None
 
 
-def _clipping(record: Record) -> Finding | None:
+def _clipping(record: RunRecord) -> Finding | None:
     if record.clipped is None or record.clipped <= 0.5:
         return None
     limit, median = record.config["train"]["max_grad_norm"], record.metrics["grad_norm"].median()
@@ -155,7 +155,7 @@ def _clipping(record: Record) -> Finding | None:
     return Finding("plain", f"{text} (median norm {units.number(median)}).")
 
 
-def _cut(record: Record) -> Finding | None:
+def _cut(record: RunRecord) -> Finding | None:
     data = record.manifest.get("data", {}).get("train") or {}
     if not data.get("rows") or data.get("truncated", 0) / data["rows"] <= 0.05:
         return None
@@ -166,7 +166,7 @@ def _cut(record: Record) -> Finding | None:
     return Finding("warning", text)
 
 
-def _left_out(record: Record) -> Finding | None:
+def _left_out(record: RunRecord) -> Finding | None:
     # Splits of one file share what was left out of it: counting train alone counts every row once.
     skipped = (record.manifest.get("data", {}).get("train") or {}).get("skipped")
     if not skipped:

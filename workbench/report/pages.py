@@ -13,7 +13,7 @@ import jinja2
 import pandas as pd
 
 from workbench.report import class_section, crossval_section, curves, findings, run_record, sweep_section
-from workbench.report.run_record import Record
+from workbench.report.run_record import RunRecord
 from workbench.runs import files, units
 
 SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
@@ -114,7 +114,7 @@ def _end(text: str, length: int) -> str:
     return text if len(text) <= length else "… " + text[-length:].split(maxsplit=1)[-1]
 
 
-def _tiles(run: Record) -> list[tuple[str, str, str]]:
+def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     """The five numbers a person asks for first: label, value, small print."""
     manifest, metrics = run.manifest, run.metrics
     model, hardware = manifest.get("model", {}), manifest.get("hardware", {})
@@ -133,7 +133,7 @@ def _tiles(run: Record) -> list[tuple[str, str, str]]:
     ]
 
 
-def _scores(run: Record) -> list[dict[str, str]]:
+def _scores(run: RunRecord) -> list[dict[str, str]]:
     """Rows of the score table, the known scores first."""
     known = {"loss": (f"Loss, {run.unit}", "low"), **class_section.SCORES} if run.classifies else SCORES
     measured = dict.fromkeys(name for scores in run.scores.values() for name in scores)
@@ -173,12 +173,12 @@ def _samples(predictions: pd.DataFrame) -> list[tuple[str, list[dict[str, Any]]]
     return [(title, group) for title, group in groups if group]
 
 
-def _facts(run: Record) -> list[tuple[str, list[tuple[str, str]]]]:
+def _facts(run: RunRecord) -> list[tuple[str, list[tuple[str, str]]]]:
     """Groups of plain facts as (title, [(label, value)]); a group that the manifest lacks is empty."""
     return [("Model", _model_facts(run)), ("Run", _run_facts(run))]
 
 
-def _model_facts(run: Record) -> list[tuple[str, str]]:
+def _model_facts(run: RunRecord) -> list[tuple[str, str]]:
     model = run.manifest.get("model")
     if not model:
         return []
@@ -194,7 +194,7 @@ def _model_facts(run: Record) -> list[tuple[str, str]]:
     ]
 
 
-def _run_facts(run: Record) -> list[tuple[str, str]]:
+def _run_facts(run: RunRecord) -> list[tuple[str, str]]:
     manifest, batch = run.manifest, run.manifest.get("batch")
     size = run.config.get("batch", {}).get("size", units.NOTHING)
     facts = [("Started", manifest["created"].replace("T", " ")[:19])] if "created" in manifest else []
@@ -218,7 +218,7 @@ def _hardware(hardware: Mapping[str, Any]) -> str:
     return f"{hardware['name']}, {hardware['cores']} cores, {units.size(hardware['memory_bytes'])}"
 
 
-def _data(run: Record) -> list[tuple[str, str, list[str]]]:
+def _data(run: RunRecord) -> list[tuple[str, str, list[str]]]:
     """One row per split: its name, where it came from, its counts."""
     splits = run.manifest.get("data", {})
     titles = {"train": "Train", "held_out": "Held-out", "test": "Test", "unlabelled": "Unlabelled"}
@@ -236,19 +236,19 @@ def _counted(value: int | str | None) -> str:
     return units.NOTHING if value is None else f"{value:,}"
 
 
-def _trained_share(run: Record) -> float | None:
+def _trained_share(run: RunRecord) -> float | None:
     model = run.manifest.get("model", {})
     return model["trainable"] / model["parameters"] if model.get("parameters") else None
 
 
-def _steps(run: Record) -> str:
+def _steps(run: RunRecord) -> str:
     """Steps that were done, as the report counts them."""
     if not run.crossvalidates:
         return f"{len(run.metrics):,} steps"
     return f"{sum(map(len, run.members.values())):,} steps of {len(run.members):,} adapters"
 
 
-def _speed(run: Record) -> float | None:
+def _speed(run: RunRecord) -> float | None:
     """Tokens a second: the median step's, or all of a cross-validation's over its time."""
     if run.crossvalidates:
         return float(run.metrics["tokens"].sum()) / run.elapsed_s if run.elapsed_s else None
@@ -256,17 +256,17 @@ def _speed(run: Record) -> float | None:
     return None if speed.empty else float(speed.median())
 
 
-def _method(run: Record) -> str:
+def _method(run: RunRecord) -> str:
     return str(run.config.get("adapter", {}).get("method", units.NOTHING))
 
 
-def _names(records: Sequence[Record]) -> list[str]:
+def _names(records: Sequence[RunRecord]) -> list[str]:
     """The runs' names; the folder as well where two runs have the same."""
     seen = Counter(one.name for one in records)
     return [one.name if seen[one.name] == 1 else f"{one.name} ({one.folder})" for one in records]
 
 
-def _settings(records: Sequence[Record]) -> list[tuple[str, ...]]:
+def _settings(records: Sequence[RunRecord]) -> list[tuple[str, ...]]:
     flat = [_flatten(one.config) for one in records]
     keys = dict.fromkeys(key for config in flat for key in config)
     rows = [(key, *(config.get(key, units.NOTHING) for config in flat)) for key in keys]
@@ -280,7 +280,7 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _notes(records: Sequence[Record]) -> list[str]:
+def _notes(records: Sequence[RunRecord]) -> list[str]:
     notes = []
     held_out = [_scored_rows(one) for one in records]
     same_rows: tuple[str, ...] = ("source", "rows", "fingerprint", "tokens")
@@ -294,7 +294,7 @@ def _notes(records: Sequence[Record]) -> list[str]:
     return notes
 
 
-def _scored_rows(run: Record) -> Mapping[str, Any]:
+def _scored_rows(run: RunRecord) -> Mapping[str, Any]:
     """Facts of the rows that the held-out scores are of; a cross-validation holds out each training row in turn."""
     return run.manifest.get("data", {}).get("train" if run.crossvalidates else "held_out") or {}
 
@@ -304,15 +304,15 @@ class _Measure:
     """One row of the comparison."""
 
     label: str
-    value: Callable[[Record], Any]
+    value: Callable[[RunRecord], Any]
     format: Callable[[Any], str] = str
     better: Literal["low", "high", None] = None
 
-    def shown(self, run: Record) -> str:
+    def shown(self, run: RunRecord) -> str:
         value = self.value(run)
         return units.NOTHING if value is None else self.format(value)
 
-    def best(self, runs: Sequence[Record]) -> frozenset[int]:
+    def best(self, runs: Sequence[RunRecord]) -> frozenset[int]:
         """Which of the runs that are done are best in this; none where all of them are alike."""
         done = {index: self.value(run) for index, run in enumerate(runs) if run.manifest.get("status") == "done"}
         values = {index: value for index, value in done.items() if value is not None}
@@ -322,7 +322,7 @@ class _Measure:
         return frozenset(index for index, value in values.items() if value == best)
 
 
-def _score(when: str, name: str) -> Callable[[Record], float | None]:
+def _score(when: str, name: str) -> Callable[[RunRecord], float | None]:
     return lambda run: run.scores.get(when, {}).get(name)
 
 

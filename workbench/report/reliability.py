@@ -15,11 +15,11 @@ from scipy import special
 from workbench.evaluation.class_scores import BINS
 from workbench.report.class_section import class_names, hot
 from workbench.report.plots import Axis, Floats, Plot, Series, draw
-from workbench.report.run_record import Record
+from workbench.report.run_record import RunRecord
 from workbench.runs import units
 
 
-def diagram(run: Record) -> Plot | None:
+def diagram(run: RunRecord) -> Plot | None:
     """Confidence against the share that is right; None for numbers, and empty before there are out-of-fold rows.
 
     out_of_fold.parquet holds what is said after all stages, so a temperature that was kept is taken back for the other
@@ -85,6 +85,6 @@ def _reliability(p_NC: Floats, true_NC: NDArray[np.bool_], *, several: bool) -> 
     return bins(p_NC.max(1), true_NC[np.arange(len(p_NC)), p_NC.argmax(1)])
 
 
-def _stage(run: Record) -> Mapping[str, Any]:
+def _stage(run: RunRecord) -> Mapping[str, Any]:
     found = (stage for stage in run.stages.get("stages") or [] if stage.get("name") == "calibration")
     return next(found, {})

@@ -34,7 +34,7 @@ _HIGHEST = ["peak_bytes", "elapsed_s"]
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """What a run directory holds. A part that is not there yet is empty."""
 
     folder: Path
@@ -130,7 +130,7 @@ class Record:
         return found
 
 
-def read(folder: Path) -> Record:
+def read(folder: Path) -> RunRecord:
     """A run directory as it is now, also while the run lives; raises ConfigError where it is none."""
     missing = [name for name in ("config.yaml", "manifest.json") if not (folder / name).is_file()]
     if missing:
@@ -149,13 +149,13 @@ def read(folder: Path) -> Record:
     order = sorted(found, key=lambda member: ("refit" in member.parts, member))
     members = {member.as_posix(): _read(found[member], _metrics) for member in order}
     config = sweep_config.shipped_values(read_yaml(folder / "config.yaml"), folder)
-    return Record(
+    return RunRecord(
         folder=folder,
         name=manifest.get("name") or folder.resolve().name,
         config_text=(folder / "config.yaml").read_text(encoding="utf-8"),
         config=config,
         manifest=manifest,
-        metrics=together(members)
+        metrics=merged_records(members)
         if members and config.get("recipe") == "crossval"
         else _read(folder / "metrics.jsonl", _metrics),
         scores=files.read_json(folder / "scores.json") or before,
@@ -183,7 +183,7 @@ def averaged(metrics: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return mean[list(COLUMNS)]
 
 
-def together(members: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+def merged_records(members: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """The rounds of a cross-validation one after another, each `averaged`."""
     parts: list[pd.DataFrame] = []
     done = {"step": 0.0, "elapsed_s": 0.0}

@@ -12,7 +12,7 @@ import numpy as np
 
 from workbench.config.sweep_config import shown
 from workbench.report.plots import Axis, Floats, Plot, Series, draw
-from workbench.report.run_record import Record
+from workbench.report.run_record import RunRecord
 from workbench.runs import files, units
 
 SEED = "seed"
@@ -51,7 +51,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Swept:
+class SweepTable:
     """A sweep's table, in words."""
 
     columns: tuple[str, ...]
@@ -66,7 +66,7 @@ class Swept:
     """What makes the best less good than it looks."""
 
 
-def read(folder: Path) -> Swept | None:
+def read(folder: Path) -> SweepTable | None:
     """The sweep in a run directory; None where the run is none."""
     table = files.read_json(folder / "sweep.json")
     if not table:
@@ -75,7 +75,7 @@ def read(folder: Path) -> Swept | None:
     keys = [key for key in rows[0]["settings"] if key != SEED]
     best = [number for number, row in enumerate(rows) if row["member"] == table["best"]]
     settings = tuple(_settings(rows, keys, table))
-    return Swept(
+    return SweepTable(
         columns=(*keys, "mean", "spread", "lowest", "members"),
         settings=settings,
         member_columns=(*rows[0]["settings"], "held-out loss", "lowest", "at step", "steps", "time", "status"),
@@ -85,7 +85,7 @@ def read(folder: Path) -> Swept | None:
     )
 
 
-def plots(run: Record) -> list[Plot]:
+def plots(run: RunRecord) -> list[Plot]:
     """Held-out loss against the first swept number, and the curves of all members; none where the run is no sweep."""
     table = files.read_json(run.folder / "sweep.json")
     return [*_dependence(table, run.unit), _curves(table, run)] if table else []
@@ -193,7 +193,7 @@ def _dependence(table: Mapping[str, Any], unit: str) -> list[Plot]:
     return [draw(f"Held-out loss against {number}", series, x=axis, y=Axis(unit), caption=caption, wide=True)]
 
 
-def _curves(table: Mapping[str, Any], run: Record) -> Plot:
+def _curves(table: Mapping[str, Any], run: RunRecord) -> Plot:
     """Held-out loss of every member over its steps; members of one setting share a colour."""
     rows: list[dict[str, Any]] = table["members"]
     keys = [key for key in rows[0]["settings"] if key != SEED]

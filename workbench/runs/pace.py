@@ -13,7 +13,7 @@ FEW, MOST = 5, 15
 """At least so many, and at most; the last FEW also say what a step takes."""
 
 
-class Evaluation(NamedTuple):
+class EvaluationTime(NamedTuple):
     """An evaluation in training: the same work each time."""
 
     at: float
@@ -39,7 +39,7 @@ class Pace:
         self._sums = [(0.0, 0)]
         """Seconds and tokens of all steps before each, and of all."""
         self._before: float | None = state["step_s"] if state else None
-        self._evaluations = [Evaluation(*found) for found in state["evaluations"]] if state else []
+        self._evaluations = [EvaluationTime(*found) for found in state["evaluations"]] if state else []
 
     def stepped(self, at: float, *, seconds: float, tokens: int) -> None:
         """A step of so many tokens ended at a moment."""
@@ -50,7 +50,7 @@ class Pace:
 
     def evaluated(self, at: float, *, seconds: float) -> None:
         """An evaluation was done."""
-        self._evaluations.append(Evaluation(at, seconds))
+        self._evaluations.append(EvaluationTime(at, seconds))
 
     @property
     def usual(self) -> float | None:
@@ -103,7 +103,7 @@ class Pace:
         told = [found._replace(pace=found.pace or self.per_token(found.at)) for found in evaluations]
         return {"step_s": self.usual, "evaluations": told}
 
-    def _beside(self, found: Evaluation) -> float:
+    def _beside(self, found: EvaluationTime) -> float:
         """Seconds a token of the steps around an evaluation."""
         pace = found.pace or self.per_token(found.at)
         assert pace is not None, "a step was done, or nobody asks"

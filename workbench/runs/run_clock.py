@@ -17,7 +17,7 @@ from workbench.config import RunConfig
 from workbench.config.budget_config import BudgetConfig
 from workbench.errors import ConfigError
 from workbench.runs import files
-from workbench.runs.timing import LEAVING, Pause, Plan, Timer
+from workbench.runs.timing import LEAVING, Pause, TimePlan, Timer
 
 BEAT = 0.5
 """Seconds between two notes of what is spent."""
@@ -42,7 +42,7 @@ def start(config: BudgetConfig, file: Path, *, began: float) -> Timer | None:
     return Timer(min(limits), began=began, spent_s=spent, state=state, larger=lambda seconds: _larger(config, seconds))
 
 
-def plan(config: RunConfig, *, held_out: int, test: int, peers: int = 1) -> Plan:
+def plan(config: RunConfig, *, held_out: int, test: int, peers: int = 1) -> TimePlan:
     """What a run does besides training steps.
 
     Args:
@@ -60,7 +60,7 @@ def plan(config: RunConfig, *, held_out: int, test: int, peers: int = 1) -> Plan
         "report": 2 + LEAVING,
     }
     pauses = [Pause("evaluation", config.evaluate.every, evaluations), Pause("checkpoint", config.save.every)]
-    return Plan(after, pauses, tokens=held_out)
+    return TimePlan(after, pauses, tokens=held_out)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ REPORT, LEAST_REPORT = 0.1, 0.8
 """Until a report is measured: its time as a share of what the command took to start, and the least seconds."""
 
 
-class Measured(NamedTuple):
+class MeasuredTime(NamedTuple):
     """What a part of the run took."""
 
     seconds: float
@@ -56,7 +56,7 @@ class Pause(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class TimePlan:
     """What a run does besides training steps, in units of what is measured under the same names."""
 
     after: Mapping[str, float]
@@ -104,13 +104,13 @@ class Timer:
         self._clock = clock
         self._target = limit_s - min(SPARE * limit_s, MOST_SPARE)
         self._larger = larger
-        self._plan: Plan | None = None
+        self._plan: TimePlan | None = None
         guess = max(LEAST_REPORT, REPORT * (clock() - began))
-        self._measured = {"report": Measured(guess, self.spent)}
+        self._measured = {"report": MeasuredTime(guess, self.spent)}
         self._pace = Pace(state)
         if state is not None:
             self.ended = state["ended"]
-            self._measured = {name: Measured(*found) for name, found in state["measured"].items()}
+            self._measured = {name: MeasuredTime(*found) for name, found in state["measured"].items()}
         self._at: float | None = None
         """When the last step ended, or training began."""
         self._paused = 0.0
@@ -125,7 +125,7 @@ class Timer:
         """Time spent so far by all processes."""
         return self._clock() - self.began
 
-    def plan(self, plan: Plan) -> None:
+    def plan(self, plan: TimePlan) -> None:
         """Say what the run will do."""
         self._plan = plan
 
@@ -135,7 +135,7 @@ class Timer:
         began, paused = self.spent, self._paused
         yield
         seconds = self.spent - began
-        self._measured[name] = Measured(seconds / units, began + seconds / 2)
+        self._measured[name] = MeasuredTime(seconds / units, began + seconds / 2)
         if name == "evaluation":
             self._pace.evaluated(self._measured[name].at, seconds=seconds / units)
         self._paused = paused + seconds  # phases inside are part of it
@@ -284,7 +284,7 @@ class Timer:
         return max(rest - pauses, rest / 2) * step / (step + between)
 
     @property
-    def _planned(self) -> Plan:
+    def _planned(self) -> TimePlan:
         assert self._plan is not None, "the recipe has said what it will do"
         return self._plan
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.adapters.method import Companion
+from workbench.adapters.method import TrainHook
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices, global_batch, steps_per_epoch
 from workbench.errors import ResumeError, TrainingError
@@ -21,19 +21,19 @@ from workbench.runs.run_directory import Run
 from workbench.runs.timing import Timer
 from workbench.training import checkpoints
 from workbench.training.checkpoints import Progress
-from workbench.training.freezing.state_eviction import Evicted
+from workbench.training.freezing.state_eviction import EvictedStates
 from workbench.training.limits import limits
-from workbench.training.loss_guard import Diagnosis
+from workbench.training.loss_guard import LossGuard
 from workbench.training.optim import optimizer_states, optimizers, schedules, weight_averaging
-from workbench.training.optim.weight_averaging import Average
-from workbench.training.optimizer_step import Stepper, Whole
+from workbench.training.optim.weight_averaging import WeightAverage
+from workbench.training.optimizer_step import LocalStep, OptimizerStep
 
 PACE_STEPS = 3
 """After so many steps the pace of a run tells roughly how many it will do."""
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainableValues:
     """The values that train, in float32 or wider, and where in the model they belong."""
 
     values: Mapping[str, nn.Parameter]
@@ -46,12 +46,12 @@ class Trained:
     """Names of those that start at random, such as a classification head."""
     refresh: Callable[[], None]
     """Copies the values to where they compute."""
-    stepper: Callable[[torch.optim.Optimizer, Mapping[str, nn.Parameter]], Stepper] = Whole
+    stepper: Callable[[torch.optim.Optimizer, Mapping[str, nn.Parameter]], OptimizerStep] = LocalStep
     """Who takes the steps of their optimizer."""
 
 
 @dataclass(frozen=True)
-class Course:
+class TrainTask:
     """What one adapter learns, and how: everything about its training that is its own."""
 
     train: Examples
@@ -63,14 +63,16 @@ class Course:
     """Ends it in time, where wall clock limits the run."""
 
 
-class Member:
+class AdapterTrainer:
     """An adapter that trains. Its state is a function of its course and of the steps it has done, of nothing else.
 
     Args:
         beside: What else goes on in training, by the name of its file in a checkpoint.
     """
 
-    def __init__(self, course: Course, trained: Trained, *, beside: Mapping[str, Companion] | None = None) -> None:
+    def __init__(
+        self, course: TrainTask, trained: TrainableValues, *, beside: Mapping[str, TrainHook] | None = None
+    ) -> None:
         self.course = course
         self.trainable = trainable = trained.values
         config = course.config
@@ -83,14 +85,14 @@ class Member:
         groups = optimizers.groups(trainable, config, layers=trained.layers, blocks=trained.blocks, fresh=trained.fresh)
         self._optimizer = optimizers.build(groups, config)
         self._stepper = trained.stepper(self._optimizer, trainable)
-        self._evicted = Evicted(course.run.path / "evicted")
+        self._evicted = EvictedStates(course.run.path / "evicted")
         self._rates: Sequence[float] | None = None
         self._frozen: Collection[str] | None = None
         self._average = weight_averaging.average(config.average, trainable)
         self._companions = dict(beside or {})
         if (own := config.adapter.companion(trainable, steps=self._limits.steps)) is not None:
             self._companions["companion"] = own
-        self._diagnosis = Diagnosis(course)
+        self._diagnosis = LossGuard(course)
         self._before = 0.0
         """Share of the run that was done before the last step."""
         self._saved_step: int | None = None
@@ -345,7 +347,7 @@ class Member:
             return self.course.held_out_loss()
 
     @contextmanager
-    def _averaged(self, average: Average) -> Iterator[None]:
+    def _averaged(self, average: WeightAverage) -> Iterator[None]:
         """What computes holds the average inside the block."""
         try:
             with average.applied():

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.training.trainer import Watcher
+from workbench.training.trainer import Callback
 
 
-class Chorus:
+class BankProgress:
     """Tells a watcher of all members as of one run: mean loss, lowest held-out loss, tokens of all together.
 
     Args:
         names: What the members are called, by their names in the bank.
     """
 
-    def __init__(self, watcher: Watcher, names: Mapping[str, str]) -> None:
+    def __init__(self, watcher: Callback, names: Mapping[str, str]) -> None:
         self._watcher = watcher
         self._names = names
         self._round: dict[str, dict[str, Any]] = {}

@@ -17,16 +17,16 @@ from torch import Tensor
 
 from workbench.adapters import bank as banks
 from workbench.adapters.bank import Bank
-from workbench.adapters.bank_layers import Rows
+from workbench.adapters.bank_layers import MemberRows
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, MicroBatch
-from workbench.data.mixed_batches import Part, join, mixed_batches, padded_length
+from workbench.data.mixed_batches import OwnerRows, join, mixed_batches, padded_length
 from workbench.errors import Stopped
-from workbench.training.adapter_trainer import Course, Member
+from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
 from workbench.training.freezing.freezer import Freezer
-from workbench.training.freezing.prefix_cache import Kept, Prefix, Work
-from workbench.training.master_weights import Masters
-from workbench.training.trainer import Watcher, measured, out_of_memory, trained
+from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheManager, PrefixForward
+from workbench.training.master_weights import MasterWeights
+from workbench.training.trainer import Callback, measured, out_of_memory, trained
 
 Predict = Callable[[MicroBatch], Tensor]
 """What the model gives for each label of a micro-batch (N, ...): hidden states in front of a head, or logits."""
@@ -52,7 +52,7 @@ def refusal(config: RunConfig) -> str | None:
     return banks.refusal(config.adapter)
 
 
-class BankFit:
+class BankTrainer:
     """Trains the members of a bank, each as if it trained alone; a member that has ended costs nothing more.
 
     Their rows are computed together, so the last bits of each depend on where the others are. Whenever one saves, all
@@ -71,16 +71,16 @@ class BankFit:
     def __init__(
         self,
         bank: Bank,
-        courses: Sequence[Course],
+        courses: Sequence[TrainTask],
         *,
         freezer: Freezer,
         rows: Sequence[Examples] = (),
-        kept: Kept | None = None,
+        kept: PrefixCache | None = None,
         objectives: Sequence[Objective],
         predict: Predict,
         compute: torch.dtype,
         tokens: int,
-        watcher: Watcher,
+        watcher: Callback,
     ) -> None:
         self.bank, self.model = bank, bank.model
         self.freezer = freezer
@@ -89,19 +89,21 @@ class BankFit:
         self.tokens = tokens
         self.watcher = watcher
         self.device = next(bank.model.parameters()).device
-        self.masters = Masters(bank.model, compute)
+        self.masters = MasterWeights(bank.model, compute)
         every = trained(self.masters, freezer)
         own = {name: bank.parameters_of(name) for name in bank.members}
         self.members = {
-            name: Member(
+            name: AdapterTrainer(
                 course, replace(every, values={key: each for key, each in every.values.items() if key in own[name]})
             )
             for name, course in zip(bank.members, courses, strict=True)
         }
         first = courses[0]
-        self.prefix = Prefix(
+        self.prefix = PrefixCacheManager(
             freezer,
-            Work([*(course.train for course in courses), *rows], passes=partial(_passes, self.members.values())),
+            PrefixForward(
+                [*(course.train for course in courses), *rows], passes=partial(_passes, self.members.values())
+            ),
             first.config,
             compute=compute,
             folder=first.run.path / "trunk",
@@ -143,7 +145,7 @@ class BankFit:
             for sentence in member.resume(at_most=step):
                 self.watcher.say(f"{name}: {sentence}")
 
-    def _step(self, live: dict[str, Member], began: float) -> None:
+    def _step(self, live: dict[str, AdapterTrainer], began: float) -> None:
         """One optimizer step of every live member."""
         started, records = time.monotonic(), {}
         for (name, member), loss in zip(live.items(), self._losses_that_fit(live), strict=True):
@@ -165,7 +167,7 @@ class BankFit:
         if stopping and any(member.live for member in live.values()):
             raise Stopped(f"Stopped after step {max(member.progress.step for member in live.values())}.")
 
-    def _losses_that_fit(self, live: dict[str, Member]) -> list[float]:
+    def _losses_that_fit(self, live: dict[str, AdapterTrainer]) -> list[float]:
         """`_losses`; where memory runs out, the same in smaller micro-batches."""
         while True:
             try:
@@ -180,7 +182,7 @@ class BankFit:
                 for parameter in [*self.bank.model.parameters(), *self.masters]:
                     parameter.grad = None
 
-    def _losses(self, live: dict[str, Member]) -> list[float]:
+    def _losses(self, live: dict[str, AdapterTrainer]) -> list[float]:
         """Gradients, and the mean loss, of each live member over its next batch."""
         members = list(live.values())
         batches = [member.batch() for member in members]
@@ -196,12 +198,12 @@ class BankFit:
         means: list[float] = losses.tolist()
         return means
 
-    def backward(self, live: dict[str, Member], parts: Sequence[Part], scales: Sequence[float]) -> Tensor:
+    def backward(self, live: dict[str, AdapterTrainer], parts: Sequence[OwnerRows], scales: Sequence[float]) -> Tensor:
         """Add the gradients of a micro-batch; returns the scaled loss of each part."""
         names, members = list(live), list(live.values())
         owned = [members[owner].course.train.batch(indices, epoch=members[owner].epoch) for owner, indices in parts]
         batch = join(owned).to(self.device)
-        rows = [Rows(names[owner], len(indices)) for owner, indices in parts]
+        rows = [MemberRows(names[owner], len(indices)) for owner, indices in parts]
         labels = [len(each.labels_N) for each in owned]
         with self.bank.route(rows, length=padded_length(batch)):
             outputs_N, labels_N = self.predict(batch).split(labels), batch.labels_N.split(labels)
@@ -213,7 +215,7 @@ class BankFit:
         return torch.stack([loss.detach() for loss in losses]).double()
 
 
-def _passes(members: Collection[Member]) -> float:
+def _passes(members: Collection[AdapterTrainer]) -> float:
     """How often training computes each row, where all members have about the same rows."""
     drawn = sum((member.passes() or math.inf) * len(member.course.train) for member in members)
     return drawn / max(len(member.course.train) for member in members)

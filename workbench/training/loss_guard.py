@@ -14,13 +14,13 @@ from workbench.errors import TrainingError
 from workbench.training import checkpoints
 
 if TYPE_CHECKING:
-    from workbench.training.adapter_trainer import Course
+    from workbench.training.adapter_trainer import TrainTask
 
 
-class Diagnosis:
+class LossGuard:
     """Looks at the loss and the gradient's norm of each step of a course."""
 
-    def __init__(self, course: Course) -> None:
+    def __init__(self, course: TrainTask) -> None:
         self._course = course
         self._recent: deque[float] = deque(maxlen=20)
 

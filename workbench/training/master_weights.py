@@ -14,7 +14,7 @@ BESIDE = "beside"
 """Before the names of parameters that are no part of the model."""
 
 
-class Masters:
+class MasterWeights:
     """Every trainable parameter in float32, and its copy in `compute` that the model multiplies with.
 
     Where `compute` is no half precision the parameter is its own master. Otherwise the gradient of each backward pass

@@ -15,7 +15,7 @@ Refuse = Callable[[float], TrainingError | None]
 """From the gradients' norm to what is wrong with it."""
 
 
-class Stepper(Protocol):
+class OptimizerStep(Protocol):
     """Holds the values that train and what their optimizer knows."""
 
     def step(self, max_norm: float, refuse: Refuse) -> tuple[float, TrainingError | None]:
@@ -34,7 +34,7 @@ class Stepper(Protocol):
         """Set what trains, and what the optimizer knows, to what `values` and `states` gave."""
 
 
-class Whole:
+class LocalStep:
     """Steps of values that are all here."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, trainable: Mapping[str, nn.Parameter]) -> None:

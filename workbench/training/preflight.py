@@ -18,11 +18,11 @@ from workbench.data.text.tokenized import Splits
 from workbench.errors import ConfigError
 from workbench.models import backbones
 from workbench.training import capacity
-from workbench.training.freezing.layer_map import Layers, stack
+from workbench.training.freezing.layer_map import LayerMap, stack
 from workbench.training.optim import optimizers
 
 
-class Measured(Examples, Protocol):
+class MeasuredExamples(Examples, Protocol):
     """Examples that know how much of them a stack of the model reads at once."""
 
     @property
@@ -46,7 +46,7 @@ def require_runnable(config: RunConfig, data: Splits) -> list[str]:
     return require_backbone(config, splits, tasks.of(config))
 
 
-def require_backbone(config: RunConfig, splits: Sequence[Measured], task: Task) -> list[str]:
+def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task: Task) -> list[str]:
     """Refuse what the backbone, the adapter, the memory budget or a missing package would not allow.
 
     Args:
@@ -92,7 +92,7 @@ def _require_matrices(config: RunConfig, model: PreTrainedModel) -> None:
     """Muon must have something to do, or all of it would silently be AdamW. The model is an adapter's from now on."""
     if config.optimizer.name != "muon":
         return
-    layers = Layers(tuple(stack(model)), frozenset())
+    layers = LayerMap(tuple(stack(model)), frozenset())
     below = config.freeze.never(len(layers.blocks))
     attached = adapters.attach(model.float(), config.adapter, seed=0, below=below)
     trained = [(name, each) for name, each in attached.named_parameters() if each.requires_grad]
@@ -103,7 +103,7 @@ def _require_matrices(config: RunConfig, model: PreTrainedModel) -> None:
         )
 
 
-def _require_tokens(config: RunConfig, train: Measured) -> None:
+def _require_tokens(config: RunConfig, train: MeasuredExamples) -> None:
     """A budget that the first step uses up would take that step at the learning rate of the end."""
     budget, step = config.budget.tokens, round(config.batch.size * float(train.lengths.mean()))
     if budget is not None and budget < step:
@@ -123,7 +123,7 @@ def longest_sequence(hub: PretrainedConfig) -> int | None:
     return max(limit, int(rope["factor"] * rope.get("original_max_position_embeddings", limit)))
 
 
-def _require_positions(config: RunConfig, splits: Sequence[Measured], hub: PretrainedConfig) -> None:
+def _require_positions(config: RunConfig, splits: Sequence[MeasuredExamples], hub: PretrainedConfig) -> None:
     """Beyond its positions a backbone fails, or computes what it never learnt."""
     limit, taken = longest_sequence(hub), config.adapter.extra_positions
     if limit is None:

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from workbench.adapters import anatomy
-from workbench.adapters.method import Companion
+from workbench.adapters.method import TrainHook
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.errors import Stopped, TrainingError
@@ -23,19 +23,19 @@ from workbench.models import backbones, fused_lora
 from workbench.runs.run_directory import Run
 from workbench.runs.timing import Timer, phase
 from workbench.training import capacity
-from workbench.training.adapter_trainer import Course, Member, Trained
+from workbench.training.adapter_trainer import AdapterTrainer, TrainableValues, TrainTask
 from workbench.training.distributed import layout_settings
 from workbench.training.distributed.fsdp import FullySharded
-from workbench.training.distributed.row_shares import deal
+from workbench.training.distributed.row_shares import share_rows
 from workbench.training.distributed.sharding import Sharded, Trainable
-from workbench.training.distributed.zero import Zero
-from workbench.training.freezing.freeze_callbacks import ActivationWatch, GradientWatch
+from workbench.training.distributed.zero import ZeroParameters
+from workbench.training.freezing.freeze_callbacks import ActivationCallback, GradientCallback
 from workbench.training.freezing.freezer import Freezer
-from workbench.training.freezing.prefix_cache import Kept, Prefix, Work
-from workbench.training.master_weights import Masters
+from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheManager, PrefixForward
+from workbench.training.master_weights import MasterWeights
 from workbench.training.optim import noise_scale, sam_lookahead
-from workbench.training.optim.noise_scale import NoiseScale, Parts
-from workbench.training.optimizer_step import Whole
+from workbench.training.optim.noise_scale import GradientParts, NoiseScale
+from workbench.training.optimizer_step import LocalStep
 
 Loss = Callable[[MicroBatch, float], Tensor]
 """Summed loss of a micro-batch times a factor, as a scalar with a graph."""
@@ -45,7 +45,7 @@ LOOKED_AT = 8
 """Rows that a policy watches the model on."""
 
 
-class Supervision(NamedTuple):
+class TrainingSignal(NamedTuple):
     """What a model learns from."""
 
     train: Examples
@@ -55,7 +55,7 @@ class Supervision(NamedTuple):
 
 
 @dataclass
-class Clock:
+class ProgressClock:
     """Share of a run that is done, for a loss that follows a schedule."""
 
     share: float = 0.0
@@ -64,7 +64,7 @@ class Clock:
         return self.share
 
 
-class Watcher(Protocol):
+class Callback(Protocol):
     """Who is told about a run while it goes on."""
 
     def step(self, record: dict[str, Any], *, total: int) -> None:
@@ -78,11 +78,11 @@ class Watcher(Protocol):
 
 
 @dataclass
-class Fit:
+class Trainer:
     """One run of training; `fit` makes it and works it."""
 
     model: nn.Module
-    supervision: Supervision
+    supervision: TrainingSignal
     freezer: Freezer
     """Of that model."""
     width: int
@@ -93,39 +93,39 @@ class Fit:
     config: RunConfig
     compute: torch.dtype
     run: Run
-    watcher: Watcher
-    clock: Clock = field(default_factory=Clock)
+    watcher: Callback
+    clock: ProgressClock = field(default_factory=ProgressClock)
     """Shows the loss how far the run is."""
     timer: Timer | None = None
     """Ends it in time, where wall clock limits it."""
     trying: Callable[[], AbstractContextManager[object]] = nullcontext
     """Inside it, the model may be called with other rows."""
-    kept: Kept | None = None
+    kept: PrefixCache | None = None
     """What frozen blocks gave in other trainings of the same run."""
 
     def __post_init__(self) -> None:
         self.train, self.loss, beside = self.supervision
         self.device = backbones.device()
         self.ranks = self.run.ranks
-        self.masters: Masters | Sharded
+        self.masters: MasterWeights | Sharded
         self.forward: Loss
         if self.config.distributed.sharded:
             self.masters = self._sharded(beside)
             self.forward = self.masters.forward
         else:
-            self.masters = Masters(self.model, self.compute, beside=beside)
+            self.masters = MasterWeights(self.model, self.compute, beside=beside)
             self.forward = self.loss
         self.noise = NoiseScale()
         self.tokens = 0
         """In one forward pass, padding included; known after `prepare`."""
-        self.member = Member(
-            Course(self.train, self._held_out_loss, self.config, self.run, self.timer),
+        self.member = AdapterTrainer(
+            TrainTask(self.train, self._held_out_loss, self.config, self.run, self.timer),
             trained(self.masters, self.freezer),
             beside=self._beside(),
         )
-        self.prefix = Prefix(
+        self.prefix = PrefixCacheManager(
             self.freezer,
-            Work([self.train, *self.held_out], passes=self.member.passes),
+            PrefixForward([self.train, *self.held_out], passes=self.member.passes),
             self.config,
             compute=self.compute,
             folder=self.run.path / "trunk",
@@ -211,7 +211,7 @@ class Fit:
     def _gradients(self, rows: Indices) -> tuple[Tensor, dict[str, float]]:
         """The gradients of a step's rows; their mean loss, and what else was found out about them."""
         optimizer, step = self.config.optimizer, self.member.progress.step
-        parts = Parts(self.masters) if optimizer.noise_scale and step % optimizer.noise_scale == 0 else None
+        parts = GradientParts(self.masters) if optimizer.noise_scale and step % optimizer.noise_scale == 0 else None
         loss = self.backward(rows, parts)
         if optimizer.sam is not None and step % optimizer.sam_every == 0:
             with sam_lookahead.ascended(self.masters, rho=optimizer.sam, refresh=self.masters.refresh):
@@ -224,7 +224,7 @@ class Fit:
             found["frozen_layers"] = self.freezer.plan.trains.count(False)
         return loss, found
 
-    def backward(self, rows: Indices, parts: Parts | None = None) -> Tensor:
+    def backward(self, rows: Indices, parts: GradientParts | None = None) -> Tensor:
         """Add up the gradients of rows, in micro-batches; returns their mean loss.
 
         Args:
@@ -235,7 +235,9 @@ class Fit:
         factor = self.ranks.world if sharded else 1
         loss = torch.zeros((), device=self.device)
         for own in [rows] if parts is None else noise_scale.cut(rows):
-            for indices, counts in deal(own, self.train.lengths, tokens=self.tokens, ranks=self.ranks, in_step=sharded):
+            for indices, counts in share_rows(
+                own, self.train.lengths, tokens=self.tokens, ranks=self.ranks, in_step=sharded
+            ):
                 torch.manual_seed(_dropout_seed(self.config.seed, self.member.progress.step, indices))
                 batch = self.train.batch(indices, epoch=self.member.epoch).to(self.device)
                 part = self.forward(batch, counts / supervised)
@@ -270,16 +272,16 @@ class Fit:
         whole = Trainable(self.model, self.loss, self.config, self.compute, self.ranks, beside)
         if self.config.distributed.engine == "fsdp2":
             return FullySharded(whole)
-        return Zero(whole, sample=self._any_batch)
+        return ZeroParameters(whole, sample=self._any_batch)
 
-    def _beside(self) -> dict[str, Companion]:
+    def _beside(self) -> dict[str, TrainHook]:
         """What goes on in training besides the loss and the optimizer, by the name of its file in a checkpoint."""
-        beside: dict[str, Companion] = {}
+        beside: dict[str, TrainHook] = {}
         observed = self.config.freeze.observes
         if observed == "gradients":
-            beside["freezing"] = GradientWatch(self.freezer, self.masters.named())
+            beside["freezing"] = GradientCallback(self.freezer, self.masters.named())
         elif observed == "activations":
-            beside["freezing"] = ActivationWatch(self.freezer, self._look)
+            beside["freezing"] = ActivationCallback(self.freezer, self._look)
         if self.config.optimizer.noise_scale:
             beside["noise"] = self.noise
         return beside
@@ -349,15 +351,15 @@ class Fit:
         self.accelerator.free_memory()
 
 
-def trained(masters: Masters | Sharded, freezer: Freezer) -> Trained:
+def trained(masters: MasterWeights | Sharded, freezer: Freezer) -> TrainableValues:
     """All that trains in a model."""
-    return Trained(
+    return TrainableValues(
         masters.named(),
         layers=freezer.layers,
         blocks=len(freezer.blocks),
         fresh=freezer.fresh,
         refresh=masters.refresh,
-        stepper=masters.adopt if isinstance(masters, Sharded) else Whole,
+        stepper=masters.adopt if isinstance(masters, Sharded) else LocalStep,
     )
 
 

@@ -16,7 +16,7 @@ from workbench.cli import render
 from workbench.config import ModelConfig, RunConfig
 from workbench.errors import ConfigError
 from workbench.evaluation.agreement import Agreement
-from workbench.models.adapter_sizes import Size, Survey
+from workbench.models.adapter_sizes import AdapterSize, SizeTable
 from workbench.recipes import shipped
 from workbench.recipes.check import check
 from workbench.recipes.merge import Merged
@@ -141,10 +141,14 @@ def test_the_list_of_recipes(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         render.listing("cheese", tmp_path)
 
 
-SURVEY = Survey(
+SURVEY = SizeTable(
     ModelConfig(id="[some]/model"),
     1_000_000,
-    {"lora": Size(1_250_000, 250_000, 1_001_000), "full": Size(1_000_000, 1_000_000, 4_000_100), "prompt": "Take [x]."},
+    {
+        "lora": AdapterSize(1_250_000, 250_000, 1_001_000),
+        "full": AdapterSize(1_000_000, 1_000_000, 4_000_100),
+        "prompt": "Take [x].",
+    },
 )
 
 

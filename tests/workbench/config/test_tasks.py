@@ -36,7 +36,7 @@ from workbench.errors import BackboneError
 from workbench.models import backbones
 from workbench.runs import run_directory
 from workbench.training.freezing import freezer as freezing
-from workbench.training.trainer import Fit, Supervision
+from workbench.training.trainer import Trainer, TrainingSignal
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -167,9 +167,9 @@ def test_a_real_encoder_learns_to_classify(weights: str, tmp_path: Path, request
     assert model.config.id2label == {0: "card_arrival", 1: "exchange_rate", 2: "lost_card"}
     run = run_directory.start(tmp_path / "run", config, resume=False)
     request.addfinalizer(run.close)
-    fit = Fit(
+    fit = Trainer(
         model,
-        Supervision(rows, _loss(model)),
+        TrainingSignal(rows, _loss(model)),
         freezer,
         width=384,
         held_out=[],

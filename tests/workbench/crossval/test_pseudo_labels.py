@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from workbench.config.classes_config import Kind
 from workbench.config.pseudo_label_config import PseudoLabelConfig
 from workbench.crossval import calibration, gains, pseudo_labels
-from workbench.crossval.pseudo_labels import Chosen
+from workbench.crossval.pseudo_labels import PseudoLabels
 from workbench.data.labelled.labels import Floats, Labels
 
 ONE = Labels("one", ("a", "b", "c"))
@@ -31,7 +31,7 @@ def teachers(seed: int, *, number: int = 3, rows: int = 40) -> Floats:
     return grown / grown.sum(2, keepdims=True)
 
 
-def choose(values: Floats, *, kind: Kind = "one", round_number: int = 1, **asked: Any) -> Chosen:
+def choose(values: Floats, *, kind: Kind = "one", round_number: int = 1, **asked: Any) -> PseudoLabels:
     config = PseudoLabelConfig(unlabelled="more.csv", **asked)
     return pseudo_labels.choose(config, Labels(kind, ONE.names), values, labelled_C=LABELLED, round_number=round_number)
 
@@ -262,7 +262,7 @@ class World:
         self.fold_N = np.arange(300) // 3 % 5
         self.hot_NC = np.eye(3, dtype=np.float32)[self.class_N]
 
-    def model(self, train: NDArray[np.bool_], chosen: Chosen | None = None) -> LogisticRegression:
+    def model(self, train: NDArray[np.bool_], chosen: PseudoLabels | None = None) -> LogisticRegression:
         rows, classes, weights = self.rows_ND[train], self.class_N[train], np.ones(train.sum())
         if chosen is not None:
             rows = np.concatenate([rows, self.rows_UD[chosen.rows]])

@@ -11,8 +11,8 @@ import pytest
 from workbench.config import RunConfig
 from workbench.crossval import combining, training_rounds
 from workbench.crossval.fold_adapters import fold_adapters
-from workbench.crossval.pseudo_labels import Chosen
-from workbench.crossval.training_rounds import Said
+from workbench.crossval.pseudo_labels import PseudoLabels
+from workbench.crossval.training_rounds import RoundOutputs
 from workbench.data.folds.row_split import alone, assign
 from workbench.data.labelled.labels import Labels
 
@@ -36,7 +36,7 @@ def case() -> Any:
     return SimpleNamespace(who=who, targets_NC=targets_NC, oof_MNC=oof_MNC, chance=chance)
 
 
-def chosen(case: Any, unlabelled_MUC: Any, targets_NC: Any | None = None) -> list[Chosen]:
+def chosen(case: Any, unlabelled_MUC: Any, targets_NC: Any | None = None) -> list[PseudoLabels]:
     targets_NC = case.targets_NC if targets_NC is None else targets_NC
     config = RunConfig.model_validate(
         {
@@ -52,11 +52,11 @@ def chosen(case: Any, unlabelled_MUC: Any, targets_NC: Any | None = None) -> lis
     data: Any = SimpleNamespace(labels=labels, rows=SimpleNamespace(targets_NC=targets_NC))
     room: Any = SimpleNamespace(config=config)
     return training_rounds.choices(
-        room, data, case.who, known, Said(0, case.oof_MNC, None, unlabelled_MUC), calibrate=True
+        room, data, case.who, known, RoundOutputs(0, case.oof_MNC, None, unlabelled_MUC), calibrate=True
     )
 
 
-def same(one: Chosen, other: Chosen) -> bool:
+def same(one: PseudoLabels, other: PseudoLabels) -> bool:
     return one.rows.tolist() == other.rows.tolist() and np.array_equal(one.targets_nC, other.targets_nC)
 
 

@@ -24,7 +24,7 @@ def settled(**values: Any) -> TtaConfig:
     return TtaConfig.model_validate({"views": ["lower", "upper"], **values})
 
 
-def decided(config: TtaConfig, labels: Labels, values: np.ndarray, targets: np.ndarray, **more: Any) -> tta.Decision:
+def decided(config: TtaConfig, labels: Labels, values: np.ndarray, targets: np.ndarray, **more: Any) -> tta.TtaDecision:
     names = [f"view {number}" for number in range(1, len(values))]
     decision, merged = tta.fit(config, labels, values, targets, FOLD, names=names, **more)
     loss = gains.row_losses(labels, merged, targets).mean()
@@ -114,9 +114,9 @@ def test_fitted_weights_are_judged_on_other_folds() -> None:
     assert fitted.gain.loss_after >= own - 1e-9, "the verdict is no better than what the same rows would say"
 
 
-def _forced(decision: tta.Decision) -> tta.Decision:
+def _forced(decision: tta.TtaDecision) -> tta.TtaDecision:
     facts = decision.facts
-    return tta.Decision.from_facts({**facts, "gain": {**facts["gain"], "accepted": True, "reason": ""}})
+    return tta.TtaDecision.from_facts({**facts, "gain": {**facts["gain"], "accepted": True, "reason": ""}})
 
 
 @pytest.mark.parametrize("labels", [ONE, SEVERAL], ids=lambda labels: labels.kind)
@@ -166,7 +166,7 @@ def test_the_least_gain_and_witnesses_count() -> None:
 def test_a_decision_survives_json(config: TtaConfig) -> None:
     values, targets = said(ONE, [1.0, 0.8, 1.2])
     decision = decided(config, ONE, values, targets)
-    again = tta.Decision.from_facts(json.loads(json.dumps(decision.facts)))
+    again = tta.TtaDecision.from_facts(json.loads(json.dumps(decision.facts)))
     assert again == decision and asdict(again) == asdict(decision)
     assert np.array_equal(tta.apply(again, ONE, values), tta.apply(decision, ONE, values))
 

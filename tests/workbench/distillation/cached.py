@@ -17,11 +17,11 @@ from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch
 from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import form
-from workbench.data.text.tokenized import Tokens
+from workbench.data.text.tokenized import TokenizedSet
 from workbench.distillation import teacher_cache
 from workbench.distillation.teacher_cache import CachedTeacher, Identity
-from workbench.distillation.teacher_signals import Signal, Spoken, Teacher
-from workbench.distillation.teacher_sources import Source
+from workbench.distillation.teacher_signals import Teacher, TeacherLogits, TeacherSignal
+from workbench.distillation.teacher_sources import TeacherSource
 from workbench.models import backbones, output_heads
 
 SMALL = 150
@@ -40,13 +40,13 @@ class Live:
         self.fails_after: int | None = None
 
     @torch.no_grad()
-    def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> Spoken:
+    def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> TeacherLogits:
         if self.fails_after is not None and self.asked >= self.fails_after:
             raise KeyboardInterrupt
         assert batch.rows_B is not None
         self.asked += len(batch.rows_B)
         hidden_ND = self.head.hidden(self.model, batch.inputs).flatten(0, 1)[batch.positions_N]
-        return Spoken([hidden_ND], [self.head.project], [self.head.vocabulary], config, temperature)
+        return TeacherLogits([hidden_ND], [self.head.project], [self.head.vocabulary], config, temperature)
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Desk:
         self.live.asked, self.live.fails_after = 0, None
         self.train = self.read().subset(np.arange(100))
 
-    def read(self, **data: Any) -> Tokens:
+    def read(self, **data: Any) -> TokenizedSet:
         """All rows, read as `data` says."""
         data = {"train": str(self.questions), **data}
         config = RunConfig.model_validate({"recipe": "sft", "model": {"id": self.backbone}, "data": data})
@@ -84,14 +84,14 @@ class Desk:
 
     def wanted(self, config: DistillConfig) -> Identity:
         """The cache that `config` asks for."""
-        source = Source("the stories", ModelConfig(id=self.backbone, weights="float32"))
+        source = TeacherSource("the stories", ModelConfig(id=self.backbone, weights="float32"))
         return teacher_cache.identity(config, source, self.live.tokenizer)
 
-    def write(self, config: DistillConfig, rows: Tokens | None = None, watcher: Watching | None = None) -> None:
+    def write(self, config: DistillConfig, rows: TokenizedSet | None = None, watcher: Watching | None = None) -> None:
         """Make the cache of `train`, or of other rows."""
         write(self.folder, rows or self.train, self.live, config, self.wanted(config), 512, watcher)
 
-    def open(self, config: DistillConfig, rows: Tokens | None = None) -> CachedTeacher:
+    def open(self, config: DistillConfig, rows: TokenizedSet | None = None) -> CachedTeacher:
         """The finished cache."""
         return CachedTeacher(self.folder, rows or self.train, config, self.wanted(config))
 
@@ -102,7 +102,7 @@ class Desk:
 
 def write(
     folder: Path,
-    rows: Tokens,
+    rows: TokenizedSet,
     teacher: Teacher,
     config: DistillConfig,
     wanted: Identity,
@@ -120,12 +120,12 @@ def settings(*, temperature: float = 1.0, loss: str = "forward_kl", **cache: Any
     return DistillConfig.model_validate(values)
 
 
-def batch(rows: Tokens, *indices: int) -> MicroBatch:
+def batch(rows: TokenizedSet, *indices: int) -> MicroBatch:
     """Some rows, padded."""
     return rows.batch(np.asarray(indices))
 
 
-def taught(signal: Signal) -> tuple[float, Tensor]:
+def taught(signal: TeacherSignal) -> tuple[float, Tensor]:
     """Loss of a student with arbitrary logits over 512 tokens, and its gradient."""
     generator = torch.Generator().manual_seed(1)
     logits = (2 * torch.randn(len(signal.tensors[0]), 512, generator=generator)).requires_grad_()

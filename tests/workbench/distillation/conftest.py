@@ -10,11 +10,11 @@ import torch
 
 from tests.workbench.distillation.staged import save, three_rows
 from workbench.data.batching import MicroBatch
-from workbench.distillation.teacher_sources import Source
+from workbench.distillation.teacher_sources import TeacherSource
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Source]:
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TeacherSource]:
     """Adapters over stories260K that have learnt something, as a teacher."""
     return partial(save, tmp_path_factory)
 

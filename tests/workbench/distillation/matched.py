@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from tests.conftest import tiny
 from workbench.config.distill_config import MatchConfig
 from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
-from workbench.distillation.feature_matching import Matching
+from workbench.distillation.feature_matching import FeatureMatching
 
 chance = np.random.default_rng(0)
 ROWS = [chance.integers(3, 64, size) for size in (11, 5, 8, 6)]
@@ -52,7 +52,7 @@ def alone(ids: list[int]) -> MicroBatch:
     return MicroBatch(inputs, torch.tensor([0]), torch.tensor([9]), 0, torch.tensor([len(ids)]))
 
 
-def run(matching: Matching, student: Any, teacher: Any, batch: MicroBatch) -> Tensor:
+def run(matching: FeatureMatching, student: Any, teacher: Any, batch: MicroBatch) -> Tensor:
     """The loss after both models ran."""
     with torch.no_grad(), matching.teacher():
         teacher(**batch.inputs)
@@ -63,7 +63,7 @@ def run(matching: Matching, student: Any, teacher: Any, batch: MicroBatch) -> Te
 
 def compared(terms: Sequence[MatchConfig], student: Any, teacher: Any, batch: MicroBatch) -> Tensor:
     """The loss of terms that compare two models, their projections from seed 0."""
-    return run(Matching(terms, student, teacher, seed=0), student, teacher, batch)
+    return run(FeatureMatching(terms, student, teacher, seed=0), student, teacher, batch)
 
 
 def pair(family: str, head: str = "CausalLM", **settings: Any) -> tuple[PreTrainedModel, PreTrainedModel]:

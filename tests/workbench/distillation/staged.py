@@ -17,7 +17,7 @@ from workbench.config import RunConfig, tasks
 from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.distillation import teachers
-from workbench.distillation.teacher_sources import Source
+from workbench.distillation.teacher_sources import TeacherSource
 from workbench.distillation.teachers import LiveTeacher
 from workbench.models import backbones, output_heads
 from workbench.models.backbones import Backbone
@@ -72,7 +72,7 @@ class Student:
         self.model = moved(attached(self.backbone, config.adapter), seed=seed)
         self.head = output_heads.find(self.model, self.backbone.model)
 
-    def taught_by(self, source: Source) -> LiveTeacher:
+    def taught_by(self, source: TeacherSource) -> LiveTeacher:
         """The teacher beside this student, on its backbone where both fit there."""
         return teachers.load(source, self.config, self.tokenizer, model=self.model, backbone=self.backbone)
 
@@ -111,14 +111,14 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert one["modes"].items() <= other["modes"].items()
 
 
-def save(folders: pytest.TempPathFactory, method: str = "lora", *seeds: int, **settings: Any) -> Source:
+def save(folders: pytest.TempPathFactory, method: str = "lora", *seeds: int, **settings: Any) -> TeacherSource:
     """Adapters over stories260K that have learnt something, one a seed, as a teacher."""
     config, saved = run(method, **settings), []
     for seed in seeds or (1,):
         saved.append(folders.mktemp(method))
         loaded = backbones.load(config.model, None, trainable=False)
         adapters.save(moved(attached(loaded, config.adapter, seed=seed), seed=seed), saved[-1])
-    return Source(method, config.model, tuple(saved))
+    return TeacherSource(method, config.model, tuple(saved))
 
 
 def three_rows() -> MicroBatch:

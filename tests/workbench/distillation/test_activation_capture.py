@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 from tests.conftest import FAMILIES, GROUPED, MINILM, T5_SIZES, tiny
 from workbench.adapters import Lora, attach
 from workbench.distillation import activation_capture
-from workbench.distillation.activation_capture import Catcher, Layers, Spot
+from workbench.distillation.activation_capture import ActivationCatcher, CapturePoint, ComparedLayers
 from workbench.errors import ConfigError
 
 BART = {
@@ -55,16 +55,18 @@ def inputs(model: PreTrainedModel, *, tokens: int = 7) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def catch(model: PreTrainedModel, spots: list[Spot], **arguments: Any) -> tuple[dict[Spot, Tensor], Any]:
+def catch(
+    model: PreTrainedModel, spots: list[CapturePoint], **arguments: Any
+) -> tuple[dict[CapturePoint, Tensor], Any]:
     """What was caught, and what the model said."""
-    catcher = Catcher(model, spots, graph=False)
+    catcher = ActivationCatcher(model, spots, graph=False)
     with catcher.catching():
         said = model(**arguments)
     return catcher.take(), said
 
 
 def require_its_hidden_states(model: PreTrainedModel, arguments: dict[str, Tensor]) -> None:
-    layers = Layers(model)
+    layers = ComparedLayers(model)
     spots = [layers.hidden(layer) for layer in range(layers.count + 1)]
     caught, said = catch(model, spots, **arguments, output_hidden_states=True)
     wanted = said.get("decoder_hidden_states", said.get("hidden_states"))
@@ -95,7 +97,7 @@ def test_hidden_states_of_real_models(stories: str) -> None:
 def test_scores_are_what_the_model_attends_by(name: str) -> None:
     """Their softmax over what a token sees is the attention that the model tells."""
     model = build(name)
-    layers = Layers(model)
+    layers = ComparedLayers(model)
     assert layers.adds_positions()
     for layer in range(1, layers.count + 1):
         found = layers.projections(layer)
@@ -113,11 +115,11 @@ def test_scores_are_what_the_model_attends_by(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in (*FAMILIES, *OTHERS) if name not in UNKNOWN])
 def test_a_lone_token_attends_to_its_value(name: str) -> None:
     model = build(name)
-    layers = Layers(model)
+    layers = ComparedLayers(model)
     found = layers.projections(layers.count)
     assert found is not None
     inside = [path for path, _ in model.named_modules() if path.startswith(layers.blocks[-1])]
-    output = Spot(next(path for path in inside if path.rpartition(".")[2] in OUTPUTS), read=True)
+    output = CapturePoint(next(path for path in inside if path.rpartition(".")[2] in OUTPUTS), read=True)
     caught, _ = catch(model, [*found.spots, output], **inputs(model, tokens=1))
     queries, keys, values = found.of(caught)
     assert (queries.shape[-1], keys.shape[-1], values.shape[-1]) == found.widths
@@ -128,35 +130,35 @@ def test_a_lone_token_attends_to_its_value(name: str) -> None:
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_projections_that_are_not_known(name: str) -> None:
-    assert Layers(build(name)).projections(1) is None
+    assert ComparedLayers(build(name)).projections(1) is None
 
 
 @pytest.mark.parametrize("name", ["Llama", "T5", "MPNet", "DebertaV2", "ModernBert", "Phi3", "Falcon"])
 def test_positions_that_are_no_part_of_the_embeddings(name: str) -> None:
-    assert not Layers(build(name)).adds_positions()
+    assert not ComparedLayers(build(name)).adds_positions()
 
 
 def test_of_an_encoder_decoder_the_decoder_counts() -> None:
-    layers = Layers(build("Bart"))
+    layers = ComparedLayers(build("Bart"))
     assert (layers.count, layers.heads, activation_capture.layers(layers.model.config)) == (3, 4, 3)
-    assert Layers(build("T5")).count == 3
-    found = Layers(build("T5")).projections(1)
+    assert ComparedLayers(build("T5")).count == 3
+    found = ComparedLayers(build("T5")).projections(1)
     assert found is not None and "SelfAttention" in found.spots[0].path
 
 
 def test_layers_that_share_a_block_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"AlbertForMaskedLM has 2 layers in 1 blocks"):
-        Layers(tiny("Albert", head="MaskedLM"))
+        ComparedLayers(tiny("Albert", head="MaskedLM"))
 
 
 def test_an_adapters_part_is_caught(llama: PreTrainedModel) -> None:
     model = attach(llama, Lora(rank=2, targets="attention"), seed=0)
-    found = Layers(llama).projections(2)
+    found = ComparedLayers(llama).projections(2)
     assert found is not None and found.widths == (32, 16, 16)
     adapted = model.get_submodule(f"base_model.model.{found.spots[0].path}")
     adapted.lora_B["default"].weight.data.fill_(0.5)
     with_adapter, _ = catch(llama, list(found.spots), **inputs(llama))
-    read, _ = catch(llama, [Spot(found.spots[0].path, read=True)], **inputs(llama))
+    read, _ = catch(llama, [CapturePoint(found.spots[0].path, read=True)], **inputs(llama))
     (hidden_BLD,) = read.values()
     assert torch.equal(with_adapter[found.spots[0]], adapted(hidden_BLD))
     assert not torch.allclose(with_adapter[found.spots[0]], adapted.base_layer(hidden_BLD))
@@ -167,9 +169,9 @@ def hooks(model: nn.Module) -> int:
 
 
 def test_nothing_is_held_on(llama: PreTrainedModel) -> None:
-    layers = Layers(llama)
+    layers = ComparedLayers(llama)
     spots = [layers.hidden(0), layers.hidden(2)]
-    catcher = Catcher(llama, spots, graph=True)
+    catcher = ActivationCatcher(llama, spots, graph=True)
     before = hooks(llama)
     with catcher.catching():
         assert hooks(llama) == before + 2
@@ -189,8 +191,8 @@ def test_nothing_is_held_on(llama: PreTrainedModel) -> None:
 
 
 def test_of_several_runs_the_mean_is_caught_without_a_graph(llama: PreTrainedModel) -> None:
-    spot = Layers(llama).hidden(2)
-    catcher = Catcher(llama, [spot], graph=False)
+    spot = ComparedLayers(llama).hidden(2)
+    catcher = ActivationCatcher(llama, [spot], graph=False)
     each = [ids_BL[:1], ids_BL[1:]]
     with catcher.catching():
         for row in each:

@@ -13,7 +13,7 @@ from tests.workbench.distillation.cached import settings
 from workbench.config import ModelConfig
 from workbench.distillation import cache_identity
 from workbench.distillation.cache_identity import identity
-from workbench.distillation.teacher_sources import Source
+from workbench.distillation.teacher_sources import TeacherSource
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_a_folders_teacher_is_what_its_files_hold(
 ) -> None:
     def teacher(folder: Path, *adapters: Path, weights: str = "float32") -> str | None:
         model = ModelConfig.model_validate({"id": str(folder), "weights": weights})
-        return identity(settings(), Source(str(folder), model, adapters), tokenizer).teacher
+        return identity(settings(), TeacherSource(str(folder), model, adapters), tokenizer).teacher
 
     same = Path(shutil.copytree(stories, tmp_path / "copy"))
     first, second = (tmp_path / name for name in ("first", "second"))
@@ -52,7 +52,7 @@ def test_a_hubs_teacher_is_its_commit(tokenizer: PreTrainedTokenizerBase, monkey
     def teacher(name: str, commit: str | None, revision: str | None = None) -> str | None:
         hub = SimpleNamespace(_commit_hash=commit)
         monkeypatch.setattr("workbench.models.backbones.hub_config", lambda _: hub)
-        return identity(settings(), Source(name, ModelConfig(id=name, revision=revision)), tokenizer).teacher
+        return identity(settings(), TeacherSource(name, ModelConfig(id=name, revision=revision)), tokenizer).teacher
 
     assert teacher("owner/one", "abc") == teacher("owner/one", "abc", "main")
     found = [teacher("owner/one", "abc"), teacher("owner/one", "abd"), teacher("owner/two", "abc")]
@@ -62,7 +62,7 @@ def test_a_hubs_teacher_is_its_commit(tokenizer: PreTrainedTokenizerBase, monkey
 
 def test_the_starter_is_a_folder(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(cache_identity.backbones, "hub_config")
-    assert identity(settings(), Source("starter", ModelConfig(id="starter")), tokenizer).teacher
+    assert identity(settings(), TeacherSource("starter", ModelConfig(id="starter")), tokenizer).teacher
 
 
 def test_what_is_asked_for(stories: str, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from workbench.config.distill_config import DistillConfig
 from workbench.distillation import cache_packing
-from workbench.distillation.cache_packing import Drawn, Likeliest
+from workbench.distillation.cache_packing import SampledTokens, TopTokens
 from workbench.losses.divergences import forward_kl, log_probs
 
 VOCABULARIES = (300, 65_536, 65_537, 70_000, 262_144)
@@ -108,7 +108,7 @@ def test_draws_estimate_the_divergence_and_its_gradient_without_bias() -> None:
     logits = 2 * torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(1))
     teacher = _said(1, vocabulary)
     packed = cache_packing.pack_draws(teacher.expand(times, -1), _uniform(times, 8))
-    said = Drawn(cache_packing.unpack_draws(packed), vocabulary, temperature)
+    said = SampledTokens(cache_packing.unpack_draws(packed), vocabulary, temperature)
     student = logits.expand(times, -1).clone().requires_grad_()
     estimates = torch.stack(
         [said.loss(student[i : i + 1], *(t[i : i + 1] for t in said.tensors)) for i in range(times)]
@@ -126,8 +126,8 @@ def test_draws_estimate_the_divergence_and_its_gradient_without_bias() -> None:
 def test_a_head_that_is_padded_beyond_the_known_tokens() -> None:
     teacher, k = _said(4, 50), 6
     packed = cache_packing.pack_likeliest(teacher, k=k, dtype="float32")
-    likeliest = Likeliest(cache_packing.unpack_likeliest(packed), 50, DistillConfig(), 1.0)
-    drawn = Drawn(cache_packing.unpack_draws(cache_packing.pack_draws(teacher, _uniform(4, k))), 50, 1.0)
+    likeliest = TopTokens(cache_packing.unpack_likeliest(packed), 50, DistillConfig(), 1.0)
+    drawn = SampledTokens(cache_packing.unpack_draws(cache_packing.pack_draws(teacher, _uniform(4, k))), 50, 1.0)
     logits = _said(4, 64, seed=3)
     for signal in (likeliest, drawn):
         short = signal.loss(logits[:, :50], *signal.tensors)

@@ -21,7 +21,7 @@ from workbench.data.labelled import labelled_data as rows_of
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Floats
 from workbench.distillation import class_distillation, teacher_sources
-from workbench.distillation.class_distillation import Said
+from workbench.distillation.class_distillation import TeacherOutputs
 from workbench.errors import ConfigError, DataError, Stopped
 from workbench.evaluation import row_outputs, target_scores
 from workbench.models import backbones, classifier
@@ -152,10 +152,10 @@ def asked_config(own: dict[str, Any], teacher: Any, *, out_of_fold: bool = False
 
 
 @pytest.fixture
-def ask(tmp_path: Path, sections: Callable[..., dict[str, Any]]) -> Callable[..., tuple[Said, Any]]:
+def ask(tmp_path: Path, sections: Callable[..., dict[str, Any]]) -> Callable[..., tuple[TeacherOutputs, Any]]:
     """What a teacher says, and of which rows, without any training."""
 
-    def said(teacher: Any, *, distill: Any = (), **changed: Any) -> tuple[Said, Any]:
+    def said(teacher: Any, *, distill: Any = (), **changed: Any) -> tuple[TeacherOutputs, Any]:
         config = asked_config(sections(**changed), teacher, **dict(distill))
         base = distill_config.as_plain_run(config)
         tokenizer = backbones.tokenizer(base.model)
@@ -164,7 +164,7 @@ def ask(tmp_path: Path, sections: Callable[..., dict[str, Any]]) -> Callable[...
         extra = distill_classes.prepare(config, base, source, data, tokenizer)
         run = run_directory.start(tmp_path / "run", config, resume=(tmp_path / "run").exists())
         try:
-            return class_distillation.said(config, source, data, extra, run, Quiet()), data
+            return class_distillation.teacher_outputs(config, source, data, extra, run, Quiet()), data
         finally:
             run.close()
 

@@ -31,7 +31,7 @@ from tests.workbench.distillation.matched import (
 )
 from workbench.adapters import Lora, Prefix, Prompt, attach
 from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
-from workbench.distillation.feature_matching import Matching
+from workbench.distillation.feature_matching import FeatureMatching
 
 # The equations, written a second time, row by row.
 
@@ -124,7 +124,7 @@ def test_a_copy_has_nothing_to_learn(what: str) -> None:
 @pytest.mark.parametrize("what", WHATS)
 def test_gradients_reach_student_and_projections_alone(what: str) -> None:
     student, teacher = tiny("OPT"), tiny("OPT", **LARGER, word_embed_proj_dim=48)
-    matching = Matching([term(what, layers={1: 2})], student, teacher, seed=0)
+    matching = FeatureMatching([term(what, layers={1: 2})], student, teacher, seed=0)
     assert len(list(matching.parameters())) == (2 if what.startswith("hidden") else 0)
     run(matching, student, teacher, text(range(4))).backward()
     assert all(parameter.grad is None for parameter in teacher.parameters())
@@ -137,7 +137,7 @@ def test_gradients_reach_student_and_projections_alone(what: str) -> None:
 def test_descending_makes_layers_alike() -> None:
     student, teacher = tiny("Llama"), tiny("Llama", **LARGER)
     terms = [term("hidden_mse", layers="uniform"), term("hidden_cosine"), term("relation")]
-    matching = Matching(terms, student, teacher, seed=0)
+    matching = FeatureMatching(terms, student, teacher, seed=0)
     optimizer = torch.optim.Adam([*student.parameters(), *matching.parameters()], lr=1e-2)
     losses = []
     for _ in range(30):
@@ -181,7 +181,7 @@ def test_neither_padding_nor_micro_batches_matter(
     family: str, head: str, settings: dict[str, Any], batch: Collate, whats: list[str]
 ) -> None:
     student, teacher = pair(family, head, **settings)
-    matching = Matching([term(what, layers="uniform") for what in whats], student, teacher, seed=0)
+    matching = FeatureMatching([term(what, layers="uniform") for what in whats], student, teacher, seed=0)
     together = run(matching, student, teacher, batch([0, 1, 2, 3]))
     for groups in ([[0, 1], [2, 3]], [[0, 3], [1], [2]]):
         parts = [run(matching, student, teacher, batch(group)) for group in groups]
@@ -193,7 +193,7 @@ def test_a_row_weighs_what_its_labels_weigh() -> None:
     student, teacher = pair("Llama")
     whole = text([0, 1])
     heavy = MicroBatch(whole.inputs, whole.positions_N.repeat(2), whole.labels_N.repeat(2), 0, whole.lengths_B)
-    matching = Matching([term("hidden_mse")], student, teacher, seed=0)
+    matching = FeatureMatching([term("hidden_mse")], student, teacher, seed=0)
     losses = [run(matching, student, teacher, batch) for batch in (whole, heavy)]
     torch.testing.assert_close(losses[1], 2 * losses[0])
 
@@ -203,7 +203,9 @@ def test_seed_alone_decides_the_projections() -> None:
     terms = [term("hidden_mse", layers="uniform")]
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    one, again, other = (dict(Matching(terms, student, teacher, seed=seed).named_parameters()) for seed in (3, 3, 4))
+    one, again, other = (
+        dict(FeatureMatching(terms, student, teacher, seed=seed).named_parameters()) for seed in (3, 3, 4)
+    )
     assert torch.equal(torch.get_rng_state(), state)
     assert len(one) == 6 and all(parameter.dtype == torch.float32 for parameter in one.values())
     assert all(torch.equal(one[name], again[name]) and not torch.equal(one[name], other[name]) for name in one)
@@ -218,7 +220,7 @@ def test_half_precision() -> None:
     wanted = compared(terms, student.float(), teacher.float(), text(range(4)))
     torch.testing.assert_close(loss, wanted, rtol=0.1, atol=0)
     wider = tiny("Llama", **LARGER)
-    matching = Matching(terms, student, wider, seed=0).bfloat16()
+    matching = FeatureMatching(terms, student, wider, seed=0).bfloat16()
     assert run(matching, student, wider, text(range(4))).dtype == torch.float32
 
 
@@ -229,7 +231,7 @@ def test_adapter_and_teacher_over_one_backbone() -> None:
     backbone = tiny("Llama").requires_grad_(False)
     model = attach(backbone, Lora(rank=2, targets=("q_proj", "k_proj", "v_proj")), seed=0)
     terms = [term("hidden_mse", layers="uniform"), term("relation")]
-    matching = Matching(terms, backbone, backbone, seed=0)
+    matching = FeatureMatching(terms, backbone, backbone, seed=0)
     batch = text(range(4))
 
     def loss() -> Tensor:
@@ -256,10 +258,12 @@ def test_virtual_tokens_are_not_compared(method: Any) -> None:
     backbone = tiny("Llama").requires_grad_(False)
     model = attach(backbone, method, seed=0)
     teacher = tiny("Llama")
-    matching = Matching([term("hidden_mse", layers={0: 0}), term("relation", layers={1: 1})], backbone, teacher, seed=0)
+    matching = FeatureMatching(
+        [term("hidden_mse", layers={0: 0}), term("relation", layers={1: 1})], backbone, teacher, seed=0
+    )
     # What enters the first layer, and what it makes queries, keys and values of, is the same with them.
     assert run(matching, model, teacher, text(range(4))).detach().abs() < 1e-6
-    deeper = Matching([term("hidden_mse")], backbone, teacher, seed=0)
+    deeper = FeatureMatching([term("hidden_mse")], backbone, teacher, seed=0)
     loss = run(deeper, model, teacher, text(range(4)))
     loss.backward()
     assert loss > 0 and all(p.grad is not None for p in model.parameters() if p.requires_grad)

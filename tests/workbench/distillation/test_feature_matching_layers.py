@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import tiny
 from tests.workbench.distillation.matched import LARGER, term
 from workbench.config.distill_config import MatchConfig
-from workbench.distillation.feature_matching import Matching, require_layers
+from workbench.distillation.feature_matching import FeatureMatching, require_layers
 from workbench.errors import ConfigError
 
 
@@ -27,7 +27,7 @@ from workbench.errors import ConfigError
 @pytest.mark.parametrize("what", ["hidden_mse", "relation"])
 def test_which_layers_meet(layers: Any, sizes: tuple[int, int], wanted: dict[int, int], what: str) -> None:
     ends = [tiny("Llama", num_hidden_layers=size) for size in sizes]
-    matching = Matching([term(what, layers=layers)], *ends, seed=0)
+    matching = FeatureMatching([term(what, layers=layers)], *ends, seed=0)
     name = "model.layers.{}" + ("" if what == "hidden_mse" else ".self_attn.q_proj")
     if layers == "uniform" and what == "hidden_mse":
         (own, *_), *rest = [(pair.student[0], pair.teacher[0]) for pair in matching.pairs]
@@ -53,7 +53,7 @@ def test_layers_that_are_not_there(settings: dict[str, Any], message: str) -> No
     terms = [term("hidden_mse"), MatchConfig.model_validate(settings)]
     for refuse in (
         lambda: require_layers(terms, student.config, teacher.config),
-        lambda: Matching(terms, student, teacher, seed=0),
+        lambda: FeatureMatching(terms, student, teacher, seed=0),
     ):
         with pytest.raises(ConfigError, match=message):
             refuse()
@@ -82,4 +82,4 @@ def test_layers_that_are_not_there(settings: dict[str, Any], message: str) -> No
 def test_what_cannot_be_compared(settings: dict[str, Any], student: Any, teacher: Any, message: str) -> None:
     ends = [tiny(name, **own) for name, own in (student, teacher)]
     with pytest.raises(ConfigError, match=message):
-        Matching([MatchConfig.model_validate(settings)], *ends, seed=0)
+        FeatureMatching([MatchConfig.model_validate(settings)], *ends, seed=0)

@@ -21,9 +21,9 @@ from workbench.config.distill_config import OnPolicyConfig
 from workbench.data.batching import Indices
 from workbench.data.text import tokenized
 from workbench.data.text.chat import Template
-from workbench.data.text.tokenized import Tokens
+from workbench.data.text.tokenized import TokenizedSet
 from workbench.distillation import on_policy
-from workbench.distillation.on_policy import OnPolicy, Writer, require_able, require_room, writer
+from workbench.distillation.on_policy import AnswerWriter, OnPolicy, require_able, require_room, writer
 from workbench.errors import ConfigError
 from workbench.losses.next_token import NO_LABEL
 
@@ -46,11 +46,11 @@ def model(stories: str) -> PreTrainedModel:
 
 
 @pytest.fixture
-def rows(questions: Path, tokenizer: PreTrainedTokenizerBase) -> Tokens:
+def rows(questions: Path, tokenizer: PreTrainedTokenizerBase) -> TokenizedSet:
     return _read(questions, tokenizer)
 
 
-def _read(path: Path, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> Tokens:
+def _read(path: Path, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> TokenizedSet:
     config = DataConfig.model_validate({"train": str(path), **settings})
     return tokenized.read(str(path), config, tokenizer, Template(tokenizer))
 
@@ -75,11 +75,11 @@ class Scribe:
         return [np.arange(3, 3 + seed % (self.longest + 1)) for seed in seeds]
 
 
-def _on_policy(train: Tokens, write: Writer, seed: int = 0, **settings: Any) -> OnPolicy:
+def _on_policy(train: TokenizedSet, write: AnswerWriter, seed: int = 0, **settings: Any) -> OnPolicy:
     return OnPolicy(train, write, OnPolicyConfig(**settings), seed=seed, stop=STOPS)
 
 
-def test_no_share_is_the_plain_set(rows: Tokens) -> None:
+def test_no_share_is_the_plain_set(rows: TokenizedSet) -> None:
     def never(*_: Any, **__: Any) -> list[Indices]:
         raise AssertionError
 
@@ -95,7 +95,7 @@ def test_no_share_is_the_plain_set(rows: Tokens) -> None:
     assert found.place(3) == rows.place(3)
 
 
-def test_a_share_of_the_rows_is_written_and_each_row_is_what_was_drawn_for_it(rows: Tokens) -> None:
+def test_a_share_of_the_rows_is_written_and_each_row_is_what_was_drawn_for_it(rows: TokenizedSet) -> None:
     scribe = Scribe(9)
     found, draws = _on_policy(rows, scribe, share=0.4, max_new_tokens=9), np.random.default_rng(0).permutation(120)
     found.drawn(draws, epoch=2)
@@ -122,7 +122,7 @@ def test_a_share_of_the_rows_is_written_and_each_row_is_what_was_drawn_for_it(ro
     assert 10 <= written <= 27 and 36 <= len(scribe.asked[0]) <= 60
 
 
-def test_an_empty_answer_leaves_a_row_its_labels(rows: Tokens) -> None:
+def test_an_empty_answer_leaves_a_row_its_labels(rows: TokenizedSet) -> None:
     found, draws = _on_policy(rows, Scribe(0), share=1.0), np.arange(9)
     found.drawn(draws, epoch=0)
     assert torch.equal(found.batch(draws).labels_N, rows.batch(draws).labels_N)
@@ -130,7 +130,7 @@ def test_an_empty_answer_leaves_a_row_its_labels(rows: Tokens) -> None:
     assert np.array_equal(found.supervised, rows.supervised)
 
 
-def test_which_rows_and_their_dice_depend_on_nothing_but_seed_epoch_and_row(rows: Tokens) -> None:
+def test_which_rows_and_their_dice_depend_on_nothing_but_seed_epoch_and_row(rows: TokenizedSet) -> None:
     def lengths(draws: Indices, epoch: int, seed: int = 0) -> list[int]:
         found = _on_policy(rows, Scribe(50), seed, share=0.5, max_new_tokens=50)
         return [int(found.lengths[row]) for row in np.sort(found.drawn(draws, epoch=epoch))]
@@ -141,7 +141,7 @@ def test_which_rows_and_their_dice_depend_on_nothing_but_seed_epoch_and_row(rows
     assert lengths(np.arange(120), 1) != whole != lengths(np.arange(120), 0, seed=1)
 
 
-def test_a_step_is_written_once_however_often_it_is_asked_for(rows: Tokens) -> None:
+def test_a_step_is_written_once_however_often_it_is_asked_for(rows: TokenizedSet) -> None:
     scribe = Scribe()
     found, draws = _on_policy(rows, scribe, share=1.0), np.arange(6)
     found.drawn(draws, epoch=0)
@@ -154,7 +154,7 @@ def test_a_step_is_written_once_however_often_it_is_asked_for(rows: Tokens) -> N
     assert [len(asked) for asked in scribe.asked] == [6, 6, 5]
 
 
-def test_lengths_bound_what_comes_and_a_trial_is_as_long(rows: Tokens) -> None:
+def test_lengths_bound_what_comes_and_a_trial_is_as_long(rows: TokenizedSet) -> None:
     found = _on_policy(rows, Scribe(12), share=0.7, max_new_tokens=12)
     bound, everything = found.lengths.copy(), np.arange(120)
     starts = np.asarray([int(rows[row].supervised.argmax()) for row in everything])
@@ -283,7 +283,9 @@ def test_memory_bounds_what_is_written_at_once(
         ({"share": 1.0, "max_new_tokens": 200}, ["max_new_tokens=200", "above batch.tokens_per_device=128"]),
     ],
 )
-def test_too_long_an_answer_is_refused(settings: dict[str, Any], words: list[str], rows: Tokens, stories: str) -> None:
+def test_too_long_an_answer_is_refused(
+    settings: dict[str, Any], words: list[str], rows: TokenizedSet, stories: str
+) -> None:
     hub = AutoConfig.from_pretrained(stories)
     with pytest.raises(ConfigError) as refused:
         require_room(_config(stories, **settings), rows, hub)

@@ -14,7 +14,7 @@ from workbench import adapters
 from workbench.config.distill_config import BACKBONE, TeacherConfig
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.distillation import teacher_sources, teachers
-from workbench.distillation.teacher_sources import Source
+from workbench.distillation.teacher_sources import TeacherSource
 from workbench.models import backbones, output_heads
 
 # Stock PEFT uses what transformers calls deprecated.
@@ -36,7 +36,7 @@ def test_the_bare_backbone_under_an_adapter_teaches_it(method: str, batch: Micro
 
 @pytest.mark.parametrize("method", sorted(SWITCHED))
 def test_an_adapter_beside_the_students_is_what_it_is_alone(
-    method: str, saved: Callable[..., Source], batch: MicroBatch
+    method: str, saved: Callable[..., TeacherSource], batch: MicroBatch
 ) -> None:
     source, student = saved(method), Student(run(method))
     alone = adapters.load(backbones.load(source.model, None).model, source.adapters[0])
@@ -53,7 +53,7 @@ def test_an_adapter_beside_the_students_is_what_it_is_alone(
 @pytest.mark.parametrize("kind", [BACKBONE, "adapter"])
 @pytest.mark.parametrize("method", ["lora", "prefix"])
 def test_whatever_fails_while_it_speaks_the_student_is_back(
-    method: str, kind: str, saved: Callable[..., Source], batch: MicroBatch
+    method: str, kind: str, saved: Callable[..., TeacherSource], batch: MicroBatch
 ) -> None:
     student = Student(run(method))
     student.model.train()
@@ -80,14 +80,14 @@ def test_a_student_with_new_tokens_sits_on_the_backbone_that_teaches_it(batch: M
     grown = copy.deepcopy(loaded.model)
     model = moved(adapters.attach(loaded.model, config.adapter, seed=0, new_token_ids=[512, 513]), seed=0)
     head = output_heads.find(model, loaded.model)
-    found = teachers.load(Source("same", config.model), config, tokenizer, model=model, backbone=loaded)
+    found = teachers.load(TeacherSource("same", config.model), config, tokenizer, model=model, backbone=loaded)
     read = collate([Row(np.asarray([3, 512, 5, 513, 9, 512]), np.ones(6, dtype=bool))])
     assert found.shared
     torch.testing.assert_close(said(found, read), log_probs(grown, read))
     assert len(head.trainable()) == 1, "the rows train again"
 
 
-def test_switching_leaves_no_hook_behind(saved: Callable[..., Source], batch: MicroBatch) -> None:
+def test_switching_leaves_no_hook_behind(saved: Callable[..., TeacherSource], batch: MicroBatch) -> None:
     student = Student(run())
     teacher = student.taught_by(saved("lora"))
     for _ in range(2):

@@ -14,9 +14,9 @@ from workbench.config import RunConfig
 from workbench.config.classes_config import ClassesConfig, Kind
 from workbench.config.distill_config import DistillConfig
 from workbench.data.labelled.labelled_data import Labelled
-from workbench.data.labelled.records import Record
-from workbench.data.labelled.text_fields import Written
-from workbench.data.rows import Row
+from workbench.data.labelled.records import LabelledRecord
+from workbench.data.labelled.text_fields import FieldTokens
+from workbench.data.rows import RawRow
 from workbench.distillation.soft_labels import examples, soft_criterion, taught
 from workbench.losses.criterion import Objective, criterion
 
@@ -122,8 +122,8 @@ def test_settings_follow_the_run() -> None:
 
 def rows(classes: list[int], *, name: str = "rows") -> Labelled:
     return Labelled(
-        records=tuple(Record(Row(f"{name} {n}"), ("",), None) for n in range(len(classes))),
-        written=tuple(Written(np.arange(2, 5 + n % 4), False) for n in range(len(classes))),
+        records=tuple(LabelledRecord(RawRow(f"{name} {n}"), ("",), None) for n in range(len(classes))),
+        written=tuple(FieldTokens(np.arange(2, 5 + n % 4), False) for n in range(len(classes))),
         targets_NC=np.asarray([[float(each == c) for c in range(C)] for each in classes], dtype=np.float32),
         supervised=np.ones(len(classes)),
         source=name,

@@ -14,8 +14,8 @@ from tests.workbench.distillation.staged import Student, run
 from workbench.config.distill_config import BACKBONE, DistillConfig, TeacherConfig
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.distillation import student_loss, teacher_sources
-from workbench.distillation.student_loss import mixed, taught_loss
-from workbench.distillation.teacher_signals import Spoken
+from workbench.distillation.student_loss import distillation_loss, mixed
+from workbench.distillation.teacher_signals import TeacherLogits
 from workbench.losses.next_token import NO_LABEL
 from workbench.models import fused_lora
 from workbench.planning.live_bytes import LiveBytes
@@ -34,7 +34,7 @@ def test_labels_and_teacher_have_their_shares(alpha: float) -> None:
     """(1 - alpha) CE + alpha T^2 KL, of which a position without a label has the second part alone."""
     logits, hidden, head = _normal(N, V, seed=0).requires_grad_(), _normal(N, D, seed=1), _normal(D, V, seed=2)
     labels = torch.tensor([3, NO_LABEL, 0, 5, 1, NO_LABEL])
-    said = Spoken([hidden], [lambda states: states @ head], [V], DistillConfig(loss="forward_kl"), T)
+    said = TeacherLogits([hidden], [lambda states: states @ head], [V], DistillConfig(loss="forward_kl"), T)
     found = mixed(said, alpha)(logits, labels, hidden)
     p, q = (hidden @ head / T).softmax(-1), (logits / T).softmax(-1)
     taught = T**2 * (p * (p / q).log()).sum()
@@ -73,5 +73,5 @@ def test_a_teacher_on_the_same_backbone_takes_no_more_memory_than_labels_alone(
     monkeypatch.setattr(student_loss, "CPU_ARRAYS", getattr(student_loss, factor))
     config = DistillConfig.model_validate({"loss": divergence, "alpha": 0.8})
     alone = _peak(student, next_token_loss(student.model, student.head), batch)
-    taught = _peak(student, taught_loss(config, student.model, student.head, teacher, None, lambda: 0.0), batch)
+    taught = _peak(student, distillation_loss(config, student.model, student.head, teacher, None, lambda: 0.0), batch)
     assert taught <= 1.03 * alone

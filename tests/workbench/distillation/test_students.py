@@ -24,7 +24,7 @@ from workbench.config.distill_config import TeacherConfig
 from workbench.config.tasks import Task
 from workbench.data.starter import FOLDER
 from workbench.distillation import students, teacher_sources
-from workbench.distillation.teacher_sources import Source
+from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError
 from workbench.models import backbones, classifier, exported
 from workbench.runs import run_directory
@@ -63,12 +63,12 @@ def _config(model: str, *, of: str = "sft", teacher: str = "starter", seed: int 
     return RunConfig.model_validate(sections)
 
 
-def _made(folder: Path, config: RunConfig, source: Source | None = None, *, weights: bool = True) -> Path:
+def _made(folder: Path, config: RunConfig, source: TeacherSource | None = None, *, weights: bool = True) -> Path:
     students.make(config, source, folder, weights=weights)
     return folder
 
 
-def _source(run: Path) -> Source:
+def _source(run: Path) -> TeacherSource:
     return teacher_sources.find(TeacherConfig(id=str(run)), ModelConfig(id="teacher"))
 
 

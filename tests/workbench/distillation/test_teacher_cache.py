@@ -14,7 +14,7 @@ from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch
 from workbench.distillation import teacher_cache
 from workbench.distillation.teacher_cache import CachedTeacher, Identity
-from workbench.distillation.teacher_signals import Spoken
+from workbench.distillation.teacher_signals import TeacherLogits
 from workbench.errors import ConfigError
 from workbench.losses.divergences import log_probs
 
@@ -93,9 +93,9 @@ def test_bytes_of_a_token_at_the_largest_vocabulary(desk: Desk) -> None:
     weight_VD = torch.randn(vocabulary, 4, generator=generator)
 
     class Large:
-        def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> Spoken:
+        def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> TeacherLogits:
             hidden_ND = torch.randn(len(batch.labels_N), 4, generator=generator)
-            return Spoken([hidden_ND], [lambda hidden: hidden @ weight_VD.T], [vocabulary], config, temperature)
+            return TeacherLogits([hidden_ND], [lambda hidden: hidden @ weight_VD.T], [vocabulary], config, temperature)
 
     rows, config = desk.train.subset(np.arange(20, 40)), settings(k=64, dtype="float16")
     wanted = Identity("a", "b", "1.0", "64", "float16", "likeliest")

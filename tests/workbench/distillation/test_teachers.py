@@ -22,10 +22,10 @@ from workbench.data import starter
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import form
-from workbench.data.text.tokenized import Tokens
+from workbench.data.text.tokenized import TokenizedSet
 from workbench.distillation import teacher_sources, teachers
-from workbench.distillation.student_loss import taught_loss
-from workbench.distillation.teacher_sources import Source
+from workbench.distillation.student_loss import distillation_loss
+from workbench.distillation.teacher_sources import TeacherSource
 from workbench.distillation.teachers import LiveTeacher
 from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones, exported, fused_lora, output_heads
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:Futu
 
 @pytest.mark.parametrize("method", ["lora", "pissa", "prompt"])
 def test_the_teacher_is_not_saved_with_the_student(
-    method: str, saved: Callable[..., Source], batch: MicroBatch, tmp_path: Path
+    method: str, saved: Callable[..., TeacherSource], batch: MicroBatch, tmp_path: Path
 ) -> None:
     student = Student(run(method))
     adapters.save(student.model, tmp_path / "before")
@@ -52,7 +52,7 @@ def test_the_teacher_is_not_saved_with_the_student(
 
 def _steps(student: Student, teacher: LiveTeacher, batch: MicroBatch, config: DistillConfig) -> list[Tensor]:
     """The trained values after three steps, fused and with dropout as in a run."""
-    loss = taught_loss(config, student.model, student.head, teacher, None, lambda: 0.5)
+    loss = distillation_loss(config, student.model, student.head, teacher, None, lambda: 0.5)
     student.model.train()
     fused_lora.fuse(student.model)
     optimizer = torch.optim.AdamW(student.trained().values(), lr=1e-2)
@@ -69,7 +69,7 @@ def _steps(student: Student, teacher: LiveTeacher, batch: MicroBatch, config: Di
     [("lora", "adapter"), ("linear-probe", "adapter"), ("linear-probe", BACKBONE), ("prompt", "adapter")],
 )
 def test_a_shared_teacher_teaches_what_a_second_copy_does(
-    method: str, kind: str, saved: Callable[..., Source], batch: MicroBatch
+    method: str, kind: str, saved: Callable[..., TeacherSource], batch: MicroBatch
 ) -> None:
     config = run(method)
     bare = kind == BACKBONE
@@ -88,7 +88,7 @@ def test_a_shared_teacher_teaches_what_a_second_copy_does(
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_several_are_the_mean_of_their_probabilities(
-    alone: bool, saved: Callable[..., Source], batch: MicroBatch
+    alone: bool, saved: Callable[..., TeacherSource], batch: MicroBatch
 ) -> None:
     both, student = saved("lora", 1, 2), Student(run())
     load = (lambda source: teachers.alone(source, student.config, student.tokenizer)) if alone else student.taught_by
@@ -106,7 +106,7 @@ def _bytes(*models: nn.Module) -> int:
     return sum(storages.values())
 
 
-def test_no_second_copy_of_the_weights(saved: Callable[..., Source], batch: MicroBatch) -> None:
+def test_no_second_copy_of_the_weights(saved: Callable[..., TeacherSource], batch: MicroBatch) -> None:
     """Nothing but the teacher's own adapter is added; a teacher that cannot stand there brings a backbone."""
     source, student = saved("lora"), Student(run())
     alone = _bytes(student.model)
@@ -136,7 +136,7 @@ def test_what_does_not_fit_on_one_backbone_gets_its_own(
     teacher: str,
     model: dict[str, Any],
     reason: str,
-    saved: Callable[..., Source],
+    saved: Callable[..., TeacherSource],
     batch: MicroBatch,
 ) -> None:
     student = Student(run(method, model=model))
@@ -161,7 +161,9 @@ def test_what_does_not_fit_on_one_backbone_gets_its_own(
 def test_other_weights_are_another_backbone() -> None:
     student = Student(run(model={"id": "starter"}))
     folder = str(Path(starter.resolve("starter")))
-    assert student.taught_by(Source("folder", ModelConfig(id=folder, **PLAIN))).shared, "the same by another name"
+    assert student.taught_by(TeacherSource("folder", ModelConfig(id=folder, **PLAIN))).shared, (
+        "the same by another name"
+    )
     source = teacher_sources.find(TeacherConfig(id=BACKBONE, weights="bfloat16"), student.config.model)
     found = student.taught_by(source)
     assert found.notes[:2] == [
@@ -170,7 +172,7 @@ def test_other_weights_are_another_backbone() -> None:
     ]
 
 
-def _tokens(config: RunConfig, tokenizer: Any, path: Path) -> Tokens:
+def _tokens(config: RunConfig, tokenizer: Any, path: Path) -> TokenizedSet:
     template = form(config, backbones.hub_config(config.model), tokenizer)
     return tokenized.read(str(path), config.data, tokenizer, template)
 
@@ -208,7 +210,7 @@ def test_a_model_that_a_run_trained_whole_teaches(tmp_path: Path, questions: Pat
     model.save_pretrained(tmp_path / "whole")
     backbones.tokenizer(run().model).save_pretrained(tmp_path / "whole")
     student = Student(run())
-    found = student.taught_by(Source("whole", ModelConfig(id=str(tmp_path / "whole"), **PLAIN)))
+    found = student.taught_by(TeacherSource("whole", ModelConfig(id=str(tmp_path / "whole"), **PLAIN)))
     assert not found.shared and "its model.id is" in found.notes[0]
     rows = _tokens(student.config, student.tokenizer, questions)
     assert found.loss(rows) == pytest.approx(
@@ -249,19 +251,19 @@ def test_an_encoder_teaches(kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(said(teacher, read), log_probs(wanted, read))
 
 
-def _saved_beside(student: Student, kind: str, tmp_path: Path) -> Source:
+def _saved_beside(student: Student, kind: str, tmp_path: Path) -> TeacherSource:
     if kind == BACKBONE:
         return teacher_sources.find(TeacherConfig(id=BACKBONE), student.config.model)
     adapters.save(Student(student.config, seed=4).model, tmp_path / "teacher")
-    return Source("teacher", student.config.model, (tmp_path / "teacher",))
+    return TeacherSource("teacher", student.config.model, (tmp_path / "teacher",))
 
 
-def test_mistakes_are_told(saved: Callable[..., Source], tmp_path: Path) -> None:
+def test_mistakes_are_told(saved: Callable[..., TeacherSource], tmp_path: Path) -> None:
     student = Student(run())
     wide = tiny("Llama", hidden_size=48, num_attention_heads=4, vocab_size=512)
     adapters.save(adapters.attach(wide, student.config.adapter, seed=0), tmp_path / "other")
     with pytest.raises(BackboneError, match="this adapter does not fit the backbone"):
-        student.taught_by(Source("other", student.config.model, (tmp_path / "other",)))
-    mixed = Source("mixed", student.config.model, (*saved("lora").adapters, *saved("ia3").adapters))
+        student.taught_by(TeacherSource("other", student.config.model, (tmp_path / "other",)))
+    mixed = TeacherSource("mixed", student.config.model, (*saved("lora").adapters, *saved("ia3").adapters))
     with pytest.raises(ConfigError, match="different kinds"):
         student.taught_by(mixed)

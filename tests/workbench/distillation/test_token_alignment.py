@@ -20,8 +20,8 @@ from workbench.data import starter
 from workbench.data.batching import Indices
 from workbench.data.text import tokenized
 from workbench.data.text.chat import Template
-from workbench.data.text.tokenized import Tokens
-from workbench.distillation.teachers import Voice
+from workbench.data.text.tokenized import TokenizedSet
+from workbench.distillation.teachers import TeacherModel
 from workbench.distillation.token_alignment import NOWHERE, Alignment, Reader, UniversalTeacher
 from workbench.errors import ConfigError
 from workbench.models import output_heads
@@ -65,12 +65,12 @@ def _written(path: Path, lines: list[str]) -> str:
 
 def _read(
     source: str, tokenizer: PreTrainedTokenizerBase, template: str | None = None, limit: int | None = None, **data: Any
-) -> Tokens:
+) -> TokenizedSet:
     config = DataConfig.model_validate({"train": source, **data})
     return tokenized.read(source, config, tokenizer, Template(tokenizer, template), limit=limit)
 
 
-def _prefixes(rows: Tokens, row: int, tokenizer: PreTrainedTokenizerBase) -> list[str | None]:
+def _prefixes(rows: TokenizedSet, row: int, tokenizer: PreTrainedTokenizerBase) -> list[str | None]:
     """The text before each predicted token of a row with one turn, decoded from the turn's beginning.
 
     None inside of a character, and for white space before the text.
@@ -148,7 +148,7 @@ def test_turns_are_aligned_one_by_one(
     source = _written(tmp_path / "talk.jsonl", [json.dumps({"messages": turns})])
     rows, whole = _read(source, student), _read(source, teacher, TEMPLATE + GENERATION)
 
-    def heard(theirs: Tokens) -> list[list[str]]:
+    def heard(theirs: TokenizedSet) -> list[list[str]]:
         """What follows of a turn where the teacher is aligned, in its tokens."""
         row, numbers = theirs[0], Alignment(rows, theirs, student, teacher).row(0)
         ids = row.input_ids[1:][row.supervised[1:]]
@@ -198,9 +198,9 @@ class Pair:
             output_heads.find(self.teacher, self.teacher),
         )
 
-    def teaches(self, teacher_train: Tokens | None = None) -> UniversalTeacher:
+    def teaches(self, teacher_train: TokenizedSet | None = None) -> UniversalTeacher:
         return UniversalTeacher(
-            Voice(self.teacher, self.teacher_head, nullcontext),
+            TeacherModel(self.teacher, self.teacher_head, nullcontext),
             self.train,
             teacher_train or self.teacher_train,
             *self.tokenizers,
@@ -217,7 +217,7 @@ def pair(source: str, student: PreTrainedTokenizerBase, teacher: PreTrainedToken
     return Pair(source, student, teacher)
 
 
-def _predictions(model: PreTrainedModel, rows: Tokens, row: int) -> Tensor:
+def _predictions(model: PreTrainedModel, rows: TokenizedSet, row: int) -> Tensor:
     """Logits that predict each supervised token of one row, read alone."""
     ids = torch.from_numpy(rows[row].input_ids)[None]
     return model(input_ids=ids).logits[0, :-1][torch.from_numpy(rows[row].supervised[1:])]

@@ -16,7 +16,7 @@ from workbench.config import ModelConfig, RunConfig
 from workbench.config.distill_config import BACKBONE, DistillConfig, TeacherConfig
 from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import form
-from workbench.distillation.teacher_sources import Source, find
+from workbench.distillation.teacher_sources import TeacherSource, find
 from workbench.distillation.vocabulary_checks import require_comparable
 from workbench.errors import ConfigError
 from workbench.models import backbones
@@ -32,7 +32,7 @@ class Student:
     source: str | None = None
     """Its chat template."""
 
-    def compare(self, teacher: Source, **distill: Any) -> None:
+    def compare(self, teacher: TeacherSource, **distill: Any) -> None:
         config, tokenizer = self.config, backbones.tokenizer(self.config.model)
         template = form(config, backbones.hub_config(config.model), tokenizer, template=self.source)
         train = tokenized.read(config.data.train, config.data, tokenizer, template)
@@ -49,7 +49,9 @@ def _config(rows: Path, *, recipe: str = "sft", data: dict[str, Any] | None = No
     return RunConfig.model_validate(sections)
 
 
-def _teacher(folder: Path, *, template: str | None = None, added: tuple[str, ...] = (), swapped: int = 0) -> Source:
+def _teacher(
+    folder: Path, *, template: str | None = None, added: tuple[str, ...] = (), swapped: int = 0
+) -> TeacherSource:
     """The folder of a backbone without weights: nothing may ask for them."""
     tokenizer = AutoTokenizer.from_pretrained(STORIES)
     tokenizer.chat_template = template
@@ -62,7 +64,7 @@ def _teacher(folder: Path, *, template: str | None = None, added: tuple[str, ...
         one, other = (next(token for token, number in vocabulary.items() if number == swapped + n) for n in (0, 1))
         vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
         (folder / "tokenizer.json").write_text(json.dumps(written))
-    return Source("teacher", ModelConfig(id=str(folder)))
+    return TeacherSource("teacher", ModelConfig(id=str(folder)))
 
 
 def test_one_tokenizer_and_no_template_of_its_own(plain: RunConfig, tmp_path: Path) -> None:
@@ -96,7 +98,7 @@ def test_other_tokens_under_the_same_numbers_are_shown(plain: RunConfig, tmp_pat
     swapped = _teacher(tmp_path / "teacher", swapped=400)
     with pytest.raises(ConfigError, match=r"has 512 tokens, the teacher's 512, and token 400 is '(.+)' to the one and"):
         Student(plain).compare(swapped)
-    other = Source("starter", ModelConfig(id="starter"))
+    other = TeacherSource("starter", ModelConfig(id="starter"))
     with pytest.raises(ConfigError, match=r"token \d+ is .* Write distill\.loss=universal"):
         Student(plain).compare(other)
     for teacher in (swapped, other):
@@ -165,18 +167,18 @@ def test_the_template_of_a_run_is_named(trained: Path, questions: Path) -> None:
 def test_masked_text_has_no_template(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": f"Once upon a time {n}"}) + "\n" for n in range(9)))
-    Student(_config(rows, recipe="mlm", id=MINILM)).compare(Source("same", ModelConfig(id=MINILM)), of="mlm")
+    Student(_config(rows, recipe="mlm", id=MINILM)).compare(TeacherSource("same", ModelConfig(id=MINILM)), of="mlm")
 
 
 def test_teachers_of_other_tasks_are_refused(
     plain: RunConfig, encoder_decoder: str, questions: Path, tmp_path: Path
 ) -> None:
-    classifier = Source("runs/a", plain.model, config=plain.model_copy(update={"recipe": "classify"}))
+    classifier = TeacherSource("runs/a", plain.model, config=plain.model_copy(update={"recipe": "classify"}))
     with pytest.raises(
         ConfigError, match=r"runs/a: its run is of recipe=classify, and the student's is distill\.of=sft"
     ):
         Student(plain).compare(classifier)
-    pairs = Source("pairs", ModelConfig(id=encoder_decoder))
+    pairs = TeacherSource("pairs", ModelConfig(id=encoder_decoder))
     with pytest.raises(ConfigError, match=r"pairs: T5Config has a decoder beside its encoder, and the student, LlamaC"):
         Student(plain).compare(pairs)
     with pytest.raises(ConfigError, match=r"LlamaConfig reads and writes in one sequence, and the student, T5Config"):
@@ -185,7 +187,7 @@ def test_teachers_of_other_tasks_are_refused(
 
 
 def test_one_teacher_where_one_is_compared(plain: RunConfig) -> None:
-    both = Source("both", plain.model, (Path("a"), Path("b")))
+    both = TeacherSource("both", plain.model, (Path("a"), Path("b")))
     with pytest.raises(ConfigError, match=r"distill\.match compares with one teacher, and these are 2 adapters"):
         Student(plain).compare(both, match=[{"what": "hidden_mse"}])
     with pytest.raises(ConfigError, match=r"distill\.loss=universal compares with one teacher"):

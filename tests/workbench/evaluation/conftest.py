@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from workbench.data.text.tokenized import Tokens
+from workbench.data.text.tokenized import TokenizedSet
 
 
 @pytest.fixture
-def rows() -> Tokens:
+def rows() -> TokenizedSet:
     """Five rows of unequal length over 64 tokens; the first one carries loss in two stretches."""
     chance = np.random.default_rng(0)
     masks = ["00110011", "0111", "000000111111", "01", "1111"]
@@ -22,4 +22,4 @@ def rows() -> Tokens:
         "source": [0] * len(masks),
         "targets": [mask[1:].count("1") for mask in masks],
     }
-    return Tokens(Dataset.from_dict(columns), np.arange(len(masks)), "rows.jsonl", "0" * 64)
+    return TokenizedSet(Dataset.from_dict(columns), np.arange(len(masks)), "rows.jsonl", "0" * 64)

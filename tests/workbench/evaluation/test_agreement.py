@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from workbench.data.text.tokenized import Tokens
+from workbench.data.text.tokenized import TokenizedSet
 from workbench.evaluation import agreement as module
 from workbench.evaluation.agreement import agreement, hidden_states
 from workbench.models import output_heads
@@ -53,7 +53,7 @@ def test_a_model_agrees_with_itself_and_nothing_is_below_zero() -> None:
     assert 0 < nearly.kl < 1e-9 and nearly.top1 == 1.0
 
 
-def test_hidden_states_are_those_in_front_of_supervised_tokens(llama: PreTrainedModel, rows: Tokens) -> None:
+def test_hidden_states_are_those_in_front_of_supervised_tokens(llama: PreTrainedModel, rows: TokenizedSet) -> None:
     head = output_heads.find(llama, llama)
     found = hidden_states(llama, head, rows, rows=3, budget=16)
     wanted = []

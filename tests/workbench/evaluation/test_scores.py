@@ -13,8 +13,8 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import evaluation
-from workbench.data.text.tokenized import Tokens
-from workbench.evaluation import Answer, Likelihood, scores
+from workbench.data.text.tokenized import TokenizedSet
+from workbench.evaluation import GeneratedAnswer, Likelihood, scores
 from workbench.models import output_heads
 
 
@@ -27,7 +27,7 @@ def tokenizer(stories: str) -> PreTrainedTokenizerBase:
 @pytest.mark.parametrize("budget", [1, 20, 4096])
 @torch.no_grad()
 def test_likelihood_is_the_labelled_loss_of_each_row(
-    llama: PreTrainedModel, rows: Tokens, budget: int, monkeypatch: pytest.MonkeyPatch
+    llama: PreTrainedModel, rows: TokenizedSet, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scores, "TOKENS", budget)
     found = evaluation.likelihood(llama, output_heads.find(llama, llama), rows)
@@ -52,7 +52,7 @@ def test_perplexity_of_a_hopeless_model_is_infinite() -> None:
 
 
 def test_answers_ask_for_the_last_turn_of_evenly_spaced_rows(
-    llama: PreTrainedModel, rows: Tokens, tokenizer: PreTrainedTokenizerBase
+    llama: PreTrainedModel, rows: TokenizedSet, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     found = evaluation.answers(llama, rows, tokenizer, count=99, max_new_tokens=3)
     # Rows 2, 4 and 5 carry loss from their second token on or earlier: nothing asks for them.
@@ -85,7 +85,9 @@ def test_completions_in_batches_are_those_of_each_prompt_alone(
     assert evaluation.complete(llama, prompts, tokenizer, stop=[stop], max_new_tokens=8) == found
 
 
-def test_generation_stops_at_eos_and_at_what_ends_a_turn(rows: Tokens, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_generation_stops_at_eos_and_at_what_ends_a_turn(
+    rows: TokenizedSet, tokenizer: PreTrainedTokenizerBase
+) -> None:
     assert evaluation.stop_tokens(tokenizer, rows) == [2]
     end, plain = int(rows[1].input_ids[-1]), int(rows[3].input_ids[-1])
     tokenizer.add_special_tokens({"additional_special_tokens": [str(tokenizer.convert_ids_to_tokens(end))]})
@@ -94,26 +96,26 @@ def test_generation_stops_at_eos_and_at_what_ends_a_turn(rows: Tokens, tokenizer
 
 
 def test_an_end_of_turn_that_was_added_as_a_special_token_stops_generation(
-    rows: Tokens, tokenizer: PreTrainedTokenizerBase
+    rows: TokenizedSet, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """Such tokens are special, but `all_special_ids` does not list them."""
     tokenizer.add_tokens(["<|end|>"], special_tokens=True)
     number = tokenizer.get_vocab()["<|end|>"]
     assert number not in tokenizer.all_special_ids
     table = rows.table.map(lambda row: {"input_ids": [*row["input_ids"][:-1], number]})
-    ended = Tokens(table, rows.rows, rows.source, rows.fingerprint)
+    ended = TokenizedSet(table, rows.rows, rows.source, rows.fingerprint)
     assert evaluation.stop_tokens(tokenizer, ended) == [2, number]
 
 
 def test_summary_rounds_and_leaves_out_what_was_not_measured() -> None:
     found = Likelihood(1 / 3, 0.25, rows=2)
     assert evaluation.summary(found, []) == {"loss": 0.333333, "perplexity": 1.395612, "token_accuracy": 0.25}
-    answers = [Answer("a", "p", "a cat", "cat"), Answer("b", "p", "a dog", "cat")]
+    answers = [GeneratedAnswer("a", "p", "a cat", "cat"), GeneratedAnswer("b", "p", "a dog", "cat")]
     assert evaluation.summary(found, answers)["f1"] == evaluation.summary(found, answers)["rouge_l"] == 0.5
 
 
 def test_predictions_hold_both_answers_and_their_scores(tmp_path: Path) -> None:
-    answers = [Answer("x, row 1", "Who?", "the cat", "cat"), Answer("x, row 2", "What?", "猫", "犬")]
+    answers = [GeneratedAnswer("x, row 1", "Who?", "the cat", "cat"), GeneratedAnswer("x, row 2", "What?", "猫", "犬")]
     evaluation.write_predictions(
         tmp_path / "new" / "predictions.parquet", answers, before={"x, row 2": "猫", "x, row 1": "dog"}
     )
@@ -135,7 +137,7 @@ class Hurry:
         return float(self.questions)
 
 
-def test_as_many_rows_are_scored_as_there_is_time_for(llama: PreTrainedModel, rows: Tokens) -> None:
+def test_as_many_rows_are_scored_as_there_is_time_for(llama: PreTrainedModel, rows: TokenizedSet) -> None:
     head = output_heads.find(llama, llama)
     whole = evaluation.likelihood(llama, head, rows)
     assert whole.rows == len(rows)
@@ -143,7 +145,7 @@ def test_as_many_rows_are_scored_as_there_is_time_for(llama: PreTrainedModel, ro
     assert evaluation.likelihood(llama, head, rows, left=Hurry(2), batch_tokens=1).rows == 1
 
 
-def test_no_answer_is_given_after_its_time(llama: PreTrainedModel, rows: Tokens, tokenizer: Any) -> None:
+def test_no_answer_is_given_after_its_time(llama: PreTrainedModel, rows: TokenizedSet, tokenizer: Any) -> None:
     whole = evaluation.answers(llama, rows, tokenizer, count=99, max_new_tokens=3)
     assert evaluation.answers(llama, rows, tokenizer, count=99, max_new_tokens=3, left=lambda: 60.0) == whole
     assert evaluation.answers(llama, rows, tokenizer, count=99, max_new_tokens=3, left=lambda: 0.0) == []

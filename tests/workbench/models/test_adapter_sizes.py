@@ -18,7 +18,7 @@ from workbench.config import ModelConfig
 from workbench.config.tasks import MASKED, TEXT
 from workbench.errors import BackboneError, ConfigError
 from workbench.models import adapter_sizes, backbones
-from workbench.models.adapter_sizes import Size
+from workbench.models.adapter_sizes import AdapterSize
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -68,7 +68,7 @@ def test_predicted_is_counted_and_saved(family: str, name: str, tmp_path: Path) 
     (tmp_path / "saved").mkdir()
     adapters.save(live, tmp_path / "saved")
     (file,) = (tmp_path / "saved").glob("*.safetensors")
-    assert found == Size(*adapters.count(live), file.stat().st_size)
+    assert found == AdapterSize(*adapters.count(live), file.stat().st_size)
 
 
 def test_gpt3_as_in_the_lora_paper(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_new_tokens_count_as_they_train(stories: str) -> None:
     words = [f"model.id={stories}", "adapter.method=lora"]
     plain, more = (adapter_sizes.survey([*words, *new]) for new in ([], ["model.new_tokens=[<a>, <b>]"]))
     before, after = plain.found["lora"], more.found["lora"]
-    assert isinstance(before, Size) and isinstance(after, Size)
+    assert isinstance(before, AdapterSize) and isinstance(after, AdapterSize)
     assert after.trainable == before.trainable + 2 * 64
     grown = json.loads((Path(stories) / "config.json").read_text())["vocab_size"] + 2 - 512
     assert after.total == before.total + 2 * 64 + grown * 64

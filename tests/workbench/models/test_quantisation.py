@@ -20,7 +20,7 @@ from workbench.config import ModelConfig
 from workbench.config.tasks import classes
 from workbench.errors import BackboneError
 from workbench.models import backbones, quantisation
-from workbench.training.master_weights import Masters
+from workbench.training.master_weights import MasterWeights
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -44,7 +44,7 @@ def logits(model: nn.Module) -> Tensor:
 def gradients(model: PreTrainedModel, compute: torch.dtype = torch.float32) -> tuple[float, Tensor]:
     """Loss and gradient of a fresh LoRA over `model`, after an evaluation as a run has it."""
     attached = adapters.attach(model, Lora(rank=4), seed=0)
-    masters = Masters(attached, compute)
+    masters = MasterWeights(attached, compute)
     logits(attached)
     loss = attached.train()(input_ids=IDS, labels=IDS).loss
     loss.backward()

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from workbench.planning.dispatch_mode import Mode
+from workbench.planning.dispatch_mode import DispatchMode
 
 
-class Names(Mode):
+class Names(DispatchMode):
     """Of what is called."""
 
     def __init__(self) -> None:

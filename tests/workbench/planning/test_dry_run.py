@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from workbench.planning.dry_run import Costs, Trial
+from workbench.planning.dry_run import Costs, MicroBatchTrial
 
 ROWS = np.arange(2)
-LARGEST = Trial(ROWS, later=True, padded=1000, pairs=100_000, supervised=50.0)
+LARGEST = MicroBatchTrial(ROWS, later=True, padded=1000, pairs=100_000, supervised=50.0)
 COSTS = Costs(position=1000, pair=16, gradients=500_000)
 ACTIVATIONS = 1000 * 10_000 + 50 * 1000
 """10,000 bytes a token, of which half are certain."""

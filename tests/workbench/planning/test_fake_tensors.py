@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.conftest import FAMILIES, tiny
-from workbench.planning.fake_tensors import imagine, imagining, unimagined
+from workbench.planning.fake_tensors import fake_tensors, real_tensors, to_fake
 
 CPU = torch.device("cpu")
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -20,14 +20,14 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 
 def _imagined(build: Callable[[], ModelT]) -> ModelT:
     """A model that was never made."""
-    with unimagined(), torch.device("meta"):
+    with real_tensors(), torch.device("meta"):
         model = build()
-    imagine(model, CPU)
+    to_fake(model, CPU)
     return model
 
 
 def test_a_product_with_an_imagined_matrix_is_imagined() -> None:
-    with imagining():
+    with fake_tensors():
         layer = _imagined(lambda: nn.Linear(3, 4))
         output = layer(torch.ones(2, 3))
         assert isinstance(output, FakeTensor) and output.shape == (2, 4) and output.device == CPU
@@ -36,7 +36,7 @@ def test_a_product_with_an_imagined_matrix_is_imagined() -> None:
 
 def test_what_is_computed_from_real_tensors_alone_is_real() -> None:
     mask_BL = torch.tensor([[1, 1, 0], [1, 1, 1]])
-    with imagining():
+    with fake_tensors():
         layer = _imagined(lambda: nn.Linear(3, 4))
         assert not bool((mask_BL == 1).all()) and (mask_BL == 1).sum(-1).tolist() == [2, 3]
         layer(mask_BL.float())
@@ -44,16 +44,16 @@ def test_what_is_computed_from_real_tensors_alone_is_real() -> None:
 
 
 def test_outside_of_it_and_in_between_everything_is_real() -> None:
-    with imagining():
+    with fake_tensors():
         assert isinstance(torch.ones(3), FakeTensor)
-        with unimagined():
+        with real_tensors():
             assert torch.ones(3).tolist() == [1, 1, 1]
     assert torch.ones(3).tolist() == [1, 1, 1]
 
 
 def test_tied_weights_stay_tied() -> None:
     config = tiny("Llama", tie_word_embeddings=True).config
-    with imagining():
+    with fake_tensors():
         model = _imagined(lambda: AutoModelForCausalLM.from_config(config))
         assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
 
@@ -63,7 +63,7 @@ def test_a_family_computes_the_same_shapes_and_kernels(name: str) -> None:
     """The operations are those of the real model, in their order: no family takes another way without numbers."""
     ids_BL = torch.arange(12).view(2, 6)
     real = tiny(name)
-    with imagining():
+    with fake_tensors():
         other = _imagined(lambda: _shapes(name))
         with _Kernels() as imagined_kernels:
             imagined = other(input_ids=ids_BL, use_cache=False).logits

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import tiny
-from workbench.planning.fake_tensors import imagine, imagining, unimagined
+from workbench.planning.fake_tensors import fake_tensors, real_tensors, to_fake
 from workbench.planning.flop_counter import Operations
 from workbench.planning.kernels import Kernel, Kernels, Like
 
@@ -28,10 +28,10 @@ def test_an_imagined_step_calls_the_kernels_of_the_real_one(checkpointing: bool)
         return Counter(found.calls)
 
     real = step(tiny("Llama"))
-    with imagining():
-        with unimagined(), torch.device("meta"):
+    with fake_tensors():
+        with real_tensors(), torch.device("meta"):
             other = AutoModelForCausalLM.from_config(tiny("Llama").config)
-        imagine(other, torch.device("cpu"))
+        to_fake(other, torch.device("cpu"))
         assert step(other) == real
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from workbench.planning.memory_ledger import Ledger
+from workbench.planning.memory_ledger import MemoryLedger
 
 
 def test_every_byte_is_for_something_and_the_peak_is_theirs() -> None:
     before = torch.zeros(100)
     view = before.view(10, 10)
-    with Ledger() as ledger:
+    with MemoryLedger() as ledger:
         ledger.hold([before, view], "weights")
         with ledger.making("optimizer", "somewhere"):
             state = torch.zeros_like(before)
@@ -26,7 +26,7 @@ def test_every_byte_is_for_something_and_the_peak_is_theirs() -> None:
 
 def test_a_tensor_may_turn_out_to_be_a_gradient() -> None:
     weight = torch.ones(50, requires_grad=True)
-    with Ledger() as ledger:
+    with MemoryLedger() as ledger:
         (weight * 2).sum().backward()
         assert weight.grad is not None
         ledger.rename([weight.grad], "gradients")
@@ -42,7 +42,7 @@ def test_a_tensor_may_turn_out_to_be_a_gradient() -> None:
 
 def test_every_byte_was_made_somewhere() -> None:
     first, second = nn.Linear(10, 10), nn.Linear(10, 20)
-    with Ledger() as ledger, ledger.placing({"first": first, "second": second}):
+    with MemoryLedger() as ledger, ledger.placing({"first": first, "second": second}):
         ledger.hold([second.weight], "weights", "second")
         output = second(first(torch.ones(3, 10)) ** 2)
         made = {"head and loss": 3 * 10 * 4 * 2, "first": 3 * 10 * 4, "second": (3 * 20 + 200) * 4}
@@ -53,7 +53,7 @@ def test_every_byte_was_made_somewhere() -> None:
 
 
 def test_a_peak_is_looked_for_from_a_moment_on() -> None:
-    with Ledger() as ledger:
+    with MemoryLedger() as ledger:
         kept = torch.zeros(100)
         large = torch.zeros(1000)
         del large

@@ -12,7 +12,7 @@ from tests.workbench.planning.test_solver import COUNT, Rehearsals
 from workbench.cli import render
 from workbench.config import RunConfig
 from workbench.config.distributed_config import DistributedConfig
-from workbench.planning.plan import Plan, Tried
+from workbench.planning.plan import Candidate, Plan
 
 
 def planned(devices: int = 4, device: str = "accelerator", **settings: Any) -> Plan:
@@ -46,7 +46,7 @@ def test_what_waits_outside_is_the_hosts_and_of_a_cpu_its_own(tmp_path: Any) -> 
 
 
 def test_a_program_reads_everything_and_a_person_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    ways = (Tried("float32", 100, 50 * COUNT, False, 1.0), Tried("float32, zero=3", 100, 7 * COUNT, True, 2.0))
+    ways = (Candidate("float32", 100, 50 * COUNT, False, 1.0), Candidate("float32, zero=3", 100, 7 * COUNT, True, 2.0))
     plan = replace(planned(zero=3, offload_optimizer="cpu", offload_parameters="cpu"), seconds=2.0, tried=ways)
     render.plan_json(plan)
     facts = json.loads(capsys.readouterr().out)

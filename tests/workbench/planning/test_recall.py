@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from workbench.planning.fake_tensors import imagining
+from workbench.planning.fake_tensors import fake_tensors
 
 OPERATIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "product": lambda x, y: x @ y,
@@ -33,7 +33,7 @@ def test_the_same_again(name: str) -> None:
     operation = OPERATIONS[name]
     with FakeTensorMode():
         wanted = _described(operation)
-    with imagining():
+    with fake_tensors():
         assert [_described(operation) for _ in range(3)] == [wanted] * 3
 
 
@@ -52,14 +52,14 @@ def _described(operation: Callable[[Tensor, Tensor], Any]) -> list[Any]:
 
 
 def test_modules_are_copied() -> None:
-    with imagining():
+    with fake_tensors():
         for _ in range(2):
             assert deepcopy(nn.LayerNorm(5)).weight.shape == (5,)
 
 
 def test_gradients_are_those_of_the_first_time() -> None:
     found = []
-    with imagining():
+    with fake_tensors():
         for _ in range(2):
             weight = torch.empty(5, 3, requires_grad=True)
             (torch.empty(7, 5) @ weight).relu().sum().backward()

@@ -9,11 +9,11 @@ import pytest
 
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
-from workbench.models.adapter_sizes import Size
+from workbench.models.adapter_sizes import AdapterSize
 from workbench.planning import solver
-from workbench.planning.dry_run import Rehearsed
+from workbench.planning.dry_run import DryRun
 from workbench.planning.plan import Plan
-from workbench.planning.solver import Choice
+from workbench.planning.solver import SolverChoice
 from workbench.planning.work import StepWork
 from workbench.planning.zero_memory import Contents
 
@@ -45,11 +45,11 @@ class Rehearsals:
             device=self._device,
             weights=config.model.weights,
             checkpointing=checkpointing,
-            size=Size(COUNT, COUNT, 4 * COUNT),
+            size=AdapterSize(COUNT, COUNT, 4 * COUNT),
             steps=10,
             tokens_per_device=tokens,
             longest=length,
-            rehearsed=Rehearsed(
+            rehearsed=DryRun(
                 at_peak={"weights": weights, **rest, "activations": activations},
                 evaluation=weights + 8 * COUNT + 1000,
                 micro_batches=-(-rows * length // tokens),
@@ -77,7 +77,7 @@ def choose(
     floor: int = 0,
     timing: Callable[[Plan], float] = timing,
     **sections: Any,
-) -> tuple[Choice, Rehearsals]:
+) -> tuple[SolverChoice, Rehearsals]:
     rehearsals = Rehearsals(memory, devices=devices, device=device, floor=floor)
     values = {"recipe": "sft", "data": {"train": "rows.jsonl"}, "batch": {"size": ROWS}, **sections}
     return solver.choose(RunConfig.model_validate(values), rehearsals, timing), rehearsals

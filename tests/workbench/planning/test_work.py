@@ -11,7 +11,7 @@ from workbench.planning import work
 from workbench.planning.work import StepWork, record, strata
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
-from workbench.training.trainer import Fit
+from workbench.training.trainer import Trainer
 
 
 def test_strata_hold_everything_once_and_about_as_much() -> None:
@@ -27,7 +27,7 @@ def test_a_few_micro_batches_stand_for_all(monkeypatch: pytest.MonkeyPatch, stor
     """The operations of an average step are known from four of its micro-batches as from every one."""
     works: list[StepWork] = []
 
-    def recorded(fit: Fit) -> StepWork:
+    def recorded(fit: Trainer) -> StepWork:
         for count in (4, 1000):
             monkeypatch.setattr(work, "STRATA", count)
             works.append(record(fit))

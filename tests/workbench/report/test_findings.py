@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from workbench.report.findings import findings, verdict
-from workbench.report.run_record import COLUMNS, Record
+from workbench.report.run_record import COLUMNS, RunRecord
 
 
 def record(
@@ -19,10 +19,10 @@ def record(
     metrics: dict[str, list[float]] | None = None,
     scores: dict[str, dict[str, float]] | None = None,
     predictions: dict[str, list[float]] | None = None,
-) -> Record:
+) -> RunRecord:
     steps = len(next(iter((metrics or {"step": []}).values())))
     columns = {"step": range(1, steps + 1), "loss": [4.0] * steps} | (metrics or {})
-    return Record(
+    return RunRecord(
         folder=Path("run"),
         name="run",
         config_text="",
@@ -34,7 +34,7 @@ def record(
     )
 
 
-def said(one: Record) -> str:
+def said(one: RunRecord) -> str:
     return " ".join(f"[{finding.tone}] {finding.text}" for finding in findings(one))
 
 

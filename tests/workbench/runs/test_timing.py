@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from workbench.errors import ConfigError
 from workbench.evaluation.timely import in_time
-from workbench.runs.timing import Pause, Plan, Timer, phase
+from workbench.runs.timing import Pause, TimePlan, Timer, phase
 from workbench.training.optim.schedules import due
 
 TOKENS = 1000
@@ -58,9 +58,9 @@ class Job:
     """That scoring and answers are cut into."""
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> TimePlan:
         after = {"scoring": 1.0, "answers": 1.0, "load": 1.0, "report": 2.5, "checkpoint": 2.0, "evaluation": 1.0}
-        return Plan(after, [Pause("evaluation", self.every), Pause("checkpoint", 0.25)], tokens=4 * TOKENS)
+        return TimePlan(after, [Pause("evaluation", self.every), Pause("checkpoint", 0.25)], tokens=4 * TOKENS)
 
 
 @dataclass

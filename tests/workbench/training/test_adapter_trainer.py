@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.workbench.training.freezing.fits import assert_same_bits, build, configured, interrupted, train
 from workbench.training.optim import schedules
-from workbench.training.trainer import Fit
+from workbench.training.trainer import Trainer
 
 AVERAGES: list[dict[str, Any]] = [
     {"method": "ema", "decay": 0.8},
@@ -27,7 +27,7 @@ class Trajectory:
     def __init__(self) -> None:
         self.values: list[dict[str, Tensor]] = []
 
-    def __call__(self, fit: Fit) -> None:
+    def __call__(self, fit: Trainer) -> None:
         self.values.append({name: each.detach().clone() for name, each in fit.masters.named().items()})
 
     def mean(self, steps: list[int]) -> dict[str, Tensor]:

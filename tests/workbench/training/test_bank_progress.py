@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.training.bank_progress import Chorus
+from workbench.training.bank_progress import BankProgress
 
 
 class Listener:
@@ -24,7 +24,7 @@ class Listener:
 
 def test_steps_are_told_once_for_all_members() -> None:
     listener = Listener()
-    chorus = Chorus(listener, {"member0000": "rate=1", "member0001": "rate=2"})
+    chorus = BankProgress(listener, {"member0000": "rate=1", "member0001": "rate=2"})
     for step, losses in ((1, (4.0, 2.0)), (2, (3.0, 1.0)), (3, (2.5,))):  # the second ends after two
         for number, loss in enumerate(losses):
             record = {"member": f"member000{number}", "step": step, "loss": loss, "tokens_per_second": 100.0}

@@ -16,7 +16,7 @@ from workbench.data.batching import Indices
 from workbench.errors import ResumeError, Stopped, TrainingError
 from workbench.runs.ranks import Ranks
 from workbench.training import checkpoints, trainer
-from workbench.training.adapter_trainer import Member
+from workbench.training.adapter_trainer import AdapterTrainer
 
 RECIPE = """
 recipe: sft
@@ -117,15 +117,15 @@ def test_running_out_of_memory_repeats_the_step_in_smaller_pieces(
     train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calm = train("batch.tokens_per_device=100000", name="calm")
-    original, tokens = trainer.Fit.step, []
+    original, tokens = trainer.Trainer.step, []
 
-    def scarce(self: trainer.Fit, rows: Indices) -> dict[str, Any]:
+    def scarce(self: trainer.Trainer, rows: Indices) -> dict[str, Any]:
         tokens.append(self.tokens)
         if self.member.progress.step == 3 and self.tokens > 1000:
             raise torch.OutOfMemoryError("fake")
         return original(self, rows)
 
-    monkeypatch.setattr(trainer.Fit, "step", scarce)
+    monkeypatch.setattr(trainer.Trainer, "step", scarce)
     hurt = train("batch.tokens_per_device=100000", name="hurt")
     assert tokens[0] == 100_000 and tokens[-1] <= 1000
     _assert_same_curve(hurt, calm)
@@ -134,22 +134,22 @@ def test_running_out_of_memory_repeats_the_step_in_smaller_pieces(
 def test_one_of_several_devices_that_runs_out_of_memory_says_what_fits(
     train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def scarce(self: trainer.Fit, rows: Indices) -> dict[str, Any]:
+    def scarce(self: trainer.Trainer, rows: Indices) -> dict[str, Any]:
         self.ranks = Ranks(0, 2)
         raise torch.OutOfMemoryError("fake")
 
-    monkeypatch.setattr(trainer.Fit, "step", scarce)
+    monkeypatch.setattr(trainer.Trainer, "step", scarce)
     with pytest.raises(TrainingError, match=r"the same on every device\.\n.*batch\.tokens_per_device=50000 --resume"):
         train("batch.tokens_per_device=100000")
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Member.update
+    original = AdapterTrainer.update
 
-    def poisoned(self: Member, loss: float, rows: Indices) -> dict[str, Any] | None:
+    def poisoned(self: AdapterTrainer, loss: float, rows: Indices) -> dict[str, Any] | None:
         return original(self, float("nan") if self.progress.step == 6 else loss, rows)
 
-    monkeypatch.setattr(Member, "update", poisoned)
+    monkeypatch.setattr(AdapterTrainer, "update", poisoned)
     with pytest.raises(TrainingError) as caught:
         train("save.every=2")
     text = str(caught.value)
@@ -165,14 +165,14 @@ def test_an_exploding_loss_stops_the_run(train: Callable[..., Path]) -> None:
 def test_patience_stops_early_and_the_best_adapter_is_shipped(
     train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = trainer.Fit.work
+    original = trainer.Trainer.work
 
-    def worse_after_six(self: trainer.Fit) -> checkpoints.Progress:
+    def worse_after_six(self: trainer.Trainer) -> checkpoints.Progress:
         real = self.held_out_loss
         self.held_out_loss = lambda: real() + (100.0 if self.member.progress.step > 6 else 0.0)
         return original(self)
 
-    monkeypatch.setattr(trainer.Fit, "work", worse_after_six)
+    monkeypatch.setattr(trainer.Trainer, "work", worse_after_six)
     run = train("evaluate.every=2", "evaluate.patience=3", "save.ship=best")
     held_out = {r["step"]: r["held_out_loss"] for r in _records(run) if "held_out_loss" in r}
     assert held_out[2] > held_out[4] > held_out[6] and list(held_out) == [2, 4, 6, 8, 10, 12]

@@ -20,8 +20,8 @@ from workbench.adapters import bank as banks
 from workbench.config import RunConfig
 from workbench.data.batching import Indices, MicroBatch, Row, collate, encoder_inputs
 from workbench.runs import run_directory
-from workbench.training.adapter_trainer import Course
-from workbench.training.bank_trainer import BankFit, Objective, Predict
+from workbench.training.adapter_trainer import TrainTask
+from workbench.training.bank_trainer import BankTrainer, Objective, Predict
 from workbench.training.freezing import freezer as freezing
 
 
@@ -139,7 +139,7 @@ class Together:
     compute: torch.dtype = torch.float64
     tokens: int = 40
     prepare: Callable[[banks.Bank], object] = lambda bank: None
-    during: Callable[[BankFit], AbstractContextManager[object]] = lambda fit: nullcontext()
+    during: Callable[[BankTrainer], AbstractContextManager[object]] = lambda fit: nullcontext()
 
     def fit(self, watcher: Silent | None = None, *, resume: bool = False) -> Trained:
         model = copy.deepcopy(self.model)
@@ -154,11 +154,11 @@ class Together:
         run = run_directory.start(self.folder, self.configs[0], resume=resume)
         members = [run.child(f"members/{number}") for number in range(len(self.data))]
         courses = [
-            Course(data, lambda: 1.0, config, member)  # never better: patience runs out
+            TrainTask(data, lambda: 1.0, config, member)  # never better: patience runs out
             for data, config, member in zip(self.data, self.configs, members, strict=True)
         ]
         watcher = watcher or Silent()
-        fit = BankFit(
+        fit = BankTrainer(
             bank,
             courses,
             freezer=freezer,

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from workbench.config.freeze_config import FreezeConfig, Moment, Plan, register
+from workbench.config.freeze_config import FreezeConfig, LayerPlan, Moment, register
 from workbench.config.freeze_policies.layer_plans import above
 
 _TINY = 1e-30
@@ -43,7 +43,7 @@ class AutoFreeze(FreezeConfig):
     def interval(self) -> int:
         return self.every
 
-    def plan(self, moment: Moment, *, blocks: int) -> Plan:
+    def plan(self, moment: Moment, *, blocks: int) -> LayerPlan:
         frozen = 0
         for before, after in pairwise(moment.seen):
             frozen = self._after(frozen, _changes(before.values[1:-1], after.values[1:-1]))

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from workbench.config.freeze_config import FreezeConfig, Moment, Plan, register
+from workbench.config.freeze_config import FreezeConfig, LayerPlan, Moment, register
 from workbench.config.freeze_policies.layer_plans import above
 
 
@@ -41,7 +41,7 @@ class Egeria(FreezeConfig):
     def interval(self) -> int:
         return self.every
 
-    def plan(self, moment: Moment, *, blocks: int) -> Plan:
+    def plan(self, moment: Moment, *, blocks: int) -> LayerPlan:
         frozen, history = 0, list[float]()
         for observation in moment.seen:
             plasticity = observation.values[1:-1]

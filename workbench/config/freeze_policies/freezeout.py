@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from workbench.config.freeze_config import FreezeConfig, Moment, Plan, register
+from workbench.config.freeze_config import FreezeConfig, LayerPlan, Moment, register
 
 
 @register
@@ -27,9 +27,9 @@ class FreezeOut(FreezeConfig):
     scaled: bool = False
     """Divide a layer's rate by its t_i, so that all layers would travel equally far."""
 
-    def plan(self, moment: Moment, *, blocks: int) -> Plan:
+    def plan(self, moment: Moment, *, blocks: int) -> LayerPlan:
         times = self.times(blocks)
-        return Plan(
+        return LayerPlan(
             tuple(moment.share < time for time in times),
             tuple(self._rate(moment.share, time) for time in times),
         )

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from workbench.config.freeze_config import FreezeConfig, Moment, Plan, register
+from workbench.config.freeze_config import FreezeConfig, LayerPlan, Moment, register
 from workbench.config.freeze_policies.layer_plans import full_rate
 
 
@@ -23,6 +23,6 @@ class Gradual(FreezeConfig):
     until: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of the run after which everything trains."""
 
-    def plan(self, moment: Moment, *, blocks: int) -> Plan:
+    def plan(self, moment: Moment, *, blocks: int) -> LayerPlan:
         thawed = (moment.share >= self.until * ((blocks - layer) / blocks) for layer in range(blocks + 1))
         return full_rate([*thawed, True])

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from pydantic import PositiveInt, model_validator
 
-from workbench.config.freeze_config import FreezeConfig, Moment, Plan, register
+from workbench.config.freeze_config import FreezeConfig, LayerPlan, Moment, register
 from workbench.config.freeze_policies.layer_plans import full_rate
 
 
@@ -45,7 +45,7 @@ class Lisa(FreezeConfig):
             f"Write freeze.active={blocks} or less."
         )
 
-    def plan(self, moment: Moment, *, blocks: int) -> Plan:
+    def plan(self, moment: Moment, *, blocks: int) -> LayerPlan:
         generator = np.random.default_rng([moment.seed, moment.step // self.every])
         drawn = set(generator.choice(blocks, size=self.active, replace=False).tolist())
         return full_rate([True, *(block in drawn for block in range(blocks)), True])

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from workbench.config.freeze_config import FreezeConfig, Moment, Plan, register
+from workbench.config.freeze_config import FreezeConfig, LayerPlan, Moment, register
 from workbench.config.freeze_policies.layer_plans import above
 
 
@@ -30,6 +30,6 @@ class Static(FreezeConfig):
             f"Write a number below {blocks}, or a share such as freeze.layers=0.5."
         )
 
-    def plan(self, moment: Moment, *, blocks: int) -> Plan:
+    def plan(self, moment: Moment, *, blocks: int) -> LayerPlan:
         layers = self.layers
         return above(layers if isinstance(layers, int) else max(1, round(layers * blocks)), blocks=blocks)

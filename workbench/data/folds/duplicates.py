@@ -21,7 +21,7 @@ Mask: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Found:
+class DuplicateClusters:
     """Which rows are near-duplicates of which, and the clusters that this makes."""
 
     text_N: Ints
@@ -45,12 +45,12 @@ class Found:
         """Name of each row's cluster: it depends on the cluster's texts, never on the order of rows."""
         return [self.name_U[cluster] for cluster in self.cluster_N]
 
-    def subset(self, kept_N: Mask) -> Found:
+    def subset(self, kept_N: Mask) -> DuplicateClusters:
         """The same for some of the rows; clusters keep their names and `least_U`."""
         return replace(self, text_N=self.text_N[kept_N])
 
 
-class Report(NamedTuple):
+class DuplicateReport(NamedTuple):
     """What `find` found. A cluster has two rows or more here."""
 
     rows: int
@@ -68,7 +68,7 @@ class Report(NamedTuple):
     """Row numbers, from 0, of every cluster whose rows carry different labels."""
 
 
-class Overlap(NamedTuple):
+class OverlapReport(NamedTuple):
     """How far the training rows know the test rows."""
 
     test_rows: int
@@ -86,7 +86,7 @@ def find(
     shingle: Literal["characters", "words"] = "characters",
     size: int = 4,
     seed: int = 0,
-) -> Found:
+) -> DuplicateClusters:
     """Rows that are equal after `normalised`, or whose sets of shingles have a Jaccard similarity of `threshold`.
 
     MinHash and banding propose pairs (Broder 1997; Leskovec et al., Mining of Massive Datasets, chapter 3), each of
@@ -112,7 +112,7 @@ def find(
     table_UV = table(sets)
     pairs_P2 = near_pairs(sets, table_UV, threshold=threshold, seed=seed)
     cluster_U = components(len(distinct), pairs_P2)
-    return Found(
+    return DuplicateClusters(
         text_N=np.array([number[text] for text in plain], dtype=np.int64),
         pairs_P2=pairs_P2,
         cluster_U=cluster_U,
@@ -121,12 +121,12 @@ def find(
     )
 
 
-def report(found: Found, labels: Sequence[Hashable] | None = None) -> Report:
+def report(found: DuplicateClusters, labels: Sequence[Hashable] | None = None) -> DuplicateReport:
     """Counts for a person to read; `labels`, one for each row, show the clusters that contradict themselves."""
     members = _members(found)
     several = [rows for rows in members.values() if len(rows) > 1]
     conflicts = [rows for rows in several if labels is not None and len({labels[row] for row in rows}) > 1]
-    return Report(
+    return DuplicateReport(
         rows=len(found.text_N),
         exact=len(found.text_N) - len(set(found.text_N.tolist())),
         clusters=len(several),
@@ -137,7 +137,7 @@ def report(found: Found, labels: Sequence[Hashable] | None = None) -> Report:
     )
 
 
-def keep_one(found: Found, labels: Sequence[Hashable]) -> Mask:
+def keep_one(found: DuplicateClusters, labels: Sequence[Hashable]) -> Mask:
     """True for one row of each cluster: the first that carries the cluster's most frequent label."""
     kept_N = np.zeros(len(found.text_N), dtype=bool)
     for rows in _members(found).values():
@@ -146,14 +146,14 @@ def keep_one(found: Found, labels: Sequence[Hashable]) -> Mask:
     return kept_N
 
 
-def weights(found: Found) -> NDArray[np.float64]:
+def weights(found: DuplicateClusters) -> NDArray[np.float64]:
     """1 / size of each row's cluster, so that every cluster weighs as much as a row that stands alone."""
     _, cluster_N, size = np.unique(found.cluster_N, return_inverse=True, return_counts=True)
     return 1.0 / size[cluster_N]
 
 
 def treat(
-    found: Found, labels: Sequence[Hashable], action: Literal["together", "keep_one", "weight"]
+    found: DuplicateClusters, labels: Sequence[Hashable], action: Literal["together", "keep_one", "weight"]
 ) -> tuple[Mask, NDArray[np.float64]]:
     """Which rows are used, and how much each weighs; `action` is DuplicatesConfig.on_duplicate."""
     everything, ones = np.ones(len(labels), dtype=bool), np.ones(len(labels))
@@ -162,7 +162,7 @@ def treat(
     return everything, weights(found) if action == "weight" else ones
 
 
-def across(found: Found, side_N: Ints) -> Mask:
+def across(found: DuplicateClusters, side_N: Ints) -> Mask:
     """True for each row that has an exact or near-duplicate (a pair, not a chain) on another side.
 
     Args:
@@ -177,7 +177,7 @@ def across(found: Found, side_N: Ints) -> Mask:
     return np.asarray(reached_UF.sum(axis=1)[found.text_N] > 1)
 
 
-def overlap(found: Found, test_N: Mask) -> Overlap:
+def overlap(found: DuplicateClusters, test_N: Mask) -> OverlapReport:
     """How many test rows stand near a training row, and the rows without what shares a cluster with a test row.
 
     Args:
@@ -187,12 +187,17 @@ def overlap(found: Found, test_N: Mask) -> Overlap:
     cluster_N = found.cluster_N
     shares_N = ~test_N & np.isin(cluster_N, cluster_N[test_N])
     near = across(found, test_N.astype(np.int64)) & test_N
-    return Overlap(int(near.sum()), int(shares_N.sum()), ~shares_N)
+    return OverlapReport(int(near.sum()), int(shares_N.sum()), ~shares_N)
 
 
 def without_overlap(
-    found: Found, test_N: Mask, *, action: Literal["refuse", "drop"], train: str = "data.train", test: str = "data.test"
-) -> Overlap:
+    found: DuplicateClusters,
+    test_N: Mask,
+    *,
+    action: Literal["refuse", "drop"],
+    train: str = "data.train",
+    test: str = "data.test",
+) -> OverlapReport:
     """`overlap`, where it is empty or may be dropped.
 
     Args:
@@ -215,7 +220,7 @@ def without_overlap(
     return result
 
 
-def _members(found: Found) -> dict[int, list[int]]:
+def _members(found: DuplicateClusters) -> dict[int, list[int]]:
     """Rows of each cluster, in their order."""
     members: dict[int, list[int]] = {}
     for row, cluster in enumerate(found.cluster_N.tolist()):

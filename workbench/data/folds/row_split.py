@@ -34,7 +34,7 @@ class Split(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Folds:
+class FoldAssignment:
     """Which fold validates each row; all the others train on it."""
 
     fold_RN: NDArray[np.int64]
@@ -54,7 +54,7 @@ class Folds:
                 yield Split(repeat, fold, fold_N != fold, fold_N == fold)
 
 
-def assign(strata: Strata, *, groups: Groups, k: int, repeats: int = 1, seed: int = 0) -> Folds:
+def assign(strata: Strata, *, groups: Groups, k: int, repeats: int = 1, seed: int = 0) -> FoldAssignment:
     """Deal groups into k folds so that every fold gets its share of every class.
 
     Groups with several classes come first, the largest before others, each to the fold where the sum over its classes
@@ -80,7 +80,7 @@ def assign(strata: Strata, *, groups: Groups, k: int, repeats: int = 1, seed: in
     sizes, counts = Counter(groups), _counts(strata, groups)
     deals = [_deal(sizes, counts, k, salt=f"{seed} {repeat}") for repeat in range(repeats)]
     fold_RN = np.array([[fold[group] for group in groups] for fold in deals], dtype=np.int64)
-    return Folds(fold_RN, tuple(map(str, range(k))))
+    return FoldAssignment(fold_RN, tuple(map(str, range(k))))
 
 
 def alone(texts: Sequence[str]) -> list[str]:

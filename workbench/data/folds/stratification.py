@@ -9,9 +9,9 @@ from typing import TypeAlias
 import numpy as np
 
 from workbench.config.folds_config import FoldsConfig
-from workbench.data.folds.duplicates import Found, across
-from workbench.data.folds.row_split import Class, Folds, Groups, Strata, alone, assign, joined, ranges
-from workbench.data.rows import Row
+from workbench.data.folds.duplicates import DuplicateClusters, across
+from workbench.data.folds.row_split import Class, FoldAssignment, Groups, Strata, alone, assign, joined, ranges
+from workbench.data.rows import RawRow
 from workbench.errors import ConfigError, DataError
 from workbench.schema import did_you_mean
 
@@ -22,7 +22,9 @@ Label: TypeAlias = Class | float | tuple[Class, ...] | None
 _MORE = "give it more rows, or write folds.every_class=false to accept folds that validate without it"
 
 
-def make(config: FoldsConfig, rows: Sequence[Row], labels: Sequence[Label], *, clusters: Groups, seed: int) -> Folds:
+def make(
+    config: FoldsConfig, rows: Sequence[RawRow], labels: Sequence[Label], *, clusters: Groups, seed: int
+) -> FoldAssignment:
     """The folds of `config`: each trains on every class, and validates every class where `every_class` asks for it.
 
     Args:
@@ -64,7 +66,7 @@ def strata_of(labels: Sequence[Label], *, k: int) -> Strata:
     return [_own(label) for label in labels]
 
 
-def column(rows: Sequence[Row], name: str, *, key: str) -> list[str]:
+def column(rows: Sequence[RawRow], name: str, *, key: str) -> list[str]:
     """Values of a column, as text.
 
     Args:
@@ -87,7 +89,7 @@ def column(rows: Sequence[Row], name: str, *, key: str) -> list[str]:
     return [str(row.columns[name]) for row in rows]
 
 
-def read(rows: Sequence[Row], config: FoldsConfig, *, groups: Groups | None = None) -> Folds:
+def read(rows: Sequence[RawRow], config: FoldsConfig, *, groups: Groups | None = None) -> FoldAssignment:
     """The folds that the column `config.column` says, in the order of their names; `groups` must not be torn apart."""
     assert config.column is not None
     values = column(rows, config.column, key="folds.column")
@@ -112,10 +114,10 @@ def read(rows: Sequence[Row], config: FoldsConfig, *, groups: Groups | None = No
                 f"`{config.group}`, is in fold `{values[before]}`. Mend the column `{config.column}`, or write "
                 "folds.group=null."
             )
-    return Folds(np.array([[names.index(value) for value in values]], dtype=np.int64), tuple(names))
+    return FoldAssignment(np.array([[names.index(value) for value in values]], dtype=np.int64), tuple(names))
 
 
-def require_labelled(rows: Sequence[Row], labels: Sequence[Label]) -> None:
+def require_labelled(rows: Sequence[RawRow], labels: Sequence[Label]) -> None:
     """Raise DataError where a row has no label."""
     gaps = [row.place for row, label in zip(rows, labels, strict=True) if label is None]
     if gaps:
@@ -149,7 +151,7 @@ def require_enough(strata: Strata, *, groups: Groups, k: int) -> None:
             )
 
 
-def require_classes(folds: Folds, strata: Strata, *, validated: bool) -> None:
+def require_classes(folds: FoldAssignment, strata: Strata, *, validated: bool) -> None:
     """Raise ConfigError where a class is absent from the training rows of a fold, or from its `validated` rows."""
     classes = {each for own in strata for each in own}
     for split in folds.splits():
@@ -169,7 +171,7 @@ def require_classes(folds: Folds, strata: Strata, *, validated: bool) -> None:
             )
 
 
-def ungrouped_leak(found: Found, labels: Sequence[Label], *, k: int, seed: int) -> int:
+def ungrouped_leak(found: DuplicateClusters, labels: Sequence[Label], *, k: int, seed: int) -> int:
     """Rows that would validate while a near-duplicate of theirs is trained on, were folds stratified and no more."""
     own = alone([found.name_U[text] for text in found.text_N])
     folds = assign(strata_of(labels, k=k), groups=own, k=k, seed=seed)

@@ -14,29 +14,29 @@ from transformers import PreTrainedTokenizerBase
 from workbench.config import RunConfig
 from workbench.config.folds_config import DuplicatesConfig
 from workbench.data.folds import duplicates, stratification
-from workbench.data.folds.duplicates import Found, Report
-from workbench.data.folds.row_split import Folds, Groups, alone
+from workbench.data.folds.duplicates import DuplicateClusters, DuplicateReport
+from workbench.data.folds.row_split import FoldAssignment, Groups, alone
 from workbench.data.folds.similarity import Ints, normalised
 from workbench.data.labelled import labels
 from workbench.data.labelled.labelled_data import Labelled, encode
 from workbench.data.labelled.labels import Labels
-from workbench.data.labelled.records import Source, read
-from workbench.data.labelled.text_fields import Writer
+from workbench.data.labelled.records import RecordSource, read
+from workbench.data.labelled.text_fields import FieldTokenizer
 from workbench.errors import DataError
 
 
-class Folded(NamedTuple):
+class FoldData(NamedTuple):
     """What a cross-validation trains on, validates on and is tested on."""
 
     rows: Labelled
-    folds: Folds
+    folds: FoldAssignment
     cluster_N: Ints
     """Rows of one cluster of near-duplicates have equal numbers."""
     labels: Labels
     test: Labelled | None
     cluster_T: Ints | None
     unlabelled: Labelled | None
-    duplicates: Report | None
+    duplicates: DuplicateReport | None
     """None where none were looked for."""
     conflicts: tuple[tuple[str, ...], ...]
     """Places of the rows of each cluster that carries different labels."""
@@ -47,17 +47,17 @@ class Folded(NamedTuple):
 class _Clean(NamedTuple):
     """Rows after their duplicates were treated."""
 
-    source: Source
+    source: RecordSource
     weight_N: labels.Floats
     groups: Groups
     cluster_N: Ints
     cluster_T: Ints | None
-    report: Report | None
+    report: DuplicateReport | None
     conflicts: tuple[tuple[str, ...], ...]
     leak: int
 
 
-def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Folded:
+def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> FoldData:
     """Read, find duplicates, deal into folds and tokenise; refuses what would teach, measure or flatter wrongly."""
     train = read(config.data.train, config.data, config.classes, limit=config.data.limit)
     test = read(config.data.test, config.data, config.classes) if config.data.test else None
@@ -71,8 +71,8 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Folded:
         clusters=clean.groups,
         seed=config.seed,
     )
-    writer = Writer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
-    return Folded(
+    writer = FieldTokenizer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
+    return FoldData(
         rows=encode(clean.source, writer, found).weighted(clean.weight_N),
         folds=dealt,
         cluster_N=clean.cluster_N,
@@ -86,7 +86,9 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Folded:
     )
 
 
-def _unlabelled(config: RunConfig, known: Sequence[Source], writer: Writer, found: Labels) -> Labelled | None:
+def _unlabelled(
+    config: RunConfig, known: Sequence[RecordSource], writer: FieldTokenizer, found: Labels
+) -> Labelled | None:
     """Rows without labels, one of each cluster of near-duplicates, and none that is known with its label.
 
     A model that trained on a row's near-duplicate is judged more kindly on it than on what it will meet.
@@ -107,7 +109,7 @@ def _unlabelled(config: RunConfig, known: Sequence[Source], writer: Writer, foun
     return encode(source, writer, found)
 
 
-def _clean(train: Source, test: Source | None, config: RunConfig) -> _Clean:
+def _clean(train: RecordSource, test: RecordSource | None, config: RunConfig) -> _Clean:
     """Training rows that share no cluster with test rows, treated as `duplicates` says."""
     own_N = np.asarray([record.weight for record in train.records])
     if config.duplicates.on_duplicate == "ignore":
@@ -133,16 +135,16 @@ def _clean(train: Source, test: Source | None, config: RunConfig) -> _Clean:
 
 
 def _kept(
-    source: Source, found: Found, weight_N: labels.Floats, kept_N: duplicates.Mask, note: str
-) -> tuple[Source, Found, labels.Floats]:
+    source: RecordSource, found: DuplicateClusters, weight_N: labels.Floats, kept_N: duplicates.Mask, note: str
+) -> tuple[RecordSource, DuplicateClusters, labels.Floats]:
     if kept_N.all():
         return source, found, weight_N
     return source.subset(kept_N, note), found.subset(kept_N), weight_N[kept_N]
 
 
-def _find(texts: list[str], config: DuplicatesConfig) -> Found:
+def _find(texts: list[str], config: DuplicatesConfig) -> DuplicateClusters:
     return duplicates.find(texts, threshold=config.threshold, shingle=config.shingle, size=config.length)
 
 
-def _texts(source: Source) -> list[str]:
+def _texts(source: RecordSource) -> list[str]:
     return [normalised("\n".join(record.fields)) for record in source.records]

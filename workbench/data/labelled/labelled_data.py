@@ -23,8 +23,8 @@ from workbench.data.folds.similarity import normalised
 from workbench.data.folds.stratified_holdout import hold_out
 from workbench.data.labelled import labels
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.data.labelled.records import Record, Source, read
-from workbench.data.labelled.text_fields import Writer, Written
+from workbench.data.labelled.records import LabelledRecord, RecordSource, read
+from workbench.data.labelled.text_fields import FieldTokenizer, FieldTokens
 from workbench.errors import DataError
 
 Targets = npt.NDArray[np.float32]
@@ -34,8 +34,8 @@ Targets = npt.NDArray[np.float32]
 class Labelled:
     """Tokenised rows with their targets; a target may be soft, and a row may weigh more or less than others."""
 
-    records: tuple[Record, ...]
-    written: tuple[Written, ...]
+    records: tuple[LabelledRecord, ...]
+    written: tuple[FieldTokens, ...]
     targets_NC: Targets
     """Zeros where a row has no label."""
     supervised: Weights
@@ -157,7 +157,7 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ClassSplits:
             train = _without_overlap(train, other, drop=config.data.overlap == "drop")
     found = labels.learn(config.classes.kind, train.labels, source=config.data.train)
     _require_measured(found, train, held_out, config)
-    writer = Writer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
+    writer = FieldTokenizer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
     own = np.asarray([record.weight for record in train.records])
     return ClassSplits(
         train=encode(train, writer, found).weighted(own),
@@ -167,7 +167,7 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ClassSplits:
     )
 
 
-def encode(source: Source, writer: Writer, found: Labels) -> Labelled:
+def encode(source: RecordSource, writer: FieldTokenizer, found: Labels) -> Labelled:
     """Rows as tokens and targets, each of weight 1; a class that `found` lacks is refused."""
     places = [record.place for record in source.records]
     raw = [record.label for record in source.records]
@@ -183,7 +183,7 @@ def encode(source: Source, writer: Writer, found: Labels) -> Labelled:
     )
 
 
-def _split(source: Source, config: RunConfig, *, share: float) -> tuple[Source, Source]:
+def _split(source: RecordSource, config: RunConfig, *, share: float) -> tuple[RecordSource, RecordSource]:
     """Exact duplicates, but for case and punctuation, stay on one side; classes are as frequent on both."""
     strata = stratification.strata_of(source.labels, k=max(2, round(1 / share)))
     held = hold_out(strata, groups=_texts(source), share=share, seed=config.seed)
@@ -195,7 +195,7 @@ def _split(source: Source, config: RunConfig, *, share: float) -> tuple[Source, 
     return source.subset(~held), source.subset(held)
 
 
-def _without_overlap(train: Source, other: Source, *, drop: bool) -> Source:
+def _without_overlap(train: RecordSource, other: RecordSource, *, drop: bool) -> RecordSource:
     """`train` without rows whose text also stands in `other`: refused, or dropped where the config says so."""
     known = {text: record.place for text, record in zip(_texts(other), other.records, strict=True)}
     texts = _texts(train)
@@ -214,7 +214,7 @@ def _without_overlap(train: Source, other: Source, *, drop: bool) -> Source:
     )
 
 
-def _require_measured(found: Labels, train: Source, held_out: Source, config: RunConfig) -> None:
+def _require_measured(found: Labels, train: RecordSource, held_out: RecordSource, config: RunConfig) -> None:
     """Raise DataError where the held-out rows lack a class."""
     if found.kind == "number" or not config.classes.every_class:
         return
@@ -228,5 +228,5 @@ def _require_measured(found: Labels, train: Source, held_out: Source, config: Ru
             )
 
 
-def _texts(source: Source) -> Sequence[str]:
+def _texts(source: RecordSource) -> Sequence[str]:
     return [normalised("\n".join(record.fields)) for record in source.records]

@@ -15,7 +15,7 @@ from workbench.config.classes_config import PAIR_FIELDS, ClassesConfig
 from workbench.data import starter
 from workbench.data.labelled import labels
 from workbench.data.labelled.labels import Label
-from workbench.data.rows import Row, fingerprint, read_rows, shown
+from workbench.data.rows import RawRow, fingerprint, read_rows, shown
 from workbench.data.text.formats import renamed
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
@@ -23,10 +23,10 @@ from workbench.schema import did_you_mean
 _MISTAKES_SHOWN = 5
 
 
-class Record(NamedTuple):
+class LabelledRecord(NamedTuple):
     """One row."""
 
-    row: Row
+    row: RawRow
     """As it was read, with columns that nothing here looks at."""
     fields: tuple[str, ...]
     """What the model reads, one text for each column of the template."""
@@ -40,12 +40,12 @@ class Record(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
+class RecordSource:
     """The usable rows of a file."""
 
     name: str
     fingerprint: str
-    records: tuple[Record, ...]
+    records: tuple[LabelledRecord, ...]
     skipped: tuple[str, ...] = ()
 
     @property
@@ -53,7 +53,7 @@ class Source:
         """The label of each row."""
         return [record.label for record in self.records]
 
-    def subset(self, keep: npt.NDArray[np.bool_], note: str | None = None) -> Source:
+    def subset(self, keep: npt.NDArray[np.bool_], note: str | None = None) -> RecordSource:
         """The rows that `keep` marks."""
         kept = tuple(itertools.compress(self.records, keep.tolist()))
         return replace(self, records=kept, skipped=(*self.skipped, note) if note else self.skipped)
@@ -61,7 +61,7 @@ class Source:
 
 def read(
     source: str, config: DataConfig, classes: ClassesConfig, *, limit: int | None = None, labelled: bool = True
-) -> Source:
+) -> RecordSource:
     """The rows of a file, a folder or a hub data set.
 
     Args:
@@ -73,7 +73,7 @@ def read(
             holds up to five of them.
     """
     path = starter.resolve(source)
-    records: list[Record] = []
+    records: list[LabelledRecord] = []
     mistakes: list[str] = []
     seen = 0
     for row in itertools.islice(read_rows(path), limit):
@@ -91,7 +91,7 @@ def read(
     if not records:
         reason = f"none of its {seen} rows can be used. The last one: {mistakes[-1]}" if seen else "holds no rows."
         raise DataError(f"{source}: {reason} Write it again, or name another one.")
-    return Source(source, fingerprint(path), tuple(records), tuple(mistakes))
+    return RecordSource(source, fingerprint(path), tuple(records), tuple(mistakes))
 
 
 def _refusal(source: str, mistakes: list[str], seen: int) -> str:
@@ -101,7 +101,7 @@ def _refusal(source: str, mistakes: list[str], seen: int) -> str:
     return "\n".join([*lines, "Mend them, or write data.on_bad_row=skip to leave them out and count them."])
 
 
-def _require_columns(source: str, row: Row, config: DataConfig, classes: ClassesConfig, *, labelled: bool) -> None:
+def _require_columns(source: str, row: RawRow, config: DataConfig, classes: ClassesConfig, *, labelled: bool) -> None:
     wanted = (*classes.fields, classes.label)
     for name, found in config.columns.items():
         if name not in wanted:
@@ -126,7 +126,7 @@ def _require_columns(source: str, row: Row, config: DataConfig, classes: Classes
             )
 
 
-def _record(row: Row, renames: Mapping[str, str], classes: ClassesConfig, *, labelled: bool) -> Record:
+def _record(row: RawRow, renames: Mapping[str, str], classes: ClassesConfig, *, labelled: bool) -> LabelledRecord:
     if row.mistake:
         raise DataError(row.mistake)
     columns = renamed(row.columns, renames)
@@ -138,13 +138,13 @@ def _record(row: Row, renames: Mapping[str, str], classes: ClassesConfig, *, lab
     if not any(text.strip() for text in fields):
         raise DataError(f"{', '.join(f'`{name}`' for name in classes.fields)} are all empty.")
     if not labelled:
-        return Record(row, fields, None)
+        return LabelledRecord(row, fields, None)
     label = labels.read(columns.get(classes.label), classes)
     if label is None:
         raise DataError(
             f"`{classes.label}` is empty: the row has no label. Move unlabelled rows to a file of their own."
         )
-    return Record(row, fields, label, _weight(row.columns, classes.row_weight))
+    return LabelledRecord(row, fields, label, _weight(row.columns, classes.row_weight))
 
 
 def _text(value: Any, name: str) -> str:

@@ -17,14 +17,14 @@ from workbench.data.batching import Indices
 from workbench.errors import BackboneError, DataError
 
 
-class Written(NamedTuple):
+class FieldTokens(NamedTuple):
     """Tokens of a row (T,), and whether it had more."""
 
     input_ids: Indices
     cut: bool
 
 
-class Writer:
+class FieldTokenizer:
     """Columns to tokens; a row that fits is written as the tokenizer itself writes the text.
 
     Args:
@@ -47,7 +47,7 @@ class Writer:
         """The whole text of a row."""
         return "".join(text for text, _ in self._runs(fields))
 
-    def write(self, rows: Sequence[Sequence[str]], places: Sequence[str]) -> list[Written]:
+    def write(self, rows: Sequence[Sequence[str]], places: Sequence[str]) -> list[FieldTokens]:
         """Tokens of rows of fields.
 
         Raises:
@@ -57,9 +57,9 @@ class Writer:
             return []
         whole = self._tokenizer([self.text(fields) for fields in rows], verbose=False)["input_ids"]
         return [
-            Written(np.asarray(ids, dtype=np.int64), False)
+            FieldTokens(np.asarray(ids, dtype=np.int64), False)
             if len(ids) <= self._max_tokens
-            else Written(self._cut(fields, place), True)
+            else FieldTokens(self._cut(fields, place), True)
             for ids, fields, place in zip(whole, rows, places, strict=True)
         ]
 

@@ -13,11 +13,11 @@ from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from workbench.data.text.messages import Message
-from workbench.data.text.template_segments import Instrumented, Rendering, Segment
+from workbench.data.text.template_segments import InstrumentedTemplate, Rendering, Segment
 from workbench.errors import BackboneError, DataError
 
 
-class Answer(NamedTuple):
+class AnswerSpan(NamedTuple):
     """Tokens `first` to `last` (exclusive), which carry loss, and the one of them that ends the turn.
 
     `last` is one more than there are tokens where an eos has to be added.
@@ -28,7 +28,7 @@ class Answer(NamedTuple):
     end: int | None
 
 
-class Tokens:
+class TokenSpans:
     """Token ids of a text with the characters that each stands for; a token belongs to where it starts."""
 
     def __init__(self, text: str, ids: list[int], offsets: Sequence[tuple[int, int]]) -> None:
@@ -53,7 +53,7 @@ class Tokens:
         return next((n for n in numbers if self.text[self.starts[n] : self.ends[n]].strip()), None)
 
 
-class Writer:
+class ChatTokenizer:
     """A tokenizer with the chat template in use.
 
     Attributes:
@@ -73,14 +73,14 @@ class Writer:
         # A beginning of a sequence ends no turn, except in vocabularies that use one token for both.
         self.special = (special - {tokenizer.bos_token_id}) | ({self.eos} - {None})
         try:
-            self.instrumented = Instrumented(source)
+            self.instrumented = InstrumentedTemplate(source)
         except TemplateSyntaxError as error:
             raise BackboneError(
                 f"{self.name}, line {error.lineno}: {error.message}\n"
                 "  Mend it, or give another one with model.chat_template=FILE."
             ) from None
 
-    def tokenise(self, text: str, answers: Iterable[int] = ()) -> Tokens:
+    def tokenise(self, text: str, answers: Iterable[int] = ()) -> TokenSpans:
         """`text` as it stands, without the special tokens that the tokenizer would add.
 
         Args:
@@ -88,7 +88,7 @@ class Writer:
             answers: Characters at which generation takes over. A token that reaches across one is right for neither
                 side: after the prompt's own tokens, generation cannot produce it. There the text is tokenised in two.
         """
-        tokens = Tokens(text, *self._encode(text))
+        tokens = TokenSpans(text, *self._encode(text))
         edges = [answer for answer in answers if tokens.straddles(answer)]
         if not edges:
             return tokens
@@ -97,7 +97,7 @@ class Writer:
             more_ids, more_offsets = self._encode_continued(text[start:stop])
             ids += more_ids
             offsets += [(left + start, right + start) for left, right in more_offsets]
-        return Tokens(text, ids, offsets)
+        return TokenSpans(text, ids, offsets)
 
     def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
@@ -124,7 +124,7 @@ class Writer:
 class Conversation:
     """The messages of one example, and the template that writes them."""
 
-    writer: Writer
+    writer: ChatTokenizer
     place: str
     messages: Sequence[Message]
     tools: Sequence[Message]
@@ -187,16 +187,16 @@ class Conversation:
         )
 
 
-class Finder:
+class AnswerMasker:
     """Finds the answers in conversations; remembers what is the same in all conversations of a template."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: ChatTokenizer) -> None:
         self._writer = writer
         self._header: str | None = None
         self._header_ids: dict[str, list[int]] = {}
         self._generated_ends: dict[int, bool] = {}
 
-    def find(self, conversation: Conversation, numbers: Sequence[int]) -> tuple[Tokens, list[Answer]]:
+    def find(self, conversation: Conversation, numbers: Sequence[int]) -> tuple[TokenSpans, list[AnswerSpan]]:
         """The conversation's tokens, and what the model generates for the assistant's messages `numbers`."""
         whole = conversation.whole()
         tokens = self._writer.tokenise(whole.text)
@@ -211,7 +211,7 @@ class Finder:
         return tokens, [answer(conversation, tokens, *span) for span in spans]
 
     def _spans(
-        self, conversation: Conversation, whole: Rendering, tokens: Tokens, number: int
+        self, conversation: Conversation, whole: Rendering, tokens: TokenSpans, number: int
     ) -> Iterable[tuple[int, int]]:
         """Characters of an answer: from where generation takes over to the end of what belongs to the message."""
         if self._writer.instrumented.tagged:
@@ -219,27 +219,29 @@ class Finder:
         segment = self._segment(conversation, whole, number)
         return [(self._start(conversation, whole, tokens, segment), segment.end)]
 
-    def _tagged(self, conversation: Conversation, tokens: Tokens, number: int, start: int, stop: int) -> Answer:
+    def _tagged(self, conversation: Conversation, tokens: TokenSpans, number: int, start: int, stop: int) -> AnswerSpan:
         first, last = tokens.between(start, stop)
         end = tokens.visible(range(last - 1, first - 1, -1))
         # Generation stops at the end of the turn; blank text that the template writes after it is no answer.
         if end is not None and tokens.ids[end] in self._writer.special:
-            return Answer(first, end + 1, end)
-        return Answer(first, last, None)
+            return AnswerSpan(first, end + 1, end)
+        return AnswerSpan(first, last, None)
 
-    def _untagged(self, conversation: Conversation, tokens: Tokens, number: int, start: int, stop: int) -> Answer:
+    def _untagged(
+        self, conversation: Conversation, tokens: TokenSpans, number: int, start: int, stop: int
+    ) -> AnswerSpan:
         first, last = tokens.between(start, stop)
         end = tokens.visible(range(last - 1, first - 1, -1))
         if end is not None and tokens.ids[end] in self._writer.special:
             generated = self._is_generated(conversation, tokens, number, end)
-            return Answer(first, end + generated, end if generated else None)
+            return AnswerSpan(first, end + generated, end if generated else None)
         # Some families (GLM) write no end: the next turn's role token, or eos after the last turn, stops generation.
         following = tokens.visible(range(last, len(tokens.ids)))
         if following is None and self._writer.eos is not None:
-            return Answer(first, len(tokens.ids) + 1, len(tokens.ids))
+            return AnswerSpan(first, len(tokens.ids) + 1, len(tokens.ids))
         if following is not None and tokens.ids[following] in self._writer.special:
-            return Answer(first, following + 1, following)
-        return Answer(first, first if end is None else end + 1, None)
+            return AnswerSpan(first, following + 1, following)
+        return AnswerSpan(first, first if end is None else end + 1, None)
 
     def _segment(self, conversation: Conversation, whole: Rendering, number: int) -> Segment:
         """The one place where the template writes an assistant's message."""
@@ -255,7 +257,7 @@ class Finder:
             return replace(segment, end=segment.start + len(_shared(conversation.answer(number), written)))
         return segment
 
-    def _start(self, conversation: Conversation, whole: Rendering, tokens: Tokens, segment: Segment) -> int:
+    def _start(self, conversation: Conversation, whole: Rendering, tokens: TokenSpans, segment: Segment) -> int:
         """The character at which generation takes over from the generation prompt."""
         header = self._generation_prompt(conversation, whole, segment)
         if whole.text.startswith(header, segment.start):
@@ -285,7 +287,7 @@ class Finder:
         # Earlier turns may be written differently before the answer is there (reasoning is dropped from history).
         return asked.text[len(before) if asked.text.startswith(before) else asked.loop_end :]
 
-    def _is_generated(self, conversation: Conversation, tokens: Tokens, number: int, end: int) -> bool:
+    def _is_generated(self, conversation: Conversation, tokens: TokenSpans, number: int, end: int) -> bool:
         """Whether the token that ends a turn also ends it while it is the last one.
 
         gpt-oss generates `<|return|>` and writes `<|end|>` in its place once the conversation goes on: loss on that

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from transformers import PreTrainedTokenizerBase
 
 from workbench.data.batching import MicroBatch, Row, collate
-from workbench.data.text.answer_masks import Conversation, Finder, Writer, assistants
+from workbench.data.text.answer_masks import AnswerMasker, ChatTokenizer, Conversation, assistants
 from workbench.data.text.formats import Example
 from workbench.data.text.messages import Message
 from workbench.errors import BackboneError, DataError
@@ -123,8 +123,8 @@ class Template:
         own = tokenizer.get_chat_template() if tokenizer.chat_template else None
         self.source: str = template if template is not None else own or default
         self._one_of_several = template is None and isinstance(tokenizer.chat_template, dict)
-        self._writer = Writer(tokenizer, self.source)
-        self._finder = Finder(self._writer)
+        self._writer = ChatTokenizer(tokenizer, self.source)
+        self._finder = AnswerMasker(self._writer)
 
     def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
         """The example's ids with the mask that `loss_on` asks for.

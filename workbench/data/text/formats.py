@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.config import DataConfig
-from workbench.data.rows import Row, fingerprint, read_rows, shown
+from workbench.data.rows import RawRow, fingerprint, read_rows, shown
 from workbench.data.text.messages import Message, last_answer_only, message_of, messages_of, tools_of, without_loss
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
@@ -78,7 +78,7 @@ def read(source: str, config: DataConfig, *, skipped: list[str], limit: int | No
         raise DataError(f"{source}: none of its {seen} rows can be used. The last one: {skipped[-1]}")
 
 
-def convert(row: Row, config: DataConfig) -> Example | None:
+def convert(row: RawRow, config: DataConfig) -> Example | None:
     """One row as an example, whatever `on_bad_row` says; None for an answer that is not to be learnt."""
     chosen = None if row.mistake else _choose(row.place, row.columns, config)
     try:
@@ -94,7 +94,7 @@ def _refusal(source: str, mistakes: Sequence[str], seen: int) -> str:
     return "\n".join([*lines, "Mend them, or write data.on_bad_row=skip to leave them out and count them."])
 
 
-def _example(row: Row, chosen: _Format | None, renames: Mapping[str, str]) -> Example | None:
+def _example(row: RawRow, chosen: _Format | None, renames: Mapping[str, str]) -> Example | None:
     if row.mistake or chosen is None:
         raise DataError(row.mistake)
     columns = renamed(row.columns, renames)

@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.config import DataConfig
 from workbench.data import starter
-from workbench.data.rows import Row, read_rows
+from workbench.data.rows import RawRow, read_rows
 from workbench.data.text import formats
 from workbench.data.text.formats import Example
 from workbench.errors import DataError
@@ -30,7 +30,7 @@ def read_prompts(source: str, config: DataConfig) -> Iterator[Example]:
     for row in rows:
         columns = formats.renamed(row.columns, config.columns)
         bare = config.model_copy(update={"columns": {}})
-        example = formats.convert(Row(row.place, _with_answer(columns), row.mistake), bare)
+        example = formats.convert(RawRow(row.place, _with_answer(columns), row.mistake), bare)
         if example is not None:
             yield _without_answer(example)
 

@@ -50,7 +50,7 @@ class Rendering:
         return [segment for segment in self.segments if segment.message == message]
 
 
-class Instrumented:
+class InstrumentedTemplate:
     """A chat template that tells what it writes for each message.
 
     Attributes:
@@ -77,14 +77,14 @@ class Instrumented:
         plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
         chat: list[Message] = _alias_reasoning_fields(plain)
         shown = json.dumps([chat, tools], ensure_ascii=False, default=str)
-        marks = Marks(chat, next(mark for mark in self._private if mark not in shown))
+        marks = TemplateMarks(chat, next(mark for mark in self._private if mark not in shown))
         variables = {**special_tokens, "messages": chat, "tools": list(tools) or None, "documents": None}
         methods = {_PREFIX + method.__name__: method for method in (marks.enter, marks.leave, marks.generation)}
         marked = self._template.render(**variables, add_generation_prompt=prompt, **methods)
         return _read(marked.split(marks.character))
 
 
-class Marks:
+class TemplateMarks:
     """What an instrumented template calls; `character` delimits a mark and stands nowhere else."""
 
     def __init__(self, messages: Sequence[Message], character: str) -> None:

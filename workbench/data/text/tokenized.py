@@ -45,7 +45,7 @@ _FEATURES = Features(
 )
 
 
-class Form(Protocol):
+class RowEncoder(Protocol):
     """How examples are written for a model, and what it sees of them."""
 
     @property
@@ -66,7 +66,7 @@ class Form(Protocol):
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenizedSet:
     """A tokenised set of examples, read from disk row by row."""
 
     table: Dataset
@@ -102,7 +102,7 @@ class Tokens:
         """The examples `indices`, padded, as they are seen in pass `epoch` over the data."""
         return replace(self.collate([self[int(index)] for index in indices], epoch=epoch), rows_B=indices)
 
-    def subset(self, keep: Indices | npt.NDArray[np.bool_], note: str | None = None) -> Tokens:
+    def subset(self, keep: Indices | npt.NDArray[np.bool_], note: str | None = None) -> TokenizedSet:
         """The examples that `keep` indexes or marks."""
         return replace(self, rows=self.rows[keep], skipped=[*self.skipped, note] if note else self.skipped)
 
@@ -150,12 +150,12 @@ class Tokens:
 class Splits(NamedTuple):
     """What a run trains on, watches and is scored on."""
 
-    train: Tokens
-    held_out: Tokens
-    test: Tokens | None
+    train: TokenizedSet
+    held_out: TokenizedSet
+    test: TokenizedSet | None
 
 
-def load(config: DataConfig, tokenizer: PreTrainedTokenizerBase, template: Form, *, seed: int) -> Splits:
+def load(config: DataConfig, tokenizer: PreTrainedTokenizerBase, template: RowEncoder, *, seed: int) -> Splits:
     """Read, render, tokenise and split; refuses data that would teach or measure nothing."""
     train = read(config.train, config, tokenizer, template, limit=config.limit)
     if isinstance(config.held_out, str):
@@ -173,10 +173,10 @@ def read(
     source: str,
     config: DataConfig,
     tokenizer: PreTrainedTokenizerBase,
-    template: Form,
+    template: RowEncoder,
     *,
     limit: int | None = None,
-) -> Tokens:
+) -> TokenizedSet:
     """One source, tokenised; from the cache where the same bytes were tokenised in the same way before."""
     path = starter.resolve(source)
     fingerprint = formats.fingerprint(path)
@@ -197,7 +197,7 @@ def read(
     skipped = json.loads(notes.read_text())
     if len(table) == 0:
         raise DataError(f"{source}: no usable row" + (f"; the first was left out: {skipped[0]}" if skipped else "."))
-    return Tokens(
+    return TokenizedSet(
         table,
         np.arange(len(table)),
         source,
@@ -208,7 +208,7 @@ def read(
     )
 
 
-def hold_out(tokens: Tokens, *, share: float, seed: int) -> tuple[Tokens, Tokens]:
+def hold_out(tokens: TokenizedSet, *, share: float, seed: int) -> tuple[TokenizedSet, TokenizedSet]:
     """Split off `share` of the examples; exact duplicates always stay on the same side."""
     groups: dict[str, list[int]] = {}
     for index, digest in enumerate(tokens.digests):
@@ -234,7 +234,7 @@ def cache_folder() -> Path:
     return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "peft-workbench"
 
 
-def _without_overlap(train: Tokens, held_out: Tokens, config: DataConfig) -> Tokens:
+def _without_overlap(train: TokenizedSet, held_out: TokenizedSet, config: DataConfig) -> TokenizedSet:
     """`train` without rows that also stand in `held_out`: refused, or dropped where the config says so."""
     known = {digest: index for index, digest in reversed(list(enumerate(held_out.digests)))}
     shared = np.asarray([digest in known for digest in train.digests])
@@ -253,7 +253,7 @@ def _without_overlap(train: Tokens, held_out: Tokens, config: DataConfig) -> Tok
 
 
 def _encoded(
-    examples: Iterator[formats.Example], config: DataConfig, template: Form, skipped: list[str]
+    examples: Iterator[formats.Example], config: DataConfig, template: RowEncoder, skipped: list[str]
 ) -> Iterator[dict[str, Any]]:
     for example in examples:
         try:

@@ -18,13 +18,13 @@ from workbench.config.classes_config import PAIR_FIELDS, ClassesConfig
 from workbench.config.tta_config import NOISY, WINDOWS, TtaConfig, ViewName
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.data.labelled.records import Record
-from workbench.data.labelled.text_fields import Writer, Written
+from workbench.data.labelled.records import LabelledRecord
+from workbench.data.labelled.text_fields import FieldTokenizer, FieldTokens
 from workbench.data.views import rewriting
 from workbench.data.views.user_views import Fields, UserViews, require_used
 from workbench.errors import ConfigError, DataError
 
-Change: TypeAlias = Callable[[Record], Fields]
+Change: TypeAlias = Callable[[LabelledRecord], Fields]
 
 LEAST_SHARE = 0.01
 """Of the rows that a view must change to be read at all."""
@@ -48,19 +48,21 @@ class View:
     order_C: tuple[int, ...] | None = None
     """Which of its outputs stands for each output of the plain row; None: its own."""
 
-    def rows(self, records: Sequence[Record], tokenizer: PreTrainedTokenizerBase, *, max_tokens: int) -> list[Written]:
+    def rows(
+        self, records: Sequence[LabelledRecord], tokenizer: PreTrainedTokenizerBase, *, max_tokens: int
+    ) -> list[FieldTokens]:
         """Tokens of the rows in this view; of the plain row where the view would leave a column that is needed empty.
 
         Raises:
             DataError: The view's template leaves no tokens to a row; names both.
         """
-        writer = Writer(tokenizer, self.classes, max_tokens=max_tokens)
+        writer = FieldTokenizer(tokenizer, self.classes, max_tokens=max_tokens)
         try:
             return writer.write([self.texts(record) for record in records], [record.place for record in records])
         except DataError as error:
             raise DataError(f"tta, view {self.name}: {error}") from None
 
-    def texts(self, record: Record) -> Fields:
+    def texts(self, record: LabelledRecord) -> Fields:
         """The columns of a row in this view, in the order of its template."""
         seen = self.change(record)
         needed = PAIR_FIELDS if self.classes.kind == "pair" else ()
@@ -75,7 +77,9 @@ class View:
         return outputs_NC if self.order_C is None else outputs_NC[:, list(self.order_C)]
 
 
-def make(config: TtaConfig, classes: ClassesConfig, labels: Labels, *, seed: int, example: Record) -> list[View]:
+def make(
+    config: TtaConfig, classes: ClassesConfig, labels: Labels, *, seed: int, example: LabelledRecord
+) -> list[View]:
     """The views that `config` names, without the plain row.
 
     Args:
@@ -132,7 +136,7 @@ def _why(view: View, rows: Labelled, changed: int) -> str:
 
 
 def _named(
-    name: ViewName, config: TtaConfig, classes: ClassesConfig, labels: Labels, seed: int, example: Record
+    name: ViewName, config: TtaConfig, classes: ClassesConfig, labels: Labels, seed: int, example: LabelledRecord
 ) -> list[View]:
     """The views of one name."""
     if name in _PLAIN:
@@ -154,24 +158,24 @@ def _named(
     return [View(f"user {number + 1}", classes, partial(_own, made, number)) for number in range(made.count)]
 
 
-def _same(record: Record) -> Fields:
+def _same(record: LabelledRecord) -> Fields:
     return record.fields
 
 
-def _rewritten(rewrite: Callable[[str], str], record: Record) -> Fields:
+def _rewritten(rewrite: Callable[[str], str], record: LabelledRecord) -> Fields:
     return tuple(map(rewrite, record.fields))
 
 
-def _noisy(name: ViewName, record: Record, *, share: float, seed: int, copy: int) -> Fields:
+def _noisy(name: ViewName, record: LabelledRecord, *, share: float, seed: int, copy: int) -> Fields:
     chance = rewriting.chance_of(seed, name, copy, record.fields)
     return tuple(_NOISE[name](text, chance, share=share) for text in record.fields)
 
 
-def _own(made: UserViews, number: int, record: Record) -> Fields:
+def _own(made: UserViews, number: int, record: LabelledRecord) -> Fields:
     return made.of(record.fields, record.place)[number]
 
 
-def _ordered(place: Sequence[int], record: Record) -> Fields:
+def _ordered(place: Sequence[int], record: LabelledRecord) -> Fields:
     return tuple(record.fields[number] for number in place)
 
 

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 
 from workbench.errors import Stopped
-from workbench.training.trainer import Watcher
+from workbench.training.trainer import Callback
 
 LOOK = 0.2
 """Seconds between two looks."""
 
 
-def until(done: Callable[[], bool], watcher: Watcher) -> None:
+def wait_for_ranks(done: Callable[[], bool], watcher: Callback) -> None:
     """Return when `done` holds; unlike a process that waits in a collective, this one can be asked to stop.
 
     Raises:

@@ -23,14 +23,14 @@ from workbench.models import backbones
 from workbench.models.weight_storage import HALVES
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import layout_settings
-from workbench.training.distributed.sharding import Sharded, Trainable, brought
+from workbench.training.distributed.sharding import Sharded, Trainable, place_model
 from workbench.training.optim import optimizer_states
 from workbench.training.optimizer_step import Refuse
 
 T = TypeVar("T")
 
 
-class Shared:
+class ShardedReader:
     """A model that processes read together: each holds a share, and a block whole while that computes.
 
     Args:
@@ -62,7 +62,7 @@ class Shared:
             "offload_policy": _offloading(section, device),
         }
         self.module = _Called(model, beside)
-        for part in brought(self.module):  # masters are never here for more than one block
+        for part in place_model(self.module):  # masters are never here for more than one block
             for parameter in part.parameters():
                 if parameter.requires_grad and not isinstance(parameter, DTensor):
                     parameter.data = parameter.data.float()
@@ -86,7 +86,7 @@ class Reading(Protocol):
 
 def reading(model: nn.Module, section: DistributedConfig, ranks: Ranks) -> Reading:
     """For a model in evaluation mode: processes that would share its weights in training read it together."""
-    return Shared(model, section, ranks) if layout_settings.cuts_weights(section) else _called
+    return ShardedReader(model, section, ranks) if layout_settings.cuts_weights(section) else _called
 
 
 def _called(work: Callable[[], T]) -> T:
@@ -98,7 +98,7 @@ class FullySharded(Sharded):
 
     def __init__(self, whole: Trainable) -> None:
         self._loss, section = whole.loss, whole.config.distributed
-        self._shared = Shared(whole.model, section, whole.ranks, compute=whole.compute, beside=whole.beside)
+        self._shared = ShardedReader(whole.model, section, whole.ranks, compute=whole.compute, beside=whole.beside)
         super().__init__(whole)
         self._homes = {name: _homes(self._shared.module, parameter) for name, parameter in self._named.items()}
         self._optimizer: torch.optim.Optimizer | None = None

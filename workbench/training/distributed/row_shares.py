@@ -8,7 +8,7 @@ from workbench.data.batching import Indices, micro_batches
 from workbench.runs.ranks import Ranks
 
 
-class Dealt(NamedTuple):
+class RowShare(NamedTuple):
     """Rows of one forward pass."""
 
     rows: Indices
@@ -16,7 +16,7 @@ class Dealt(NamedTuple):
     """Whether they carry loss; others keep a process in step with those that have one more."""
 
 
-def deal(rows: Indices, lengths: Indices, *, tokens: int, ranks: Ranks, in_step: bool) -> list[Dealt]:
+def share_rows(rows: Indices, lengths: Indices, *, tokens: int, ranks: Ranks, in_step: bool) -> list[RowShare]:
     """The micro-batches of a global batch that this process computes: all are of one cut, and each is somebody's.
 
     Args:
@@ -31,6 +31,6 @@ def deal(rows: Indices, lengths: Indices, *, tokens: int, ranks: Ranks, in_step:
         place = next(number for number, part in enumerate(parts) if part is widest)
         half = (len(widest) + 1) // 2
         parts[place : place + 1] = [widest[:half], widest[half:]]
-    own = [Dealt(part) for part in parts[ranks.rank :: ranks.world]]
+    own = [RowShare(part) for part in parts[ranks.rank :: ranks.world]]
     missing = -(-len(parts) // ranks.world) - len(own) if in_step else 0
-    return [*own, *(Dealt(parts[-1][-1:], counts=False) for _ in range(missing))]
+    return [*own, *(RowShare(parts[-1][-1:], counts=False) for _ in range(missing))]

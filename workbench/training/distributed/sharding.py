@@ -25,7 +25,7 @@ Loss = Callable[[MicroBatch, float], Tensor]
 T = TypeVar("T")
 
 
-def brought(model: nn.Module) -> Iterator[nn.Module]:
+def place_model(model: nn.Module) -> Iterator[nn.Module]:
     """The parts of a model, each here when the one before is cut: its blocks, then what is outside of them.
 
     A block that shares a weight with what is outside of it, such as BERT's embeddings with its head, is no part.

@@ -21,14 +21,14 @@ from workbench.data.batching import MicroBatch
 from workbench.errors import TrainingError
 from workbench.models.weight_storage import HALVES
 from workbench.training.distributed import layout_settings, nvme
-from workbench.training.distributed.sharding import Loss, Sharded, Trainable, brought
+from workbench.training.distributed.sharding import Loss, Sharded, Trainable, place_model
 from workbench.training.optimizer_step import Refuse
 
 COUNTED = "step"
 """What an optimizer counts for all its values together."""
 
 
-class Zero(Sharded):
+class ZeroParameters(Sharded):
     """The trainable parameters of a model whose steps DeepSpeed takes.
 
     Args:
@@ -46,7 +46,7 @@ class Zero(Sharded):
         self._engine: Any = None
         self._optimizer: torch.optim.Optimizer | None = None
 
-    def adopt(self, optimizer: torch.optim.Optimizer, _: Mapping[str, nn.Parameter]) -> Zero:
+    def adopt(self, optimizer: torch.optim.Optimizer, _: Mapping[str, nn.Parameter]) -> ZeroParameters:
         """From now on DeepSpeed takes the steps of `optimizer`."""
         deepspeed = imported()
         if "nvme" in json.dumps(self._settings["zero_optimization"]):
@@ -65,7 +65,7 @@ class Zero(Sharded):
     def _cut(self, deepspeed: Any) -> None:
         """Leave a share of each weight here, before the next part of the model comes to the device."""
         cut: Any = None  # a weight that DeepSpeed has cut, and through which it cuts more
-        for part in brought(self._module):
+        for part in place_model(self._module):
             whole = [parameter for parameter in part.parameters() if not hasattr(parameter, "ds_id")]
             for parameter in whole:
                 wanted = self._compute if self._compute in HALVES else parameter.dtype

@@ -21,8 +21,8 @@ from workbench.data.batching import Examples
 from workbench.errors import ConfigError
 from workbench.models import first_token
 from workbench.runs import units
-from workbench.training.freezing.cached_prefix import Trunk, parts, rows_of
-from workbench.training.freezing.hidden_state_store import MemoryStates
+from workbench.training.freezing.cached_prefix import CachedPrefix, parts, rows_of
+from workbench.training.freezing.hidden_state_store import MemoryStore
 
 MEMORY_SHARE, DISK_SHARE = 0.25, 0.5
 """Of what is available and free, how much may be filled."""
@@ -34,7 +34,7 @@ _PLACES: dict[Where, str] = {"memory": "in memory", "disk": "on disk"}
 _LIMITS: dict[Where, str] = {"memory": "a quarter of what is available", "disk": "half of what is free"}
 
 
-class Survey(NamedTuple):
+class DataProfile(NamedTuple):
     """What data hold, as far as it decides about a cache."""
 
     rows: int
@@ -42,10 +42,10 @@ class Survey(NamedTuple):
     tokens: int
     """Of these, without padding."""
     trailing: int
-    """Most zeros that a row ends with whose padding no mask tells; `Trunk` asks for it."""
+    """Most zeros that a row ends with whose padding no mask tells; `CachedPrefix` asks for it."""
 
 
-class Prediction(NamedTuple):
+class CacheEstimate(NamedTuple):
     """What a cache would take and save."""
 
     rows: int
@@ -56,14 +56,14 @@ class Prediction(NamedTuple):
     """Share of the training's computing, 0 to 1, with the prefix frozen in either case."""
 
 
-class Choice(NamedTuple):
+class CacheDecision(NamedTuple):
     """Where outputs are kept, and why, for a person."""
 
     where: Where
     sentence: str
 
 
-def survey(sets: Sequence[Examples], *, causal: bool) -> Survey:
+def survey(sets: Sequence[Examples], *, causal: bool) -> DataProfile:
     """Read every row once, as in the first epoch.
 
     Args:
@@ -82,12 +82,12 @@ def survey(sets: Sequence[Examples], *, causal: bool) -> Survey:
             found.update(zip(rows.keys, rows.lengths, strict=True))
             if causal and batch.lengths_B is not None:
                 trailing = max(trailing, int((batch.lengths_B - torch.tensor(rows.lengths)).max()))
-    return Survey(len(found), sum(found.values()) + trailing * len(found), trailing)
+    return DataProfile(len(found), sum(found.values()) + trailing * len(found), trailing)
 
 
 def predict(
     backbone: PreTrainedModel,
-    found: Survey,
+    found: DataProfile,
     *,
     blocks: Sequence[nn.Module],
     depth: int,
@@ -95,7 +95,7 @@ def predict(
     passes: float,
     everything: bool,
     supervised: float = 1.0,
-) -> Prediction:
+) -> CacheEstimate:
     """What keeping the outputs of the first `depth` blocks would take and save, by parameters.
 
     A parameter costs a unit forward, one for its input's gradient, and where it trains one for its own. The prefix
@@ -110,7 +110,7 @@ def predict(
     sizes = [adapters.count(block).total for block in blocks]
     below, above = sum(sizes[:depth]), sum(sizes[depth:]) + supervised * _head_size(backbone)
     uncached = below + (3 if everything else 2) * above
-    return Prediction(
+    return CacheEstimate(
         rows=found.rows,
         bytes=found.tokens * int(backbone.config.get_text_config().hidden_size) * itemsize,
         passes=passes,
@@ -119,13 +119,13 @@ def predict(
 
 
 def choose(
-    prediction: Prediction,
+    prediction: CacheEstimate,
     wanted: Where | Literal["auto"],
     *,
     available_memory: int,
     free_disk: int,
     obstacle: str | None = None,
-) -> Choice:
+) -> CacheDecision:
     """Where outputs are kept: where it is `wanted`, if they fit there; `auto` takes memory before disk, where it pays.
 
     Args:
@@ -151,7 +151,7 @@ def choose(
     asked: list[Where] = ["memory", "disk"] if wanted == "auto" else [wanted]
     for where in asked:
         if prediction.bytes <= limits[where]:
-            return Choice(
+            return CacheDecision(
                 where,
                 f"Outputs of the frozen blocks are kept {_PLACES[where]}, {size} of {prediction.rows:,} rows: that "
                 f"saves {units.percent(prediction.saved)} of the computing.",
@@ -160,11 +160,11 @@ def choose(
     return _off(f"they would take {size}, and {room} may be filled. freeze.stored=bfloat16 halves float32")
 
 
-def _off(reason: str) -> Choice:
-    return Choice("off", f"Outputs of the frozen blocks are not kept: {reason}.")
+def _off(reason: str) -> CacheDecision:
+    return CacheDecision("off", f"Outputs of the frozen blocks are not kept: {reason}.")
 
 
-def _hardly_pays(prediction: Prediction) -> str | None:
+def _hardly_pays(prediction: CacheEstimate) -> str | None:
     """Why computing them each time is as good; None where it is not."""
     if prediction.passes <= 1:
         return "each row is seen only once"
@@ -247,7 +247,7 @@ def _refusal_of_trial(backbone: PreTrainedModel, blocks: Sequence[nn.Module], de
         return f"the blocks of {family} give other positions than those of the tokens"
     if names := _trained(backbone, hidden_BLD):
         return f"{names[0]} trains, and the frozen blocks read it"
-    trunk = Trunk(backbone, blocks=blocks, depth=depth, states=MemoryStates(hidden_BLD.dtype))
+    trunk = CachedPrefix(backbone, blocks=blocks, depth=depth, states=MemoryStore(hidden_BLD.dtype))
     trunk.install()
     try:
         with torch.no_grad():

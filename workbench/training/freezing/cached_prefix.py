@@ -20,13 +20,13 @@ from transformers import PreTrainedModel
 from workbench.data.batching import Indices, padded
 from workbench.errors import BackboneError
 from workbench.models import first_token
-from workbench.training.freezing.hidden_state_store import States
+from workbench.training.freezing.hidden_state_store import HiddenStateStore
 
 _TOKENS, _MASK, _TYPES = "input_ids", "attention_mask", "token_type_ids"
 """Arguments of a stack that say what its rows hold."""
 
 
-class Rows(NamedTuple):
+class UnpaddedRows(NamedTuple):
     """The rows of a batch, without what pads them."""
 
     keys: list[bytes]
@@ -41,7 +41,7 @@ class Rows(NamedTuple):
         return [len(row) for row in self.tokens]
 
 
-class Trunk:
+class CachedPrefix:
     """Gives the output of block `depth` as it was computed once; computes only the rows that `states` lacks.
 
     Between `install` and `remove`, calls of the backbone with whole rows of tokens read states. Others (generation with
@@ -62,9 +62,9 @@ class Trunk:
         *,
         blocks: Sequence[nn.Module],
         depth: int,
-        states: States,
+        states: HiddenStateStore,
         trailing: int = 0,
-        batch_of: Callable[[bytes], Rows | None] = lambda _: None,
+        batch_of: Callable[[bytes], UnpaddedRows | None] = lambda _: None,
     ) -> None:
         if depth == len(blocks):
             first_token.widen(backbone)
@@ -128,7 +128,7 @@ class Trunk:
         """Behind the stack, also where it failed."""
         self._given_BLD = None
 
-    def _rows(self, call: Mapping[str, Any]) -> Rows | None:
+    def _rows(self, call: Mapping[str, Any]) -> UnpaddedRows | None:
         """The rows of a call, if what the prefix gives depends on nothing else."""
         known = {_TOKENS, _MASK, _TYPES, "return_dict"}
         if any(not (value is None or value is False) for name, value in call.items() if name not in known):
@@ -137,7 +137,7 @@ class Trunk:
             return None
         return self._read(call)
 
-    def _fetch(self, call: Mapping[str, Any], rows: Rows) -> None:
+    def _fetch(self, call: Mapping[str, Any], rows: UnpaddedRows) -> None:
         """Compute what the store lacks of the rows of a call."""
         for key in [rows.keys[place] for place in self.states.missing(rows.keys)]:
             if self.states.missing([key]) and (batch := self._batch_of(key)) is not None:
@@ -145,7 +145,7 @@ class Trunk:
         if unknown := self.states.missing(rows.keys):
             self._keep(call, rows, unknown)
 
-    def _keep(self, call: Mapping[str, Any], rows: Rows, places: Sequence[int]) -> None:
+    def _keep(self, call: Mapping[str, Any], rows: UnpaddedRows, places: Sequence[int]) -> None:
         """Compute some rows together, and put what the store lacks of them there."""
         found = self._compute(call, rows, places)
         keys = [rows.keys[place] for place in places]
@@ -154,7 +154,7 @@ class Trunk:
         self.computed += len(unknown)
 
     @torch.no_grad()
-    def _compute(self, call: Mapping[str, Any], rows: Rows, places: Sequence[int]) -> list[Tensor]:
+    def _compute(self, call: Mapping[str, Any], rows: UnpaddedRows, places: Sequence[int]) -> list[Tensor]:
         """States (l, D) of some rows of a call."""
         tokens = [rows.tokens[place] for place in places]
         arrays = {_TOKENS: padded(tokens)}
@@ -212,17 +212,17 @@ class _Reached(Exception):
         self.hidden_BLD = hidden_BLD
 
 
-def reader(backbone: PreTrainedModel, *, trailing: int) -> Callable[[Mapping[str, Any]], Rows | None]:
+def reader(backbone: PreTrainedModel, *, trailing: int) -> Callable[[Mapping[str, Any]], UnpaddedRows | None]:
     """`rows_of` for the calls of a backbone.
 
     Args:
-        trailing: As `Trunk` is told.
+        trailing: As `CachedPrefix` is told.
     """
     longest = getattr(backbone.config.get_text_config(), "max_position_embeddings", None) or 0
     return partial(rows_of, causal=backbone.can_generate(), trailing=trailing, longest=longest)
 
 
-def rows_of(inputs: Mapping[str, Any], *, causal: bool, trailing: int = 0, longest: int = 0) -> Rows | None:
+def rows_of(inputs: Mapping[str, Any], *, causal: bool, trailing: int = 0, longest: int = 0) -> UnpaddedRows | None:
     """The rows of a model's inputs; None where they are not padded on the right, so that nobody can tell what they are.
 
     The mask says what padding is. Without one, a causal model's is zeros, of which `trailing` are kept, in a row of at
@@ -249,11 +249,11 @@ def rows_of(inputs: Mapping[str, Any], *, causal: bool, trailing: int = 0, longe
         return None
     kept = _cut(tokens_BL, lengths_B)
     if types is None:
-        return Rows([blake2b(row.tobytes(), digest_size=16).digest() for row in kept], kept, None)
+        return UnpaddedRows([blake2b(row.tobytes(), digest_size=16).digest() for row in kept], kept, None)
     kinds = _cut(types.cpu().numpy(), lengths_B)
     # Token ids have eight bytes each, so that no row without types looks like one with them.
     both = (row.tobytes() + b"types" + kind.tobytes() for row, kind in zip(kept, kinds, strict=True))
-    return Rows([blake2b(each, digest_size=16).digest() for each in both], kept, kinds)
+    return UnpaddedRows([blake2b(each, digest_size=16).digest() for each in both], kept, kinds)
 
 
 def stack_of(backbone: PreTrainedModel, block: nn.Module) -> nn.Module:

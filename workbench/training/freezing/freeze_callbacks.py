@@ -16,7 +16,7 @@ from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.layer_statistics import GradientSums, Plasticity
 
 
-class GradientWatch:
+class GradientCallback:
     """Shows a policy the sums of gradients over each interval.
 
     Args:
@@ -46,7 +46,7 @@ class GradientWatch:
         self._sums.load({key.removeprefix("sum|"): each for key, each in state.items() if key.startswith("sum|")})
 
 
-class ActivationWatch:
+class ActivationCallback:
     """Shows a policy how much the outputs of each block changed in each interval.
 
     Args:

@@ -13,9 +13,9 @@ from workbench.adapters import Method, anatomy, bank
 from workbench.adapters.bank import Bank
 from workbench.adapters.method import Sample
 from workbench.config import RunConfig
-from workbench.config.freeze_config import FreezeConfig, Moment, Observation, Plan
+from workbench.config.freeze_config import FreezeConfig, LayerPlan, Moment, Observation
 from workbench.errors import ConfigError
-from workbench.training.freezing.layer_map import Layers, survey
+from workbench.training.freezing.layer_map import LayerMap, survey
 
 _GRAIN = 0.01
 """Share of a run: as finely is it known when the line moves."""
@@ -35,7 +35,7 @@ class Freezer:
     """
 
     def __init__(
-        self, model: nn.Module, backbone: PreTrainedModel, layers: Layers, policy: FreezeConfig, *, seed: int
+        self, model: nn.Module, backbone: PreTrainedModel, layers: LayerMap, policy: FreezeConfig, *, seed: int
     ) -> None:
         self.model, self.backbone, self.policy = model, backbone, policy
         self.blocks = [backbone.get_submodule(path) for path in layers.blocks]
@@ -71,7 +71,7 @@ class Freezer:
             same += self._depth(plan) == self.depth
         return same * _GRAIN
 
-    def _depth(self, plan: Plan) -> int:
+    def _depth(self, plan: LayerPlan) -> int:
         live = (layer for layer in self.layers.values() if plan.trains[layer])
         return max(0, min(live, default=len(self.blocks) + 1) - 1)
 
@@ -114,7 +114,7 @@ def attach(
 def adapt(
     backbone: PreTrainedModel,
     config: RunConfig,
-    layers: Layers,
+    layers: LayerMap,
     *,
     seed: int,
     new_token_ids: Sequence[int] = (),
@@ -140,7 +140,7 @@ def attach_bank(
     return together, Freezer(together.model, backbone, layers, config.freeze, seed=config.seed)
 
 
-def layers_of(backbone: PreTrainedModel, config: RunConfig) -> Layers:
+def layers_of(backbone: PreTrainedModel, config: RunConfig) -> LayerMap:
     """Those of a bare backbone; raises ConfigError where the policy does not work on so many."""
     layers = survey(backbone, needed=config.freeze.policy != "none" or config.optimizer.layer_decay < 1)
     if reason := config.freeze.refusal(len(layers.blocks)):

@@ -32,7 +32,7 @@ FORMAT = "1"
 Bytes = npt.NDArray[np.uint8]
 
 
-class States(ABC):
+class HiddenStateStore(ABC):
     """Hidden states of rows by their keys. What it holds of a row never changes.
 
     Args:
@@ -71,7 +71,7 @@ class States(ABC):
         return kept.view(torch.uint8).numpy()
 
 
-class MemoryStates(States):
+class MemoryStore(HiddenStateStore):
     """In the memory of this process."""
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -110,7 +110,7 @@ _RECORD = struct.Struct("<16sQIII")
 _RECORD_BYTES = _RECORD.size + 4
 
 
-class DiskStates(States):
+class DiskStore(HiddenStateStore):
     """In two files that grow, of all runs whose prefix has the same `fingerprint`, at the same time too.
 
     States are written first, then a record in the index that says where they are, with checksums of both: whatever a

@@ -16,7 +16,7 @@ from workbench.errors import BackboneError
 
 
 @dataclass(frozen=True)
-class Layers:
+class LayerMap:
     """The layers of a bare backbone, by the paths of its modules; an adapter's parameters follow their module."""
 
     blocks: tuple[str, ...]
@@ -40,7 +40,7 @@ class Layers:
         return len(self.blocks) + 1 if any(lead in self.after for lead in leads) else 0
 
 
-def survey(backbone: PreTrainedModel, *, needed: bool = True) -> Layers:
+def survey(backbone: PreTrainedModel, *, needed: bool = True) -> LayerMap:
     """The layers of a bare backbone, found by calling it once.
 
     Args:
@@ -50,7 +50,7 @@ def survey(backbone: PreTrainedModel, *, needed: bool = True) -> Layers:
         BackboneError: it has two stacks of blocks, or none.
     """
     if not needed and len(anatomy.blocks(backbone)) != 1:
-        return Layers((), frozenset())
+        return LayerMap((), frozenset())
     blocks, passed, after = stack(backbone), False, dict[str, bool]()
 
     def last_block(*_: object) -> None:
@@ -77,7 +77,7 @@ def survey(backbone: PreTrainedModel, *, needed: bool = True) -> Layers:
     finally:
         for handle in handles:
             handle.remove()
-    return Layers(tuple(blocks), frozenset(name for name, is_after in after.items() if is_after))
+    return LayerMap(tuple(blocks), frozenset(name for name, is_after in after.items() if is_after))
 
 
 def stack(backbone: PreTrainedModel) -> list[str]:

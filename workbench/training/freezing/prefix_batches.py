@@ -12,13 +12,13 @@ import numpy as np
 from torch import Tensor
 
 from workbench.data.batching import Examples, Indices, micro_batches
-from workbench.training.freezing.cached_prefix import Rows
+from workbench.training.freezing.cached_prefix import UnpaddedRows
 
 TOKENS = 1024
 """Of a batch, padding included; a longer row has one of its own."""
 
 
-class Batches:
+class PrefixBatches:
     """Each different row in the first batch, of similar length, that it comes in.
 
     Args:
@@ -26,14 +26,14 @@ class Batches:
         read: Gives the rows of a model's inputs; see `trunk.reader`.
     """
 
-    def __init__(self, sets: Sequence[Examples], read: Callable[[Mapping[str, Tensor]], Rows | None]) -> None:
+    def __init__(self, sets: Sequence[Examples], read: Callable[[Mapping[str, Tensor]], UnpaddedRows | None]) -> None:
         self._read = read
         self._places: dict[bytes, tuple[Examples, Indices]] = {}
         for examples in sets:
             for indices in micro_batches(np.arange(len(examples.lengths)), examples.lengths, tokens=TOKENS):
                 self._add(examples, indices)
 
-    def of(self, key: bytes) -> Rows | None:
+    def of(self, key: bytes) -> UnpaddedRows | None:
         """The rows that this one is computed with, itself among them; None where no set has it."""
         place = self._places.get(key)
         return None if place is None else self._rows(*place)
@@ -46,7 +46,7 @@ class Batches:
         place = examples, np.array(sorted(new.values()), dtype=np.int64)
         self._places.update(dict.fromkeys(new, place))
 
-    def _rows(self, examples: Examples, indices: Indices) -> Rows:
+    def _rows(self, examples: Examples, indices: Indices) -> UnpaddedRows:
         found = self._read(examples.batch(indices).inputs)
         assert found is not None, "micro-batches are padded on the right"
         return found

@@ -21,30 +21,30 @@ from workbench.data.text.tokenized import cache_folder
 from workbench.runs import run_directory
 from workbench.training.distributed import layout_settings
 from workbench.training.freezing import cache_estimate
-from workbench.training.freezing.cache_estimate import Choice, Survey
-from workbench.training.freezing.cached_prefix import Trunk, reader
+from workbench.training.freezing.cache_estimate import CacheDecision, DataProfile
+from workbench.training.freezing.cached_prefix import CachedPrefix, reader
 from workbench.training.freezing.freezer import Freezer
-from workbench.training.freezing.hidden_state_store import DiskStates, MemoryStates, States, fingerprint
+from workbench.training.freezing.hidden_state_store import DiskStore, HiddenStateStore, MemoryStore, fingerprint
 from workbench.training.freezing.layer_map import stack
-from workbench.training.freezing.prefix_batches import Batches
+from workbench.training.freezing.prefix_batches import PrefixBatches
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 @dataclass
-class Kept:
+class PrefixCache:
     """What the frozen blocks of a run's backbone gave: all its trainings and predictions may read it."""
 
-    states: States | None = None
+    states: HiddenStateStore | None = None
     depth: int = 0
     trailing: int = 0
-    batches: Batches | None = None
+    batches: PrefixBatches | None = None
     """In which its rows are computed."""
 
-    def trunk(self, backbone: PreTrainedModel, blocks: Sequence[nn.Module]) -> Trunk:
+    def trunk(self, backbone: PreTrainedModel, blocks: Sequence[nn.Module]) -> CachedPrefix:
         """For a backbone with these blocks."""
         assert self.states is not None and self.batches is not None
-        return Trunk(
+        return CachedPrefix(
             backbone,
             blocks=blocks,
             depth=self.depth,
@@ -55,7 +55,7 @@ class Kept:
 
 
 @contextmanager
-def reading(kept: Kept, backbone: PreTrainedModel) -> Iterator[None]:
+def reading(kept: PrefixCache, backbone: PreTrainedModel) -> Iterator[None]:
     """Inside the block a backbone, loaded again and without adapters in its frozen blocks, reads what was kept."""
     if kept.states is None:
         yield
@@ -69,7 +69,7 @@ def reading(kept: Kept, backbone: PreTrainedModel) -> Iterator[None]:
         trunk.remove()
 
 
-class Work(NamedTuple):
+class PrefixForward(NamedTuple):
     """What a model does while the prefix is frozen."""
 
     rows: Sequence[Examples]
@@ -78,7 +78,7 @@ class Work(NamedTuple):
     """How often training computes each row; gives None while nobody knows."""
 
 
-class Prefix:
+class PrefixCacheManager:
     """The frozen first blocks of one model that trains.
 
     Args:
@@ -92,21 +92,21 @@ class Prefix:
     def __init__(
         self,
         freezer: Freezer,
-        work: Work,
+        work: PrefixForward,
         config: RunConfig,
         *,
         compute: torch.dtype,
         folder: Path,
         say: Callable[[str], None],
         trying: Callable[[], AbstractContextManager[object]] = nullcontext,
-        kept: Kept | None = None,
+        kept: PrefixCache | None = None,
     ) -> None:
         self._freezer, self._work, self._config = freezer, work, config
         self._dtype = compute if config.freeze.stored == "compute" else _DTYPES[config.freeze.stored]
         self._compute, self._folder, self._say, self._trying = compute, folder, say, trying
-        self._kept = kept or Kept()
-        self.trunk: Trunk | None = None
-        self._survey: Survey | None = None
+        self._kept = kept or PrefixCache()
+        self.trunk: CachedPrefix | None = None
+        self._survey: DataProfile | None = None
         self._depth = 0
 
     def follow(self) -> None:
@@ -128,12 +128,12 @@ class Prefix:
         assert self._survey is not None, "the choice was made by it"
         kept = self._kept
         if kept.states is None:
-            kept.states = MemoryStates(self._dtype) if choice.where == "memory" else self._on_disk(depth)
+            kept.states = MemoryStore(self._dtype) if choice.where == "memory" else self._on_disk(depth)
             kept.depth, kept.trailing = depth, self._survey.trailing
         if kept.batches is None:
             # What is read last may hold the rest: all rows of a run, of which some training sets are a part.
             read = reader(self._freezer.backbone, trailing=kept.trailing)
-            kept.batches = Batches(self._work.rows[::-1], read)
+            kept.batches = PrefixBatches(self._work.rows[::-1], read)
         self.trunk = kept.trunk(self._freezer.backbone, self._freezer.blocks)
         self.trunk.install()
 
@@ -146,7 +146,7 @@ class Prefix:
                 shutil.rmtree(self._folder, ignore_errors=True)
         self.trunk = None
 
-    def _chosen(self, depth: int, passes: float) -> Choice:
+    def _chosen(self, depth: int, passes: float) -> CacheDecision:
         freezer, config = self._freezer, self._config
         backbone, blocks = freezer.backbone, freezer.blocks
         with self._trying():
@@ -175,13 +175,13 @@ class Prefix:
             obstacle=obstacle,
         )
 
-    def _on_disk(self, depth: int) -> States:
+    def _on_disk(self, depth: int) -> HiddenStateStore:
         freezer = self._freezer
         about = {"compute": str(self._compute), "weights": self._config.model.weights, **run_directory.versions()}
         name = fingerprint(freezer.backbone, blocks=freezer.blocks, depth=depth, dtype=self._dtype, about=about)
         # What other runs can use is shared; a prefix that has trained is this run's alone.
         folder = cache_folder() / "trunks" if self._config.freeze.fixed else self._folder
-        return DiskStates(folder, fingerprint=name, dtype=self._dtype)
+        return DiskStore(folder, fingerprint=name, dtype=self._dtype)
 
 
 def _changing(config: RunConfig) -> str | None:

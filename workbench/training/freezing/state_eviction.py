@@ -10,7 +10,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 
-class Evicted:
+class EvictedStates:
     """Tensors by name of a parameter, in a folder. A checkpoint holds them too: the folder is a place, not a record."""
 
     def __init__(self, folder: Path) -> None:

@@ -25,7 +25,7 @@ MEMORY = 0.9
 """How much of the smoothed estimates is kept when another comes."""
 
 
-class Part(NamedTuple):
+class GradientPart(NamedTuple):
     """Some of a step's rows."""
 
     squared: float
@@ -35,7 +35,7 @@ class Part(NamedTuple):
     """Of the step's supervised tokens, w."""
 
 
-class Estimate(NamedTuple):
+class NoiseEstimate(NamedTuple):
     """Of one step; both are unbiased, so that `signal` may be negative."""
 
     signal: float
@@ -49,7 +49,7 @@ def cut(rows: Indices, *, parts: int = 8) -> list[Indices]:
     return np.array_split(rows, min(parts, len(rows)))
 
 
-def estimate(parts: Sequence[Part], squared: float) -> Estimate | None:
+def estimate(parts: Sequence[GradientPart], squared: float) -> NoiseEstimate | None:
     """|G|^2 and tr(S) from the parts of one step; None where fewer than two of them are supervised at all.
 
     Args:
@@ -62,10 +62,10 @@ def estimate(parts: Sequence[Part], squared: float) -> Estimate | None:
     noise_apart = sum(part.share / part.rows for part in parts)
     noise_together = sum(part.share**2 / part.rows for part in parts)
     noise = (apart - squared) / (noise_apart - noise_together)
-    return Estimate(squared - noise * noise_together, noise)
+    return NoiseEstimate(squared - noise * noise_together, noise)
 
 
-class Parts:
+class GradientParts:
     """Watches the gradients of a step grow, part by part.
 
     Args:
@@ -75,7 +75,7 @@ class Parts:
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._parameters = list(parameters)
         self._before: dict[nn.Parameter, Tensor] = {}
-        self._parts: list[Part] = []
+        self._parts: list[GradientPart] = []
 
     @torch.no_grad()
     def add(self, rows: int, *, share: float) -> None:
@@ -86,9 +86,9 @@ class Parts:
                 before = self._before.get(parameter)
                 added.append(parameter.grad if before is None else parameter.grad - before)
                 self._before[parameter] = parameter.grad.clone()
-        self._parts.append(Part(_squared(added), rows, share))
+        self._parts.append(GradientPart(_squared(added), rows, share))
 
-    def estimate(self) -> Estimate | None:
+    def estimate(self) -> NoiseEstimate | None:
         """What they say together; None where fewer than two are supervised."""
         return estimate(self._parts, _squared(self._before.values()))
 
@@ -105,7 +105,7 @@ class NoiseScale:
     def __init__(self) -> None:
         self._signal = self._noise = 0.0
 
-    def add(self, found: Estimate | None) -> None:
+    def add(self, found: NoiseEstimate | None) -> None:
         """Another step's; nothing changes where there was none."""
         if found is not None:
             # Both sums have the same weights, so that their quotient needs no correction for how few there are.

@@ -111,7 +111,7 @@ def is_matrix(parameter: nn.Parameter) -> bool:
     return parameter.ndim == 2 and min(parameter.shape) > 1
 
 
-class Together(torch.optim.Optimizer):
+class CombinedOptimizer(torch.optim.Optimizer):
     """Several optimizers as one: each has some of the groups, and all share one state.
 
     Args:
@@ -164,7 +164,7 @@ def _muon(groups: list[Group], rate: float, given: Settings) -> torch.optim.Opti
     def muon(own: list[Group]) -> torch.optim.Optimizer:
         return torch.optim.Muon(own, lr=rate, adjust_lr_fn="match_rms_adamw", **momentum)
 
-    return Together(groups, [(orthogonal, muon), (others, lambda own: _adamw(own, rate, rest))])
+    return CombinedOptimizer(groups, [(orthogonal, muon), (others, lambda own: _adamw(own, rate, rest))])
 
 
 def _bitsandbytes(kind: str) -> Builder:

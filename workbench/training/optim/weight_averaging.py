@@ -21,14 +21,14 @@ Values = dict[str, Tensor]
 """By the parameter's name."""
 
 
-def average(config: AverageConfig, trainable: Mapping[str, nn.Parameter]) -> Average | None:
+def average(config: AverageConfig, trainable: Mapping[str, nn.Parameter]) -> WeightAverage | None:
     """The average that a run wants of the values that it trains; None where it wants none."""
     if config.method == "none":
         return None
-    return Latest(config, trainable) if config.method == "lawa" else Running(config, trainable)
+    return LatestAverage(config, trainable) if config.method == "lawa" else RunningAverage(config, trainable)
 
 
-class Average(ABC):
+class WeightAverage(ABC):
     """The average of what `trainable` held after some of the steps. Its state is a function of those values only.
 
     Args:
@@ -113,7 +113,7 @@ class Average(ABC):
             parameter.copy_(values[name])
 
 
-class Running(Average):
+class RunningAverage(WeightAverage):
     """EMA and SWA: one copy, which each sample moves towards itself."""
 
     def values(self) -> Values:
@@ -136,7 +136,7 @@ class Running(Average):
         return 1 - min(self.config.decay, (1 + done) / (10 + done))
 
 
-class Latest(Average):
+class LatestAverage(WeightAverage):
     """LAWA: the latest k samples. Their mean is computed from them each time, so that no error adds up."""
 
     def values(self) -> Values:

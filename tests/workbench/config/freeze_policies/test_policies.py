@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workbench.config.freeze_config import POLICIES, FreezeConfig, Moment, Observation, Plan
+from workbench.config.freeze_config import POLICIES, FreezeConfig, LayerPlan, Moment, Observation
 from workbench.config.freeze_policies import AutoFreeze, Egeria, FreezeOut, Gradual, Lisa, Static
 from workbench.errors import ConfigError
 from workbench.schema import parse
@@ -19,11 +19,11 @@ STEPS = 60
 EVERY = [FreezeConfig(), Static(), Gradual(), FreezeOut(), AutoFreeze(), Lisa(every=5), Egeria()]
 
 
-def at(policy: FreezeConfig, share: float, *, blocks: int = 4, seed: int = 0) -> Plan:
+def at(policy: FreezeConfig, share: float, *, blocks: int = 4, seed: int = 0) -> LayerPlan:
     return policy.plan(Moment(round(share * STEPS), share, seed), blocks=blocks)
 
 
-def frozen(plan: Plan) -> list[int]:
+def frozen(plan: LayerPlan) -> list[int]:
     return [layer for layer, trains in enumerate(plan.trains) if not trains]
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from workbench.config.folds_config import DuplicatesConfig
 from workbench.data.folds.duplicates import (
-    Found,
+    DuplicateClusters,
     across,
     find,
     keep_one,
@@ -201,7 +201,7 @@ def test_leaks_equal_a_search_by_hand(rows: list[tuple[str, int]]) -> None:
     assert leaks.tolist() == _across_by_hand(texts, sides, 0.6)
 
 
-def _both() -> tuple[Found, NDArray[np.bool_]]:
+def _both() -> tuple[DuplicateClusters, NDArray[np.bool_]]:
     train, test = banking("train")[0], banking("test")[0]
     return find(train + test), np.arange(len(train) + len(test)) >= len(train)
 

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from sklearn.model_selection import StratifiedGroupKFold
 
 from workbench.config.folds_config import FoldsConfig
-from workbench.data.folds.duplicates import Found, across, find
+from workbench.data.folds.duplicates import DuplicateClusters, across, find
 from workbench.data.folds.row_split import Class, alone, assign, joined, ranges
 from workbench.data.folds.stratification import Label, make, ungrouped_leak
-from workbench.data.rows import Row, read_rows
+from workbench.data.rows import RawRow, read_rows
 from workbench.errors import ConfigError, DataError, WorkbenchError
 from workbench.schema import parse
 
@@ -33,14 +33,14 @@ SEVERAL = st.lists(st.tuples(st.sets(st.sampled_from("abcd")).map(tuple), st.int
 
 
 @cache
-def banking() -> tuple[list[str], Found]:
+def banking() -> tuple[list[str], DuplicateClusters]:
     rows = [row.columns for row in read_rows(str(BANKING))]
     return [row["category"] for row in rows], find([row["text"] for row in rows])
 
 
-def rows(count: int, **columns: Sequence[Any]) -> list[Row]:
+def rows(count: int, **columns: Sequence[Any]) -> list[RawRow]:
     return [
-        Row(f"train.csv, row {n + 1}", {"text": f"t{n}", **{name: values[n] for name, values in columns.items()}})
+        RawRow(f"train.csv, row {n + 1}", {"text": f"t{n}", **{name: values[n] for name, values in columns.items()}})
         for n in range(count)
     ]
 

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from workbench.data.batching import Weights
 from workbench.data.labelled.class_sampling import Sampled
 from workbench.data.labelled.labelled_data import Labelled
-from workbench.data.labelled.records import Record
-from workbench.data.labelled.text_fields import Written
-from workbench.data.rows import Row
+from workbench.data.labelled.records import LabelledRecord
+from workbench.data.labelled.text_fields import FieldTokens
+from workbench.data.rows import RawRow
 
 
 def labelled(classes: list[int], *, weights: Weights | None = None) -> Labelled:
     return Labelled(
-        records=tuple(Record(Row(f"row {n + 1}"), ("",), str(each)) for n, each in enumerate(classes)),
-        written=tuple(Written(np.arange(3 + n % 4), False) for n in range(len(classes))),
+        records=tuple(LabelledRecord(RawRow(f"row {n + 1}"), ("",), str(each)) for n, each in enumerate(classes)),
+        written=tuple(FieldTokens(np.arange(3 + n % 4), False) for n in range(len(classes))),
         targets_NC=np.eye(max(classes) + 1, dtype=np.float32)[classes],
         supervised=np.ones(len(classes)) if weights is None else weights,
         source="rows",

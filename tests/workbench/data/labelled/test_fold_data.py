@@ -12,12 +12,12 @@ import pytest
 
 from workbench.config import ModelConfig, RunConfig
 from workbench.data.labelled import fold_data
-from workbench.data.labelled.fold_data import Folded
+from workbench.data.labelled.fold_data import FoldData
 from workbench.errors import DataError
 from workbench.models import backbones
 
 Rows = Sequence[dict[str, Any]]
-Load = Callable[..., Folded]
+Load = Callable[..., FoldData]
 ANIMALS = ("cat", "dog")
 NOUNS = ("garden", "river", "window", "castle", "market", "bottle", "candle", "forest", "ladder", "pocket")
 
@@ -35,7 +35,7 @@ def rows(count: int) -> list[dict[str, Any]]:
 def load(tmp_path: Path, stories: str) -> Load:
     tokenizer = backbones.tokenizer(ModelConfig(id=stories))
 
-    def loaded(train: Rows, *, test: Rows = (), more: Rows = (), **sections: Any) -> Folded:
+    def loaded(train: Rows, *, test: Rows = (), more: Rows = (), **sections: Any) -> FoldData:
         data: dict[str, Any] = {"train": str(tmp_path / "train.jsonl")}
         for name, content in (("train", train), ("test", test), ("more", more)):
             (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from tests.conftest import MINILM, STORIES
 from workbench.config.classes_config import ClassesConfig
-from workbench.data.labelled.text_fields import Writer, allot
+from workbench.data.labelled.text_fields import FieldTokenizer, allot
 from workbench.data.starter import FOLDER
 from workbench.errors import DataError
 
@@ -48,7 +48,7 @@ def test_a_long_row_keeps_the_template_and_some_of_each_column(
 ) -> None:
     config = ClassesConfig.model_validate({"text": TEMPLATE, "keep": keep})
     tokenizer = TOKENIZERS[name]
-    writer = Writer(tokenizer, config, max_tokens=64)
+    writer = FieldTokenizer(tokenizer, config, max_tokens=64)
     (written,) = writer.write([fields], ["row 1"])
     whole = tokenizer(writer.text(fields))["input_ids"]
     assert writer.text(fields) == TEMPLATE.format(title=fields[0], body=fields[1], note=fields[2])
@@ -69,7 +69,7 @@ def test_shares_and_ends(name: str) -> None:
     kept = {}
     for keep in ("start", "end", "ends"):
         config = ClassesConfig.model_validate({"text": "{one}. {two}", "shares": {"one": 1, "two": 3}, "keep": keep})
-        (written,) = Writer(tokenizer, config, max_tokens=100).write([row], [""])
+        (written,) = FieldTokenizer(tokenizer, config, max_tokens=100).write([row], [""])
         kept[keep] = tokenizer.decode(written.input_ids, skip_special_tokens=True)
         ones = tokenizer(kept[keep].split(".")[0], add_special_tokens=False)["input_ids"]
         assert len(ones) == pytest.approx(25, abs=3)
@@ -80,7 +80,7 @@ def test_shares_and_ends(name: str) -> None:
 
 def test_a_template_that_leaves_no_room_is_refused() -> None:
     config = ClassesConfig.model_validate({"text": "one two three four five six seven {a} {b}"})
-    writer = Writer(TOKENIZERS["bert"], config, max_tokens=10)
+    writer = FieldTokenizer(TOKENIZERS["bert"], config, max_tokens=10)
     with pytest.raises(DataError, match=r"rows.csv, row 3: data.max_tokens=10 leaves no token .* Raise it"):
         writer.write([("much " * 20, "more " * 20)], ["rows.csv, row 3"])
     assert np.array_equal(writer.write([("much", "")], [""])[0].input_ids[[0, -1]], [101, 102])

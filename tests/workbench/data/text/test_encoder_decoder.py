@@ -147,7 +147,7 @@ def test_tokenised_files(pairs: Pairs, t5: PreTrainedTokenizerBase, tmp_path: Pa
         '{"prompt": "What is a1?", "completion": "the b"}\n{"prompt": "a b c d", "completion": "a b c d e f g h"}\n'
     )
 
-    def read(template: Template, **settings: Any) -> tokenized.Tokens:
+    def read(template: Template, **settings: Any) -> tokenized.TokenizedSet:
         config = DataConfig.model_validate({"train": str(path), **settings})
         return tokenized.read(str(path), config, t5, template)
 

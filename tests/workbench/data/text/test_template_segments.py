@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from workbench.data.text.template_segments import Instrumented, Rendering
+from workbench.data.text.template_segments import InstrumentedTemplate, Rendering
 
 MESSAGES = [{"role": role, "content": f"{role} {n}"} for n, role in enumerate(["system", "user", "assistant", "user"])]
 
 
 def rendered(source: str) -> Rendering | None:
-    return Instrumented(source).render(MESSAGES, (), prompt=False, special_tokens={"eos_token": "</s>"})
+    return InstrumentedTemplate(source).render(MESSAGES, (), prompt=False, special_tokens={"eos_token": "</s>"})
 
 
 def told(source: str) -> list[tuple[int, str]]:
@@ -48,7 +48,7 @@ def test_segments(source: str, written: list[tuple[int, str]]) -> None:
 
 def test_equal_messages_are_told_apart() -> None:
     same = [{"role": "user", "content": "again"}] * 3
-    found = Instrumented("{% for m in messages %}" + BODY + "{% endfor %}").render(
+    found = InstrumentedTemplate("{% for m in messages %}" + BODY + "{% endfor %}").render(
         same, (), prompt=False, special_tokens={}
     )
     assert found is not None
@@ -85,4 +85,4 @@ def test_a_mark_that_the_template_cuts() -> None:
 )
 def test_where_the_generation_prompt_is_constant(name: str, constant: bool, templates: Path) -> None:
     source = (templates / f"{name}.jinja").read_text(encoding="utf-8")
-    assert Instrumented(source).constant_header == constant
+    assert InstrumentedTemplate(source).constant_header == constant

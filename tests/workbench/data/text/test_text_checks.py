@@ -7,13 +7,13 @@ import pytest
 from datasets import Dataset
 
 from workbench.data.text.text_checks import require_ends, require_teaching
-from workbench.data.text.tokenized import Splits, Tokens
+from workbench.data.text.tokenized import Splits, TokenizedSet
 from workbench.errors import DataError
 
 
-def _tokens(source: str, targets: list[int], ends: list[int]) -> Tokens:
+def _tokens(source: str, targets: list[int], ends: list[int]) -> TokenizedSet:
     table = Dataset.from_dict({"targets": targets, "ends": ends})
-    return Tokens(table, np.arange(len(targets)), source, "0" * 64)
+    return TokenizedSet(table, np.arange(len(targets)), source, "0" * 64)
 
 
 GOOD = _tokens("good.jsonl", [5, 0], [1, 0])

@@ -84,7 +84,7 @@ def test_text_files(tmp_path: Path) -> None:
     texts = ["Once upon a time there was a cat.", "The end."]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
-    def read(**settings: object) -> tokenized.Tokens:
+    def read(**settings: object) -> tokenized.TokenizedSet:
         config = DataConfig.model_validate({"train": str(path), **settings})
         return tokenized.read(str(path), config, TOKENIZER, masking)
 

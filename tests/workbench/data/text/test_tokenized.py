@@ -18,10 +18,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from workbench.config import DataConfig
 from workbench.data.text import formats, tokenized
 from workbench.data.text.chat import DEFAULT_TEMPLATE, Template
-from workbench.data.text.tokenized import Tokens, hold_out
+from workbench.data.text.tokenized import TokenizedSet, hold_out
 from workbench.errors import DataError
 
-Read = Callable[..., Tokens]
+Read = Callable[..., TokenizedSet]
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def _read(
     template: str | None = None,
     limit: int | None = None,
     **data: Any,
-) -> Tokens:
+) -> TokenizedSet:
     config = DataConfig.model_validate({"train": str(source), **data})
     return tokenized.read(str(source), config, tokenizer, Template(tokenizer, template), limit=limit)
 
@@ -197,10 +197,10 @@ def test_truncation_is_counted(questions: Path, tokenizer: PreTrainedTokenizerBa
     assert (cut.ends == 1).all(), "cutting on the left keeps the end of the answer"
 
 
-def _tokens(values: list[int]) -> Tokens:
+def _tokens(values: list[int]) -> TokenizedSet:
     """A set whose rows are equal where the values are."""
     table = Dataset.from_dict({"digest": [str(value) for value in values]})
-    return Tokens(table, np.arange(len(values)), "rows.jsonl", "0" * 64)
+    return TokenizedSet(table, np.arange(len(values)), "rows.jsonl", "0" * 64)
 
 
 @given(

@@ -17,9 +17,9 @@ from workbench.config.classes_config import ClassesConfig
 from workbench.config.tta_config import TtaConfig
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Labels
-from workbench.data.labelled.records import Record
-from workbench.data.labelled.text_fields import Writer
-from workbench.data.rows import Row
+from workbench.data.labelled.records import LabelledRecord
+from workbench.data.labelled.text_fields import FieldTokenizer
+from workbench.data.rows import RawRow
 from workbench.data.starter import FOLDER
 from workbench.data.views import text_views
 from workbench.data.views.text_views import View
@@ -35,12 +35,14 @@ PAIR = {"kind": "pair"}
 LONG = " ".join(f"w{number}" for number in range(90))
 
 
-def record(*fields: str, row: int = 1) -> Record:
-    return Record(Row(f"rows.csv, row {row}"), fields, None)
+def record(*fields: str, row: int = 1) -> LabelledRecord:
+    return LabelledRecord(RawRow(f"rows.csv, row {row}"), fields, None)
 
 
-def labelled(records: list[Record], config: RunConfig, tokenizer: PreTrainedTokenizerBase, labels: Labels) -> Labelled:
-    writer = Writer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
+def labelled(
+    records: list[LabelledRecord], config: RunConfig, tokenizer: PreTrainedTokenizerBase, labels: Labels
+) -> Labelled:
+    writer = FieldTokenizer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
     written = writer.write([each.fields for each in records], [each.place for each in records])
     return Labelled(
         tuple(records), tuple(written), labels.targets([None] * len(records)), np.ones(len(records)), "rows.csv", "0"

@@ -28,10 +28,10 @@ from matplotlib.figure import Figure
 import workbench
 from workbench.data.batching import Indices
 from workbench.planning.live_bytes import LiveBytes
-from workbench.planning.memory_ledger import Ledger
+from workbench.planning.memory_ledger import MemoryLedger
 from workbench.runs.ranks import joined
-from workbench.training.distributed.zero import Zero
-from workbench.training.trainer import Fit
+from workbench.training.distributed.zero import ZeroParameters
+from workbench.training.trainer import Trainer
 
 
 def in_two_processes(folder: Path, jobs: Sequence[tuple[str, list[str], str | None]], *words: str) -> None:
@@ -59,26 +59,26 @@ def halfway(finished: Path, folder: Path) -> None:
 @contextmanager
 def counted() -> Iterator[list[int]]:
     """Inside the block, the most bytes of tensors that each step holds that DeepSpeed takes."""
-    count, peaks = Ledger(), list[int]()
-    step, work = Fit.step, Fit.work
+    count, peaks = MemoryLedger(), list[int]()
+    step, work = Trainer.step, Trainer.work
 
-    def adopting(self: Zero, *arguments: Any, adopt: Any = Zero.adopt) -> Any:
+    def adopting(self: ZeroParameters, *arguments: Any, adopt: Any = ZeroParameters.adopt) -> Any:
         count.__enter__()  # type: ignore[no-untyped-call]
         count.hold(chain(self._module.parameters(), self._module.buffers()), "weights")
         return adopt(self, *arguments)
 
-    def stepping(self: Fit, rows: Indices) -> dict[str, Any]:
+    def stepping(self: Trainer, rows: Indices) -> dict[str, Any]:
         count.restart()
         record = step(self, rows)
         peaks.append(count.peak)
         return record
 
-    def working(self: Fit) -> None:
+    def working(self: Trainer) -> None:
         work(self)
-        if isinstance(self.masters, Zero):
+        if isinstance(self.masters, ZeroParameters):
             count.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
-    patches = (Zero, "adopt", adopting), (Fit, "step", stepping), (Fit, "work", working)
+    patches = (ZeroParameters, "adopt", adopting), (Trainer, "step", stepping), (Trainer, "work", working)
     with ExitStack() as stack:
         for patched in patches:
             stack.enter_context(patch.object(*patched))
@@ -119,11 +119,11 @@ def counted_before() -> Iterator[list[int]]:
     peaks = list[int]()
     with Held() as held:
 
-        def stepping(self: Fit, rows: Indices) -> dict[str, Any]:
+        def stepping(self: Trainer, rows: Indices) -> dict[str, Any]:
             peaks.append(held.most)
             raise _Begun
 
-        with patch.object(Fit, "step", stepping), suppress(_Begun):
+        with patch.object(Trainer, "step", stepping), suppress(_Begun):
             yield peaks
 
 

@@ -13,12 +13,12 @@ def test_it_waits_until_others_are_done(monkeypatch: pytest.MonkeyPatch) -> None
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
     watcher: Any = SimpleNamespace(stop_requested=lambda: False)
-    barrier.until(lambda: len(slept) == 3, watcher)
+    barrier.wait_for_ranks(lambda: len(slept) == 3, watcher)
     assert slept == [barrier.LOOK] * 3
 
 
 def test_who_waits_can_be_asked_to_stop() -> None:
     watcher: Any = SimpleNamespace(stop_requested=lambda: True)
-    barrier.until(lambda: True, watcher)
+    barrier.wait_for_ranks(lambda: True, watcher)
     with pytest.raises(Stopped, match="while other processes train"):
-        barrier.until(lambda: False, watcher)
+        barrier.wait_for_ranks(lambda: False, watcher)

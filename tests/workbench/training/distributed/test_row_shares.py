@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.runs.ranks import Ranks
-from workbench.training.distributed.row_shares import deal
+from workbench.training.distributed.row_shares import share_rows
 
 
 @given(
@@ -19,7 +19,7 @@ def test_each_row_is_one_process_own_and_nobody_waits_for_long(
     lengths: list[int], tokens: int, world: int, in_step: bool
 ) -> None:
     known, rows = np.array(lengths), np.arange(len(lengths))
-    dealt = [deal(rows, known, tokens=tokens, ranks=Ranks(rank, world), in_step=in_step) for rank in range(world)]
+    dealt = [share_rows(rows, known, tokens=tokens, ranks=Ranks(rank, world), in_step=in_step) for rank in range(world)]
     counted = [part.rows for own in dealt for part in own if part.counts]
     assert sorted(np.concatenate(counted)) == list(rows)
     assert all(len(part) * known[part].max() <= tokens for part in counted)

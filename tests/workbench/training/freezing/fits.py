@@ -24,8 +24,8 @@ from workbench.models import output_heads
 from workbench.recipes.sft import next_token_loss
 from workbench.runs import run_directory
 from workbench.training.freezing import freezer as freezing
-from workbench.training.freezing.cached_prefix import Trunk
-from workbench.training.trainer import Fit, Loss, Supervision
+from workbench.training.freezing.cached_prefix import CachedPrefix
+from workbench.training.trainer import Loss, Trainer, TrainingSignal
 
 CLOCK = {"elapsed_s", "tokens_per_second", "peak_bytes"}
 """What no two runs have in common."""
@@ -58,10 +58,10 @@ def configured(**sections: Any) -> RunConfig:
 class Looking(Silent):
     """Remembers which trunks there were, and looks at the training after each step."""
 
-    def __init__(self, *, stop_after: int, look: Callable[[Fit], None]) -> None:
+    def __init__(self, *, stop_after: int, look: Callable[[Trainer], None]) -> None:
         super().__init__(stop_after=stop_after)
-        self.fit: Fit | None = None
-        self.trunks: list[Trunk] = []
+        self.fit: Trainer | None = None
+        self.trunks: list[CachedPrefix] = []
         self._look = look
 
     def step(self, record: dict[str, Any], *, total: int) -> None:
@@ -77,7 +77,7 @@ class Looking(Silent):
 class Trained:
     """What a training came to."""
 
-    fit: Fit
+    fit: Trainer
     records: list[dict[str, Any]]
     shipped: dict[str, Tensor]
     """Each parameter of the model that the method lets train, as it is saved."""
@@ -105,7 +105,7 @@ def train(
     resume: bool = False,
     stop_after: int = 10**9,
     compute: torch.dtype = torch.float32,
-    look: Callable[[Fit], None] = lambda _: None,
+    look: Callable[[Trainer], None] = lambda _: None,
 ) -> Trained:
     """Train a copy of `model` as `config` says; Stopped after so many steps.
 
@@ -121,9 +121,9 @@ def train(
         _class_loss(model) if is_classifier else next_token_loss(freezer.model, output_heads.find(freezer.model, model))
     )
     watcher = Looking(stop_after=stop_after, look=look)
-    fit = Fit(
+    fit = Trainer(
         model=freezer.model,
-        supervision=Supervision(rows, loss),
+        supervision=TrainingSignal(rows, loss),
         freezer=freezer,
         width=32,
         held_out=[held_out],

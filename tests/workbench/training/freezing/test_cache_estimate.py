@@ -19,15 +19,15 @@ from workbench.data.batching import Indices, MicroBatch, Row, collate, encoder_i
 from workbench.errors import ConfigError
 from workbench.training.freezing import cache_estimate
 from workbench.training.freezing.cache_estimate import (
-    Prediction,
-    Survey,
+    CacheEstimate,
+    DataProfile,
     choose,
     nondeterministic,
     predict,
     refusal,
     survey,
 )
-from workbench.training.freezing.hidden_state_store import MemoryStates
+from workbench.training.freezing.hidden_state_store import MemoryStore
 
 GIB = 2**30
 
@@ -69,8 +69,8 @@ def test_what_is_predicted_is_what_is_kept(masked: bool) -> None:
     found = survey([table, Table([[7, 7], [8, 9]], masked)], causal=not masked)
     trailing = 0 if masked else 2
     tokens = 3 + 2 + (5 if masked else 3) + 50 * 2 + 2
-    assert found == Survey(rows=54, tokens=tokens + 54 * trailing, trailing=trailing)
-    kept = MemoryStates(torch.float32)
+    assert found == DataProfile(rows=54, tokens=tokens + 54 * trailing, trailing=trailing)
+    kept = MemoryStore(torch.float32)
     with torch.no_grad(), installed(trunk_of(model, 2, kept, trailing=found.trailing)) as trunk:
         for start in range(0, len(rows), 32):
             model(**table.batch(np.arange(start, min(start + 32, len(rows)))).inputs)
@@ -84,7 +84,7 @@ def test_what_is_predicted_is_what_is_kept(masked: bool) -> None:
 def test_half_of_a_deep_backbone_for_many_epochs(everything: bool, speedup: float, shared: float) -> None:
     """The ceilings of freezing: `shared` times as fast as all trainable by itself, `speedup` with the cache."""
     model = build("Llama", num_hidden_layers=8)
-    found = Survey(rows=100, tokens=900, trailing=0)
+    found = DataProfile(rows=100, tokens=900, trailing=0)
     said = predict(
         model, found, blocks=stack(model), depth=4, itemsize=2, passes=1e9, everything=everything, supervised=0
     )
@@ -97,7 +97,7 @@ def test_half_of_a_deep_backbone_for_many_epochs(everything: bool, speedup: floa
 
 
 def test_a_head_is_computed_too(llama: PreTrainedModel) -> None:
-    found = Survey(rows=100, tokens=900, trailing=0)
+    found = DataProfile(rows=100, tokens=900, trailing=0)
     said = [
         predict(
             llama, found, blocks=stack(llama), depth=1, itemsize=2, passes=3, everything=False, supervised=supervised
@@ -111,10 +111,10 @@ def test_a_head_is_computed_too(llama: PreTrainedModel) -> None:
     assert cache_estimate._head_size(classes) == 3 * 33
 
 
-GOOD = Prediction(rows=9003, bytes=GIB, passes=4, saved=0.25)
+GOOD = CacheEstimate(rows=9003, bytes=GIB, passes=4, saved=0.25)
 
 
-def chosen(wanted: Any, prediction: Prediction = GOOD, *, memory: int = 64, disk: int = 64, **more: str) -> Any:
+def chosen(wanted: Any, prediction: CacheEstimate = GOOD, *, memory: int = 64, disk: int = 64, **more: str) -> Any:
     return choose(prediction, wanted, available_memory=memory * GIB, free_disk=disk * GIB, **more)
 
 

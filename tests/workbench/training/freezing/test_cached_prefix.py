@@ -28,7 +28,7 @@ from workbench import adapters
 from workbench.adapters import Lora
 from workbench.errors import BackboneError
 from workbench.training.freezing.cached_prefix import rows_of
-from workbench.training.freezing.hidden_state_store import DiskStates, MemoryStates
+from workbench.training.freezing.hidden_state_store import DiskStore, MemoryStore
 
 EVERY = [(name, depth) for name in (*FAMILIES, *OTHERS, *ENCODERS) for depth in (1, 3)]
 ROWS = [[5, 60, 7, 9, 2, 33, 8], [8, 16, 23, 42], [3, 1, 4, 1, 5], [9, 8], [5, 60, 7, 9, 2, 33, 8], [5, 60, 7], [44]]
@@ -86,7 +86,7 @@ def test_passes_equal_those_without_and_the_second_computes_nothing(name: str, d
     for deal in DEALS:
         outputs = [learn(model, [ROWS[row] for row in rows], masked=masked) for rows in deal]
         wanted.append((outputs, gradients(model)))
-    states = MemoryStates(dtype)
+    states = MemoryStore(dtype)
     with installed(trunk_of(model, depth, states)) as trunk, counted(stack(model)[0]) as calls:
         for number, (deal, (outputs, grads)) in enumerate(zip(DEALS, wanted, strict=True)):
             for rows, each in zip(deal, outputs, strict=True):
@@ -313,7 +313,7 @@ def test_another_run_computes_nothing(name: str, tmp_path: Path) -> None:
     masked, wanted = name in ENCODERS, []
     for computed in (6, 0):
         model = build(name).requires_grad_(False)
-        states = DiskStates(tmp_path, fingerprint=name, dtype=torch.float32)
+        states = DiskStore(tmp_path, fingerprint=name, dtype=torch.float32)
         with installed(trunk_of(model, 2, states)) as trunk:
             wanted.append(learn(model, ROWS, masked=masked))
         assert (trunk.computed, trunk.read) == (computed, 7)
@@ -325,7 +325,7 @@ def test_another_run_computes_nothing(name: str, tmp_path: Path) -> None:
 def test_a_model_in_half_precision_is_given_what_it_computed(llama: PreTrainedModel, kept: torch.dtype) -> None:
     llama.bfloat16().requires_grad_(False)
     wanted = learn(llama, ROWS, masked=False)
-    with installed(trunk_of(llama, 1, MemoryStates(kept))):
+    with installed(trunk_of(llama, 1, MemoryStore(kept))):
         for one, other in zip(learn(llama, ROWS, masked=False) * 2, wanted * 2, strict=True):
             assert torch.equal(one, other)
 
@@ -333,7 +333,7 @@ def test_a_model_in_half_precision_is_given_what_it_computed(llama: PreTrainedMo
 def test_half_the_bytes_round_once(llama: PreTrainedModel) -> None:
     seen: list[Tensor] = []
     stack(llama)[1].register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
-    for states in (MemoryStates(torch.float32), MemoryStates(torch.bfloat16)):
+    for states in (MemoryStore(torch.float32), MemoryStore(torch.bfloat16)):
         with installed(trunk_of(llama, 1, states)):
             learn(llama, ROWS, masked=False)
     assert torch.equal(seen[0].bfloat16().float(), seen[1]) and not torch.equal(seen[0], seen[1])

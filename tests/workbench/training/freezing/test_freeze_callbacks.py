@@ -14,9 +14,9 @@ from tests.workbench.training.freezing.fits import build, configured, interrupte
 from workbench.config.freeze_config import Observation
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.cached_prefix import parts
-from workbench.training.freezing.freeze_callbacks import ActivationWatch, GradientWatch
+from workbench.training.freezing.freeze_callbacks import ActivationCallback, GradientCallback
 from workbench.training.freezing.layer_statistics import similarity_preserving
-from workbench.training.trainer import Fit
+from workbench.training.trainer import Trainer
 
 FULL: dict[str, Any] = {"method": "full"}
 PLASTIC: dict[str, Any] = {"policy": "egeria", "every": 2, "window": 2, "tolerance": 5.0}
@@ -41,7 +41,7 @@ def test_sums_of_gradients_are_those_of_the_interval_before_they_are_clipped(tmp
     sums: dict[str, Tensor] = {}
     wanted: list[list[float]] = []
 
-    def add(fit: Fit) -> None:
+    def add(fit: Trainer) -> None:
         """The gradients of the step to come: the policy may freeze more before it, which leaves the rest as it is."""
         rows = fit.member.batch()
         for parameter in fit.model.parameters():
@@ -51,7 +51,7 @@ def test_sums_of_gradients_are_those_of_the_interval_before_they_are_clipped(tmp
             sums[name] = sums.get(name, 0) + parameter.grad
             parameter.grad = None
 
-    def look(fit: Fit) -> None:
+    def look(fit: Trainer) -> None:
         if fit.member.progress.step % 3 == 0:
             layers = fit.freezer.layers
             wanted.append([sum(float(sums[n].abs().sum()) for n in sums if layers[n] == each) for each in range(6)])
@@ -73,7 +73,7 @@ def test_plasticity_compares_outputs_with_those_of_an_interval_ago(tmp_path: Pat
     """Written out a second time, with the outputs of the blocks themselves."""
     outputs: list[list[Tensor]] = []
 
-    def look(fit: Fit) -> None:
+    def look(fit: Trainer) -> None:
         if fit.member.progress.step % 2 == 0:
             outputs.append(_outputs(fit))
 
@@ -87,7 +87,7 @@ def test_plasticity_compares_outputs_with_those_of_an_interval_ago(tmp_path: Pat
         assert math.isnan(found[number].values[0]) and math.isnan(found[number].values[-1])
 
 
-def _outputs(fit: Fit) -> list[Tensor]:
+def _outputs(fit: Trainer) -> list[Tensor]:
     """Of each block, for the first eight rows."""
     found: list[Tensor] = []
     hooks = [
@@ -121,7 +121,7 @@ def test_a_state_is_read_as_it_was_written() -> None:
     named = dict(freezer.model.named_parameters())
     for seen in ((), (Observation(3, (math.nan, 1.0, 2.0, 3.0, 4.0, 0.5)),)):
         freezer.seen = seen
-        for watch in (GradientWatch(freezer, named), ActivationWatch(freezer, lambda: None)):
+        for watch in (GradientCallback(freezer, named), ActivationCallback(freezer, lambda: None)):
             state = watch.state()
             freezer.seen = (Observation(9, (0.0,) * 6),)
             watch.load({name: tensor.clone() for name, tensor in state.items()})

@@ -15,13 +15,13 @@ from tests.workbench.training.freezing.fits import assert_same_bits, build, conf
 from workbench.config.freeze_config import Moment
 from workbench.errors import ConfigError
 from workbench.training.freezing import freezer as freezing
-from workbench.training.trainer import Fit
+from workbench.training.trainer import Trainer
 
 FULL: dict[str, Any] = {"method": "full"}
 LORA: dict[str, Any] = {"method": "lora", "rank": 3, "alpha": 6}
 
 
-def held(fit: Fit) -> int:
+def held(fit: Trainer) -> int:
     """Bytes of all tensors of the optimizer's state."""
     states = fit.member._optimizer.state.values()
     return sum(value.nbytes for state in states for value in state.values() if isinstance(value, Tensor))
@@ -83,7 +83,7 @@ def test_only_what_the_plan_lets_train_changes_in_a_step(
     values: list[dict[str, Tensor]] = []
     frozen_layers: list[set[int]] = []
 
-    def look(fit: Fit) -> None:
+    def look(fit: Trainer) -> None:
         named = fit.masters.named()
         values.append({name: each.detach().clone() for name, each in named.items()})
         trains = fit.freezer.plan.trains
@@ -117,7 +117,7 @@ def test_gradual_unfreezing_thaws_from_the_top(tmp_path: Path) -> None:
     first: dict[int, int] = {}
     start = {name: each.clone() for name, each in build("Llama", tie_word_embeddings=False).named_parameters()}
 
-    def look(fit: Fit) -> None:
+    def look(fit: Trainer) -> None:
         for name, layer in fit.freezer.layers.items():
             if not torch.equal(fit.masters.named()[name], start[name]):
                 first.setdefault(layer, fit.member.progress.step)
@@ -132,7 +132,7 @@ def test_gradual_unfreezing_thaws_from_the_top(tmp_path: Path) -> None:
 def test_each_layer_learns_at_the_rate_of_freezeout(tmp_path: Path) -> None:
     rates: list[dict[int | None, float]] = []
 
-    def look(fit: Fit) -> None:
+    def look(fit: Trainer) -> None:
         rates.append({group["layer"]: group["lr"] for group in fit.member._optimizer.param_groups})
 
     config = configured(
@@ -157,7 +157,7 @@ def test_what_lisa_freezes_leaves_the_memory_and_comes_back_to_the_bit(adapter: 
     away: set[str] = set()
     returned: set[int] = set()
 
-    def look(fit: Fit) -> None:
+    def look(fit: Trainer) -> None:
         named = fit.masters.named()
         for name, each in named.items():
             state = fit.member._optimizer.state.get(each)

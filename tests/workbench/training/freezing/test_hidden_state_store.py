@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from workbench.adapters import anatomy
 from workbench.errors import FileError
-from workbench.training.freezing.hidden_state_store import DiskStates, MemoryStates, States, fingerprint
+from workbench.training.freezing.hidden_state_store import DiskStore, HiddenStateStore, MemoryStore, fingerprint
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDTH = 6
@@ -34,11 +34,11 @@ def row(number: int, length: int = 4) -> Tensor:
     return torch.randn(length, WIDTH, generator=torch.Generator().manual_seed(number))
 
 
-def put(states: States, *numbers: int) -> None:
+def put(states: HiddenStateStore, *numbers: int) -> None:
     states.put([key(number) for number in numbers], [row(number, 1 + number % 5) for number in numbers])
 
 
-def require(states: States, *numbers: int) -> None:
+def require(states: HiddenStateStore, *numbers: int) -> None:
     """It holds these rows, as they were put."""
     keys = [key(number) for number in numbers]
     assert states.missing(keys) == []
@@ -50,8 +50,8 @@ def require(states: States, *numbers: int) -> None:
         assert torch.equal(found, wanted.to(states.dtype))
 
 
-def opened(folder: Path, dtype: torch.dtype = torch.float32) -> DiskStates:
-    return DiskStates(folder, fingerprint="prefix", dtype=dtype)
+def opened(folder: Path, dtype: torch.dtype = torch.float32) -> DiskStore:
+    return DiskStore(folder, fingerprint="prefix", dtype=dtype)
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -59,8 +59,8 @@ def where(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def make(where: str, folder: Path, dtype: torch.dtype = torch.float32) -> States:
-    return MemoryStates(dtype) if where == "memory" else opened(folder, dtype)
+def make(where: str, folder: Path, dtype: torch.dtype = torch.float32) -> HiddenStateStore:
+    return MemoryStore(dtype) if where == "memory" else opened(folder, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -91,7 +91,7 @@ def test_missing_rows_are_named_once(where: str, tmp_path: Path) -> None:
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=6, unique=True), max_size=8))
 def test_memory_is_disk(tmp_path_factory: pytest.TempPathFactory, puts: list[list[int]]) -> None:
-    memory, disk = MemoryStates(torch.bfloat16), opened(tmp_path_factory.mktemp("disk"), torch.bfloat16)
+    memory, disk = MemoryStore(torch.bfloat16), opened(tmp_path_factory.mktemp("disk"), torch.bfloat16)
     for numbers in puts:
         keys = [key(number) for number in numbers]
         unknown = memory.missing(keys)
@@ -102,7 +102,7 @@ def test_memory_is_disk(tmp_path_factory: pytest.TempPathFactory, puts: list[lis
 
 
 def test_memory_does_not_hold_the_batch_that_a_row_came_in() -> None:
-    states = MemoryStates(torch.float32)
+    states = MemoryStore(torch.float32)
     batch_BLD = torch.randn(8, 100, WIDTH)
     states.put([key(0)], [batch_BLD[0, :3]])
     kept = states.get([key(0)], 3)[0]
@@ -123,7 +123,7 @@ def test_files_outlast_their_process_and_are_shared(tmp_path: Path) -> None:
     assert (one.folder / "states.bin").stat().st_size == before
     del one, other
     require(opened(tmp_path), 1, 2, 3, 4)
-    assert DiskStates(tmp_path, fingerprint="another", dtype=torch.float32).missing([key(1)]) == [0]
+    assert DiskStore(tmp_path, fingerprint="another", dtype=torch.float32).missing([key(1)]) == [0]
 
 
 def test_descriptors_are_closed(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from tests.conftest import tiny
 from tests.workbench.training.freezing.trunks import stack
 from tests.workbench.training.together import Labelled, Texts
 from workbench.training.freezing import prefix_batches
-from workbench.training.freezing.cached_prefix import Rows, Trunk, reader
-from workbench.training.freezing.hidden_state_store import MemoryStates
-from workbench.training.freezing.prefix_batches import Batches
+from workbench.training.freezing.cached_prefix import CachedPrefix, UnpaddedRows, reader
+from workbench.training.freezing.hidden_state_store import MemoryStore
+from workbench.training.freezing.prefix_batches import PrefixBatches
 
-Read = Callable[[Mapping[str, Any]], Rows | None]
+Read = Callable[[Mapping[str, Any]], UnpaddedRows | None]
 
 
 class Twice(Labelled):
@@ -41,7 +41,7 @@ def test_each_row_is_in_one_batch_which_all_rows_of_it_name(monkeypatch: pytest.
     monkeypatch.setattr(prefix_batches, "TOKENS", 60)
     read = reader(tiny("Bert", head="MaskedLM"), trailing=0)
     sets = [Twice(24, 1), Labelled(15, 2), Twice(24, 1)]
-    found = Batches(sets, read)
+    found = PrefixBatches(sets, read)
     keys = {key for rows in sets for key in _keys(read, rows)}
     seen: dict[bytes, frozenset[bytes]] = {}
     for key in keys:
@@ -65,9 +65,9 @@ def test_what_is_kept_of_a_row_is_the_same_whichever_row_came_first(
     read = reader(model, trailing=0)
 
     def kept(order: list[np.ndarray[Any, Any]], *, dealt: bool) -> list[torch.Tensor]:
-        states = MemoryStates(torch.float32)
-        batch_of = Batches([rows], read).of if dealt else (lambda _: None)
-        trunk = Trunk(model, blocks=stack(model), depth=3, states=states, batch_of=batch_of)
+        states = MemoryStore(torch.float32)
+        batch_of = PrefixBatches([rows], read).of if dealt else (lambda _: None)
+        trunk = CachedPrefix(model, blocks=stack(model), depth=3, states=states, batch_of=batch_of)
         trunk.install()
         try:
             with torch.no_grad():

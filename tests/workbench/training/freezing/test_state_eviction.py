@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.training.freezing.state_eviction import Evicted
+from workbench.training.freezing.state_eviction import EvictedStates
 
 
 def _tensors(name: str, seed: int) -> dict[str, Tensor]:
@@ -21,7 +21,7 @@ def _tensors(name: str, seed: int) -> dict[str, Tensor]:
 
 
 def test_any_order_of_going_and_coming_returns_every_bit(tmp_path: Path) -> None:
-    chance, evicted = np.random.default_rng(0), Evicted(tmp_path / "evicted")
+    chance, evicted = np.random.default_rng(0), EvictedStates(tmp_path / "evicted")
     away: dict[str, dict[str, Tensor]] = {}
     for number in range(60):
         name = f"block.{chance.integers(6)}.weight"
@@ -41,7 +41,7 @@ def test_any_order_of_going_and_coming_returns_every_bit(tmp_path: Path) -> None
 
 
 def test_to_forget_leaves_nothing_on_disk_and_goes_on(tmp_path: Path) -> None:
-    evicted = Evicted(tmp_path / "evicted")
+    evicted = EvictedStates(tmp_path / "evicted")
     evicted.clear()
     evicted.put("a", _tensors("a", 1))
     evicted.clear()
@@ -51,8 +51,8 @@ def test_to_forget_leaves_nothing_on_disk_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_left_is_not_taken_for_ones_own(tmp_path: Path) -> None:
-    Evicted(tmp_path / "evicted").put("a", _tensors("a", 1))
-    evicted = Evicted(tmp_path / "evicted")
+    EvictedStates(tmp_path / "evicted").put("a", _tensors("a", 1))
+    evicted = EvictedStates(tmp_path / "evicted")
     assert "a" not in evicted and evicted.state() == {}
     evicted.put("a", _tensors("a", 2))
     assert evicted.pop("a")["a|step"] == 2.0

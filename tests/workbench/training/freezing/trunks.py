@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from tests.conftest import FAMILIES, tiny
 from workbench.adapters import anatomy
 from workbench.data.batching import padded
-from workbench.training.freezing.cached_prefix import Trunk
-from workbench.training.freezing.hidden_state_store import MemoryStates, States
+from workbench.training.freezing.cached_prefix import CachedPrefix
+from workbench.training.freezing.hidden_state_store import HiddenStateStore, MemoryStore
 
 ENCODERS: dict[str, dict[str, Any]] = {
     "Bert": {},
@@ -63,13 +63,15 @@ def freeze(model: PreTrainedModel, depth: int) -> PreTrainedModel:
     return model
 
 
-def trunk_of(model: PreTrainedModel, depth: int, states: States | None = None, *, trailing: int = 0) -> Trunk:
-    states = states or MemoryStates(torch.float32)
-    return Trunk(model, blocks=stack(model), depth=depth, states=states, trailing=trailing)
+def trunk_of(
+    model: PreTrainedModel, depth: int, states: HiddenStateStore | None = None, *, trailing: int = 0
+) -> CachedPrefix:
+    states = states or MemoryStore(torch.float32)
+    return CachedPrefix(model, blocks=stack(model), depth=depth, states=states, trailing=trailing)
 
 
 @contextmanager
-def installed(trunk: Trunk) -> Iterator[Trunk]:
+def installed(trunk: CachedPrefix) -> Iterator[CachedPrefix]:
     trunk.install()
     try:
         yield trunk

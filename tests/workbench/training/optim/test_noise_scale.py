@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from workbench.training.optim.noise_scale import MEMORY, Estimate, NoiseScale, Part, Parts, cut, estimate
+from workbench.training.optim.noise_scale import (
+    MEMORY,
+    GradientPart,
+    GradientParts,
+    NoiseEstimate,
+    NoiseScale,
+    cut,
+    estimate,
+)
 
 
 class Model(NamedTuple):
@@ -20,13 +28,13 @@ class Model(NamedTuple):
     truth_D: np.ndarray
     spread: float
 
-    def parts(self, rows: list[int], generator: np.random.Generator) -> tuple[list[Part], float]:
+    def parts(self, rows: list[int], generator: np.random.Generator) -> tuple[list[GradientPart], float]:
         """Parts of so many rows each, and the squared norm of the step's gradient; every row has one token."""
         total, found, together = sum(rows), [], np.zeros_like(self.truth_D)
         for count in rows:
             noise_D = generator.normal(scale=self.spread / count**0.5, size=self.truth_D.shape)
             added_D = (self.truth_D + noise_D) * count / total
-            found.append(Part(float(added_D @ added_D), count, count / total))
+            found.append(GradientPart(float(added_D @ added_D), count, count / total))
             together += added_D
         return found, float(together @ together)
 
@@ -51,7 +59,7 @@ def test_tokens_weigh_the_parts_and_rows_their_noise() -> None:
     for _ in range(4000):
         means = [MODEL.truth_D + generator.normal(scale=1.5 / b**0.5, size=12) for b in rows]
         added = [w * mean for w, mean in zip(shares, means, strict=True)]
-        parts = [Part(float(g @ g), b, w) for g, b, w in zip(added, rows, shares, strict=True)]
+        parts = [GradientPart(float(g @ g), b, w) for g, b, w in zip(added, rows, shares, strict=True)]
         found.append(estimate(parts, float(sum(added) @ sum(added))))
     mean, error = np.mean(found, axis=0), np.std(found, axis=0) / len(found) ** 0.5
     assert np.all(np.abs(mean - [SIGNAL, NOISE]) < 4 * error)
@@ -68,8 +76,8 @@ def test_equal_parts_are_those_of_the_paper() -> None:
 
 
 def test_too_little_says_nothing() -> None:
-    assert estimate([Part(1.0, 4, 1.0)], 1.0) is None
-    assert estimate([Part(1.0, 4, 1.0), Part(0.0, 2, 0.0)], 1.0) is None
+    assert estimate([GradientPart(1.0, 4, 1.0)], 1.0) is None
+    assert estimate([GradientPart(1.0, 4, 1.0), GradientPart(0.0, 2, 0.0)], 1.0) is None
 
 
 @given(count=st.integers(1, 40), parts=st.integers(2, 9))
@@ -90,7 +98,7 @@ def test_parts_of_a_real_gradient() -> None:
         return tokens[row] * model(rows_BL[row]).square().sum() / tokens.sum()
 
     for sizes in ([6, 6], [1, 4, 7]):
-        watch = Parts([*model.parameters(), unused])
+        watch = GradientParts([*model.parameters(), unused])
         model.zero_grad()
         found, start = [], 0
         for size in sizes:
@@ -99,7 +107,7 @@ def test_parts_of_a_real_gradient() -> None:
                 loss(row).backward()
             added = torch.autograd.grad(sum((loss(row) for row in part), torch.zeros(())), list(model.parameters()))
             share = float(tokens[start : start + size].sum() / tokens.sum())
-            found.append(Part(float(sum(each.square().sum() for each in added)), size, share))
+            found.append(GradientPart(float(sum(each.square().sum() for each in added)), size, share))
             watch.add(size, share=share)
             start += size
         total = sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
@@ -110,7 +118,7 @@ def test_the_ratio_comes_last() -> None:
     """The quotient of the moving averages, not the average of the quotients."""
     scale, signal, noise = NoiseScale(), 0.0, 0.0
     assert scale.value is None
-    for found in (Estimate(-1.0, 5.0), None, Estimate(4.0, 6.0), Estimate(2.0, 1.0)):
+    for found in (NoiseEstimate(-1.0, 5.0), None, NoiseEstimate(4.0, 6.0), NoiseEstimate(2.0, 1.0)):
         scale.add(found)
         if found is not None:
             signal = MEMORY * signal + found.signal
@@ -121,8 +129,8 @@ def test_the_ratio_comes_last() -> None:
 
 def test_goes_on_from_its_state() -> None:
     one, other = NoiseScale(), NoiseScale()
-    one.add(Estimate(0.1, 3.0))
+    one.add(NoiseEstimate(0.1, 3.0))
     other.load(one.state())
     for scale in (one, other):
-        scale.add(Estimate(1 / 3, 1 / 7))
+        scale.add(NoiseEstimate(1 / 3, 1 / 7))
     assert one.value == other.value is not None

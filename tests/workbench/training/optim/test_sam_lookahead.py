@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workbench.training.master_weights import Masters
+from workbench.training.master_weights import MasterWeights
 from workbench.training.optim.sam_lookahead import ascended, look_ahead
 
 
@@ -69,7 +69,7 @@ def test_no_way_is_uphill_of_a_flat_or_broken_place(gradient: float) -> None:
 
 def test_half_precision_computes_uphill_and_then_where_it_was() -> None:
     model = nn.Linear(2, 1, bias=False)
-    masters = Masters(model, torch.bfloat16)
+    masters = MasterWeights(model, torch.bfloat16)
     (master,) = masters
     before = model.weight.detach().clone()
     master.grad = torch.tensor([[3.0, 4.0]])

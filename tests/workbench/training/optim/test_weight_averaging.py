@@ -18,9 +18,9 @@ from workbench.adapters import Lora
 from workbench.config.average_config import AverageConfig
 from workbench.training import checkpoints
 from workbench.training.checkpoints import Progress
-from workbench.training.master_weights import Masters
+from workbench.training.master_weights import MasterWeights
 from workbench.training.optim import schedules, weight_averaging
-from workbench.training.optim.weight_averaging import Average
+from workbench.training.optim.weight_averaging import WeightAverage
 
 METHODS: dict[str, dict[str, Any]] = {
     "ema": {"decay": 0.8},
@@ -52,13 +52,13 @@ def _set(parameters: dict[str, nn.Parameter], row: NDArray[np.float32]) -> None:
     parameters["bias"].copy_(torch.from_numpy(row[4:].copy()))
 
 
-def _made(method: str, parameters: dict[str, nn.Parameter], **values: Any) -> Average:
+def _made(method: str, parameters: dict[str, nn.Parameter], **values: Any) -> WeightAverage:
     found = weight_averaging.average(AverageConfig(method=method, **values), parameters)
     assert found is not None
     return found
 
 
-def _walk(average: Average, trajectory: NDArray[np.float32], *, done: int = 0, until: int | None = None) -> None:
+def _walk(average: WeightAverage, trajectory: NDArray[np.float32], *, done: int = 0, until: int | None = None) -> None:
     """Go on from step `done`; the run is as long as the trajectory."""
     steps = len(trajectory)
     for step in range(done, steps if until is None else until):
@@ -260,7 +260,7 @@ def test_values_in_half_precision_are_no_masters(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_of_a_real_backbone_in_bfloat16_the_masters_are_averaged(method: str, stories: str) -> None:
     model = adapters.attach(AutoModelForCausalLM.from_pretrained(stories), Lora(rank=2, targets="attention"), seed=0)
-    masters = Masters(model, torch.bfloat16)
+    masters = MasterWeights(model, torch.bfloat16)
     model.to(torch.bfloat16)
     average = _made(method, masters.named(), **METHODS[method])
     optimizer, ids, recorded = torch.optim.AdamW(list(masters), lr=1e-2), torch.tensor([[1, 60, 5, 61, 9]]), []
