@@ -46,7 +46,9 @@ class Lora(LowRank):
 
     about: ClassVar[dict[str, MethodInfo]] = {
         "lora": MethodInfo("a low-rank update of linear layers", "Hu et al. 2021, arXiv:2106.09685", token_rows=True),
-        "rslora": MethodInfo("lora, scaled by alpha / sqrt(rank)", "Kalajdzievski 2023, arXiv:2312.03732", token_rows=True),
+        "rslora": MethodInfo(
+            "lora, scaled by alpha / sqrt(rank)", "Kalajdzievski 2023, arXiv:2312.03732", token_rows=True
+        ),
         "dora": MethodInfo("lora of the direction, and each output's magnitude", "Liu et al. 2024, arXiv:2402.09353",
                       token_rows=True),
     }  # fmt: skip

@@ -115,10 +115,15 @@ class Loftq(Decomposed):
     """
 
     about: ClassVar[dict[str, MethodInfo]] = {
-        "loftq": MethodInfo("lora, from what quantisation took away", "Li et al. 2023, arXiv:2310.08659", token_rows=True,
-                       weights=QUANTISED, why_weights="it starts from what quantisation took away",
-                       starts_elsewhere="it starts nearer to the unquantised backbone"),
-    }  # fmt: skip
+        "loftq": MethodInfo(
+            "lora, from what quantisation took away",
+            "Li et al. 2023, arXiv:2310.08659",
+            token_rows=True,
+            weights=QUANTISED,
+            why_weights="it starts from what quantisation took away",
+            starts_elsewhere="it starts nearer to the unquantised backbone",
+        ),
+    }
     method: Literal["loftq"] = "loftq"
     iterations: PositiveInt | None = None
     """Subspace iterations of a randomised decomposition, for weights of thousands of rows (16 is near); null: exact."""

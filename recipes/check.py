@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from workbench.config import RunConfig, sweep_config, tasks
+from workbench.config import RunConfig, sweep_expansion, tasks
 from workbench.data.batching import Row
 from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import form
@@ -95,7 +95,7 @@ def _text(config: RunConfig) -> Inspection:
 
 def _first_member(config: RunConfig) -> Inspection | ClassInspection:
     """What the members of a sweep share, and which they are."""
-    shared, trials = sweep_config.shared(config), sweep_config.trials(config)
+    shared, trials = sweep_expansion.shared(config), sweep_expansion.trials(config)
     found = classify_verbs.inspect(shared) if shared.recipe == "classify" else _text(shared)
     require_members(shared, trials, found.data)
     names = [trial.name for trial in trials]

@@ -30,8 +30,9 @@ from workbench.models import backbones, classifier
 from workbench.recipes import crossval_files
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
+from workbench.training.callbacks import Callback
 from workbench.training.distributed import layout_checks
-from workbench.training.trainer import Callback, peak_bytes
+from workbench.training.trainer import peak_bytes
 
 Scores = dict[str, Any]
 

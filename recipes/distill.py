@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation, report
 from workbench.adapters import Full
-from workbench.config import RunConfig, distill_config, tasks
+from workbench.config import RunConfig, distill_expansion, tasks
 from workbench.config.distill_config import STUDENT, TEACHER
 from workbench.data.batching import Examples
 from workbench.data.text import tokenized
@@ -40,14 +40,15 @@ from workbench.models.output_heads import Head
 from workbench.recipes import distill_classes, distill_peers, sft
 from workbench.runs import files
 from workbench.runs.run_directory import Run
-from workbench.training.trainer import Callback, TrainingSignal
+from workbench.training.callbacks import Callback
+from workbench.training.trainer import TrainingSignal
 
 Scores = dict[str, Any]
 
 
 def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
     """Train a student as `config` says; returns scores before and after, and the teacher's, as in scores.json."""
-    base = distill_config.student_config(config, run.path)
+    base = distill_expansion.student_config(config, run.path)
     source = find_teacher(config)
     if not run.resumed:
         shutil.rmtree(run.path / STUDENT, ignore_errors=True)  # of a run that failed here under another configuration

@@ -28,7 +28,8 @@ from workbench.recipes import classify
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
-from workbench.training.trainer import Callback, Loss, TrainingSignal
+from workbench.training.callbacks import Callback
+from workbench.training.trainer import Loss, TrainingSignal
 
 Scores = dict[str, Any]
 

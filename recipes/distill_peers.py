@@ -16,8 +16,9 @@ from workbench.models import backbones, exported, model_summary, output_heads
 from workbench.recipes import sft
 from workbench.runs.run_directory import Run
 from workbench.runs.timing import phase
+from workbench.training.callbacks import Callback
 from workbench.training.freezing import freezer as freezing
-from workbench.training.trainer import Callback, ProgressClock, Trainer, TrainingSignal
+from workbench.training.trainer import ProgressClock, Trainer, TrainingSignal
 
 
 def train(

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from workbench.config import RunConfig, distill_config
+from workbench.config import RunConfig, distill_expansion
 from workbench.config.distill_config import STUDENT
 from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import form
@@ -17,15 +17,15 @@ from workbench.errors import ConfigError
 from workbench.models import backbones
 from workbench.recipes import distill, distill_classes
 from workbench.recipes.sft import read_template
+from workbench.training.callbacks import Callback
 from workbench.training.limits import total_steps
-from workbench.training.trainer import Callback
 
 
 def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:
     """What `inspect` finds of the plain run that a distillation is; a student that is to be made has no weights yet."""
     source = distill.find_teacher(config)
     with TemporaryDirectory() as aside:
-        base = distill_config.student_config(config, Path(aside))
+        base = distill_expansion.student_config(config, Path(aside))
         students.make(config, source, Path(aside) / STUDENT, weights=False)
         found = inspect(base)
         tokenizer = backbones.tokenizer(base.model)
@@ -49,7 +49,7 @@ def cache(config: RunConfig, watcher: Callback) -> dict[str, Any]:
         raise ConfigError("distill.cache.folder: where to? Write distill.cache.folder=FOLDER.")
     source = distill.find_teacher(config)
     with TemporaryDirectory() as aside:
-        base = distill_config.student_config(config, Path(aside))
+        base = distill_expansion.student_config(config, Path(aside))
         students.make(config, source, Path(aside) / STUDENT, weights=False)
         tokenizer = backbones.tokenizer(base.model)
         template = form(base, backbones.hub_config(base.model), tokenizer, template=read_template(base))

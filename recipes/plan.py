@@ -15,8 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation
 from workbench.adapters import Full
-from workbench.cli.console import Terminal
-from workbench.config import RunConfig, distill_config, tasks
+from workbench.config import RunConfig, distill_expansion, tasks
 from workbench.config.budget_config import BudgetConfig
 from workbench.config.distill_config import STUDENT, OnPolicyConfig
 from workbench.config.distributed_config import DistributedConfig
@@ -46,6 +45,7 @@ from workbench.runs import files, run_directory
 from workbench.runs.run_directory import Run
 from workbench.training import bank_trainer, limits
 from workbench.training.bank_trainer import BankTrainer
+from workbench.training.callbacks import Silent
 from workbench.training.capacity import available
 from workbench.training.distributed import layout_checks
 from workbench.training.freezing import freezer as freezing
@@ -162,7 +162,7 @@ def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> DryR
     worst = [data.held_out.subset(rows) for rows in largest_rows(data.held_out, tokens=scores.TOKENS)]
     with _imagined(config, task, backbone, data.train, new_tokens) as freezer, fake_loading() as teachers:
         head = output_heads.known(backbone.model)
-        fit = sft.fitting(config, run, data, backbone, freezer, head, Terminal(quiet=True), supervise)
+        fit = sft.fitting(config, run, data, backbone, freezer, head, Silent(), supervise)
         beside = [each.backbone.model for each in teachers]
         found = dry_run(
             SingleTraining(fit),
@@ -183,7 +183,7 @@ def _classes(config: RunConfig, run: Run) -> DryRunParts:
     worst = [data.held_out.batch(rows).to(backbones.device()) for rows in largest]
     with _imagined(config, task, backbone, data.train) as freezer:
         model = classifier.classification_model(freezer.model, backbone.model, tokenizer, data.labels)
-        fit = classify.fitting(config, run, data, backbone, freezer, model, Terminal(quiet=True))
+        fit = classify.fitting(config, run, data, backbone, freezer, model, Silent())
         found = dry_run(SingleTraining(fit), lambda: [model.outputs(batch) for batch in worst])
         work = record(fit)
     return _parts(config, task, backbone, fit, found, work)
@@ -195,7 +195,7 @@ def _taught(config: RunConfig, run: Run) -> DryRunParts:
     from workbench.recipes import distill
 
     section = config.distill
-    base = distill_config.student_config(config, run.path)
+    base = distill_expansion.student_config(config, run.path)
     source = distill.find_teacher(config)
     if base.recipe == "classify" or section.peers is not None or source is None:
         raise ConfigError(
@@ -208,7 +208,7 @@ def _taught(config: RunConfig, run: Run) -> DryRunParts:
         distill.require_teachable(config, base, source, tokenizer, template, data)
         # The rows as they are: what the student will write is not known.
         alone = config.model_copy(update={"distill": section.model_copy(update={"on_policy": OnPolicyConfig()})})
-        return distill.supervise(alone, base, source, run, data, tokenizer, Terminal(quiet=True))
+        return distill.supervise(alone, base, source, run, data, tokenizer, Silent())
 
     return _text(base, run, teaching)
 
@@ -231,7 +231,7 @@ def _bank(config: RunConfig, run: Run) -> DryRunParts:
 
     files.write_json(run.path / "before.json", {})  # the run would score the backbone first
     with fake_tensors(), fake_loading() as asked, patch.object(BankTrainer, "work", rehearsed), suppress(_Enough):
-        (sweep if is_sweep else crossval).main(config, run, Terminal(quiet=True))
+        (sweep if is_sweep else crossval).main(config, run, Silent())
     ((fit, rehearsal),) = found
     size = adapter_sizes.predict(config.model, config.adapter, task=asked[0].task)
     courses = [each.course for each in fit.members.values()]

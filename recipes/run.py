@@ -13,8 +13,8 @@ from workbench.report import pages  # here, so that a run's clock does not take 
 from workbench.runs import files, process_memory, run_clock, run_directory
 from workbench.runs.ranks import Ranks, joined, require_same
 from workbench.runs.run_directory import Run
+from workbench.training.callbacks import Callback
 from workbench.training.distributed import layout_checks
-from workbench.training.trainer import Callback
 
 RECIPES = {
     "sft": sft.main,

@@ -32,11 +32,12 @@ from workbench.runs import files, run_clock
 from workbench.runs.run_directory import Run
 from workbench.runs.timing import Timer, left, phase
 from workbench.training import preflight
+from workbench.training.callbacks import Callback
 from workbench.training.distributed import layout_settings
 from workbench.training.distributed.fsdp import reading
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
-from workbench.training.trainer import Callback, ProgressClock, Trainer, TrainingSignal
+from workbench.training.trainer import ProgressClock, Trainer, TrainingSignal
 
 REST_TOKENS = 1024
 """Padded tokens in one forward pass that uses up what is left of the time."""

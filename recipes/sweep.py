@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from workbench.config import RunConfig, sweep_config
-from workbench.config.sweep_config import Trial
+from workbench.config import RunConfig, sweep_expansion
+from workbench.config.sweep_expansion import Trial
 from workbench.errors import TrainingError
 from workbench.models import model_summary
 from workbench.recipes.sweep_tasks import ClassTask, SweepBank, SweepTask, TextTask
@@ -19,8 +19,9 @@ from workbench.training import bank_trainer, capacity
 from workbench.training.adapter_trainer import TrainTask
 from workbench.training.bank_progress import BankProgress
 from workbench.training.bank_trainer import BankTrainer
+from workbench.training.callbacks import Callback
 from workbench.training.distributed import barrier, layout_checks
-from workbench.training.trainer import Callback, peak_bytes
+from workbench.training.trainer import peak_bytes
 
 Scores = dict[str, Any]
 BYTES = 16
@@ -30,7 +31,7 @@ BYTES = 16
 class SweepMember(NamedTuple):
     """A member, and the run directory of its own."""
 
-    trial: Trial
+    trial: Trial[RunConfig]
     run: Run
 
 
@@ -40,7 +41,7 @@ def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
     `seed` varies initial values and the order of rows. What is held out is the same for all members, and depends on
     the sweep's own seed.
     """
-    trials, shared = sweep_config.trials(config), sweep_config.shared(config)
+    trials, shared = sweep_expansion.trials(config), sweep_expansion.shared(config)
     subject: SweepTask = (ClassTask if shared.recipe == "classify" else TextTask).prepare(shared, run, trials)
     layout_checks.require_members(len(trials), run.ranks)
     if not run.resumed:
@@ -169,7 +170,7 @@ def one_after_another(subject: SweepTask, run: Run, entries: Sequence[SweepMembe
     run.note(peak_bytes=max(own.manifest.get("peak_bytes", 0) for _, own in entries))
 
 
-def write_table(config: RunConfig, run: Run, trials: Sequence[Trial]) -> dict[str, Any]:
+def write_table(config: RunConfig, run: Run, trials: Sequence[Trial[RunConfig]]) -> dict[str, Any]:
     """sweep.json: what came of each member so far, and which is the best of those that are done."""
     rows = [_row(trial, _member(run, trial)) for trial in trials]
     loss = "best_held_out_loss" if config.save.ship == "best" else "held_out_loss"
@@ -208,12 +209,12 @@ def _memory(trained: Sequence[int]) -> str:
     )
 
 
-def _member(run: Run, trial: Trial) -> Run:
+def _member(run: Run, trial: Trial[RunConfig]) -> Run:
     """A member as it stands in the run's directory, whoever trains it."""
     return Run(run.home / "members" / trial.name, None, resumed=True)
 
 
-def _row(trial: Trial, own: Run) -> dict[str, Any]:
+def _row(trial: Trial[RunConfig], own: Run) -> dict[str, Any]:
     lines, done = own.metrics(), own.adapter.exists()
     failure = own.manifest.get("reason") if not done and own.manifest.get("status") == "failed" else None
     held_out = [(line["held_out_loss"], line["step"]) for line in lines if "held_out_loss" in line]

@@ -15,7 +15,7 @@ from workbench import evaluation, losses
 from workbench.adapters import anatomy
 from workbench.adapters.bank import Bank
 from workbench.config import RunConfig, tasks
-from workbench.config.sweep_config import Trial
+from workbench.config.sweep_expansion import Trial
 from workbench.data.batching import Examples, MicroBatch
 from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import ClassSplits
@@ -28,9 +28,9 @@ from workbench.models.backbones import Backbone
 from workbench.recipes import classify, sft
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
+from workbench.training.callbacks import Callback
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
-from workbench.training.trainer import Callback
 
 Objective = Callable[[Tensor, Tensor, float], Tensor]
 
@@ -55,7 +55,7 @@ class SweepBank:
 class SweepTask(Protocol):
     """What members learn, whether together or one after another."""
 
-    def bench(self, run: Run, trials: Sequence[Trial], watcher: Callback) -> SweepBank:
+    def bench(self, run: Run, trials: Sequence[Trial[RunConfig]], watcher: Callback) -> SweepBank:
         """The members over one loaded backbone, at their start."""
 
     def alone(self, run: Run, config: RunConfig, watcher: Callback) -> None:
@@ -75,13 +75,13 @@ class TextTask:
     data: Splits
 
     @classmethod
-    def prepare(cls, config: RunConfig, run: Run, trials: Sequence[Trial]) -> TextTask:
+    def prepare(cls, config: RunConfig, run: Run, trials: Sequence[Trial[RunConfig]]) -> TextTask:
         """Data, checked for every member."""
         tokenizer, template, data = sft.prepare(config, run)
         require_members(config, trials, data)
         return cls(config, tokenizer, template, data)
 
-    def bench(self, run: Run, trials: Sequence[Trial], watcher: Callback) -> SweepBank:
+    def bench(self, run: Run, trials: Sequence[Trial[RunConfig]], watcher: Callback) -> SweepBank:
         backbone = backbones.load(self.config.model, self.tokenizer, task=tasks.of(self.config))
         watcher.say(model_summary.storage(backbone))
         sft.score_before(self.config, run, backbone, self.data, self.tokenizer, self.template, watcher)
@@ -124,14 +124,14 @@ class ClassTask:
     data: ClassSplits
 
     @classmethod
-    def prepare(cls, config: RunConfig, run: Run, trials: Sequence[Trial]) -> ClassTask:
+    def prepare(cls, config: RunConfig, run: Run, trials: Sequence[Trial[RunConfig]]) -> ClassTask:
         """Data, checked for every member."""
         tokenizer, data, _ = classify.prepare(config)
         require_members(config, trials, data)
         classify.begin(run, data)
         return cls(config, tokenizer, data)
 
-    def bench(self, run: Run, trials: Sequence[Trial], watcher: Callback) -> SweepBank:
+    def bench(self, run: Run, trials: Sequence[Trial[RunConfig]], watcher: Callback) -> SweepBank:
         backbone = self._backbone(self.config.seed)
         watcher.say(model_summary.storage(backbone))
         together, freezer = _attach(backbone, self.config, trials)
@@ -163,7 +163,7 @@ class ClassTask:
         return backbones.load(self.config.model, self.tokenizer, task=task)
 
 
-def require_members(config: RunConfig, trials: Sequence[Trial], data: Splits | ClassSplits) -> None:
+def require_members(config: RunConfig, trials: Sequence[Trial[RunConfig]], data: Splits | ClassSplits) -> None:
     """Refuse what would fail or teach nothing in a member with another adapter than `config`, which is known good."""
     adapters = {trial.config.adapter.model_dump_json(): trial.config for trial in trials}
     adapters.pop(config.adapter.model_dump_json(), None)
@@ -175,7 +175,7 @@ def require_members(config: RunConfig, trials: Sequence[Trial], data: Splits | C
             preflight.require_runnable(other, data)
 
 
-def _attach(backbone: Backbone, shared: RunConfig, trials: Sequence[Trial]) -> tuple[Bank, Freezer]:
+def _attach(backbone: Backbone, shared: RunConfig, trials: Sequence[Trial[RunConfig]]) -> tuple[Bank, Freezer]:
     methods, seeds = [trial.config.adapter for trial in trials], [trial.config.seed for trial in trials]
     return freezing.attach_bank(backbone.model, shared, methods, seeds=seeds)
 

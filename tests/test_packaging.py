@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -32,87 +32,48 @@ def _packages() -> set[str]:
     return found
 
 
-def _modules() -> dict[str, Path]:
-    found = {}
-    for name, folder in SOURCES.items():
-        for path in folder.rglob("*.py"):
-            parts = [name, *path.relative_to(folder).with_suffix("").parts]
-            found[".".join(parts).removesuffix(".__init__")] = path
-    return found
-
-
-def _imports(path: Path) -> set[str]:
-    """Modules of this project that a file imports, inside functions too, but not for type checking alone."""
-    found: set[str] = set()
-    tree = ast.parse(path.read_text())
-    typing = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    ignored = {id(inner) for block in typing for inner in ast.walk(block)}
-    for node in ast.walk(tree):
-        if id(node) in ignored:
-            continue
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.update([node.module, *(f"{node.module}.{alias.name}" for alias in node.names)])
-    return {name for name in found if name.split(".")[0] == "workbench"} & _modules().keys() - {"workbench"}
-
-
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib")
 def test_the_package_list_equals_the_tree() -> None:
     assert set(PROJECT["tool"]["setuptools"]["packages"]) == _packages()
 
 
-def _floor(module: str) -> int:
-    """How high a module stands; imports go down or stay."""
-    tops = {"workbench.cli.verbs": 5, "workbench.cli.render": 4, "workbench.recipes": 3}
-    bottoms = {"workbench.schema": 0, "workbench.errors": 0, "workbench.config.plugins": 0, "workbench.runs.files": 0}
-    middle = {
-        "workbench.adapters": 1,
-        "workbench.config": 1,
-        "workbench.config.cross_checks": 1,
-        "workbench.config.freeze_policies": 1,
-        "workbench.sections": 1,
-    }
-    for name, floor in {**tops, **middle, **bottoms}.items():
-        if module == name or module.startswith(name + "."):
-            return floor
-    return 2
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds the package as an install lays it out, adapters and recipes inside of it."""
+    site = tmp_path_factory.mktemp("site")
+    for name, folder in SOURCES.items():
+        shutil.copytree(folder, site.joinpath(*name.split(".")), ignore=shutil.ignore_patterns("__pycache__"))
+    return site
 
 
-def test_imports_go_one_way() -> None:
-    wrong = [
-        f"{module} imports {imported}"
-        for module, path in _modules().items()
-        if module != "workbench"  # its functions are the public door to recipes
-        for imported in _imports(path)
-        if _floor(imported) > _floor(module)
-    ]
-    assert not wrong
+def test_imports_keep_their_contracts(installed: Path) -> None:
+    """The order of the packages, and no circle, imports for type checking included: [tool.importlinter]."""
+    command = ["lint-imports", "--no-cache", "--config", str(ROOT / "pyproject.toml")]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=installed,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(installed)},
+    )
+    assert done.returncode == 0, done.stdout
 
 
 def test_only_the_doors_import_recipes() -> None:
     importers = {
-        module
-        for module, path in _modules().items()
-        if not module.startswith("workbench.recipes") and any("recipes" in name for name in _imports(path))
+        str(path.relative_to(ROOT))
+        for name in ("workbench", "workbench.adapters")
+        for path in SOURCES[name].rglob("*.py")
+        if "workbench.recipes" in path.read_text()
     }
-    assert importers <= {"workbench", "workbench.cli.verbs", "workbench.cli.render"}
+    assert importers == {"workbench/__init__.py", "workbench/cli/verbs.py", "workbench/cli/render.py"}
 
 
-def test_no_import_cycles() -> None:
-    graph = {module: _imports(path) - {module} for module, path in _modules().items() if module != "workbench"}
-    done: set[str] = set()
-
-    def visit(module: str, trail: tuple[str, ...]) -> None:
-        assert module not in trail, " -> ".join([*trail, module])
-        if module not in done:
-            for imported in graph.get(module, ()):
-                if not (imported == "workbench.recipes" or module.startswith(imported + ".")):
-                    visit(imported, (*trail, module))
-            done.add(module)
-
-    for module in graph:
-        visit(module, ())
+def test_the_top_of_the_package_is_short() -> None:
+    names = [path for path in SOURCES["workbench"].iterdir() if path.name != "__pycache__"]
+    assert sum(path.is_dir() for path in names) <= 12
+    assert sum(path.is_file() for path in names) <= 4
 
 
 @pytest.mark.slow
@@ -127,8 +88,8 @@ def test_the_wheel_has_one_top_level_name_and_the_files_that_are_needed(tmp_path
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"workbench"}
     for needed in (
         "workbench/py.typed",
-        "workbench/starter/model.safetensors",
-        "workbench/starter/fairytaleqa_train.jsonl",
+        "workbench/data/starter/model.safetensors",
+        "workbench/data/starter/fairytaleqa_train.jsonl",
         "workbench/report/templates/report.html",
         "workbench/recipes/configs/sft/quickstart.yaml",
         "workbench/adapters/lora.py",

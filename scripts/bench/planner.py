@@ -3,8 +3,8 @@
     python scripts/bench/planner.py --encoder FOLDER [--json planner.json] [--only WORD ...]
 
 Every configuration is planned, and then trained for some steps while each storage of torch counts from where it is
-made to where it is freed (workbench/planning/live_bytes.py); the weights count too, as stored. --encoder is a sentence encoder
-such as all-MiniLM-L6-v2.
+made to where it is freed (workbench/planning/live_bytes.py); the weights count too, as stored. --encoder is a
+sentence encoder such as all-MiniLM-L6-v2.
 """
 
 from __future__ import annotations

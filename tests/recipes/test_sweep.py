@@ -13,7 +13,7 @@ from tests.conftest import MINILM, save_tiny, write_questions
 from workbench import recipes
 from workbench.cli import render
 from workbench.cli.console import Terminal
-from workbench.config import RunConfig, sweep_config
+from workbench.config import RunConfig, sweep_expansion
 from workbench.errors import ConfigError, Stopped, TrainingError
 from workbench.recipes.check import check
 from workbench.recipes.load import load
@@ -204,7 +204,7 @@ def test_the_shipped_sweep_trains(tmp_path: Path) -> None:
     """With one of its learning rates, on few rows."""
     text = (recipes.CONFIGS / "sweep" / "quickstart.yaml").read_text()
     assert text.startswith("# workbench run sweep/quickstart\n")
-    assert len(sweep_config.trials(load("sweep/quickstart"))) == 8
+    assert len(sweep_expansion.trials(load("sweep/quickstart"))) == 8
     rows_ = (Path(workbench.__file__).parent / "starter" / "fairytaleqa_held_out.jsonl").read_text().splitlines()
     (tmp_path / "held_out.jsonl").write_text("\n".join(rows_[:6]))
     words = ["sweep.over.train.learning_rate=[2e-3]", "train.steps=2", "data.limit=24", "batch.size=4"]

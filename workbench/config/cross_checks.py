@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workbench.adapters import METHODS, Method
 from workbench.adapters.method import HALF_OR_FULL
+from workbench.config.basic_sections import ModelConfig
+from workbench.config.run_sections import RunSections
 from workbench.schema import Section
-
-if TYPE_CHECKING:
-    from workbench.config import ModelConfig, RunConfig
 
 _ONLY_FOR = {
     "masking": ("mlm",),
@@ -26,7 +25,7 @@ _ONLY_FOR = {
 """Sections that only some recipes read."""
 
 
-def mistakes(config: RunConfig) -> Iterator[str]:
+def mistakes(config: RunSections) -> Iterator[str]:
     """What is wrong with a configuration as a whole, one sentence for each contradiction."""
     if reason := unable(config.model, config.adapter):
         yield reason
@@ -59,7 +58,7 @@ def unable(model: ModelConfig, adapter: Method) -> str | None:
     return None
 
 
-def _of_training(config: RunConfig) -> Iterator[str]:
+def _of_training(config: RunSections) -> Iterator[str]:
     facts, method = config.adapter.facts, config.adapter.method
     if config.train.checkpointing is True and facts.no_checkpointing:
         yield (
@@ -72,7 +71,7 @@ def _of_training(config: RunConfig) -> Iterator[str]:
         yield "evaluate.patience stops some evaluations after the best one: write save.ship=best as well."
 
 
-def _of_budgets(config: RunConfig) -> Iterator[str]:
+def _of_budgets(config: RunSections) -> Iterator[str]:
     budget, method = config.budget, config.adapter.method
     if not budget.unlimited and config.adapter.facts.plans_steps:
         yield (
@@ -86,7 +85,7 @@ def _of_budgets(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _of_freezing(config: RunConfig) -> Iterator[str]:
+def _of_freezing(config: RunSections) -> Iterator[str]:
     freeze, method = config.freeze, config.adapter.method
     if freeze.policy != "none" and (reason := config.adapter.facts.no_freezing):
         yield (
@@ -102,7 +101,7 @@ def _of_freezing(config: RunConfig) -> Iterator[str]:
         yield from _of_kept_outputs(config)
 
 
-def _of_kept_outputs(config: RunConfig) -> Iterator[str]:
+def _of_kept_outputs(config: RunSections) -> Iterator[str]:
     """Where outputs of frozen blocks are to be kept, and there are none, or they never come again."""
     freeze = config.freeze
     if freeze.policy == "none" and not config.adapter.facts.no_freezing:
@@ -127,7 +126,7 @@ def _of_kept_outputs(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _of_averages(config: RunConfig) -> Iterator[str]:
+def _of_averages(config: RunSections) -> Iterator[str]:
     average = config.average.method
     if average == "none":
         return
@@ -150,7 +149,7 @@ def _of_averages(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _of_recipe(config: RunConfig) -> Iterator[str]:
+def _of_recipe(config: RunSections) -> Iterator[str]:
     for name, recipes in _ONLY_FOR.items():
         if config.recipe not in recipes and getattr(config, name) != _default(config, name):
             yield f"{name} is for recipe={'|'.join(recipes)}; recipe={config.recipe} has none. Leave {name} out."
@@ -160,7 +159,7 @@ def _of_recipe(config: RunConfig) -> Iterator[str]:
         yield "data.held_out names the training file. Write a share such as data.held_out=0.05."
 
 
-def _of_labelled_rows(config: RunConfig) -> Iterator[str]:
+def _of_labelled_rows(config: RunSections) -> Iterator[str]:
     """Settings of written text that are given for rows that are classified."""
     unused = ("format", "truncate", "loss_on")
     given = [f"data.{key}" for key in unused if getattr(config.data, key) != _default(config.data, key)]
@@ -174,7 +173,7 @@ def _of_labelled_rows(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _of_folds(config: RunConfig) -> Iterator[str]:
+def _of_folds(config: RunSections) -> Iterator[str]:
     """Where the rows that a fold is scored on would also choose what is scored."""
     if reason := config.pseudo_label.refusal(config.classes.kind) or config.tta.refusal(config.classes):
         yield reason

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
-from workbench.schema import Mistakes, Section, explain
-
-if TYPE_CHECKING:
-    from workbench.config import RunConfig
+from workbench.schema import Section
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Divergence = Literal[
@@ -195,64 +190,3 @@ def at(value: float | tuple[float, float], progress: float) -> float:
     if isinstance(value, tuple):
         return value[0] + (value[1] - value[0]) * progress
     return value
-
-
-def as_plain_run(config: RunConfig) -> RunConfig:
-    """The run of recipe `distill.of` that a distillation is, but for what teaches it.
-
-    Raises:
-        Mistakes: all that is wrong with it as such a run, and a teacher that is missing.
-    """
-    section = config.distill
-    mistakes = []
-    if section.teacher.id is None and section.peers is None and section.cache.folder is None:
-        mistakes.append(
-            (
-                "distill.teacher.id",
-                "who teaches? Write a run directory, a folder or a hub id of a model, or `backbone`.",
-            )
-        )
-    if config.model.id == TEACHER and section.teacher.id is None:
-        mistakes.append(("model.id", "`teacher` asks for the weights of distill.teacher.id, which is not there."))
-    values = {**config.model_dump(mode="json"), "recipe": section.of, "distill": {}}
-    if section.match or section.on_policy.share:
-        what = (
-            "distill.match looks into blocks that would not run" if section.match else "distill.on_policy changes rows"
-        )
-        if config.freeze.cache in ("memory", "disk"):
-            mistakes.append(("freeze.cache", f"{what}. Write freeze.cache=off, or leave it out."))
-        values["freeze"]["cache"] = "off"
-    try:
-        found = type(config).model_validate(values)
-    except ValidationError as error:
-        raise Mistakes([*mistakes, *explain(type(config), values, error)]) from None
-    if mistakes:
-        raise Mistakes(mistakes)
-    return found
-
-
-def student_config(config: RunConfig, folder: Path) -> RunConfig:
-    """`as_plain_run`; the student's backbone stands in the run directory `folder` where it is made of another one."""
-    found = as_plain_run(config)
-    if not makes_student(config):
-        return found
-    model = config.model.model_copy(update={"id": str((folder / STUDENT).resolve()), "revision": None})
-    return found.model_copy(update={"model": model})
-
-
-def makes_student(config: RunConfig) -> bool:
-    """Whether the student's backbone is made of another one."""
-    return config.model.id == TEACHER or config.distill.student != StudentConfig()
-
-
-def shipped_values(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """What config.yaml of the run directory `folder` holds, `values`, as the run whose adapter it ships."""
-    found = dict(values)
-    if values.get("recipe") != "distill":
-        return found
-    section = found.pop("distill", None) or {}
-    found["recipe"] = section.get("of", "sft")
-    student = StudentConfig.model_validate(section.get("student") or {})
-    if found["model"]["id"] == TEACHER or student != StudentConfig():
-        found["model"] = {**found["model"], "id": str((folder / STUDENT).resolve()), "revision": None}
-    return found

@@ -1,6 +1,6 @@
 """What a recipe says about duplicates, folds and ensembles.
 
-The work is in workbench/data/folds/duplicates.py, workbench/data/folds/stratification.py and workbench/crossval/ensembles.py.
+workbench/data/folds/ and workbench/crossval/ensembles.py carry it out.
 """
 
 from __future__ import annotations

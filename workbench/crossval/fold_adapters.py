@@ -36,10 +36,11 @@ from workbench.training import bank_trainer, capacity
 from workbench.training.adapter_trainer import TrainTask
 from workbench.training.bank_progress import BankProgress
 from workbench.training.bank_trainer import BankTrainer
+from workbench.training.callbacks import Callback
 from workbench.training.distributed import barrier
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.prefix_cache import PrefixCache, reading
-from workbench.training.trainer import Callback, Trainer, TrainingSignal
+from workbench.training.trainer import Trainer, TrainingSignal
 
 
 class FoldAdapter(NamedTuple):

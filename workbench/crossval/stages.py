@@ -17,7 +17,7 @@ from workbench.data.labelled.labels import Floats
 from workbench.evaluation import target_scores
 from workbench.runs import files
 from workbench.runs.run_directory import Run
-from workbench.training.trainer import Callback
+from workbench.training.callbacks import Callback
 
 Facts: TypeAlias = Mapping[str, Any]
 """What a stage was made of, for the report."""

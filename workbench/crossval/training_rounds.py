@@ -23,7 +23,7 @@ from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Floats
 from workbench.runs import files
 from workbench.runs.run_directory import Run
-from workbench.training.trainer import Callback
+from workbench.training.callbacks import Callback
 
 OUTPUTS = "outputs.safetensors"
 """Of a round's adapters."""

@@ -30,7 +30,7 @@ from workbench.errors import ConfigError, DataError
 from workbench.evaluation import target_scores
 from workbench.runs import files
 from workbench.runs.run_directory import Run
-from workbench.training.trainer import Callback
+from workbench.training.callbacks import Callback
 
 KEPT = "teacher.safetensors"
 """In the run directory."""

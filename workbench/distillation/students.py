@@ -13,14 +13,15 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from workbench import adapters
 from workbench.adapters import Method, anatomy
 from workbench.config import ModelConfig, RunConfig, tasks
-from workbench.config.distill_config import TEACHER, StudentConfig, makes_student
+from workbench.config.distill_config import TEACHER, StudentConfig
+from workbench.config.distill_expansion import makes_student
 from workbench.config.tasks import Task
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError
 from workbench.models import backbones, classifier
 from workbench.models.backbones import DTYPES
 from workbench.runs import files
-from workbench.training.trainer import Callback
+from workbench.training.callbacks import Callback
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from workbench.distillation.teacher_signals import Teacher, TeacherLogits, Teach
 from workbench.errors import ConfigError, Stopped
 from workbench.losses.chunked import chunks
 from workbench.runs import files
-from workbench.training.trainer import Callback
+from workbench.training.callbacks import Callback
 
-__all__ = ["CachedTeacher", "CacheIdentity", "identity", "made_by", "missing", "require_usable", "write"]
+__all__ = ["CacheIdentity", "CachedTeacher", "identity", "made_by", "missing", "require_usable", "write"]
 
 SHARD_POSITIONS = 2**18
 """Positions after which a shard is full: at 64 likeliest tokens of each, 65 MiB."""

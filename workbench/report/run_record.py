@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workbench.config import sweep_config
 from workbench.errors import ConfigError, FileError
-from workbench.runs import files
-from workbench.schema import read_yaml
+from workbench.runs import files, run_directory
 
 COLUMNS = (
     "step",
@@ -148,7 +146,7 @@ def read(folder: Path) -> RunRecord:
     # The rounds in their order, and after them the adapter of all rows.
     order = sorted(found, key=lambda member: ("refit" in member.parts, member))
     members = {member.as_posix(): _read(found[member], _metrics) for member in order}
-    config = sweep_config.shipped_values(read_yaml(folder / "config.yaml"), folder)
+    config = run_directory.shipped_values(folder)
     return RunRecord(
         folder=folder,
         name=manifest.get("name") or folder.resolve().name,

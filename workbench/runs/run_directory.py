@@ -19,7 +19,7 @@ import psutil
 import torch
 import yaml
 
-from workbench.config import RunConfig, plugins, sweep_config
+from workbench.config import RunConfig, plugins, sweep_expansion
 from workbench.errors import ConfigError, ResumeError, WorkbenchError
 from workbench.runs import files
 from workbench.runs.ranks import ALONE, Ranks
@@ -187,8 +187,14 @@ def read_config(path: Path) -> RunConfig:
 def shipped_config(path: Path) -> RunConfig:
     """The configuration of the adapter that a run directory ships: of a sweep, that of its best member."""
     read_config(path)
-    values = sweep_config.shipped_values(read_yaml(path / "config.yaml"), path)
-    return parse(RunConfig, values, source=f"{path}/config.yaml")
+    return parse(RunConfig, shipped_values(path), source=f"{path}/config.yaml")
+
+
+def shipped_values(path: Path) -> dict[str, Any]:
+    """The values of config.yaml as those of the run whose adapter the directory ships: of a sweep, its best member."""
+    values = read_yaml(path / "config.yaml")
+    members = files.read_json(path / "sweep.json") if values.get("recipe") == "sweep" else {}
+    return sweep_expansion.shipped_values(values, path, members)
 
 
 def versions() -> dict[str, str]:

@@ -92,7 +92,7 @@ class AdapterTrainer:
         self._companions = dict(beside or {})
         if (own := config.adapter.companion(trainable, steps=self._limits.steps)) is not None:
             self._companions["companion"] = own
-        self._diagnosis = LossGuard(course)
+        self._diagnosis = LossGuard(course.train, kept=course.run.checkpoints, learning_rate=config.train.learning_rate)
         self._before = 0.0
         """Share of the run that was done before the last step."""
         self._saved_step: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.training.trainer import Callback
+from workbench.training.callbacks import Callback
 
 
 class BankProgress:

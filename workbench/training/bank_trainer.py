@@ -23,10 +23,11 @@ from workbench.data.batching import Examples, MicroBatch
 from workbench.data.mixed_batches import OwnerRows, join, mixed_batches, padded_length
 from workbench.errors import Stopped
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
+from workbench.training.callbacks import Callback
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheManager, PrefixForward
 from workbench.training.master_weights import MasterWeights
-from workbench.training.trainer import Callback, measured, out_of_memory, trained
+from workbench.training.trainer import measured, out_of_memory, trained
 
 Predict = Callable[[MicroBatch], Tensor]
 """What the model gives for each label of a micro-batch (N, ...): hidden states in front of a head, or logits."""

@@ -1,27 +1,30 @@
-"""Whether a step may be taken: a loss that explodes ends a run while its last good checkpoint is still good."""
+"""Guards a run against a loss that explodes, while the last good checkpoint is still good."""
 
 from __future__ import annotations
 
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
-from workbench.data.batching import Indices
+from workbench.data.batching import Examples, Indices
 from workbench.errors import TrainingError
 from workbench.training import checkpoints
 
-if TYPE_CHECKING:
-    from workbench.training.adapter_trainer import TrainTask
-
 
 class LossGuard:
-    """Looks at the loss and the gradient's norm of each step of a course."""
+    """Refuses a step whose loss or gradient is not finite, or whose loss exploded.
 
-    def __init__(self, course: TrainTask) -> None:
-        self._course = course
+    Args:
+        rows: The training examples, to name those of a refused batch.
+        kept: Folder of the checkpoints.
+        learning_rate: The peak learning rate, to suggest a lower one.
+    """
+
+    def __init__(self, rows: Examples, *, kept: Path, learning_rate: float) -> None:
+        self._rows, self._kept, self._learning_rate = rows, kept, learning_rate
         self._recent: deque[float] = deque(maxlen=20)
 
     def recall(self, losses: Sequence[float]) -> None:
@@ -29,7 +32,7 @@ class LossGuard:
         self._recent.extend(losses)
 
     def __call__(self, loss: float, norm: float, rows: Indices, *, step: int) -> TrainingError | None:
-        """What is wrong with a loss that is not finite, or is three times the recent ones and still rising.
+        """An error for a loss that is not finite, or is three times the recent ones; None where the step may be taken.
 
         Args:
             rows: Of the step's batch.
@@ -45,14 +48,13 @@ class LossGuard:
         else:
             self._recent.append(loss)
             return None
-        course = self._course
-        kept, _ = checkpoints.newest(course.run.checkpoints)
-        places = ", ".join(course.train.place(int(row)) for row in rows[:8]) + (", ..." if len(rows) > 8 else "")
+        kept, _ = checkpoints.newest(self._kept)
+        places = ", ".join(self._rows.place(int(row)) for row in rows[:8]) + (", ..." if len(rows) > 8 else "")
         return TrainingError(
             f"{what} at step {step + 1}: loss {loss:.4g}, gradient norm {norm:.4g}, "
             f"median of the last steps {usual:.4g}.\n"
             f"  Rows of the batch: {places}\n"
             f"  Last good checkpoint: {kept or 'none yet'}\n"
-            f"  Lower train.learning_rate (now {course.config.train.learning_rate:g}), raise schedule.warmup, "
+            f"  Lower train.learning_rate (now {self._learning_rate:g}), raise schedule.warmup, "
             "or look at these rows."
         )

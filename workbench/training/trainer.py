@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from workbench.runs.run_directory import Run
 from workbench.runs.timing import Timer, phase
 from workbench.training import capacity
 from workbench.training.adapter_trainer import AdapterTrainer, TrainableValues, TrainTask
+from workbench.training.callbacks import Callback
 from workbench.training.distributed import layout_settings
 from workbench.training.distributed.fsdp import FullySharded
 from workbench.training.distributed.row_shares import share_rows
@@ -62,19 +63,6 @@ class ProgressClock:
 
     def __call__(self) -> float:
         return self.share
-
-
-class Callback(Protocol):
-    """Who is told about a run while it goes on."""
-
-    def step(self, record: dict[str, Any], *, total: int) -> None:
-        """A step was done; `record` is its line of metrics.jsonl."""
-
-    def say(self, text: str) -> None:
-        """Something that a person should read."""
-
-    def stop_requested(self) -> bool:
-        """Whether to finish the step, save, and end."""
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from workbench.config import RunConfig, sweep_config
+from workbench.config import RunConfig, sweep_expansion
 from workbench.errors import ConfigError
 from workbench.schema import override, parse
 
@@ -33,20 +33,20 @@ def mistakes(*words: str, **sections: Any) -> list[str]:
 
 
 def test_members_are_the_product_in_order() -> None:
-    found = sweep_config.trials(sweep())
+    found = sweep_expansion.trials(sweep())
     assert [(each.config.train.learning_rate, each.config.adapter.rank, each.config.seed) for each in found] == [  # type: ignore[attr-defined]
         (rate, rank, seed) for rate in (0.001, 0.01) for rank in (2, 4, 8) for seed in (0, 1)
     ]
     assert found[0].name == "learning_rate=0.001,rank=2,seed=0" and len({each.name for each in found}) == 12
     assert found[-1].settings == {"train.learning_rate": 0.01, "adapter.rank": 8, "seed": 1}
     assert {each.config.recipe for each in found} == {"sft"}
-    shared = sweep_config.shared(sweep())
+    shared = sweep_expansion.shared(sweep())
     assert shared.seed == 7 and shared.model_copy(update={"seed": 0}) == found[0].config
 
 
 def test_a_members_run_is_what_its_own_file_would_say() -> None:
     words = ("train.learning_rate=0.01", "adapter.rank=4", "seed=1", "recipe=sft", "sweep={}")
-    assert sweep_config.trials(sweep())[9].config == sweep(*words)
+    assert sweep_expansion.trials(sweep())[9].config == sweep(*words)
 
 
 def test_a_command_line_adds_keys_and_replaces_values() -> None:
@@ -56,7 +56,7 @@ def test_a_command_line_adds_keys_and_replaces_values() -> None:
 
 def test_names_are_folders_of_their_own() -> None:
     targets = [[f"layer_{number}/{part}_proj" for number in range(9)] for part in "qk"]
-    found = sweep_config.trials(sweep(sweep={"over": {"adapter.targets": targets}}))
+    found = sweep_expansion.trials(sweep(sweep={"over": {"adapter.targets": targets}}))
     names = [each.name for each in found]
     assert len(set(names)) == 2 and all("/" not in name and len(name) < 110 for name in names)
 
@@ -64,15 +64,15 @@ def test_names_are_folders_of_their_own() -> None:
 def test_what_is_shipped_is_the_best_member_with_the_rows_of_the_sweep(tmp_path: Path) -> None:
     config = sweep()
     values = config.model_dump(mode="json")
-    before = parse(RunConfig, sweep_config.shipped_values(values, tmp_path), source="x")
+    before = parse(RunConfig, sweep_expansion.shipped_values(values, tmp_path), source="x")
     assert before.recipe == "sft" and before.seed == 7
-    best = sweep_config.trials(config)[9]
-    rows = [{"member": each.name, "settings": each.settings} for each in sweep_config.trials(config)]
+    best = sweep_expansion.trials(config)[9]
+    rows = [{"member": each.name, "settings": each.settings} for each in sweep_expansion.trials(config)]
     (tmp_path / "sweep.json").write_text(json.dumps({"best": best.name, "members": rows}))
-    found = parse(RunConfig, sweep_config.shipped_values(values, tmp_path), source="x")
+    found = parse(RunConfig, sweep_expansion.shipped_values(values, tmp_path), source="x")
     assert found == best.config.model_copy(update={"seed": 7})
     plain = found.model_dump(mode="json")
-    assert sweep_config.shipped_values(plain, tmp_path) == plain
+    assert sweep_expansion.shipped_values(plain, tmp_path) == plain
 
 
 def test_all_mistakes_are_told_at_once() -> None:

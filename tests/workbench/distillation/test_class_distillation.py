@@ -15,7 +15,7 @@ from scipy import special
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.conftest import MINILM, save_tiny
-from workbench.config import RunConfig, distill_config
+from workbench.config import RunConfig, distill_expansion
 from workbench.data.folds.similarity import normalised
 from workbench.data.labelled import labelled_data as rows_of
 from workbench.data.labelled.labelled_data import Labelled
@@ -133,7 +133,7 @@ def distil(home: Path, sections: Callable[..., dict[str, Any]]) -> Train:
         name: str, teacher: Any, *, resume: bool = False, stop: bool = False, distill: Any = (), **changed: Any
     ) -> Path:
         config = asked_config(sections(**changed), teacher, **dict(distill))
-        base = distill_config.student_config(config, home / name)
+        base = distill_expansion.student_config(config, home / name)
         source = teacher_sources.find(config.distill.teacher, config.model)
         started = run_directory.start(home / name, config, resume=resume)
         try:
@@ -157,7 +157,7 @@ def ask(tmp_path: Path, sections: Callable[..., dict[str, Any]]) -> Callable[...
 
     def said(teacher: Any, *, distill: Any = (), **changed: Any) -> tuple[TeacherOutputs, Any]:
         config = asked_config(sections(**changed), teacher, **dict(distill))
-        base = distill_config.as_plain_run(config)
+        base = distill_expansion.as_plain_run(config)
         tokenizer = backbones.tokenizer(base.model)
         data = rows_of.load(base, tokenizer)
         source = teacher_sources.find(config.distill.teacher, config.model)

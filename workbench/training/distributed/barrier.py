@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from workbench.errors import Stopped
-from workbench.training.trainer import Callback
+from workbench.training.callbacks import Callback
 
 LOOK = 0.2
 """Seconds between two looks."""

@@ -311,6 +311,7 @@ def test_a_fold_column_is_not_repeated() -> None:
 
 def test_the_sections_need_no_array_library_and_the_folds_no_torch() -> None:
     heavy = "[m for m in ('torch', 'numpy', 'scipy', 'sklearn', 'datasketch') if m in sys.modules]"
-    code = f"import sys; import workbench.config.folds_config; print({heavy}); import workbench.data.folds.stratification; print({heavy})"
+    modules = ("workbench.config.folds_config", "workbench.data.folds.stratification")
+    code = "import sys; " + "; ".join(f"import {module}; print({heavy})" for module in modules)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["[]", "['numpy']"]

@@ -1,0 +1,131 @@
+"""Sections that every run has: model, data, batch, training, evaluation, saving."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
+
+from workbench.schema import Section
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+Every = PositiveInt | Share
+"""A number of steps, or a share of the run between 0 and 1."""
+
+
+class ModelConfig(Section):
+    id: str = Field(default="starter", min_length=1)
+    """`starter` (shipped, 6 M parameters), a folder, or a Hugging Face hub id."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4", "fp4"] = "auto"
+    """How the backbone's weights are stored. `auto`: bfloat16; without bfloat16 units as the checkpoint stores them."""
+    compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """What matrix products run in. `auto`: bfloat16 where the device has units for it, float32 otherwise."""
+    attention: Literal["auto", "sdpa", "flash_attention_2", "flex_attention", "eager"] = "auto"
+    """Attention kernel. `auto`: flash-attention 2 where installed and usable, sdpa otherwise."""
+    chat_template: Path | None = None
+    """A Jinja file that replaces the tokenizer's chat template."""
+    new_tokens: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Special tokens added to the vocabulary; their rows are trained and saved with the adapter, and no others."""
+    dropout: bool = False
+    """Keep the backbone's own dropout (BERT, T5, GPT-2) in training; then losses depend on micro-batches a little."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the backbone. Only for authors you trust."""
+
+    @field_validator("new_tokens")
+    @classmethod
+    def _different(cls, tokens: tuple[str, ...]) -> tuple[str, ...]:
+        twice = sorted({token for token in tokens if tokens.count(token) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)} stands twice. Name each token once.")
+        return tokens
+
+
+class DataConfig(Section):
+    train: str = Field(min_length=1)
+    """A jsonl, json, csv, parquet or txt file, a folder of them, or a hub data set id (owner/name)."""
+    held_out: Share | str = 0.05
+    """Share of `train` that is held out (duplicates stay on one side), or a file of its own."""
+    test: str | None = None
+    """A file that is scored once, at the end."""
+    format: Literal[
+        "auto",
+        "messages",
+        "sharegpt",
+        "alpaca",
+        "prompt_completion",
+        "question_answer",
+        "text_label",
+        "text",
+        "preference",
+        "conversation_tree",
+    ] = "auto"
+    """How a row is read. `auto` looks at its columns."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Renames columns: {wanted: found}, such as {prompt: question, completion: solution}."""
+    limit: PositiveInt | None = None
+    """Use only the first `limit` rows of `train`."""
+    max_tokens: Annotated[int, Field(ge=8)] = 1024
+    """Longest example in tokens; longer ones are cut."""
+    truncate: Literal["left", "right"] = "left"
+    """Which side of a long example is cut. `left` keeps the last answer, `right` keeps the beginning."""
+    loss_on: Literal["assistant", "last", "all"] = "assistant"
+    """Which tokens carry loss: every assistant turn, only the last one, or every token."""
+    on_bad_row: Literal["refuse", "skip"] = "refuse"
+    """A malformed row ends the run, or is skipped and counted."""
+    overlap: Literal["refuse", "drop"] = "refuse"
+    """Held-out rows that also stand in `train` end the run, or are dropped from `train` and counted."""
+
+
+class MaskingConfig(Section):
+    share: Share = 0.15
+    """Share of a row's tokens that recipe mlm hides and predicts; of these 80 % become the mask token, 10 % another."""
+
+
+class BatchConfig(Section):
+    size: PositiveInt = 32
+    """Examples per optimizer step, summed over ranks and micro-batches."""
+    tokens_per_device: PositiveInt | Literal["auto"] = "auto"
+    """Tokens in one forward pass on one device, padding included. Never changes the result."""
+
+
+class TrainConfig(Section):
+    epochs: PositiveFloat | None = None
+    """Passes over the training rows; null: 1, or where `budget` limits the run, as many as it allows."""
+    steps: PositiveInt | None = None
+    """Optimizer steps; wins over `epochs` where it is set."""
+    learning_rate: PositiveFloat = 2.0e-4
+    """Peak learning rate."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay of matrices; vectors are never decayed."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradients are scaled down to this norm."""
+    checkpointing: bool | Literal["auto"] = "auto"
+    """Recompute activations in the backward pass. `auto`: only where one example would not fit otherwise."""
+    compile: bool = False
+    """Compile each decoder layer with torch.compile: slower start, faster steps."""
+
+
+class EvaluateConfig(Section):
+    every: Every | None = 0.25
+    """Held-out loss while training: every so many steps, or share of the run; null: only before and after."""
+    answers: Annotated[int, Field(ge=0)] = 64
+    """Held-out rows that are answered (greedy decoding) and scored with token F1 and ROUGE-L, before and after.
+
+    Only recipe sft answers any.
+    """
+    max_new_tokens: PositiveInt = 64
+    """Longest answer in tokens."""
+    patience: PositiveInt | None = None
+    """Stop after this many evaluations without a better held-out loss; null: never."""
+
+
+class SaveConfig(Section):
+    every: Every | None = 0.25
+    """A checkpoint every so many steps, or share of the run; null: only at the end and on request."""
+    keep: PositiveInt = 2
+    """How many of the latest checkpoints are kept, beside the best."""
+    ship: Literal["last", "best"] = "last"
+    """Which adapter the run saves: that of the last step, or the one with the lowest held-out loss."""

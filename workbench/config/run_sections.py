@@ -1,0 +1,79 @@
+"""All sections of a run. Every field says its unit; every default is what a good first run would use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SerializeAsAny, model_validator
+
+from workbench.adapters import Lora, Method
+from workbench.config import (
+    freeze_policies,  # noqa: F401 - makes freeze.policy known
+    plugins,
+)
+from workbench.config.average_config import AverageConfig
+from workbench.config.basic_sections import (
+    BatchConfig,
+    DataConfig,
+    EvaluateConfig,
+    MaskingConfig,
+    ModelConfig,
+    SaveConfig,
+    TrainConfig,
+)
+from workbench.config.budget_config import BudgetConfig
+from workbench.config.classes_config import ClassesConfig
+from workbench.config.distill_config import DistillConfig
+from workbench.config.distributed_config import DistributedConfig
+from workbench.config.folds_config import DuplicatesConfig, EnsembleConfig, FoldsConfig
+from workbench.config.freeze_config import FreezeConfig
+from workbench.config.optimizer_config import OptimizerConfig
+from workbench.config.pseudo_label_config import PseudoLabelConfig
+from workbench.config.schedule_config import ScheduleConfig
+from workbench.config.sweep_config import SweepConfig
+from workbench.config.tta_config import TtaConfig
+from workbench.schema import Section
+
+
+class RunSections(Section):
+    """The sections of a run, each valid by itself; `RunConfig` adds that they go together."""
+
+    recipe: Literal["sft", "mlm", "classify", "crossval", "sweep", "distill"]
+    """Which file of `recipes/` runs this."""
+    plugins: tuple[Path, ...] = ()
+    """Python files of yours, run first, that add adapter methods. Only files you trust."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    model: ModelConfig = ModelConfig()
+    adapter: SerializeAsAny[Method] = Lora()
+    data: DataConfig
+    masking: MaskingConfig = MaskingConfig()
+    classes: ClassesConfig = ClassesConfig()
+    duplicates: DuplicatesConfig = DuplicatesConfig()
+    folds: FoldsConfig = FoldsConfig()
+    pseudo_label: PseudoLabelConfig = PseudoLabelConfig()
+    tta: TtaConfig = TtaConfig()
+    ensemble: EnsembleConfig = EnsembleConfig()
+    sweep: SweepConfig = SweepConfig()
+    distill: DistillConfig = DistillConfig()
+    batch: BatchConfig = BatchConfig()
+    train: TrainConfig = TrainConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    budget: BudgetConfig = BudgetConfig()
+    freeze: SerializeAsAny[FreezeConfig] = FreezeConfig()
+    average: AverageConfig = AverageConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    save: SaveConfig = SaveConfig()
+    distributed: DistributedConfig = DistributedConfig()
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Where metrics are sent besides metrics.jsonl; nothing is sent anywhere unless named here."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plugins_first(cls, values: Any) -> Any:
+        """The methods that a plugin adds must be known before the adapter section is read."""
+        paths = values.get("plugins") if isinstance(values, dict) else None
+        if isinstance(paths, (list, tuple)) and all(isinstance(path, (str, Path)) for path in paths):
+            plugins.load(paths)
+        return values
