@@ -1,4 +1,4 @@
-"""Make the Banking77 subset that ships in workbench/starter from the data set's own files.
+"""Make the Banking77 subset that ships in workbench/data/starter from the data set's own files.
 
     python scripts/make_starter_classes.py FOLDER      # holds train.csv and test.csv, columns text and category
 

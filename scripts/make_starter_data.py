@@ -1,4 +1,4 @@
-"""Make the FairytaleQA subset that ships in workbench/starter from the data set's own files.
+"""Make the FairytaleQA subset that ships in workbench/data/starter from the data set's own files.
 
     python scripts/make_starter_data.py FOLDER      # holds fairytaleqa_qa.jsonl and fairytaleqa_stories.jsonl
 
