@@ -177,7 +177,12 @@ def supervise(
             write = on_policy.writer(model, tokenizer, section.on_policy)
             stop = evaluation.stop_tokens(tokenizer, data.train)
             train = on_policy.OnPolicy(data.train, write, section.on_policy, seed=base.seed, stop=stop)
-        return TrainingSignal(train, distillation_loss(section, model, head, teacher, matching, progress), matching)
+        return TrainingSignal(
+            train,
+            distillation_loss(section, model, head, teacher, matching, progress),
+            matching,
+            section.model_dump(mode="json"),
+        )
 
     return taught
 

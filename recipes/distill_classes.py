@@ -106,12 +106,12 @@ def _supervise(
         objective = soft_labels.soft_criterion(
             hard, data.labels.kind, config.distill, classes=len(data.labels.names), progress=progress
         )
-        loss = student.row_loss(objective)
+        loss, settings = student.row_loss(objective), config.distill.model_dump(mode="json")
         if not config.distill.match:
-            return TrainingSignal(examples, loss)
+            return TrainingSignal(examples, loss, settings=settings)
         teacher = class_teachers.alone(source, data.labels)
         matching = FeatureMatching(config.distill.match, student.backbone, teacher.backbone, seed=base.seed)
-        return TrainingSignal(examples, _matched(loss, teacher, matching), matching)
+        return TrainingSignal(examples, _matched(loss, teacher, matching), matching, settings)
 
     return supervise
 

@@ -55,7 +55,11 @@ def train(
     clock = ProgressClock()
     fit = Trainer(
         model=together.model,
-        supervision=TrainingSignal(data.train, mutual_loss(config.distill, together, head, clock)),
+        supervision=TrainingSignal(
+            data.train,
+            mutual_loss(config.distill, together, head, clock),
+            settings=config.distill.model_dump(mode="json"),
+        ),
         freezer=freezer,
         width=head.width,
         held_out=[data.held_out],

@@ -97,6 +97,12 @@ class AdapterTrainer:
         """Share of the run that was done before the last step."""
         self._saved_step: int | None = None
 
+    def missing_state_bytes(self) -> int:
+        """Bytes that the optimizer will add in its first step, where it takes one here; 0 after that."""
+        if self._optimizer.state or not isinstance(self._stepper, LocalStep):
+            return 0
+        return optimizers.state_bytes(self._optimizer.param_groups, self.course.config)
+
     @property
     def total(self) -> int:
         """Optimizer steps of the whole run; where tokens or wall clock may end it, as many as it looks like now."""

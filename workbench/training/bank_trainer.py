@@ -22,6 +22,7 @@ from workbench.config import RunConfig
 from workbench.data.batching import Examples, MicroBatch
 from workbench.data.mixed_batches import OwnerRows, join, mixed_batches, padded_length
 from workbench.errors import Stopped
+from workbench.training import capacity
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
 from workbench.training.callbacks import Callback
 from workbench.training.freezing.freezer import Freezer
@@ -170,18 +171,22 @@ class BankTrainer:
 
     def _losses_that_fit(self, live: dict[str, AdapterTrainer]) -> list[float]:
         """`_losses`; where memory runs out, the same in smaller micro-batches."""
-        while True:
-            try:
-                return self._losses(live)
-            except torch.OutOfMemoryError:
-                longest = max((each.course.train for each in live.values()), key=lambda rows: int(rows.lengths.max()))
-                most = int(longest.lengths.max())
-                if self.tokens <= most:
-                    raise out_of_memory(most, longest) from None
-                self.tokens = max(most, self.tokens // 2)
-                self.watcher.say(f"Out of memory: going on with {self.tokens} tokens in a forward pass.")
-                for parameter in [*self.bank.model.parameters(), *self.masters]:
-                    parameter.grad = None
+        rows = max((each.course.train for each in live.values()), key=lambda rows: int(rows.lengths.max()))
+        longest = int(rows.lengths.max())
+
+        def compute(tokens: int) -> list[float]:
+            self.tokens = tokens
+            return self._losses(live)
+
+        try:
+            return capacity.smaller_until_fits(compute, self.tokens, longest=longest, retry=self._go_on_with)
+        except torch.OutOfMemoryError:
+            raise out_of_memory(longest, rows) from None
+
+    def _go_on_with(self, tokens: int) -> None:
+        self.watcher.say(f"Out of memory: going on with {tokens} tokens in a forward pass.")
+        for parameter in [*self.bank.model.parameters(), *self.masters]:
+            parameter.grad = None
 
     def _losses(self, live: dict[str, AdapterTrainer]) -> list[float]:
         """Gradients, and the mean loss, of each live member over its next batch."""

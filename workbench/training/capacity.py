@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -16,6 +19,11 @@ from workbench.data.batching import Examples, MicroBatch
 from workbench.data.text.tokenized import cache_folder
 from workbench.errors import ConfigError
 from workbench.runs import files
+
+T = TypeVar("T")
+
+WITHOUT_TENSORS = {"seed", "data", "evaluate", "save", "trackers", "budget", "schedule", "plugins"}
+"""Sections that no tensor of a training step depends on, beside the lengths of rows."""
 
 CPU_ELEMENTS, CPU_TOKENS = 2**18, 640
 """On a CPU, tokens times hidden width of a micro-batch, and the fewest tokens that are worth a pass over the weights:
@@ -59,40 +67,80 @@ def require_longest_fits(config: RunConfig, train: Examples) -> None:
         )
 
 
-def largest_that_fits(tokens: int, train: Examples, trial: Callable[[MicroBatch], None], *, config: RunConfig) -> int:
+def smaller_until_fits(compute: Callable[[int], T], tokens: int, *, longest: int, retry: Callable[[int], None]) -> T:
+    """Result of `compute(tokens)`; where memory runs out, of the same with half of the tokens, and so on.
+
+    Args:
+        longest: Tokens of the longest row, the fewest that are tried.
+        retry: Called with the fewer tokens before they are tried, to free memory and to tell.
+
+    Raises:
+        torch.OutOfMemoryError: not even one row fits.
+    """
+    while True:
+        try:
+            return compute(tokens)
+        except torch.OutOfMemoryError:
+            if tokens <= longest:
+                raise
+        # Outside of the handler, whose traceback holds the tensors of the pass that failed.
+        tokens = max(longest, tokens // 2)
+        retry(tokens)
+
+
+def largest_that_fits(
+    tokens: int, train: Examples, trial: Callable[[MicroBatch], None], *, remembered: Remembered
+) -> int:
     """Halve `tokens` until a forward and backward pass over the longest rows fits the accelerator's memory.
 
     Raises:
         torch.OutOfMemoryError: not even one row fits.
     """
-    remembered = _memory_file(config, train)
-    if remembered.exists():
-        return min(tokens, int(json.loads(remembered.read_text())["tokens_per_device"]))
+    if (known := remembered.read()) is not None:
+        return min(tokens, known)
     order = np.argsort(-train.lengths, kind="stable")
     longest = int(train.lengths[order[0]])
-    while True:
-        try:
-            trial(train.batch(order[: max(1, tokens // longest)]))
-        except torch.OutOfMemoryError:
-            if tokens <= longest:
-                raise
-            tokens = max(longest, tokens // 2)
-            continue
-        files.write_json(remembered, {"tokens_per_device": tokens})
-        return tokens
+
+    def compute(fewer: int) -> int:
+        trial(train.batch(order[: max(1, fewer // longest)]))
+        return fewer
+
+    return smaller_until_fits(compute, tokens, longest=longest, retry=remembered.write)
 
 
-def _memory_file(config: RunConfig, train: Examples) -> Path:
-    device = torch.accelerator.current_accelerator()
-    found = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
-    what = [
-        config.model.model_dump(mode="json"),
-        config.adapter.model_dump(mode="json"),
-        config.train.checkpointing,
-        config.train.compile,
-        int(train.lengths.max()),
-        str(device),
-        found and [found.name, found.total_memory],
-    ]
-    name = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:24]
-    return cache_folder() / "fits" / f"{name}.json"
+@dataclass(frozen=True)
+class Remembered:
+    """The largest micro-batch that earlier runs of the same memory found; only what memory limited, never the batch.
+
+    Args:
+        config: Every section counts but those that hold no tensors: data, evaluations, checkpoints, trackers, limits.
+        longest: Tokens of the longest row.
+        signal: Settings of the loss that the configuration does not hold, such as the teacher of a distillation.
+    """
+
+    config: RunConfig
+    longest: int
+    signal: Mapping[str, Any]
+
+    def read(self) -> int | None:
+        """Tokens in a forward pass; None where no run was limited by memory."""
+        if not self._path.exists():
+            return None
+        return int(json.loads(self._path.read_text())["tokens_per_device"])
+
+    def write(self, tokens: int) -> None:
+        """Keep a number of tokens that memory made smaller, before a step or in one."""
+        files.write_json(self._path, {"tokens_per_device": tokens})
+
+    @cached_property
+    def _path(self) -> Path:
+        found = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
+        what = [
+            self.config.model_dump(mode="json", exclude=WITHOUT_TENSORS),
+            self.longest,
+            self.signal,
+            str(torch.accelerator.current_accelerator()),
+            found and [found.name, found.total_memory],
+        ]
+        name = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:24]
+        return cache_folder() / "fits" / f"{name}.json"

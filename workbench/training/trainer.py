@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,6 +54,8 @@ class TrainingSignal(NamedTuple):
     loss: Loss
     beside: nn.Module | None = None
     """What trains with the model and is not shipped, such as projections that the loss compares through."""
+    settings: Mapping[str, Any] = MappingProxyType({})
+    """Settings of the loss that the run's configuration does not hold and memory depends on, as JSON."""
 
 
 @dataclass
@@ -92,7 +95,7 @@ class Trainer:
     """What frozen blocks gave in other trainings of the same run."""
 
     def __post_init__(self) -> None:
-        self.train, self.loss, beside = self.supervision
+        self.train, self.loss, beside, _ = self.supervision
         self.device = backbones.device()
         self.ranks = self.run.ranks
         self.masters: MasterWeights | Sharded
@@ -137,7 +140,7 @@ class Trainer:
             self.timer.begin(member.progress.share)
         while self._goes_on():
             self._follow_policy()
-            record = member.settle(self._step_that_fits(), began=began)
+            record = member.settle(self.step(member.batch()), began=began)
             self.accelerator.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])
             self.watcher.step(record, total=member.total)
             stopping = self.ranks.any(self.watcher.stop_requested())
@@ -162,32 +165,19 @@ class Trainer:
         member = self.member
         return member.live and (self.timer is None or member.progress.step == 0 or self.timer.fits_another())
 
-    def _step_that_fits(self) -> dict[str, Any]:
-        """One optimizer step; where memory runs out, the same step in smaller micro-batches."""
-        while True:
-            try:
-                return self.step(self.member.batch())
-            except torch.OutOfMemoryError:
-                longest = int(self.train.lengths.max())
-                if self.tokens <= longest:
-                    raise out_of_memory(longest, self.train) from None
-                if not self.ranks.alone:
-                    raise TrainingError(
-                        f"Out of memory with {self.tokens} tokens in a forward pass, which are the same on every "
-                        f"device.\n  Write batch.tokens_per_device={max(longest, self.tokens // 2)} --resume"
-                    ) from None
-                self.tokens = max(longest, self.tokens // 2)
-                self.watcher.say(f"Out of memory: going on with {self.tokens} tokens in a forward pass.")
-                self.run.note(batch={"tokens_per_device": self.tokens, "steps": self.member.total})
-                self._free_memory()
-
     def step(self, rows: Indices) -> dict[str, Any]:
         """One optimizer step on these rows; its line of metrics.jsonl."""
         began = time.monotonic()
         member = self.member
         self.clock.share = member.progress.share
-        loss, found = self._gradients(rows)
-        record = member.update(float(loss), rows)
+        loss, found = self._gradients_that_fit(rows)
+        try:
+            record = member.update(float(loss), rows)
+        except torch.OutOfMemoryError:  # halfway through the parameters: the step cannot be done again
+            raise TrainingError(
+                f"Out of memory in the optimizer, at step {member.progress.step + 1}.\n  Write "
+                f"batch.tokens_per_device={max(self._longest, self.tokens // 2)} --resume, or optimizer.name=adamw8bit."
+            ) from None
         if record is None:
             assert member.error is not None
             raise member.error
@@ -195,6 +185,40 @@ class Trainer:
         if self.timer is not None:
             self.timer.stepped(record["tokens"])
         return measured({**record, **found}, since=began, device=self.device)
+
+    def _gradients_that_fit(self, rows: Indices) -> tuple[Tensor, dict[str, float]]:
+        """`_gradients`; where memory runs out, the same in smaller micro-batches."""
+
+        def compute(tokens: int) -> tuple[Tensor, dict[str, float]]:
+            self.tokens = tokens
+            return self._gradients(rows)
+
+        try:
+            return capacity.smaller_until_fits(compute, self.tokens, longest=self._longest, retry=self._go_on_with)
+        except torch.OutOfMemoryError:
+            raise out_of_memory(self._longest, self.train) from None
+
+    def _go_on_with(self, tokens: int) -> None:
+        """Tell, and remember, that memory suffices for so many tokens only."""
+        if not self.ranks.alone:
+            raise TrainingError(
+                f"Out of memory with {self.tokens} tokens in a forward pass, which are the same on every "
+                f"device.\n  Write batch.tokens_per_device={tokens} --resume"
+            )
+        self.watcher.say(f"Out of memory: going on with {tokens} tokens in a forward pass.")
+        self.run.note(batch={"tokens_per_device": tokens, "steps": self.member.total})
+        if self.config.batch.tokens_per_device == "auto":
+            self._remembered.write(tokens)
+        self._free_memory()
+
+    @property
+    def _longest(self) -> int:
+        """Tokens of the longest row."""
+        return int(self.train.lengths.max())
+
+    @property
+    def _remembered(self) -> capacity.Remembered:
+        return capacity.Remembered(self.config, self._longest, self.supervision.settings)
 
     def _gradients(self, rows: Indices) -> tuple[Tensor, dict[str, float]]:
         """The gradients of a step's rows; their mean loss, and what else was found out about them."""
@@ -315,21 +339,23 @@ class Trainer:
 
     def _largest_that_fits(self, tokens: int) -> int:
         try:
-            return capacity.largest_that_fits(tokens, self.train, self._trial, config=self.config)
+            return capacity.largest_that_fits(tokens, self.train, self._trial, remembered=self._remembered)
         except torch.OutOfMemoryError:
-            longest = int(self.train.lengths.max())
             if self.config.train.checkpointing != "auto" or self.config.adapter.facts.no_checkpointing:
-                raise out_of_memory(longest, self.train) from None
+                raise out_of_memory(self._longest, self.train) from None
         self.watcher.say("One example does not fit: recomputing activations in the backward pass.")
         _recompute_activations(self.model)
         try:
-            return capacity.largest_that_fits(tokens, self.train, self._trial, config=self.config)
+            return capacity.largest_that_fits(tokens, self.train, self._trial, remembered=self._remembered)
         except torch.OutOfMemoryError:
-            raise out_of_memory(longest, self.train) from None
+            raise out_of_memory(self._longest, self.train) from None
 
     def _trial(self, batch: MicroBatch) -> None:
+        """A forward and backward pass with as much memory taken as the optimizer will add in its first step."""
         try:
+            state = torch.empty(self.member.missing_state_bytes(), dtype=torch.uint8, device=self.device)
             self.loss(batch.to(self.device), 1.0).backward()
+            del state
         finally:
             self._free_memory()
 

@@ -117,28 +117,48 @@ def test_running_out_of_memory_repeats_the_step_in_smaller_pieces(
     train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calm = train("batch.tokens_per_device=100000", name="calm")
-    original, tokens = trainer.Trainer.step, []
+    original, tokens = trainer.Trainer.backward, []
 
-    def scarce(self: trainer.Trainer, rows: Indices) -> dict[str, Any]:
+    def scarce(self: trainer.Trainer, rows: Indices, parts: Any = None) -> torch.Tensor:
         tokens.append(self.tokens)
+        loss = original(self, rows, parts)
         if self.member.progress.step == 3 and self.tokens > 1000:
-            raise torch.OutOfMemoryError("fake")
-        return original(self, rows)
+            raise torch.OutOfMemoryError("fake")  # after gradients were added up
+        return loss
 
-    monkeypatch.setattr(trainer.Trainer, "step", scarce)
+    monkeypatch.setattr(trainer.Trainer, "backward", scarce)
     hurt = train("batch.tokens_per_device=100000", name="hurt")
     assert tokens[0] == 100_000 and tokens[-1] <= 1000
     _assert_same_curve(hurt, calm)
 
 
+def test_running_out_of_memory_in_the_optimizer_never_applies_a_step_twice(
+    train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, taken = torch.optim.AdamW.step, []
+
+    def scarce(self: torch.optim.AdamW, closure: Any = None) -> None:
+        original(self)
+        taken.append(1)
+        if len(taken) == 4:
+            raise torch.OutOfMemoryError("fake")
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", scarce)
+    with pytest.raises(TrainingError, match=r"Out of memory in the optimizer, at step 4\.\n.* --resume"):
+        train("save.every=2", name="hurt")
+    assert len(taken) == 4
+    resumed = train("save.every=2", name="hurt", resume=True)
+    _assert_same_curve(resumed, train(name="calm"))
+
+
 def test_one_of_several_devices_that_runs_out_of_memory_says_what_fits(
     train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def scarce(self: trainer.Trainer, rows: Indices) -> dict[str, Any]:
+    def scarce(self: trainer.Trainer, rows: Indices, parts: Any = None) -> torch.Tensor:
         self.ranks = Ranks(0, 2)
         raise torch.OutOfMemoryError("fake")
 
-    monkeypatch.setattr(trainer.Trainer, "step", scarce)
+    monkeypatch.setattr(trainer.Trainer, "backward", scarce)
     with pytest.raises(TrainingError, match=r"the same on every device\.\n.*batch\.tokens_per_device=50000 --resume"):
         train("batch.tokens_per_device=100000")
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
@@ -89,6 +90,32 @@ def build(groups: list[Group], config: RunConfig) -> torch.optim.Optimizer:
     if settings.lookahead is not None:
         look_ahead(optimizer, every=settings.lookahead, alpha=settings.lookahead_alpha)
     return optimizer
+
+
+def state_bytes(groups: Sequence[Group], config: RunConfig) -> int:
+    """Bytes of the optimizer's state after its first step, found on tensors without values.
+
+    An optimizer that reads values counts as AdamW, whose state is at least as large.
+    """
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return _state_bytes_of(build([_without_values(group) for group in groups], config))
+    except DataDependentOutputException:
+        return sum(2 * 4 * parameter.numel() for group in groups for parameter in group["params"])
+
+
+def _without_values(group: Group) -> Group:
+    parameters = [nn.Parameter(torch.empty(each.shape, dtype=each.dtype)) for each in group["params"]]
+    for each in parameters:
+        each.grad = torch.empty_like(each)
+    kept = ("rate_factor", "weight_decay", "layer", "orthogonal")
+    return {"params": parameters, **{key: group[key] for key in kept}}
+
+
+def _state_bytes_of(optimizer: torch.optim.Optimizer) -> int:
+    optimizer.step()
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    return sum(value.numel() * value.element_size() for value in values if isinstance(value, Tensor))
 
 
 @torch.no_grad()

@@ -302,3 +302,22 @@ def test_pages_need_an_nvidia_gpu(name: str) -> None:
 def test_eight_bits_are_refused_where_nothing_computes_them() -> None:
     with pytest.raises(ConfigError, match="does not work on mps"):
         optimizers.require(settled({"name": "adamw8bit"}), device=torch.device("mps"))
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_bytes_of_states_are_known_before_the_first_step(name: str) -> None:
+    schedule = {"name": "constant"} if name == "schedule_free" else {}
+    config, trainable = settled({"name": name}, schedule=schedule), weights()
+    optimizer = made(config, trainable)
+    wanted = optimizers.state_bytes(optimizer.param_groups, config)
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-3
+    for parameter in trainable.values():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    values = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    held = sum(value.numel() * value.element_size() for value in values)
+    if name in ("adafactor", "adamw8bit"):
+        assert held <= 1.1 * wanted
+    else:
+        assert held == wanted

@@ -1,0 +1,88 @@
+"""The largest micro-batch that fits, and what is remembered of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.workbench.training.together import Labelled
+from workbench.config import RunConfig
+from workbench.data.batching import MicroBatch
+from workbench.training import capacity
+from workbench.training.capacity import Remembered, largest_that_fits, smaller_until_fits
+
+ROWS = Labelled(24, 1)
+LONGEST = int(ROWS.lengths.max())
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+
+
+def remembered(signal: dict[str, Any] | None = None, **sections: Any) -> Remembered:
+    config = RunConfig.model_validate({"recipe": "sft", "data": {"train": "x.jsonl"}, **sections})
+    return Remembered(config, LONGEST, signal or {})
+
+
+def trial(most: int) -> Any:
+    """A pass that fits up to so many tokens."""
+
+    def run(batch: MicroBatch) -> None:
+        if batch.inputs["input_ids"].numel() > most:
+            raise torch.OutOfMemoryError("fake")
+
+    return run
+
+
+def test_a_value_that_the_batch_capped_is_not_remembered() -> None:
+    one = remembered(batch={"size": 1})
+    assert largest_that_fits(LONGEST, ROWS, trial(10**9), remembered=one) == LONGEST
+    assert one.read() is None
+
+
+def test_a_value_that_memory_made_smaller_is_remembered_for_the_same_memory_alone() -> None:
+    found = largest_that_fits(16 * LONGEST, ROWS, trial(5 * LONGEST), remembered=remembered())
+    assert found == 4 * LONGEST == remembered().read()
+    assert remembered(seed=7, evaluate={"every": None}, schedule={"name": "cosine"}).read() == found
+    for other in (
+        remembered(batch={"size": 8}),
+        remembered(optimizer={"name": "sgd"}),
+        remembered(freeze={"policy": "static"}),
+        remembered(recipe="classify"),
+        remembered({"teacher": {"id": "runs/teacher"}}),
+        remembered(adapter={"method": "lora", "rank": 4}),
+    ):
+        assert other.read() is None
+
+
+def test_fewer_tokens_are_tried_until_they_fit_and_never_fewer_than_the_longest_row() -> None:
+    tried: list[int] = []
+
+    def compute(tokens: int) -> int:
+        tried.append(tokens)
+        raise torch.OutOfMemoryError("fake")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        smaller_until_fits(compute, 100, longest=30, retry=lambda tokens: None)
+    assert tried == [100, 50, 30]
+
+
+def test_nothing_of_a_pass_that_failed_is_alive_when_the_next_one_begins() -> None:
+    import weakref
+
+    alive: list[Any] = []
+
+    def compute(tokens: int) -> int:
+        if tokens > 10:
+            value = torch.zeros(tokens)
+            alive.append(weakref.ref(value))
+            raise torch.OutOfMemoryError("fake")
+        return tokens
+
+    def retry(tokens: int) -> None:
+        assert alive[-1]() is None
+
+    assert capacity.smaller_until_fits(compute, 40, longest=1, retry=retry) == 10
