@@ -7,27 +7,23 @@ Legend: M adapters, N labelled rows, T test rows, V views, C outputs (classes, o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from workbench import report
 from workbench.config import RunConfig
-from workbench.crossval import combining, pseudo_labels, training_rounds, tta, tta_predict
-from workbench.crossval.combining import Combiner, OutOfFold
-from workbench.crossval.fold_adapters import FoldAdapter, FoldContext, fold_adapters, outputs
-from workbench.crossval.stages import Predictions, StageLog
-from workbench.crossval.training_rounds import RoundOutputs
-from workbench.crossval.tta import TtaDecision
+from workbench.crossval import combining, training_rounds, tta
+from workbench.crossval.fold_adapters import FoldContext, fold_adapters
+from workbench.crossval.stages import StageLog
 from workbench.data.labelled import fold_data
 from workbench.data.labelled.fold_data import FoldData
 from workbench.data.views import text_views
 from workbench.data.views.text_views import View
 from workbench.data.views.user_views import user_merge
-from workbench.evaluation import target_scores
 from workbench.models import backbones, classifier
 from workbench.recipes import crossval_files
+from workbench.recipes.crossval_stages import CrossvalContext
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
@@ -83,133 +79,3 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, FoldData, list[
     if (merge := user_merge(config.tta)) is not None:
         tta.rehearse(data.labels, 1 + len(seen), merge)
     return tokenizer, data, seen, modules
-
-
-@dataclass(frozen=True)
-class CrossvalContext:
-    """What all stages need, and the short ones."""
-
-    room: FoldContext
-    run: Run
-    data: FoldData
-    who: list[FoldAdapter]
-    known: OutOfFold
-    ledger: StageLog
-    watcher: Callback
-
-    def belief(self, combiner: Combiner, said: RoundOutputs) -> Predictions:
-        """What the adapters of a round together say, of the labelled rows by fits that did not see them."""
-        fitted = combiner.fit(self.known, said.oof_MNC)
-        test_TC = None if said.test_MTC is None else fitted.values(self.data.labels, said.test_MTC)
-        return Predictions(combiner.out_of_fold(self.known, said.oof_MNC), test_TC)
-
-    def calibrate(self, said: RoundOutputs) -> Combiner:
-        """The first belief, and a temperature, without which later stages could not be compared."""
-        plain, heated = Combiner(calibrate=False, how="mean"), Combiner(calibrate=True, how="mean")
-        self.ledger.begin("supervised", "Adapters of the folds", self.belief(plain, said))
-        if not self.room.config.ensemble.calibrate or self.data.labels.kind == "number":
-            return plain
-        facts = {"temperature": heated.fit(self.known, said.oof_MNC).temperature}
-        self.ledger.offer("calibration", "Calibration", self.belief(heated, said), facts, forced=True)
-        return heated
-
-    def label(self, said: RoundOutputs, combiner: Combiner) -> RoundOutputs:
-        """Rounds of pseudo-labels, for as long as each makes the labels of its folds' rows likelier."""
-        config = self.room.config.pseudo_label
-        for number in range(1, config.rounds + 1) if self.data.unlabelled is not None else ():
-            name, title = f"pseudo_label {number}", f"Pseudo-labels, round {number}"
-            chosen = training_rounds.choices(
-                self.room, self.data, self.who, self.known, said, calibrate=combiner.calibrate
-            )
-            facts = pseudo_labels.summary(chosen)
-            if not any(len(each.rows) for each in chosen):
-                self.ledger.abstain(name, title, facts, why=chosen[0].reason)
-                break
-            more = [training_rounds.added(self.data, each) for each in chosen]
-            taught = training_rounds.train_round(
-                self.room, self.run, self.data, self.who, more, self.watcher, number=number
-            )
-            belief = self.belief(combiner, taught)
-            if not self.ledger.offer(name, title, belief, facts, least=config.least_gain, sure=config.sure):
-                break
-            said = taught
-        return said
-
-    def merge(self, said: RoundOutputs, combiner: Combiner) -> Combiner:
-        """Another way to make one prediction of many, where it is better than the mean or asked for by name."""
-        wanted = self.room.config.ensemble.merge
-        for how in combining.candidates(wanted, self.known):
-            tried = Combiner(combiner.calibrate, how)
-            weights_M = tried.fit(self.known, said.oof_MNC).weights_M
-            facts = {} if weights_M is None else {"weights": dict(zip(self.names, weights_M.tolist(), strict=True))}
-            belief = self.belief(tried, said)
-            if self.ledger.offer(f"ensemble {how}", f"Ensemble, {how}", belief, facts, forced=how == wanted):
-                combiner = tried
-        return combiner
-
-    def view(self, said: RoundOutputs, combiner: Combiner, seen: list[View]) -> TtaDecision | None:
-        """Views of each row, where reading them pays."""
-        if not seen:
-            return None
-        config, labels, before = self.room.config.tta, self.data.labels, self.ledger.belief
-        values_VNC = tta_predict.out_of_fold(
-            self.room, self.run, self.who, self.known, said, combiner, seen, self.data.rows
-        )
-        decision, oof_NC = tta.fit(
-            config,
-            labels,
-            values_VNC,
-            self.data.rows.targets_NC,
-            self.known.part_N,
-            names=[view.name for view in seen],
-            calibrate=combiner.calibrate,
-            groups_N=self.data.cluster_N,
-            user_merge=user_merge(config),
-        )
-        test_TC = before.test_TC
-        if test_TC is not None and self.data.test is not None and decision.accepted:
-            fitted = combiner.fit(self.known, said.oof_MNC)
-            folders = training_rounds.adapters(self.run, said.number, self.who)
-            test_TC = tta_predict.merged(self.room, folders, fitted, decision, seen, self.data.test, test_TC)
-        belief = Predictions(oof_NC, test_TC)
-        self.ledger.judged(
-            "tta", "Test-time augmentation", belief, decision.facts, gain=decision.gain, why=decision.reason
-        )
-        return decision
-
-    def agree(self) -> None:
-        """Near-duplicates are given the mean of what is said of them."""
-        if not self.room.config.ensemble.consensus:
-            return
-        before, cluster_T = self.ledger.belief, self.data.cluster_T
-        oof_NC = pseudo_labels.consensus(before.oof_NC, self.data.cluster_N)
-        test_TC = None
-        if before.test_TC is not None and cluster_T is not None:
-            test_TC = pseudo_labels.consensus(before.test_TC, cluster_T)
-        self.ledger.offer("consensus", "Consensus of near-duplicates", Predictions(oof_NC, test_TC), {})
-
-    def refit(self, said: RoundOutputs, combiner: Combiner) -> Scores | None:
-        """One adapter trained on all rows, with the pseudo-labels of all adapters where rounds of them stayed.
-
-        Returns:
-            Its scores on the test rows, where there are any. Out of fold nobody can judge it.
-        """
-        self.watcher.say("One adapter on all rows ...")
-        more = None
-        if said.number:
-            teachers = training_rounds.read(self.run, said.number - 1)
-            chosen = training_rounds.all_choices(
-                self.room, self.data, self.known, teachers, calibrate=combiner.calibrate
-            )
-            more = training_rounds.added(self.data, chosen)
-        folder = training_rounds.refitted(self.room, self.run, self.data, more, self.watcher)
-        if self.data.test is None:
-            return None
-        heat = combiner.fit(self.known, said.oof_MNC).temperature
-        ((outputs_TC,),) = outputs(self.room, [folder], [[self.data.test]])
-        return target_scores.scores(self.data.labels, outputs_TC / heat, self.data.test.targets_NC)
-
-    @property
-    def names(self) -> list[str]:
-        """Of the adapters."""
-        return [each.name for each in self.who]

@@ -23,7 +23,7 @@ from workbench.recipes.classify import texts
 from workbench.runs import files
 
 if TYPE_CHECKING:
-    from workbench.recipes.crossval import CrossvalContext
+    from workbench.recipes.crossval_stages import CrossvalContext
 
 Scores = dict[str, Any]
 _BOUNDS = ("accuracy_low", "accuracy_high")

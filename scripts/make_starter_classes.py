@@ -33,7 +33,7 @@ def main(folder: Path) -> None:
             chosen = [row for rows in own for row in rows[part]]
             random.Random(0).shuffle(chosen)
             columns = 1 if "unlabelled" in name else 2
-            out = Path(__file__).parent.parent / "workbench" / "starter" / name
+            out = Path(__file__).parent.parent / "workbench" / "data" / "starter" / name
             with out.open("w", encoding="utf-8", newline="") as file:
                 rows = [("text", "label"), *chosen]
                 csv.writer(file, lineterminator="\n").writerows(row[:columns] for row in rows)

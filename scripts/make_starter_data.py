@@ -21,7 +21,7 @@ COUNTS = {"train": ("fairytaleqa_train.jsonl", 2000), "val": ("fairytaleqa_held_
 def main(folder: Path) -> None:
     stories = {row["story"]: row["sections"] for row in _rows(folder / "fairytaleqa_stories.jsonl")}
     questions = _rows(folder / "fairytaleqa_qa.jsonl")
-    out = Path(__file__).parent.parent / "workbench" / "starter"
+    out = Path(__file__).parent.parent / "workbench" / "data" / "starter"
     for split, (name, count) in COUNTS.items():
         rows = []
         for question in (row for row in questions if row["split"] == split):

@@ -15,7 +15,7 @@ from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from workbench.adapters import About, Beside, Method, anatomy, register
+from workbench.adapters import ExtraParameters, Method, MethodInfo, anatomy, register
 from workbench.adapters.peft_registration import register_tuner
 from workbench.adapters.target_modules import Targets, resolve
 
@@ -24,14 +24,14 @@ from workbench.adapters.target_modules import Targets, resolve
 class Scales(Method):
     """(1 + s) * (W x + b), with s (outputs) zero: the identity at the start."""
 
-    about: ClassVar[dict[str, About]] = {"scales": About("a factor for each output of linear layers", "-")}
+    about: ClassVar[dict[str, MethodInfo]] = {"scales": MethodInfo("a factor for each output of linear layers", "-")}
     method: Literal["scales"]
     targets: Targets = "attention"  # a role, or names of modules
 
     def modules(self, model: Any) -> list[str]:
         return resolve(model, self.targets)
 
-    def to_peft(self, model: Any, beside: Beside) -> PeftConfig:
+    def to_peft(self, model: Any, beside: ExtraParameters) -> PeftConfig:
         return ScalesConfig(
             task_type=anatomy.task(model), target_modules=self.modules(model), modules_to_save=beside.heads or None
         )

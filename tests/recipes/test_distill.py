@@ -18,6 +18,7 @@ from tests.conftest import write_questions
 from workbench import recipes
 from workbench.cli.console import Terminal
 from workbench.config import RunConfig
+from workbench.data import starter
 from workbench.errors import Stopped
 from workbench.models import exported
 from workbench.recipes import distill_verbs
@@ -252,6 +253,6 @@ def test_every_shipped_recipe_trains(name: str, tmp_path: Path) -> None:
 
 def _head(name: str, folder: Path) -> Path:
     """The first lines of a file of the starter."""
-    lines = (Path(workbench.__file__).parent / "starter" / name).read_text().splitlines()
+    lines = (starter.FOLDER / name).read_text().splitlines()
     (folder / name).write_text("\n".join(lines[:8]) + "\n")
     return folder / name

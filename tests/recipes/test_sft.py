@@ -10,6 +10,7 @@ import pytest
 import workbench
 from tests.conftest import MINILM, save_tiny
 from workbench import recipes
+from workbench.data import starter
 from workbench.recipes.load import load
 
 FILES = Path(__file__).parent.parent / "files"
@@ -33,7 +34,7 @@ def test_every_shipped_recipe_trains(name: str, tmp_path: Path) -> None:
     text = (recipes.CONFIGS / f"{name}.yaml").read_text()
     assert text.startswith(f"# workbench run {name}")
     held_out = tmp_path / "held_out.jsonl"
-    rows = (Path(workbench.__file__).parent / "starter" / "fairytaleqa_held_out.jsonl").read_text().splitlines()
+    rows = (starter.FOLDER / "fairytaleqa_held_out.jsonl").read_text().splitlines()
     held_out.write_text("\n".join(rows[:6]))
     masked = name.startswith("mlm/")
     words = [f"model.id={save_tiny(tmp_path / 'bert', 'Bert', 'MaskedLM', MINILM)}"] if masked else []

@@ -14,6 +14,7 @@ from workbench import recipes
 from workbench.cli import render
 from workbench.cli.console import Terminal
 from workbench.config import RunConfig, sweep_expansion
+from workbench.data import starter
 from workbench.errors import ConfigError, Stopped, TrainingError
 from workbench.recipes.check import check
 from workbench.recipes.load import load
@@ -205,7 +206,7 @@ def test_the_shipped_sweep_trains(tmp_path: Path) -> None:
     text = (recipes.CONFIGS / "sweep" / "quickstart.yaml").read_text()
     assert text.startswith("# workbench run sweep/quickstart\n")
     assert len(sweep_expansion.trials(load("sweep/quickstart"))) == 8
-    rows_ = (Path(workbench.__file__).parent / "starter" / "fairytaleqa_held_out.jsonl").read_text().splitlines()
+    rows_ = (starter.FOLDER / "fairytaleqa_held_out.jsonl").read_text().splitlines()
     (tmp_path / "held_out.jsonl").write_text("\n".join(rows_[:6]))
     words = ["sweep.over.train.learning_rate=[2e-3]", "train.steps=2", "data.limit=24", "batch.size=4"]
     words += ["evaluate.answers=2", "evaluate.every=2", f"data.held_out={tmp_path / 'held_out.jsonl'}"]

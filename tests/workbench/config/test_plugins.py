@@ -13,11 +13,11 @@ from workbench.errors import ConfigError
 
 METHOD = """
 from typing import ClassVar, Literal
-from workbench.adapters import About, Method, register
+from workbench.adapters import Method, MethodInfo, register
 
 @register
 class Mine(Method):
-    about: ClassVar = {{"{name}": About("nothing", "none")}}
+    about: ClassVar = {{"{name}": MethodInfo("nothing", "none")}}
     method: Literal["{name}"]
     size: int = 3
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +63,15 @@ def test_names_are_folders_of_their_own() -> None:
 def test_what_is_shipped_is_the_best_member_with_the_rows_of_the_sweep(tmp_path: Path) -> None:
     config = sweep()
     values = config.model_dump(mode="json")
-    before = parse(RunConfig, sweep_expansion.shipped_values(values, tmp_path), source="x")
+    before = parse(RunConfig, sweep_expansion.shipped_values(values, tmp_path, {}), source="x")
     assert before.recipe == "sft" and before.seed == 7
     best = sweep_expansion.trials(config)[9]
     rows = [{"member": each.name, "settings": each.settings} for each in sweep_expansion.trials(config)]
-    (tmp_path / "sweep.json").write_text(json.dumps({"best": best.name, "members": rows}))
-    found = parse(RunConfig, sweep_expansion.shipped_values(values, tmp_path), source="x")
+    table = {"best": best.name, "members": rows}
+    found = parse(RunConfig, sweep_expansion.shipped_values(values, tmp_path, table), source="x")
     assert found == best.config.model_copy(update={"seed": 7})
     plain = found.model_dump(mode="json")
-    assert sweep_expansion.shipped_values(plain, tmp_path) == plain
+    assert sweep_expansion.shipped_values(plain, tmp_path, {}) == plain
 
 
 def test_all_mistakes_are_told_at_once() -> None:

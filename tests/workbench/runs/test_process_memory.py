@@ -44,9 +44,9 @@ def test_garbage_is_looked_for_afterwards(fails: bool) -> None:
 
 FAULTS = """
 import resource, sys, torch
-from workbench import heap
+from workbench.runs import process_memory
 if sys.argv[1] == "kept":
-    heap.keep()
+    process_memory.keep()
 def faults():
     began = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(20):

@@ -97,7 +97,7 @@ def test_what_is_too_little_is_told_in_its_own_unit(tmp_path: Path, section: dic
 
 
 def test_a_process_knows_when_it_began() -> None:
-    code = "import time; time.sleep(1); from workbench import clocking; print(clocking.process_began())"
+    code = "import time; time.sleep(1); from workbench.runs import run_clock; print(run_clock.process_began())"
     before = time.monotonic()
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert before - 0.1 <= float(told.stdout) <= time.monotonic() - 1

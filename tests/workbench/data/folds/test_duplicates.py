@@ -29,7 +29,7 @@ from workbench.data.folds.similarity import components, normalised, shingles
 from workbench.errors import DataError
 
 Kind = Literal["characters", "words"]
-BANKING = Path(__file__).parents[2] / "files" / "banking77"
+BANKING = Path(__file__).parents[3] / "files" / "banking77"
 CARD = ["Where is my new card?", "where is my  new card", "Where is my new card now?", "I lost my PIN and need another"]
 TEXTS = st.lists(st.text("ab c.", max_size=8) | st.sampled_from(CARD), max_size=14)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.workbench.data.reading import config, write
 from workbench.data.text.formats import Example, read
 
-FILES = Path(__file__).parents[2] / "files" / "formats"
+FILES = Path(__file__).parents[3] / "files" / "formats"
 CALL = '{"name": "add", "arguments": {"a": 1}}'
 
 
