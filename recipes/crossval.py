@@ -36,7 +36,9 @@ Scores = dict[str, Any]
 def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
     """Train, choose and score as `config` says; returns what stands in scores.json."""
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
-    tokenizer, data, seen, _ = prepare(config)
+    tokenizer, data, seen, _, notes = prepare(config)
+    for note in notes:
+        watcher.say(note)
     sets = {"train": data.rows, "test": data.test, "unlabelled": data.unlabelled}
     run.note(data={name: rows and rows.facts() for name, rows in sets.items()})
     who = fold_adapters(data.folds, seeds=config.folds.seeds)
@@ -46,7 +48,8 @@ def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
     layout_checks.require_members(len(who), run.ranks)
     rows = [rows for rows in sets.values() if rows is not None]
     room = FoldContext(config, data.labels, tokenizer, rows=rows, ranks=run.ranks)
-    work = CrossvalContext(room, run, data, who, known, StageLog(run, data, watcher), watcher)
+    gates = CrossvalContext.gates(config, data, known, seen)
+    work = CrossvalContext(room, run, data, who, known, StageLog(run, data, watcher, gates), watcher)
 
     # Each fold is judged by adapters that trained on the others; so is every stage that follows.
     said = training_rounds.train_round(room, run, data, who, [None] * len(who), watcher, number=0)
@@ -67,15 +70,18 @@ def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
     return scores
 
 
-def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, FoldData, list[View], list[str]]:
-    """Tokenizer, data, views and the names of the modules that get an adapter; refuses what would fail or mislead."""
+def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, FoldData, list[View], list[str], list[str]]:
+    """Tokenizer, data, views, names of the modules that get an adapter, and sentences on views that are left out.
+
+    Refuses what would fail or mislead.
+    """
     classifier.require_known_form(config)
     tokenizer = backbones.tokenizer(config.model)
     data = fold_data.load(config, tokenizer)
     sets = [rows for rows in (data.rows, data.test, data.unlabelled) if rows is not None]
     modules = preflight.require_backbone(config, sets, classifier.task(data.labels, seed=config.seed))
     seen = text_views.make(config.tta, config.classes, data.labels, seed=config.seed, example=data.rows.records[0])
-    text_views.changed(seen, data.rows, tokenizer, config)
+    seen, notes = text_views.useful(seen, data.rows, tokenizer, config)
     if (merge := user_merge(config.tta)) is not None:
         tta.rehearse(data.labels, 1 + len(seen), merge)
-    return tokenizer, data, seen, modules
+    return tokenizer, data, seen, modules, notes

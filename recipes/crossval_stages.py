@@ -5,9 +5,11 @@ Legend: M adapters, N labelled rows, T test rows, C outputs (classes, or 1 for a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from workbench.config import RunConfig
 from workbench.crossval import combining, pseudo_labels, training_rounds, tta, tta_predict
 from workbench.crossval.combining import Combiner, OutOfFold
 from workbench.crossval.fold_adapters import FoldAdapter, FoldContext, outputs
@@ -35,6 +37,14 @@ class CrossvalContext:
     known: OutOfFold
     ledger: StageLog
     watcher: Callback
+
+    @staticmethod
+    def gates(config: RunConfig, data: FoldData, known: OutOfFold, seen: Sequence[View]) -> int:
+        """Stages that out-of-fold rows may decide about: rounds of pseudo-labels, ensembles, views, consensus."""
+        rounds = config.pseudo_label.rounds if data.unlabelled is not None else 0
+        wanted = config.ensemble.merge
+        tried = [how for how in combining.candidates(wanted, known) if how != wanted]
+        return rounds + len(tried) + bool(seen) + config.ensemble.consensus
 
     def belief(self, combiner: Combiner, said: RoundOutputs) -> Predictions:
         """What the adapters of a round together say, of the labelled rows by fits that did not see them."""
@@ -104,6 +114,7 @@ class CrossvalContext:
             calibrate=combiner.calibrate,
             groups_N=self.data.cluster_N,
             user_merge=user_merge(config),
+            sure=self.ledger.sure(),
         )
         test_TC = before.test_TC
         if test_TC is not None and self.data.test is not None and decision.accepted:

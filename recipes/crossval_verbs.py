@@ -42,7 +42,7 @@ class CrossvalInspection:
 
 def inspect(config: RunConfig) -> CrossvalInspection:
     """Everything that `run` does before it loads weights."""
-    tokenizer, data, _, targets = prepare(config)
+    tokenizer, data, _, targets, notes = prepare(config)
     who = fold_adapters(data.folds, seeds=config.folds.seeds)
     rows = max(int(each.split.train_N.sum()) for each in who)
     return CrossvalInspection(
@@ -52,7 +52,7 @@ def inspect(config: RunConfig) -> CrossvalInspection:
         targets=targets,
         steps=total_steps(config, rows),
         members=len(who),
-        notes=[f"Left out: {reason}" for reason in data.rows.skipped[:5]],
+        notes=[*(f"Left out: {reason}" for reason in data.rows.skipped[:5]), *notes],
     )
 
 

@@ -39,7 +39,8 @@ class TtaConfig(Section):
 
     Columns in `lower` or `upper` case, or with `no_punctuation`; noise: `typos`, `drop_words`; rows that are too long
     cut to the `head`, `tail` or `middle` of each column; the two responses of a pair exchanged: `swap`; `templates`;
-    `user`. One that changes less than 1 % of the rows is refused.
+    `user`. One that changes less than 1 % of the rows is left out, and
+    refused where no other one is named.
     """
     copies: PositiveInt = 1
     """Views of each kind of noise."""

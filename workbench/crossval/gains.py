@@ -32,13 +32,15 @@ class Gain:
     """Mean of after - before, so that below 0 is better."""
     low: float
     high: float
-    """95 % interval of the difference."""
+    """95 % interval of the difference over new rows, of these adapters; training them again is no part of it."""
     accuracy_before: float | None
     """Share of rows that are right; None for numbers."""
     accuracy_after: float | None
     accepted: bool
     reason: str = ""
     """What speaks against it; empty where it is accepted."""
+    sure: float = SURE
+    """Confidence that was asked of it, above 0.95 where several stages are judged on the same rows."""
 
     @property
     def sentence(self) -> str:
@@ -49,7 +51,8 @@ class Gain:
             if self.accuracy_before is not None and self.accuracy_after is not None
             else ""
         )
-        verdict = "Accepted." if self.accepted else f"Refused: {self.reason}."
+        asked = f" at {self.sure:.1%} confidence, for one stage of several" if self.sure > SURE else ""
+        verdict = f"Accepted{asked}." if self.accepted else f"Refused{asked}: {self.reason}."
         return (
             f"The loss {moved}, {self.loss_before:.4f} -> {self.loss_after:.4f} (difference {self.difference:+.4f}, "
             f"95 % interval {self.low:+.4f} to {self.high:+.4f}){right}. {verdict}"
@@ -109,6 +112,7 @@ def gain(
         accuracy_after=float(right_after_N.mean()) if counted else None,
         accepted=not reason,
         reason=reason,
+        sure=sure,
     )
 
 

@@ -126,6 +126,7 @@ def fit(
     calibrate: bool = False,
     groups_N: NDArray[Any] | None = None,
     user_merge: UserMerge | None = None,
+    sure: float = gains.SURE,
 ) -> tuple[TtaDecision, Floats]:
     """Decide on out-of-fold rows whether and how views are merged.
 
@@ -143,6 +144,7 @@ def fit(
         calibrate: Fit a temperature of merged rows; it is judged beside plain rows that get one of their own too.
         groups_N: Rows of one group, such as a cluster of duplicates, are one witness.
         user_merge: For merge `user`.
+        sure: Confidence that the gain has to have.
 
     Raises:
         ConfigError: The user's function returns no values.
@@ -162,7 +164,7 @@ def fit(
         temperature=final.temperature,
         spent=float(_uncertain(final, labels.kind, values_VNC[0]).mean()),
         losses=tuple(float(gains.row_losses(labels, each, targets_NC).mean()) for each in values_VNC),
-        gain=gains.gain(labels, before_NC, after_NC, targets_NC, least=config.least_gain, groups_N=groups_N),
+        gain=gains.gain(labels, before_NC, after_NC, targets_NC, least=config.least_gain, sure=sure, groups_N=groups_N),
     )
     return decision, after_NC
 

@@ -50,7 +50,9 @@ def decided(run: Path, room: FoldContext, rows: Labelled) -> Floats:
     seen = text_views.make(
         room.config.tta, room.config.classes, room.labels, seed=room.config.seed, example=rows.records[0]
     )
-    return merged(room, folders, fitted, TtaDecision.from_facts(known["tta"]), seen, rows, values_TC)
+    decision = TtaDecision.from_facts(known["tta"])
+    judged = [view for view in seen if view.name in decision.names]
+    return merged(room, folders, fitted, decision, judged, rows, values_TC)
 
 
 def out_of_fold(

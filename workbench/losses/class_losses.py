@@ -23,7 +23,7 @@ def cross_entropy(logits_BC: Tensor, target_BC: Tensor, weight_B: Tensor, *, gam
     log_p_BC = F.log_softmax(logits_BC.float(), dim=-1)
     terms_BC = target_BC * log_p_BC
     if gamma:
-        terms_BC = terms_BC * (1 - log_p_BC.exp()) ** gamma
+        terms_BC = terms_BC * _power(-torch.expm1(log_p_BC), gamma)
     return -(terms_BC.sum(-1) * weight_B).sum()
 
 
@@ -35,9 +35,14 @@ def binary_cross_entropy(logits_BC: Tensor, target_BC: Tensor, weight_B: Tensor,
     logits_BC = logits_BC.float()
     yes_BC, no_BC = F.logsigmoid(logits_BC), F.logsigmoid(-logits_BC)
     if gamma:
-        p_BC = logits_BC.sigmoid()
-        yes_BC, no_BC = yes_BC * (1 - p_BC) ** gamma, no_BC * p_BC**gamma
+        yes_BC = yes_BC * _power((-logits_BC).sigmoid(), gamma)
+        no_BC = no_BC * _power(logits_BC.sigmoid(), gamma)
     return -((target_BC * yes_BC + (1 - target_BC) * no_BC).sum(-1) * weight_B).sum()
+
+
+def _power(share_BC: Tensor, gamma: float) -> Tensor:
+    """share^gamma, its gradient 0 where the share is 0: there that of gamma < 1 is infinite, and times 0 no number."""
+    return share_BC.clamp_min(torch.finfo(share_BC.dtype).tiny) ** gamma
 
 
 def squared_error(outputs_BC: Tensor, target_BC: Tensor, weight_B: Tensor) -> Tensor:

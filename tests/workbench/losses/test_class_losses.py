@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +49,18 @@ def test_two_classes_are_one_question(gamma: float) -> None:
     torch.testing.assert_close(
         binary, class_losses.cross_entropy(both, torch.cat((1 - yes, yes), 1), ONES, gamma=gamma)
     )
+
+
+@pytest.mark.parametrize("gamma", [0.1, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("loss", [class_losses.cross_entropy, class_losses.binary_cross_entropy])
+def test_saturated_rows_have_the_gradients_of_their_limit(loss: Any, gamma: float) -> None:
+    """At p = 1 the loss and its gradient vanish; at p = 0 the gradient is that of the plain logarithm."""
+    logits = torch.tensor([[200.0, -200.0], [-200.0, 200.0], [1.0, -1.0]], requires_grad=True)
+    target = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+    loss(logits, target, torch.ones(3), gamma=gamma).backward()
+    assert logits.grad is not None and bool(logits.grad.isfinite().all())
+    torch.testing.assert_close(logits.grad[0], torch.zeros(2))
+    torch.testing.assert_close(logits.grad[1], torch.tensor([-1.0, 1.0]))
 
 
 def test_binary_cross_entropy_is_torchs() -> None:

@@ -100,30 +100,30 @@ def apply(view: View, rows: Labelled, tokenizer: PreTrainedTokenizerBase, config
     return replace(rows, written=tuple(view.rows(rows.records, tokenizer, max_tokens=config.data.max_tokens)))
 
 
-def changed(
+def useful(
     views: Sequence[View], rows: Labelled, tokenizer: PreTrainedTokenizerBase, config: RunConfig
-) -> dict[str, int]:
-    """How many rows each view makes the model read otherwise.
+) -> tuple[list[View], list[str]]:
+    """The views that change what the model reads of at least `LEAST_SHARE` of the rows; a sentence on each other one.
 
     Raises:
-        DataError: A view changes none or hardly any, so that it would cost time and say what the plain rows say.
+        DataError: None does, so that views would cost time and say what the plain rows say.
     """
     found = {}
     for view in views:
         pairs = zip(rows.written, apply(view, rows, tokenizer, config).written, strict=True)
         found[view.name] = sum(not np.array_equal(plain.input_ids, seen.input_ids) for plain, seen in pairs)
     useless = {name: count for name, count in found.items() if count < max(1, LEAST_SHARE * len(rows))}
-    if useless:
-        reasons = [
-            f"view {view.name} changes {count or 'none'} of the {len(rows)} rows: {_why(view, rows, count)}"
-            for view in views
-            if (count := useless.get(view.name)) is not None
-        ]
+    reasons = [
+        f"view {view.name} changes {count or 'none'} of the {len(rows)} rows: {_why(view, rows, count)}"
+        for view in views
+        if (count := useless.get(view.name)) is not None
+    ]
+    if views and len(useless) == len(views):
         raise DataError(
             f"{rows.source}: {'; '.join(reasons)}. A view pays where it changes {LEAST_SHARE:.0%} "
             f"of the rows or more: leave {', '.join(useless)} out of tta.views."
         )
-    return found
+    return [view for view in views if view.name not in useless], [f"tta: {reason}. Left out." for reason in reasons]
 
 
 def _why(view: View, rows: Labelled, changed: int) -> str:

@@ -172,28 +172,35 @@ def test_a_template_reads_the_same_columns_in_its_order_with_the_same_shares() -
         long.rows([record("t " * 99, "b " * 99)], tokenizer, max_tokens=16)
 
 
-def test_views_that_change_nothing_are_refused_with_the_reason() -> None:
+def _useful(names: list[str], rows: Labelled, name: str) -> tuple[list[str], list[str]]:
+    seen, notes = text_views.useful(made({"views": names}), rows, TOKENIZERS[name], settled({}))
+    return [view.name for view in seen], notes
+
+
+def test_a_view_that_changes_nothing_is_left_out_with_a_sentence() -> None:
     config = settled({})
     records = [record("Where is my card?"), record("card", row=2)]
     bert, starter = (labelled(records, config, TOKENIZERS[name], ANIMAL) for name in ("bert", "starter"))
-    with pytest.raises(
-        DataError, match=r"rows.csv: view lower changes none of the 2 rows: the tokenizer writes .*uncased"
-    ):
-        text_views.changed(made({"views": ["lower", "no_punctuation"]}), bert, TOKENIZERS["bert"], config)
-    lower = made({"views": ["lower", "upper", "no_punctuation"]})
-    assert text_views.changed(lower, starter, TOKENIZERS["starter"], config) == {
-        "lower": 1,
-        "upper": 2,
-        "no_punctuation": 1,
-    }
-    with pytest.raises(
-        DataError,
-        match=r"view tail .* no (other )?row is longer than data.max_tokens; view middle .* leave tail, middle out",
-    ):
-        text_views.changed(made({"views": ["upper", "tail", "middle"]}), starter, TOKENIZERS["starter"], config)
+    seen, (note,) = _useful(["lower", "no_punctuation"], bert, "bert")
+    assert seen == ["no_punctuation"]
+    assert note.startswith("tta: view lower changes none of the 2 rows: the tokenizer writes") and "uncased" in note
+    assert _useful(["lower", "upper", "no_punctuation"], starter, "starter") == (
+        ["lower", "upper", "no_punctuation"],
+        [],
+    )
+    seen, notes = _useful(["upper", "tail", "middle"], starter, "starter")
+    assert seen == ["upper"] and all("row is longer than data.max_tokens" in note for note in notes) and len(notes) == 2
+
+
+def test_views_that_all_change_nothing_are_refused_with_the_reason() -> None:
+    config = settled({})
+    records = [record("Where is my card?"), record("card", row=2)]
+    bert, starter = (labelled(records, config, TOKENIZERS[name], ANIMAL) for name in ("bert", "starter"))
+    with pytest.raises(DataError, match=r"rows.csv: view lower changes none .*uncased.*: leave lower out of tta.views"):
+        _useful(["lower"], bert, "bert")
     plain = starter.subset(np.array([1]))
     with pytest.raises(DataError, match=r"view no_punctuation changes none of the 1 rows: no row has anything"):
-        text_views.changed(made({"views": ["no_punctuation"]}), plain, TOKENIZERS["starter"], config)
+        _useful(["no_punctuation"], plain, "starter")
     many = labelled(
         [record("Ok?", row=1), *[record("ok", row=row) for row in range(2, 150)]], config, TOKENIZERS["bert"], ANIMAL
     )
@@ -201,11 +208,8 @@ def test_views_that_change_nothing_are_refused_with_the_reason() -> None:
         DataError,
         match=r"view no_punctuation changes 1 of the 149 rows: .* pays where it changes 1% of the rows or more: leave",
     ):
-        text_views.changed(made({"views": ["no_punctuation"]}), many, TOKENIZERS["bert"], config)
-    few = many.subset(np.arange(100))
-    assert text_views.changed(made({"views": ["no_punctuation"]}), few, TOKENIZERS["bert"], config) == {
-        "no_punctuation": 1
-    }
+        _useful(["no_punctuation"], many, "bert")
+    assert _useful(["no_punctuation"], many.subset(np.arange(100)), "bert") == (["no_punctuation"], [])
 
 
 def test_applying_a_view_leaves_everything_but_the_tokens() -> None:
