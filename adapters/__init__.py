@@ -1,6 +1,7 @@
 """Small trainable parts over a frozen backbone: attach, save, load, merge, count. The engine never asks which.
 
-torch and peft are imported inside the functions, so that a recipe is validated without them.
+torch and peft are imported inside the functions, so that a recipe is validated without them. Importing this package
+makes our tuners known to PEFT: at once where peft is imported already, otherwise as soon as it is.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.adapters import anatomy, virtual_tokens
 from workbench.adapters.adalora import AdaLora
+from workbench.adapters.after_import import after_import
 from workbench.adapters.bottleneck import Bottleneck
 from workbench.adapters.export_form import as_shipped
 from workbench.adapters.full import Full
@@ -74,7 +76,7 @@ __all__ = [
 
 
 class Count(NamedTuple):
-    """Parameters, quantised ones counted as what they stand for."""
+    """Numbers of parameters; a quantised weight counts as many as it has when it is not."""
 
     total: int
     trainable: int
@@ -133,11 +135,13 @@ def save(model: nn.Module, folder: Path) -> None:
     """Write the adapter in PEFT's format (a fully trained backbone: as a stock model) into `folder`."""
     from peft import PeftModel
 
+    from workbench.adapters import model_card
+
     if isinstance(model, PeftModel):
         # Rows of added tokens are part of the adapter; the other rows of a resized embedding are not.
         with as_shipped(model) as tensors:
             model.save_pretrained(str(folder), save_embedding_layers=False, state_dict=tensors)
-        (folder / "README.md").unlink(missing_ok=True)  # PEFT's model card template, all "[More Information Needed]"
+        model_card.write(model, folder)
     else:
         model.save_pretrained(folder)  # type: ignore[operator]
 
@@ -157,9 +161,7 @@ def load(model: PreTrainedModel | PeftModel, folder: Path, *, name: str = "defau
     from safetensors import SafetensorError
 
     from workbench.adapters.mixed_precision import compute_in_any_precision
-    from workbench.adapters.peft_registration import register_ours
 
-    register_ours()
     try:
         config = PeftConfig.from_pretrained(str(folder))
     except (ValueError, TypeError, KeyError) as error:
@@ -252,7 +254,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def _heads(model: PeftModel) -> dict[str, Any]:
-    """What wraps the modules that train whole, by path."""
+    """PEFT's wrappers around the modules that train whole, by path."""
     from peft.utils import ModulesToSaveWrapper
 
     return {name: module for name, module in model.named_modules() if isinstance(module, ModulesToSaveWrapper)}
@@ -260,7 +262,7 @@ def _heads(model: PeftModel) -> dict[str, Any]:
 
 @contextmanager
 def _without_hints() -> Iterator[None]:
-    """Keep to itself what PEFT warns of: what it uses is deprecated, a setting that it corrects, norms as targets."""
+    """Silence warnings of PEFT that a user can do nothing about: deprecated calls, settings that it corrects itself."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False", category=UserWarning)
         warnings.filterwarnings("ignore", message="Unsupported layer type .*Norm'", category=UserWarning)
@@ -269,7 +271,7 @@ def _without_hints() -> Iterator[None]:
 
 
 def _prepare_rows(model: PreTrainedModel) -> list[str]:
-    """Leaf names of the modules whose rows can be trained: the embedding, and the head where its weights are its own.
+    """Leaf names of the modules whose rows can be trained: the embedding, and the head where it is not tied to it.
 
     PEFT multiplies with their whole weight, so it has to be stored in the precision that it is computed in.
 
@@ -294,3 +296,13 @@ def _prepare_rows(model: PreTrainedModel) -> list[str]:
 
 def _first_lines(error: Exception) -> str:
     return "\n  ".join(str(error).splitlines()[:6])
+
+
+def _register_ours() -> None:
+    """Make our tuners PEFT methods, so that a stock `PeftModel.from_pretrained` loads what they saved."""
+    from workbench.adapters.peft_registration import register_ours
+
+    register_ours()
+
+
+after_import("peft", _register_ours)

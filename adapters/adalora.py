@@ -39,11 +39,11 @@ class AdaLora(OnLinear):
     after: float = Field(default=0.3, ge=0, lt=1)
     """Share of the run's steps after the last rank went."""
     interval: float = Field(default=0.01, ge=0, lt=1)
-    """Ranks are shared out anew after this share of the run's steps, at least one step."""
+    """Share of the run's steps between two allocations of ranks to layers, at least one step."""
     orthogonality: float = Field(default=0.5, ge=0)
     """Weight of the penalty that keeps the rows of A, and the columns of B, orthonormal."""
     memory: float = Field(default=0.85, gt=0, lt=1)
-    """How much of yesterday's importance a step keeps: beta of the two moving averages."""
+    """Share of its former importance that a triplet keeps at each step: beta of the two moving averages."""
 
     @model_validator(mode="after")
     def _consistent(self) -> AdaLora:
@@ -59,7 +59,7 @@ class AdaLora(OnLinear):
         return math.ceil(1.5 * self.rank) if self.initial_rank is None else self.initial_rank
 
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        """PEFT's AdaLoraConfig for this backbone; its own schedule and penalty rest, the companion has them."""
+        """PEFT's AdaLoraConfig for this backbone, without PEFT's schedule and penalty: the companion has its own."""
         from peft import AdaLoraConfig
 
         return AdaLoraConfig(
@@ -76,13 +76,13 @@ class AdaLora(OnLinear):
         )
 
     def initialise(self, model: PeftModel, sample: Sample | None) -> None:
-        """Make the tuner one that ships the ranks that it has reached."""
+        """Let the tuner ship only the ranks that are left in each layer."""
         from workbench.adapters.rank_allocator import ReachedRanks
 
         model.base_model.__class__ = ReachedRanks
 
     def decays(self, parameter: str) -> bool:
-        """Singular values (rank, 1) are a vector."""
+        """No weight decay on the singular values, which are a vector stored as (rank, 1)."""
         return ".lora_E." not in parameter
 
     def companion(self, trainable: Mapping[str, nn.Parameter], *, steps: int | None) -> TrainHook:

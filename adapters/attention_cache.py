@@ -1,4 +1,7 @@
-"""What the attention of a backbone keeps of each token, found by looking: families name it in too many ways."""
+"""Sizes of the keys and values that a causal backbone caches of each token, found by a forward pass.
+
+The configurations of the families name these sizes in too many ways to read them there.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class CacheSizes(NamedTuple):
-    """Of the keys, and of the values, that are kept of one token."""
+    """Number and size of the keys that are cached of one token; the values are alike."""
 
     layers: int
     heads: int
@@ -20,7 +23,7 @@ class CacheSizes(NamedTuple):
 
 
 def sizes(model: PreTrainedModel) -> CacheSizes | None:
-    """What a causal model keeps of a token; it may be without weights.
+    """The sizes that a causal model caches of a token; it may be without weights.
 
     None where layers differ, where keys and values do (DeepSeek), or where nothing such is kept (Mamba, encoders).
     """
@@ -39,7 +42,7 @@ def sizes(model: PreTrainedModel) -> CacheSizes | None:
 
 
 def window(model: PreTrainedModel) -> int | None:
-    """How many tokens a token sees, itself included, where no layer sees everything; None where one does."""
+    """Number of tokens that a token sees, itself included, where every layer has a window; None where one has none."""
     config = model.config.get_text_config()
     full = "full_attention" in (getattr(config, "layer_types", None) or ())
     limit: int | None = getattr(config, "sliding_window", None)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from workbench import adapters
-from workbench.adapters import _without_hints, anatomy, require_fit
+from workbench.adapters import _without_hints, anatomy, model_card, require_fit
 from workbench.adapters.bank_layers import MemberRows, RoutedHead, RoutedLora, Routing
 from workbench.adapters.lora import Lora, LoraPlus
 from workbench.adapters.method import ExtraParameters, Method
@@ -94,14 +94,14 @@ class Bank:
     def save(self, member: str, folder: Path) -> None:
         """Write one member into `folder` in PEFT's format, as `adapters.save` does with an adapter that is alone."""
         self.model.save_pretrained(str(folder), selected_adapters=[member], save_embedding_layers=False)
-        (folder / "README.md").unlink(missing_ok=True)
         for path in (folder / member).iterdir():  # PEFT puts every adapter but "default" into a folder of its name
             path.rename(folder / path.name)
         (folder / member).rmdir()
+        model_card.write(self.model, folder)
 
 
 def refusal(config: Method) -> str | None:
-    """Why adapters of this method cannot share a bank, and train one after the other instead; None where they can."""
+    """Say why adapters of this method cannot share a bank, and train one after the other instead; None if they can."""
     if not isinstance(config, (Lora, LoraPlus)) or config.method == "dora":
         return f"a bank holds lora, rslora and lora+; adapters of {config.method} train one after the other"
     if config.dropout:
@@ -169,5 +169,5 @@ def load(model: PreTrainedModel, folders: Sequence[Path]) -> Bank:
 
 
 def _name(number: int) -> str:
-    """No part of another member's name, which PEFT would mix up, nor of a module's."""
+    """The name of a member: part of no other member's name, which PEFT would confuse, and of no module's."""
     return f"member{number:04}"

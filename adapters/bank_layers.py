@@ -31,7 +31,7 @@ class MemberRows(NamedTuple):
 
 
 class Routing:
-    """Whose rows are computed; every layer of a bank reads it."""
+    """The members whose rows are computed; every layer of a bank reads it."""
 
     def __init__(self) -> None:
         self._rows: tuple[MemberRows, ...] = ()

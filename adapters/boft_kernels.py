@@ -1,4 +1,4 @@
-"""What PEFT's BOFT compiles CUDA code for, in torch: importing this lets several factors work on every device.
+"""BOFT's block-diagonal products in torch, for which PEFT compiles CUDA code: several factors work on every device.
 
 PEFT falls back to a single factor, which is another method, where it cannot compile; and it compiles at the first use.
 

@@ -57,7 +57,7 @@ class Bottleneck(Method):
     reduction: PositiveInt | None = None
     """Hidden size of the backbone divided by the units of the bottleneck; 16 where neither is set."""
     activation: Literal["relu", "gelu", "gelu_new", "silu", "tanh", "leaky_relu"] = "relu"
-    """Between the two projections."""
+    """Activation function between the two projections."""
     scale: PositiveFloat | None = None
     """Factor of what is added; left out 4 for parallel, as in its paper, and 1 for the others."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -74,7 +74,7 @@ class Bottleneck(Method):
         return self.dropout
 
     def refusal(self, model: PreTrainedModel) -> str | None:
-        """Where the backbone's blocks have no place that can be recognised, or the bottleneck would have no unit."""
+        """Refuse a backbone whose blocks have no place that is recognised, or a bottleneck without units."""
         try:
             bottleneck_places.find(model, self.method)
             self._width(model)

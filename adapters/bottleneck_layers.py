@@ -122,9 +122,9 @@ KINDS: dict[str, type[BottleneckLayer]] = {
     "within": NormalisedBottleneck,
     "beside": ParallelBottleneck,
 }
-"""Field of the configuration to what works there."""
+"""Class of the layer for each field of the configuration that names places."""
 CHILD = "_bottleneck"
-"""How such a child is called after its field; PEFT passes over modules whose path has the tuner's prefix in it."""
+"""End of the name of such a child, after its field; PEFT skips modules whose path contains the tuner's prefix."""
 
 
 def _hidden(output: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Where bottleneck adapters attach, found from the modules of a backbone's blocks rather than from their names."""
+"""The places where bottleneck adapters attach, found from the structure of a block rather than from names."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _attention_of(path: str) -> str:
 
 
 def _mlp(model: PreTrainedModel, block: str) -> Mlp:
-    """What is not attention: a mixture of experts, or linear layers of one module (of two, in the family of BERT)."""
+    """The feed-forward part of a block: a mixture of experts, or linear layers of one module (two in BERT's family)."""
     experts = [name for name, _ in model.get_submodule(block).named_modules() if name.endswith(".experts")]
     if experts:
         whole = f"{block}.{experts[0].removesuffix('.experts')}"

@@ -18,7 +18,7 @@ from workbench.errors import ConfigError
 
 @dataclass
 class BottleneckConfig(PeftConfig):
-    """What a bottleneck adapter is, and the paths of the modules that it changes."""
+    """Settings of a bottleneck adapter, and the paths of the modules that it changes."""
 
     width: int = 64
     """Units between the two projections."""
@@ -100,7 +100,7 @@ class BottleneckModel(BaseTuner):
             layer.to(held)
 
     def merge_adapter(self, adapter_names: list[str] | None = None, safe_merge: bool = False) -> None:
-        """Refused."""
+        """Refuse: no weight equals an activation."""
         self._check_merge_allowed()
 
     def _check_merge_allowed(self) -> None:

@@ -37,14 +37,14 @@ PLAIN_STARTS = (True, False, "gaussian", "orthogonal", "eva")
 
 
 class Update(NamedTuple):
-    """What one layer's weight (O, I) gains: up @ down, the scale included."""
+    """The update of one layer's weight (O, I): up @ down, the scale included."""
 
     down_RI: Tensor
     up_OR: Tensor
 
 
 Updates = dict[str, Update]
-"""By the layer's path in the backbone."""
+"""Updates by the layer's path in the backbone."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def nearest(updates: Updates, rank: int) -> Updates:
 
 
 def error(found: Updates, wanted: Updates) -> CombinationError:
-    """How far `found` is from `wanted`, for each layer and over all of them."""
+    """Relative distance of `found` from `wanted`, for each layer and over all of them."""
     differences, norms = {}, {}
     for layer, (down, up) in wanted.items():
         other = found[layer]

@@ -1,4 +1,4 @@
-"""Directions in which data excite the inputs of layers, found in one pass, for LoRA that starts there (EVA).
+"""Principal components of the inputs of layers, found in one pass over data, from which EVA starts LoRA.
 
 Legend: N tokens, I inputs, K components.
 """
@@ -99,7 +99,7 @@ def excited_directions(model: PeftModel, sample: Iterable[Mapping[str, Tensor]],
 
 
 def share_out(found: Mapping[str, Components], *, rank: int) -> dict[str, Tensor]:
-    """Of the components of all layers the `rank` times as many as there are layers that explain most, by layer."""
+    """Choose the components that explain most, `rank` times as many as there are layers, and group them by layer."""
     directions = {name: components.directions() for name, components in found.items()}
     shares = torch.cat([share_K for _, share_K in directions.values()])
     chosen = torch.zeros_like(shares, dtype=torch.bool)
@@ -109,7 +109,7 @@ def share_out(found: Mapping[str, Components], *, rank: int) -> dict[str, Tensor
 
 
 def start_there(model: PeftModel, sample: Iterable[Mapping[str, Tensor]], *, rank: int, rho: float) -> None:
-    """Give every LoRA layer the ranks that its inputs deserve, A their leading components, and B zeros.
+    """Set every LoRA layer's rank and A from the leading components of its inputs, and B to zero.
 
     Args:
         sample: Model inputs; rows without padding, which would count as data.

@@ -25,5 +25,5 @@ class Full(Method):
     method: Literal["full"] = "full"
 
     def modules(self, model: PreTrainedModel) -> list[str]:
-        """None by name: all of them train."""
+        """An empty list: all modules train, and none is named."""
         return []

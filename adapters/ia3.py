@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 KEYS_AND_VALUES = ("k_proj", "v_proj", "key", "value", "key_proj", "value_proj", "k", "v", "k_lin", "v_lin")
-"""What families call their key and value projections."""
+"""Names of key and value projections in the families."""
 TOGETHER = ("query_key_value", "qkv_proj", "qkv", "c_attn", "Wqkv", "W_pack", "in_proj", "kv_proj", "key_value")
-"""What they call one projection for both, often for queries too; it is scaled as a whole."""
+"""Names of one projection for both, often for queries too; it is scaled as a whole."""
 
 
 @register
@@ -50,7 +50,7 @@ class Ia3(Method):
         )
 
     def decays(self, parameter: str) -> bool:
-        """Zero is no rest for a factor."""
+        """No weight decay: a scaling factor of 0 would remove the activation."""
         return False
 
     def _scaled(self, model: PreTrainedModel) -> tuple[list[str], list[str]]:
@@ -81,7 +81,7 @@ def _keys_and_values(model: PreTrainedModel) -> list[str]:
 
 
 def _ends_of_mlps(model: PreTrainedModel) -> list[str]:
-    """Of each block's linear layers outside attention those that lead back to the hidden size, or else the last."""
+    """The linear layers outside attention that lead back to the hidden size, or else the last of each block."""
     width = model.config.get_text_config().hidden_size
     linear = [path for path in linear_modules(model) if not is_attention(path)]
     found = []

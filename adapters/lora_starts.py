@@ -1,10 +1,10 @@
-"""LoRA that does not start at random: at parts of the weights, along what data excite, at what quantisation took."""
+"""LoRA with other initial values: parts of the weights, leading directions of the inputs, quantisation errors."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from workbench.adapters.anatomy import features
 from workbench.adapters.lora import LowRank
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
+Decomposition = Literal["auto", "exact", "randomised"]
 QUANTISED = tuple(name for name in WEIGHTS if name not in HALF_OR_FULL)
 
 
@@ -24,7 +25,7 @@ class Decomposed(LowRank):
     """LoRA whose start is a decomposition of matrices as large as the weights."""
 
     def refusal(self, model: PreTrainedModel) -> str | None:
-        """A matrix has no more parts than its shorter side."""
+        """Refuse a rank above the shorter side of a matrix, which has no more singular parts."""
         for path, layer in linear_layers(model, self.targets).items():
             short = min(features(layer))
             if short < self.rank:
@@ -56,14 +57,14 @@ class Pissa(FromWeights):
         ),
     }
     method: Literal["pissa"] = "pissa"
-    iterations: PositiveInt | None = None
-    """Subspace iterations of a randomised decomposition, for weights of thousands of rows (16 is near); null: exact."""
+    decomposition: Decomposition = "auto"
+    """Singular value decomposition: exact, randomised, or auto, which is exact where a side is at most 1,024 wide."""
 
     def start(self, weight_OI: Tensor, rank: int, scale: float) -> tuple[Tensor, Tensor]:
         """scale * B0 A0 is the nearest matrix of that rank to the weight (paper, eq. 2 and 3)."""
         from workbench.adapters.svd import leading_parts
 
-        return leading_parts(weight_OI / scale, rank, iterations=self.iterations)
+        return leading_parts(weight_OI / scale, rank, decomposition=self.decomposition)
 
 
 @register
@@ -76,16 +77,19 @@ class Olora(FromWeights):
     method: Literal["olora"] = "olora"
 
     def start(self, weight_OI: Tensor, rank: int, scale: float) -> tuple[Tensor, Tensor]:
-        """B0 and A0 are the first columns of Q and rows of R in the weight's QR decomposition (paper, section 3)."""
+        """B0 and A0 are the first columns of Q and rows of R in the weight's QR decomposition (paper, section 3).
+
+        The first columns of Q depend on as many columns of the weight, and R is Q^T W: nothing else is decomposed.
+        """
         import torch
 
-        Q_OO, R_OI = torch.linalg.qr(weight_OI)
-        return R_OI[:rank], Q_OO[:, :rank]
+        Q_OR, _ = torch.linalg.qr(weight_OI[:, :rank])
+        return Q_OR.T @ weight_OI, Q_OR
 
 
 @register
 class Eva(LowRank):
-    """LoRA whose A, and whose rank in each layer, come from what training rows excite; B is zero."""
+    """LoRA whose A, and whose rank in each layer, come from principal components of the layers' inputs; B is zero."""
 
     about: ClassVar[dict[str, MethodInfo]] = {
         "eva": MethodInfo("lora, along what data excite", "Paischer et al. 2024, arXiv:2410.07170", token_rows=True),
@@ -96,7 +100,7 @@ class Eva(LowRank):
     stays. At 1 every layer has `rank`; the paper takes 2, and the number of parameters then depends on the data."""
 
     def initialise(self, model: PeftModel, sample: Sample | None) -> None:
-        """One pass over the sample."""
+        """Set A from one pass over the sample."""
         if model.device.type == "meta":
             return
         if sample is None:
@@ -108,7 +112,7 @@ class Eva(LowRank):
 
 @register
 class Loftq(Decomposed):
-    """LoRA that starts at the nearest update to what quantisation took from each weight.
+    """LoRA that starts at the low-rank update nearest to each weight's quantisation error.
 
     This is the first of the alternating steps in the paper (algorithm 1 with T = 1): later ones would change the
     quantised weights, and what is shipped would not fit a backbone that anybody else quantises.
@@ -125,19 +129,19 @@ class Loftq(Decomposed):
         ),
     }
     method: Literal["loftq"] = "loftq"
-    iterations: PositiveInt | None = None
-    """Subspace iterations of a randomised decomposition, for weights of thousands of rows (16 is near); null: exact."""
+    decomposition: Decomposition = "auto"
+    """Singular value decomposition: exact, randomised, or auto, which is exact where a side is at most 1,024 wide."""
 
     def refusal(self, model: PreTrainedModel) -> str | None:
-        """Nothing was taken from weights that are not quantised."""
+        """Refuse weights that are not quantised, which have no quantisation error to start from."""
         weights = [layer.get_parameter("weight") for layer in linear_layers(model, self.targets).values()]
         if model.device.type != "meta" and all(weight.is_floating_point() for weight in weights):
             return f"{self.facts.why_weights}, and these weights are not quantised. Write model.weights=nf4."
         return super().refusal(model)
 
     def initialise(self, model: PeftModel, sample: Sample | None) -> None:
-        """Read the unquantised weights, one after the other."""
+        """Set A and B from the unquantised weights, which are read one after the other."""
         from workbench.adapters.svd import start_from_rounding
 
         if model.device.type != "meta":
-            start_from_rounding(model, iterations=self.iterations)
+            start_from_rounding(model, decomposition=self.decomposition)

@@ -1,4 +1,4 @@
-"""What every adapter method is: a section of the configuration that knows how to put itself on a backbone."""
+"""Base of every adapter method: a section of the configuration that knows how to put itself on a backbone."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ METHODS: dict[str, type[Method]] = {}
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """What a person wants to know before choosing a method, and what the rest of the program refuses by."""
+    """Facts about a method, for people who choose one and for the checks that refuse wrong combinations."""
 
     trains: str
-    """What trains, in a few words."""
+    """The parameters that train, in a few words."""
     paper: str
     """Authors, year and arXiv number."""
     weights: tuple[str, ...] = WEIGHTS
     """Formats of the backbone's weights that it works over."""
     why_weights: str = ""
-    """Why no others."""
+    """Reason for which it works over no other format; empty where it works over all."""
     no_merge: str = ""
-    """Why it cannot be added into the backbone's weights; empty where it can."""
+    """Reason for which it cannot be added into the backbone's weights; empty where it can."""
     starts_elsewhere: str = ""
-    """Why a fresh adapter changes the outputs of the backbone; empty where it does not."""
+    """Reason for which a fresh adapter changes the outputs of the backbone; empty where it does not."""
     no_checkpointing: str = ""
-    """Why activations cannot be recomputed in the backward pass; empty where they can."""
+    """Reason for which gradient checkpointing does not go with it, on some backbones or all; empty where it does."""
     plans_steps: bool = False
     """Whether it has to know how many steps there will be."""
     no_freezing: str = ""
-    """Why layers of the backbone cannot be frozen by a policy under it; empty where they can."""
+    """Reason for which no policy can freeze layers of the backbone under it; empty where one can."""
     token_rows: bool = False
     """Whether rows of new tokens can train beside it."""
 
 
 @dataclass(frozen=True)
 class ExtraParameters:
-    """What trains beside the adapter and is saved with it."""
+    """Parameters that train beside the adapter and are saved with it."""
 
     token_rows: dict[str, list[int]] | None = None
     """Leaf name of the embedding, and of an untied head, to the rows of added tokens."""
@@ -65,7 +65,7 @@ Sample = Callable[[], "Iterator[dict[str, Tensor]]"]
 
 
 class TrainHook(Protocol):
-    """What goes on during training besides the loss and the optimizer: AdaLoRA moves its ranks.
+    """A method's own work during training, besides the loss and the optimizer: AdaLoRA moves its ranks.
 
     It works on the float32 values and gradients that the optimizer works on, never on the copies that compute.
     """
@@ -77,7 +77,7 @@ class TrainHook(Protocol):
         """Called after optimizer step `step` (counted from 1), with that step's gradients in place."""
 
     def state(self) -> dict[str, Tensor]:
-        """All that decides what it does next, for a checkpoint."""
+        """Everything that its next actions depend on, for a checkpoint."""
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Go on from a checkpoint."""
@@ -87,12 +87,12 @@ class Method(Section):
     """Base of every method. A subclass has `method: Literal[...]`, its settings, `about` and `to_peft`."""
 
     about: ClassVar[dict[str, MethodInfo]] = {}
-    """For each name that `method` may have."""
+    """Facts for each name that `method` may have."""
     method: str
 
     @property
     def facts(self) -> MethodInfo:
-        """About the method that is configured."""
+        """Facts about the method that is configured."""
         return self.about[self.method]
 
     @property
@@ -106,8 +106,12 @@ class Method(Section):
         return 0
 
     def refusal(self, model: PreTrainedModel) -> str | None:
-        """Why this method does not work on this backbone, and what to write instead; None where it does."""
+        """Say why this method does not work on this backbone, and what to write instead; None where it does."""
         return None
+
+    def no_checkpointing(self, model: PreTrainedModel) -> str:
+        """Say why gradient checkpointing does not go with this backbone; empty where it does."""
+        return self.facts.no_checkpointing
 
     def modules(self, model: PreTrainedModel) -> list[str]:
         """Names of the modules that it changes, as `check` shows them; raises ConfigError where there are none."""
@@ -125,11 +129,11 @@ class Method(Section):
         return 1.0
 
     def decays(self, parameter: str) -> bool:
-        """Whether weight decay may pull a matrix, named as in the model, to zero; not where zero destroys."""
+        """Whether weight decay applies to a matrix, named as in the model; not where 0 would remove an activation."""
         return True
 
     def companion(self, trainable: Mapping[str, nn.Parameter], *, steps: int | None) -> TrainHook | None:
-        """What goes with training; most methods need nothing.
+        """The companion of one training; most methods need none.
 
         Args:
             steps: Optimizer steps of the run; None where tokens or wall clock end it, which is not for methods whose

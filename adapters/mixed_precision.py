@@ -1,4 +1,4 @@
-"""Parts of PEFT that need unquantised weights or float32, with ones that take whatever precision they meet.
+"""Replacements of PEFT's layers that need unquantised weights or float32: these take any precision.
 
 Legend: R ranks, I inputs, O outputs.
 """
@@ -18,7 +18,7 @@ from workbench.adapters.anatomy import dense_weight
 
 
 class VeraLinear(vera.Linear):
-    """The random matrices stay in float32 and are converted for each product."""
+    """VeRA whose random matrices stay in float32 and are converted for each product."""
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.base_layer(x)
@@ -33,7 +33,7 @@ class VeraLinear(vera.Linear):
 
 
 class QuantisedIa3(nn.Module, ia3.IA3Layer):
-    """Over a quantised layer: scales the inputs of the last layer of an MLP, and the outputs of every other layer."""
+    """(IA)^3 over a quantised layer: scales the inputs of an MLP's last layer, and the outputs of all others."""
 
     def forward(self, x: Tensor) -> Tensor:
         names = () if self.disable_adapters else self.active_adapters
@@ -47,7 +47,7 @@ class QuantisedIa3(nn.Module, ia3.IA3Layer):
 
 
 class DetachableIa3(ia3.IA3Model):
-    """Comes off a quantised backbone; PEFT's refuses that as if it were to be merged."""
+    """(IA)^3 that can be removed from a quantised backbone; PEFT refuses that as if it were to be merged."""
 
     def unload(self) -> nn.Module:
         plain: Any = BaseTuner  # PEFT returns the model, and says None
@@ -56,7 +56,7 @@ class DetachableIa3(ia3.IA3Model):
 
 
 class QuantisedAdaLora(nn.Module, adalora.AdaLoraLayer):
-    """Over a quantised layer: adds scale * B diag(E) A x."""
+    """AdaLoRA over a quantised layer: adds scale * B diag(E) A x."""
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.base_layer(x)
@@ -72,7 +72,7 @@ _DEQUANTISE = _DORA.dequantize_module_weight
 
 
 def _dequantise(layer: Any) -> Tensor:
-    """What DoRA takes the norms of; on a CPU, PEFT's own loses the scales of an int8 layer that has computed before."""
+    """The dense weight whose norms DoRA takes; PEFT's own, on a CPU, loses the scales of an int8 layer once it ran."""
     weight: Tensor = dense_weight(layer) if layer.weight.dtype == torch.int8 else _DEQUANTISE(layer)
     return weight
 
@@ -81,7 +81,7 @@ _DORA.dequantize_module_weight = _dequantise
 
 
 def compute_in_any_precision(model: nn.Module) -> None:
-    """Give the parts of `model` that need it the methods above."""
+    """Replace the classes of PEFT's layers in `model` by those above, where they would fail."""
     for module in model.modules():
         if type(module) is vera.Linear:
             module.__class__ = VeraLinear

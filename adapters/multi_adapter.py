@@ -9,7 +9,6 @@ from peft import AdaLoraConfig, LoraConfig, PeftConfig, PeftModel
 from transformers import PreTrainedModel
 
 from workbench import adapters
-from workbench.adapters.peft_registration import register_ours
 from workbench.errors import ConfigError
 
 BARE = "__base__"
@@ -23,7 +22,6 @@ def load(model: PreTrainedModel, folders: Mapping[str, Path]) -> PeftModel:
         ConfigError: they are of different kinds, which PEFT cannot hold beside each other, or train token rows.
         BackboneError: one was made for another backbone.
     """
-    register_ours()
     configs = {name: PeftConfig.from_pretrained(str(folder)) for name, folder in folders.items()}
     kinds = {name: _kind(config) for name, config in configs.items()}
     if len(set(kinds.values())) > 1:
@@ -49,7 +47,7 @@ def use(model: PeftModel, name: str) -> None:
 
 
 def rows(model: PeftModel, names: Sequence[str]) -> dict[str, list[str]]:
-    """What to pass to `model(...)` or `model.generate(...)` so that row i of the batch meets adapter names[i].
+    """Keyword arguments of `model(...)` or `model.generate(...)` that let row i of the batch meet adapter names[i].
 
     Args:
         names: One for each row; BARE for the backbone alone.

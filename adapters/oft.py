@@ -25,7 +25,7 @@ class Orthogonal(OnLinear):
     """Share of the rotations that are left out while training."""
 
     def refusal(self, model: PreTrainedModel) -> str | None:
-        """Blocks that do not fit into the inputs, and GPT-2's layers, which PEFT does not rotate."""
+        """Refuse blocks that do not divide the inputs, and GPT-2's layers, which PEFT does not rotate."""
         from torch import nn
 
         layers: dict[str, Any] = linear_layers(model, self.targets)
@@ -38,7 +38,7 @@ class Orthogonal(OnLinear):
 
     @property
     def _mixed(self) -> int:
-        """Inputs that are turned together: what has to divide the inputs of every target."""
+        """Number of inputs that are rotated together; it has to divide the inputs of every target."""
         return self.block
 
     def _misfit(self, inputs: dict[str, int]) -> str | None:
@@ -99,7 +99,7 @@ class Boft(Orthogonal):
     """Layers of rotations; with each, twice as many inputs mix. Stock PEFT loads several only with a CUDA compiler."""
 
     def refusal(self, model: PreTrainedModel) -> str | None:
-        """Shuffling works on pairs of whole blocks."""
+        """Refuse blocks that cannot be shuffled in pairs, and whatever rotations refuse."""
         if self.factors > 1 and self.block % 2:
             return f"adapter.block={self.block} is odd, and inputs are shuffled by half blocks. Write an even one."
         return super().refusal(model)
@@ -120,7 +120,7 @@ class Boft(Orthogonal):
         )
 
     def decays(self, parameter: str) -> bool:
-        """Zero is no rest for a factor of an output."""
+        """No weight decay on the scale of an output: a factor of 0 would remove the output."""
         return ".boft_s." not in parameter
 
     @property

@@ -19,7 +19,7 @@ FINAL_NORMS = (
     *("norm", "norm_f", "ln_f", "final_norm", "final_layernorm", "final_layer_norm"),
     *("layernorm", "layer_norm", "post_layernorm"),
 )
-"""What families call the norm between their last block and their head; DeBERTa's LayerNorm is another one."""
+"""Names of the norm between the last block and the head; DeBERTa's LayerNorm is another one."""
 
 
 class Partial(Method):
@@ -65,7 +65,7 @@ class BitFit(Partial):
     method: Literal["bitfit"] = "bitfit"
 
     def refusal(self, model: PreTrainedModel) -> str | None:
-        """Llama and most later families have no biases."""
+        """Refuse a backbone without biases, as Llama and most later families are."""
         if self.parameters(model):
             return None
         return (
@@ -74,7 +74,7 @@ class BitFit(Partial):
         )
 
     def parameters(self, model: PreTrainedModel) -> list[str]:
-        """The names that end in bias, as those of some experts do (down_proj_bias)."""
+        """Names of parameters that end in bias, as those of some experts do (down_proj_bias)."""
         body = "" if model.base_model is model else f"{model.base_model_prefix}."
         return [
             name
@@ -97,13 +97,13 @@ class LinearProbe(Partial):
     method: Literal["linear-probe"] = "linear-probe"
 
     def refusal(self, model: PreTrainedModel) -> str | None:
-        """A body without a head has nothing to probe with."""
+        """Refuse a backbone without a head, where nothing would train."""
         if _heads(model):
             return None
         return f"{type(model).__name__} has no output head. Take a backbone with one, or write adapter.method=lora."
 
     def parameters(self, model: PreTrainedModel) -> list[str]:
-        """All of the head."""
+        """Names of the head's parameters."""
         return [name for name, _ in model.named_parameters(remove_duplicate=False) if _below(name, _heads(model))]
 
 
@@ -123,17 +123,17 @@ class LastLayers(Partial):
     }
     method: Literal["last-layers"] = "last-layers"
     layers: PositiveInt = 2
-    """How many blocks train, counted from the output."""
+    """Number of blocks that train, counted from the output."""
 
     def refusal(self, model: PreTrainedModel) -> str | None:
-        """There must be as many blocks."""
+        """Refuse more blocks than the backbone has."""
         found = len(anatomy.blocks(model)[-1])
         if self.layers <= found:
             return None
         return f"adapter.layers={self.layers}, but {type(model).__name__} has {found} blocks. Write adapter.layers=2."
 
     def parameters(self, model: PreTrainedModel) -> list[str]:
-        """Everything in these blocks and in that norm."""
+        """Names of all parameters in the last blocks and in the norm behind them."""
         modules = self.modules(model)
         return [name for name, _ in model.named_parameters() if _below(name, modules)]
 

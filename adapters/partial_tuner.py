@@ -21,7 +21,7 @@ from workbench.adapters.peft_registration import register_tuner
 
 @dataclass
 class PartialConfig(PeftConfig):
-    """Which parameters of which modules train."""
+    """Names of the parameters that train, and of the modules that own them."""
 
     target_modules: list[str] | str | None = None
     """Paths of the modules, or ends of their paths, that own the parameters."""
@@ -30,7 +30,7 @@ class PartialConfig(PeftConfig):
     modules_to_save: list[str] | None = None
     """Modules that train whole, such as a fresh classification head."""
     exclude_modules: list[str] | None = None
-    """PEFT asks for it."""
+    """Modules to skip; PEFT reads this field of every configuration."""
     trainable_token_indices: dict[str, list[int]] | None = None
     """Rows of embeddings that train beside."""
 
@@ -81,7 +81,7 @@ class PartialLayer(nn.Module, BaseTunerLayer):
         super().set_adapter(names, inference_mode=inference_mode)
 
     def value(self, name: str) -> Tensor | None:
-        """What the module computes with under a parameter's name: the active copy, or its own."""
+        """The tensor that the module computes with under a parameter's name: the active copy, or its own."""
         own = self.base_layer._parameters[name]
         # FSDP2 asks for what it cut; whole weights are back in its place when the module computes.
         if own is None or self.disable_adapters or isinstance(own, DTensor):
@@ -95,7 +95,7 @@ class PartialLayer(nn.Module, BaseTunerLayer):
         return own
 
     def _dtype(self, own: Tensor) -> torch.dtype:
-        """Of a copy: float32 also where the backbone computes in half precision and keeps one parameter in float32."""
+        """The precision of a copy: float32 also where a half-precision backbone keeps this one parameter in float32."""
         return torch.float32 if own.dtype == torch.float32 else self.computed
 
     def remove(self, *, merge: bool) -> None:
@@ -136,17 +136,17 @@ class PartialModel(BaseTuner):
         layer.add(adapter_name, peft_config.parameter_names or [], inference_mode=peft_config.inference_mode)
 
     def _check_tied_modules(self, model: nn.Module, peft_config: PeftConfig) -> None:
-        """PEFT warns about tied heads; a copy is untied by its nature, and merging keeps it so."""
+        """Skip PEFT's warning about tied heads: a copy is untied, and stays so when it is merged."""
 
     def _check_merge_allowed(self) -> None:
-        """The same."""
+        """Allow merging under tied weights, for the same reason."""
 
     def _replace_module(self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module) -> None:
-        """PEFT's moves the weight of what it unwraps, and a head of several layers has none of its own."""
+        """Replace a child and nothing else: PEFT also moves its weight, and a head of several layers has none."""
         setattr(parent, child_name, new_module)
 
     def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
-        """Copies stay in the precision that computes: a float32 head would be cast at every token."""
+        """Leave copies in the precision of the computation: a float32 head would be cast at every token."""
 
     def _unload_and_optionally_merge(  # type: ignore[override]  # PEFT's annotation is wrong
         self,
@@ -183,7 +183,7 @@ def _reading_copies(cls: type[nn.Module], names: tuple[str, ...]) -> type[nn.Mod
 
 
 def _computed(model: nn.Module) -> torch.dtype:
-    """What the backbone computes in; for pictures what it is stored in."""
+    """The precision that the backbone computes in; for pictures that which it is stored in."""
     embedding = model.get_input_embeddings()  # type: ignore[operator]
     if not isinstance(embedding, nn.Embedding):
         return next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
@@ -192,7 +192,7 @@ def _computed(model: nn.Module) -> torch.dtype:
 
 
 def _ties(model: nn.Module) -> int:
-    """How many names of parameters stand for one that has another name too."""
+    """Number of parameter names that are further names of the same parameter (tied weights)."""
     named = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
     return len(named) - len(set(named))
 

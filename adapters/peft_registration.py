@@ -12,6 +12,7 @@ OURS = (
     "workbench.adapters.bottleneck_tuner",
     "workbench.adapters.boft_kernels",
     "workbench.adapters.partial_tuner",
+    "workbench.adapters.prefix_tuner",
 )
 """Modules that register a tuner, or complete one of PEFT's, when they are imported."""
 

@@ -1,8 +1,12 @@
-"""Prefix tuning and P-tuning v2: trainable keys and values before each row, in every layer, on HF PEFT."""
+"""Prefix tuning and P-tuning v2: trainable keys and values before each row, in every layer.
+
+In a causal model that writes text they are PEFT's, and stand in the key-value cache. Everywhere else (encoders,
+encoder-decoders, classifiers) they are ours, and stand in each attention module.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import PositiveInt
 
@@ -22,6 +26,8 @@ class _Prefix(VirtualTokens):
 
     def modules(self, model: PreTrainedModel) -> list[str]:
         """The attention modules, which see the prefix."""
+        if not _cached(model):
+            return sorted({path.rsplit(".", 1)[-1] for path in self._places(model)})
         leaves = {
             name.rsplit(".", 1)[-1]
             for stack in anatomy.blocks(model)
@@ -32,14 +38,9 @@ class _Prefix(VirtualTokens):
         return sorted(leaves)
 
     def refusal(self, model: PreTrainedModel) -> str | None:
-        """A prefix needs keys and values of one size that are cached, and text that looks back far enough."""
-        if reason := super().refusal(model):
-            return reason
-        if model.config.is_encoder_decoder:
-            return (
-                "PEFT leaves out every other layer of a prefix that stands in a decoder behind an encoder. "
-                "Use adapter.method=prompt, or adapter.method=lora."
-            )
+        """Refuse a backbone without a place for keys and values, and text that does not look back far enough."""
+        if not _cached(model):
+            return self._refusal_in_attention(model)
         if attention_cache.sizes(model) is None:
             return (
                 f"{type(model).__name__} keeps no key-value cache of one size in every layer, which is where a prefix "
@@ -53,13 +54,46 @@ class _Prefix(VirtualTokens):
             )
         return None
 
-    def initialise(self, model: PeftModel, sample: Sample | None) -> None:
-        """Nothing but its precision; PEFT draws keys and values from a normal distribution."""
-        follow_precision(model)
+    def _refusal_in_attention(self, model: PreTrainedModel) -> str | None:
+        from workbench.adapters.attention_calls import COMPUTED
 
-    def _config(self, model: PreTrainedModel, width: int | None) -> PeftConfig:
+        kind, implementation = type(model).__name__, model.config._attn_implementation
+        if not self._places(model):
+            return (
+                f"{kind} does not compute attention to tokens by transformers' functions, which is where a prefix "
+                "stands. Use adapter.method=lora."
+            )
+        if implementation not in COMPUTED:
+            return f"a prefix is not added to {implementation}. Write model.attention=sdpa, or use adapter.method=lora."
+        return None
+
+    def _places(self, model: PreTrainedModel) -> dict[str, tuple[int, int, int]]:
+        from workbench.adapters.attention_calls import places
+
+        return places(model)
+
+    def no_checkpointing(self, model: PreTrainedModel) -> str:
+        """Say why not where the prefix stands in the cache; empty where it stands in the attention modules."""
+        return CHECKPOINTING if _cached(model) else ""
+
+    def initialise(self, model: PeftModel, sample: Sample | None) -> None:
+        """Set the precision of a prefix in the cache; keys and values are drawn from a normal distribution."""
+        if _cached(model.get_base_model()):
+            follow_precision(model)
+
+    def _config(self, model: PreTrainedModel, beside: ExtraParameters, width: int | None) -> PeftConfig:
         from peft import PrefixTuningConfig
 
+        if not _cached(model):
+            from workbench.adapters.prefix_tuner import AttentionPrefixConfig
+
+            return AttentionPrefixConfig(
+                task_type=anatomy.task(model),
+                virtual_tokens=self.virtual_tokens,
+                network_width=width,
+                sizes={path: list(sizes) for path, sizes in self._places(model).items()},
+                modules_to_save=beside.heads or None,
+            )
         cached = attention_cache.sizes(model)
         assert cached is not None, "require_fit comes first"
         return PrefixTuningConfig(
@@ -76,6 +110,9 @@ class _Prefix(VirtualTokens):
 @register
 class Prefix(_Prefix):
     """Keys and values of virtual tokens in every layer, computed by a small network that is dropped at the end.
+
+    In a causal model one network computes those of all layers, as in the paper; elsewhere each attention module has
+    a network of its own, so that a layer's activations can be recomputed without the others.
 
     Try train.learning_rate=0.003; ten times that has diverged.
     """
@@ -95,8 +132,8 @@ class Prefix(_Prefix):
     """Width of the network's hidden layer (the paper's reparametrisation); null: the prefix trains as it is."""
 
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        """PEFT's PrefixTuningConfig for this backbone."""
-        return self._config(model, self.encoder_width)
+        """PEFT's PrefixTuningConfig for this backbone, or the configuration of our tuner."""
+        return self._config(model, beside, self.encoder_width)
 
 
 @register
@@ -119,5 +156,10 @@ class DeepPrompt(_Prefix):
     method: Literal["p-tuning-v2"] = "p-tuning-v2"
 
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        """PEFT's PrefixTuningConfig for this backbone, without a network."""
-        return self._config(model, None)
+        """PEFT's PrefixTuningConfig for this backbone, or the configuration of our tuner, without a network."""
+        return self._config(model, beside, None)
+
+
+def _cached(model: Any) -> bool:
+    """Whether the prefix stands in a key-value cache, as PEFT has it, rather than in the attention modules."""
+    return anatomy.task(model) == "CAUSAL_LM"

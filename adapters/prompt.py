@@ -42,9 +42,9 @@ class Prompt(_SoftPrompt):
     }
     method: Literal["prompt"] = "prompt"
     init: Literal["vocabulary", "random", "text"] = "vocabulary"
-    """Where the embeddings start: at those of random tokens, at normal noise as wide as the vocabulary's, at a text."""
+    """Initial embeddings: those of random tokens, normal noise as wide as the vocabulary's, or those of a text."""
     text: str | None = Field(default=None, min_length=1)
-    """What init=text starts from, such as the task in words; repeated where it is shorter than `virtual_tokens`."""
+    """Text of init=text, such as the task in words; repeated where it is shorter than `virtual_tokens`."""
 
     @model_validator(mode="after")
     def _text_where_it_is_read(self) -> Prompt:
@@ -53,7 +53,7 @@ class Prompt(_SoftPrompt):
         return self
 
     def refusal(self, model: PreTrainedModel) -> str | None:
-        """A text that does not fit would be cut."""
+        """Refuse a text that is longer than the virtual tokens, and would be cut."""
         reason = super().refusal(model)
         if reason or self.text is None:
             return reason
@@ -85,7 +85,7 @@ class Prompt(_SoftPrompt):
         )
 
     def initialise(self, model: PeftModel, sample: Sample | None) -> None:
-        """PEFT's noise has a deviation of 1, often fifty times that of the vocabulary's embeddings."""
+        """Draw noise as wide as the vocabulary's embeddings; PEFT's has a deviation of 1, often fifty times theirs."""
         import torch
 
         if self.init == "random":

@@ -1,4 +1,4 @@
-"""How AdaLoRA shares out ranks while it trains, and what it ships.
+"""AdaLoRA's allocation of ranks during training, and the plain LoRA that it ships.
 
 Legend: R ranks of a layer, I inputs, O outputs.
 A triplet is one rank: a row of A_RI, a value of E_R1 and a column of B_OR.
@@ -19,7 +19,7 @@ from workbench.adapters.export_form import OwnForm
 
 @dataclass(frozen=True)
 class RankBudget:
-    """How many ranks there may be: all until step `begin`, few from step `end` on, falling as a cube in between."""
+    """Number of ranks at each step: all until `begin`, few from `end` on, falling as a cube in between."""
 
     begin: int
     end: int
@@ -87,7 +87,7 @@ class RankSchedule:
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
-        """Learn what matters, and take what matters least; after the last allocation, keep out what went."""
+        """Update the importances and remove the least important ranks; after the last allocation, keep them removed."""
         if step <= self.budget.end:
             self._observe()
             if step == self.budget.end or (step > self.budget.begin and step % self.interval == 0):
@@ -96,7 +96,7 @@ class RankSchedule:
             self._mask()
 
     def state(self) -> dict[str, Tensor]:
-        """The moving averages, and which ranks there are."""
+        """The moving averages, and the ranks that are left."""
         return {
             **{f"sensitivity|{key}": value for key, value in self.sensitivity.items()},
             **{f"uncertainty|{key}": value for key, value in self.uncertainty.items()},
@@ -120,7 +120,7 @@ class RankSchedule:
                 variation.lerp_((now - average).abs(), 1 - beta)
 
     def _importance_R(self, name: str) -> Tensor:
-        """Of each triplet: that of its value, and the means of its row's and its column's (paper, eq. 7)."""
+        """Importance of each triplet: that of its value, plus the means over its row and its column (paper, eq. 7)."""
         A_RI, E_R1, B_OR = (self.sensitivity[f"{name}|{part}"] * self.uncertainty[f"{name}|{part}"] for part in "AEB")
         return E_R1.flatten() + A_RI.mean(dim=1) + B_OR.mean(dim=0)
 

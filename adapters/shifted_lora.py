@@ -22,11 +22,11 @@ from workbench.adapters.anatomy import dense_weight
 from workbench.adapters.export_form import OwnForm
 
 Start = Callable[[Tensor, int, float], tuple[Tensor, Tensor]]
-"""From a weight (O, I), a rank and a scale to A0 (R, I) and B0 (O, R)."""
+"""A function from a weight (O, I), a rank and a scale to A0 (R, I) and B0 (O, R)."""
 
 
 class Shift(LoraVariant):
-    """What a shifted layer does besides LoRA; it holds B0 and A0 as buffers that no state dict has."""
+    """A shifted layer's computation; the layer holds B0 and A0 as buffers that no state dict has."""
 
     @staticmethod
     def merge_safe(module: Any, active_adapter: str, orig_weight: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class Shift(LoraVariant):
 
     @staticmethod
     def forward(module: Any, active_adapter: str, x: Tensor, result: Tensor, **_: Any) -> Tensor:
-        """The start goes without dropout: in the papers it is a part of the weights."""
+        """Compute the update with dropout and its start without: in the papers the start is a part of the weights."""
         update = module.lora_B[active_adapter](module.lora_A[active_adapter](module.lora_dropout[active_adapter](x)))
         start = F.linear(F.linear(x, module.start_A_RI.to(x.dtype)), module.start_B_OR.to(x.dtype))
         shifted: Tensor = result + ((update - start) * module.scaling[active_adapter]).to(result.dtype)
@@ -59,7 +59,7 @@ class ShiftedLora(OwnForm, LoraModel):
     """PEFT's LoRA, shipped with its start taken off: plain LoRA of twice the rank over the original weights."""
 
     def shipped(self, name: str, tensors: dict[str, Tensor]) -> tuple[PeftConfig, dict[str, Tensor]]:
-        """As PEFT converts PiSSA; the scale stays."""
+        """Plain LoRA of twice the rank, as PEFT converts PiSSA; the scale stays."""
         config: Any = copy.copy(self.peft_config[name])
         for path, layer in _layers(self):
             if name in layer.lora_variant:

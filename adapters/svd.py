@@ -1,4 +1,4 @@
-"""Matrices as products of thin ones, and the weights that a backbone had before it was quantised.
+"""Low-rank factors of matrices, and the weights that a backbone had before it was quantised.
 
 Legend: R rank, I inputs, O outputs.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import PeftModel
@@ -22,26 +22,36 @@ from transformers.utils.hub import cached_file
 from workbench.adapters.anatomy import dense_weight
 from workbench.errors import BackboneError
 
+if TYPE_CHECKING:
+    from workbench.adapters.lora_starts import Decomposition
 
-def leading_parts(matrix_OI: Tensor, rank: int, *, iterations: int | None = None) -> tuple[Tensor, Tensor]:
+
+EXACT_UP_TO = 1024
+"""Shorter side of the largest matrix that `auto` decomposes exactly, which takes one core about a second."""
+ITERATIONS = 16
+"""Subspace iterations of the randomised decomposition; PEFT recommends as many for PiSSA."""
+
+
+def leading_parts(matrix_OI: Tensor, rank: int, *, decomposition: Decomposition = "auto") -> tuple[Tensor, Tensor]:
     """A (R, I) and B (O, R) whose product B A is nearest to the matrix; both carry the roots of its singular values.
 
     Args:
-        iterations: Subspace iterations of a randomised decomposition; None: an exact one.
+        decomposition: A randomised one draws from torch's generator, so that the same seed gives the same parts.
     """
-    if iterations is None:
+    if decomposition == "exact" or (decomposition == "auto" and min(matrix_OI.shape) <= EXACT_UP_TO):
         U_OR, S_R, V_RI = torch.linalg.svd(matrix_OI, full_matrices=False)
     else:
-        more = min(rank + 8, *matrix_OI.shape)  # directions beside the wanted ones sharpen these (Halko et al. 2011)
-        U_OR, S_R, V_IR = torch.svd_lowrank(matrix_OI, q=more, niter=iterations)
+        # Directions beside the wanted ones sharpen these (Halko et al. 2011).
+        more = min(2 * rank + 8, *matrix_OI.shape)
+        U_OR, S_R, V_IR = torch.svd_lowrank(matrix_OI, q=more, niter=ITERATIONS)
         V_RI = V_IR.T
     root_R = S_R[:rank].sqrt()
     return root_R[:, None] * V_RI[:rank], U_OR[:, :rank] * root_R
 
 
 @torch.no_grad()
-def start_from_rounding(model: PeftModel, *, iterations: int | None) -> None:
-    """Let every LoRA layer over a quantised weight start at the nearest update to what quantisation took away.
+def start_from_rounding(model: PeftModel, *, decomposition: Decomposition) -> None:
+    """Let every LoRA layer over a quantised weight start at the update nearest to its quantisation error.
 
     Raises:
         BackboneError: the unquantised weights are not where the backbone came from.
@@ -56,7 +66,7 @@ def start_from_rounding(model: PeftModel, *, iterations: int | None) -> None:
         if not base.weight.is_floating_point():
             original_OI = originals.read(path, transposed=issubclass(getattr(base, "source_cls", object), Conv1D))
             lost_OI = original_OI.to(base.weight.device).float() - dense_weight(base).float()
-            factors = leading_parts(lost_OI / layer.scaling["default"], layer.r["default"], iterations=iterations)
+            factors = leading_parts(lost_OI / layer.scaling["default"], layer.r["default"], decomposition=decomposition)
             layer.lora_A["default"].weight.copy_(factors[0])
             layer.lora_B["default"].weight.copy_(factors[1])
 

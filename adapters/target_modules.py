@@ -1,4 +1,4 @@
-"""Which modules of a backbone get an adapter: roles and names, resolved to what PEFT matches on."""
+"""The modules of a backbone that get an adapter: roles and names, resolved to what PEFT matches on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OnLinear(Method):
     """Base of the methods that change linear layers."""
 
     targets: Targets = "all-linear"
-    """Which linear layers are changed: a role, or a list of module names such as [q_proj, v_proj]."""
+    """Linear layers that are changed: a role, or a list of module names such as [q_proj, v_proj]."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of the adapter's inputs that is dropped while training."""
 

@@ -28,7 +28,7 @@ class Vera(OnLinear):
     rank: PositiveInt = 256
     """Rows of A, columns of B, and length of each d."""
     initial: float = Field(default=0.1, gt=0)
-    """Every number of d at the start."""
+    """Initial value of every number of d."""
 
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's VeraConfig for this backbone; the random matrices are saved, since generators differ by machine."""

@@ -1,4 +1,4 @@
-"""What prompts and prefixes share: virtual tokens, which stand before each row for its text to see."""
+"""Virtual tokens, which stand before each row for its text to see: the base of prompts and prefixes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class VirtualTokens(Method):
     """Base of the methods that put trainable tokens before each row."""
 
     virtual_tokens: PositiveInt = 20
-    """How many virtual tokens stand before each row. They take positions of the backbone's, memory and time."""
+    """Number of virtual tokens before each row. They take positions of the backbone's, memory and time."""
 
     @property
     def extra_positions(self) -> int:
-        """The virtual tokens."""
+        """Number of virtual tokens."""
         return self.virtual_tokens
 
     def refusal(self, model: PreTrainedModel) -> str | None:
-        """Virtual tokens stand before tokens, and PEFT must be able to take them away again."""
+        """Refuse a model that writes no text, where PEFT cannot switch virtual tokens off."""
         if anatomy.task(model) in ("CAUSAL_LM", "SEQ_2_SEQ_LM"):
             return None
         return (
@@ -38,7 +38,7 @@ class VirtualTokens(Method):
 
 
 def settle(model: PeftModel, name: str) -> None:
-    """See that the virtual tokens loaded as `name` fit the backbone, which PEFT leaves to the first forward pass.
+    """Check that the virtual tokens loaded as `name` fit the backbone; PEFT fails only in the first forward pass.
 
     Raises:
         ValueError: they do not.

@@ -21,6 +21,7 @@ from workbench import adapters
 from workbench.adapters import METHODS, Eva, Loftq, Method, Pissa
 from workbench.adapters.anatomy import dense_weight
 from workbench.adapters.eva import Components
+from workbench.adapters.svd import leading_parts
 from workbench.config import ModelConfig
 from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones
@@ -62,10 +63,10 @@ def _train(model: nn.Module, steps: int = 8) -> list[float]:
 # PiSSA and OLoRA.
 
 
-@pytest.mark.parametrize("iterations", [None, 16])
+@pytest.mark.parametrize("decomposition", ["exact", "randomised"])
 @pytest.mark.parametrize("name", ["Llama", "GPT2"])
-def test_pissa_starts_at_the_nearest_matrix_of_its_rank(name: str, iterations: int | None) -> None:
-    model = adapters.attach(tiny(name), _config("pissa", iterations=iterations), seed=0)
+def test_pissa_starts_at_the_nearest_matrix_of_its_rank(name: str, decomposition: str) -> None:
+    model = adapters.attach(tiny(name), _config("pissa", decomposition=decomposition), seed=0)
     for layer in _layers(model).values():
         weight = dense_weight(layer.get_base_layer())
         lengths = torch.linalg.svdvals(weight)
@@ -73,6 +74,58 @@ def test_pissa_starts_at_the_nearest_matrix_of_its_rank(name: str, iterations: i
         torch.testing.assert_close(rest[: len(lengths) - RANK], lengths[RANK:], rtol=1e-3, atol=1e-4)
         A, B = layer.lora_A["default"].weight, layer.lora_B["default"].weight
         torch.testing.assert_close(A.norm(dim=1), B.norm(dim=0))  # each has the root of the singular values
+
+
+@pytest.fixture(scope="module")
+def weight_OI() -> Tensor:
+    """A weight whose singular values fall as those of trained ones do: no gap behind the wanted ones."""
+    generator = torch.Generator().manual_seed(0)
+    U, V = (torch.linalg.qr(torch.randn(size, 300, generator=generator))[0] for size in (400, 300))
+    return (U * torch.arange(1, 301) ** -0.5) @ V.T
+
+
+def test_the_randomised_parts_are_the_exact_ones(weight_OI: Tensor) -> None:
+    torch.manual_seed(0)
+    rank = 8
+    (A, B), (A0, B0) = (leading_parts(weight_OI, rank, decomposition=kind) for kind in ("randomised", "exact"))
+    for found, exact in ((A.T, A0.T), (B, B0)):
+        cosines = torch.linalg.svdvals(torch.linalg.qr(found)[0].T @ torch.linalg.qr(exact)[0])
+        assert cosines.min() > 1 - 1e-4, "the smallest cosine between the two subspaces"
+    # No other matrix of this rank is nearer than the exact one.
+    assert (weight_OI - B @ A).norm() / (weight_OI - B0 @ A0).norm() < 1 + 1e-5
+
+
+def test_the_randomised_parts_depend_on_the_seed_alone(weight_OI: Tensor) -> None:
+    found = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        found.append(leading_parts(weight_OI, 8, decomposition="randomised")[0])
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("method", ["pissa", "olora"])
+def test_no_wide_matrix_is_decomposed_whole(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exact decomposition of 4,096 x 4,096 takes a core more than a minute, and 8 B parameters have 224 of them."""
+    sizes = {"num_hidden_layers": 1, "hidden_size": 1040, "intermediate_size": 8, "num_attention_heads": 2}
+    wide = tiny("Llama", **sizes, num_key_value_heads=2)
+    fresh = copy.deepcopy(wide)
+    decompositions = {name: getattr(torch.linalg, name) for name in ("svd", "qr")}
+
+    def thin(name: str) -> Any:
+        def decompose(matrix: Tensor, *arguments: Any, **settings: Any) -> Any:
+            assert min(matrix.shape) < 1024, f"{name} of {tuple(matrix.shape)}"
+            return decompositions[name](matrix, *arguments, **settings)
+
+        return decompose
+
+    for name in decompositions:
+        monkeypatch.setattr(torch.linalg, name, thin(name))
+    config = _config(method, targets=["v_proj"])
+    (layer,) = _layers(adapters.attach(wide, config, seed=0)).values()
+    assert layer.lora_A["default"].weight.any()
+    if method == "pissa":
+        with pytest.raises(AssertionError, match="svd of"):
+            adapters.attach(fresh, _config(method, targets=["v_proj"], decomposition="exact"), seed=0)
 
 
 def test_olora_starts_at_orthonormal_columns_of_the_weights(llama: PreTrainedModel) -> None:
@@ -141,7 +194,9 @@ def test_a_rank_above_a_weights_shorter_side_is_refused(llama: PreTrainedModel) 
         adapters.attach(llama, Pissa(rank=17), seed=0)
 
 
-@pytest.mark.parametrize("settings", [{"method": "pissa", "iterations": 4}, {"method": "olora"}, {"method": "eva"}])
+@pytest.mark.parametrize(
+    "settings", [{"method": "pissa", "decomposition": "randomised"}, {"method": "olora"}, {"method": "eva"}]
+)
 def test_a_resumed_run_starts_from_the_same_bits(settings: dict[str, Any]) -> None:
     """It attaches again, and only then reads what training had made of A and B."""
     sample = [{"input_ids": torch.arange(60)[None]}]

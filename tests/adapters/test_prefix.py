@@ -14,12 +14,9 @@ from transformers import AutoModelForCausalLM, MambaConfig, PreTrainedModel
 from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import DeepPrompt, Method, Prefix, attention_cache
-from workbench.config import RunConfig
 from workbench.errors import ConfigError
-from workbench.schema import parse
 
 IDS = torch.tensor([[3, 60, 5, 61, 9, 60, 7]])
-T5: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
 LATENT = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "kv_lora_rank": 8, "q_lora_rank": 8}
 BOTH: list[Method] = [DeepPrompt(virtual_tokens=4), Prefix(virtual_tokens=4, encoder_width=8)]
 EACH = pytest.mark.parametrize("config", BOTH, ids=lambda config: config.method)
@@ -48,12 +45,6 @@ def test_a_backbone_without_such_a_cache_is_refused(config: Method) -> None:
 
 
 @EACH
-def test_a_decoder_behind_an_encoder_is_refused(config: Method) -> None:
-    with pytest.raises(ConfigError, match=r"every other layer.* Use adapter.method=prompt"):
-        adapters.attach(tiny("T5", head="Seq2SeqLM", **T5), config, seed=0)
-
-
-@EACH
 @pytest.mark.parametrize("name", ["Mistral", "Gemma3Text"])
 def test_virtual_tokens_that_no_text_would_see_are_refused(config: Method, name: str) -> None:
     text = r"looks back 4 tokens.* the first of 4 virtual tokens. Write adapter.virtual_tokens=3"
@@ -61,19 +52,6 @@ def test_virtual_tokens_that_no_text_would_see_are_refused(config: Method, name:
         adapters.attach(tiny(name), config, seed=0)
     adapters.attach(tiny(name), config.model_copy(update={"virtual_tokens": 3}), seed=0)
     adapters.attach(tiny("Gemma2"), config, seed=0)  # every other layer sees everything
-
-
-@EACH
-def test_gradient_checkpointing_is_refused(config: Method) -> None:
-    sections = {
-        "recipe": "sft",
-        "data": {"train": "rows.jsonl"},
-        "adapter": config.model_dump(),
-        "train": {"checkpointing": True},
-    }
-    text = f"train.checkpointing does not go with adapter.method={config.method}: transformers leaves out the key-value"
-    with pytest.raises(ConfigError, match=text):
-        parse(RunConfig, sections, source="here")
 
 
 @EACH

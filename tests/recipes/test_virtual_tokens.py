@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 import workbench
+from tests.conftest import MINILM, save_tiny
 from workbench.errors import ConfigError
 from workbench.recipes import serve
 from workbench.recipes.check import check
 from workbench.recipes.load import load
+from workbench.recipes.plan import plan
 from workbench.runs import run_directory
 
 RATES = {"prompt": 0.03, "p-tuning": 0.01, "prefix": 0.01, "p-tuning-v2": 0.1}
@@ -71,3 +73,41 @@ def test_virtual_tokens_take_positions(stories: str, questions: Path) -> None:
     text = r"made for at most 512, 500 of them for virtual tokens. Write data.max_tokens=12,"
     with pytest.raises(ConfigError, match=text):
         check(load("sft/quickstart", given))
+
+
+@pytest.mark.parametrize("method", ["prefix", "p-tuning-v2"])
+def test_prefixes_of_an_encoder_decoder_learn_the_same_when_activations_are_recomputed(
+    method: str, encoder_decoder: str, questions: Path, tmp_path: Path
+) -> None:
+    given = [*words(method, encoder_decoder, questions), "train.steps=4", "evaluate.answers=0"]
+    plain = workbench.run("sft/quickstart", given, out=tmp_path / "plain", quiet=True)
+    again = workbench.run("sft/quickstart", [*given, "train.checkpointing=true"], out=tmp_path / "again", quiet=True)
+    assert losses(again) == pytest.approx(losses(plain), rel=1e-5)
+    scores = json.loads((plain / "scores.json").read_text())
+    assert serve.evaluate(plain, [])["loss"] == pytest.approx(scores["after"]["loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize("method", ["prefix", "p-tuning-v2"])
+def test_prefixes_of_an_encoder_learn_the_same_when_activations_are_recomputed(method: str, tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "bert", "Bert", "SequenceClassification", MINILM)
+    rows = [{"text": f"The {('sun', 'rain')[n % 2]} of day {n}.", "label": ("dry", "wet")[n % 2]} for n in range(60)]
+    source = tmp_path / "rows.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = [*words(method, model, source)[:5], "data.held_out=0.2", "batch.size=8", "train.steps=4"]
+    given += [f"train.learning_rate={RATES[method]}", "evaluate.every=null"]
+    plain = workbench.run("classify/quickstart", given, out=tmp_path / "plain", quiet=True)
+    again = workbench.run(
+        "classify/quickstart", [*given, "train.checkpointing=true"], out=tmp_path / "again", quiet=True
+    )
+    assert losses(again) == pytest.approx(losses(plain), rel=1e-5)
+    scores = json.loads((plain / "scores.json").read_text())
+    assert serve.evaluate(plain, [])["loss"] == pytest.approx(scores["after"]["loss"], abs=1e-5)
+    assert scores["after"]["loss"] != scores["before"]["loss"]
+
+
+def test_recomputing_is_refused_where_the_prefix_stands_in_the_cache(stories: str, questions: Path) -> None:
+    given = [*words("prefix", stories, questions), "train.checkpointing=true"]
+    with pytest.raises(ConfigError, match=r"train.checkpointing does not go with adapter.method=prefix"):
+        check(load("sft/quickstart", given))
+    with pytest.raises(ConfigError, match=r"train.checkpointing does not go with adapter.method=prefix"):
+        plan(load("sft/quickstart", given))

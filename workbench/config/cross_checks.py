@@ -59,12 +59,6 @@ def unable(model: ModelConfig, adapter: Method) -> str | None:
 
 
 def _of_training(config: RunSections) -> Iterator[str]:
-    facts, method = config.adapter.facts, config.adapter.method
-    if config.train.checkpointing is True and facts.no_checkpointing:
-        yield (
-            f"train.checkpointing does not go with adapter.method={method}: {facts.no_checkpointing}. "
-            "Write train.checkpointing=false and a smaller batch.tokens_per_device."
-        )
     if config.save.ship == "best" and config.evaluate.every is None:
         yield "save.ship=best needs held-out losses to choose by: write evaluate.every=0.1."
     if config.evaluate.patience is not None and config.save.ship == "last":

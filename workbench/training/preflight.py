@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -67,10 +67,24 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
     model = backbones.skeleton(config.model, task=task, trainable=isinstance(config.adapter, Full))
     _require_positions(config, splits, model.config)
     adapters.require_fit(model, config.adapter)
+    require_recomputable(config, model)
     _require_layers(config, model)
     modules = config.adapter.modules(model)
     _require_matrices(config, model)
     return modules
+
+
+def require_recomputable(config: RunConfig, model: Any) -> None:
+    """Raise ConfigError where activations are to be recomputed, and on this backbone the method does not allow it.
+
+    Args:
+        model: The backbone, with the adapter or without.
+    """
+    if config.train.checkpointing is True and (reason := config.adapter.no_checkpointing(model)):
+        raise ConfigError(
+            f"train.checkpointing does not go with adapter.method={config.adapter.method}: {reason}. "
+            "Write train.checkpointing=false and a smaller batch.tokens_per_device."
+        )
 
 
 def _require_layers(config: RunConfig, model: PreTrainedModel) -> None:

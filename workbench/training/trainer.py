@@ -23,7 +23,7 @@ from workbench.errors import Stopped, TrainingError
 from workbench.models import backbones, fused_lora
 from workbench.runs.run_directory import Run
 from workbench.runs.timing import Timer, phase
-from workbench.training import capacity
+from workbench.training import capacity, preflight
 from workbench.training.adapter_trainer import AdapterTrainer, TrainableValues, TrainTask
 from workbench.training.callbacks import Callback
 from workbench.training.distributed import layout_settings
@@ -327,6 +327,7 @@ class Trainer:
         tokens = capacity.tokens_per_device(self.config, self.train, self.device, width=self.width)
         checkpointing = self.config.train.checkpointing
         if checkpointing is True:
+            preflight.require_recomputable(self.config, self.model)  # a plan comes here without having asked
             _recompute_activations(self.model)
         remembered = self.run.manifest.get("batch", {}).get("tokens_per_device") if self.run.resumed else None
         if self.config.batch.tokens_per_device == "auto":

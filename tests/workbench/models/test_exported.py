@@ -66,7 +66,7 @@ def test_template_and_end_of_turn_travel_with_the_adapter(trained: Path) -> None
 def test_the_folder_holds_no_pickle_and_nothing_half_written(trained: Path) -> None:
     names = {path.name for path in (trained / "adapter").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "chat_template.jinja"} <= names
-    assert all(name.endswith((".json", ".safetensors", ".jinja")) for name in names)
+    assert all(name.endswith((".json", ".safetensors", ".jinja", ".md")) for name in names)
     assert not list(trained.rglob("*.unfinished")) and not list(trained.rglob("*.replaced"))
     written = json.loads((trained / "adapter" / "adapter_config.json").read_text())
     assert written["trainable_token_indices"] == {"embed_tokens": [512, 513]}

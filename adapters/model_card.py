@@ -1,0 +1,69 @@
+"""The model card of a saved adapter: what it stands on, and the lines that load it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import peft
+import transformers
+from peft import PeftModel, PeftType
+from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
+
+OURS = "import workbench.adapters  # makes {kind} known to PEFT; pip install peft-workbench"
+"""The line that loading one of our tuners needs."""
+BUTTERFLIES = "import workbench.adapters  # computes BOFT's factors where PEFT cannot compile its CUDA code"
+"""The line that BOFT of several factors needs."""
+
+
+def write(model: PeftModel, folder: Path) -> None:
+    """Write `folder`/README.md from the adapter_config.json that lies there; PEFT's own is an empty template."""
+    saved: dict[str, Any] = json.loads((folder / "adapter_config.json").read_text())
+    kind, base = saved["peft_type"], saved["base_model_name_or_path"]
+    (folder / "README.md").write_text(
+        "---\nlibrary_name: peft\n---\n\n"
+        f"# {kind} adapter\n\n"
+        f"- Base model: `{base}` ({_family(model)})\n"
+        f"- Method: {kind}, in the format of PEFT {peft.__version__}\n\n"
+        f"```python\n{_lines(model, saved)}\n```\n\n"
+        "Trained with peft-workbench.\n",
+        encoding="utf-8",
+    )
+
+
+def _lines(model: PeftModel, saved: dict[str, Any]) -> str:
+    """Python that loads the adapter with stock PEFT; `folder` stands for where the reader keeps it."""
+    backbone: Any = model.get_base_model()
+    family, base = _family(model), saved["base_model_name_or_path"]
+    door = family if hasattr(transformers, family) else "AutoModel"
+    labels = f", num_labels={backbone.config.num_labels}" if family.endswith("Classification") else ""
+    lines = [needed] if (needed := _needed(saved)) else []
+    lines += [
+        "from peft import PeftModel",
+        f"from transformers import {door}",
+        "",
+        f"backbone = {door}.from_pretrained({base!r}{labels})",
+    ]
+    if saved.get("trainable_token_indices"):
+        rows = backbone.get_input_embeddings().weight.shape[0]
+        lines.append(f"backbone.resize_token_embeddings({rows})  # the adapter holds the rows of the new tokens")
+    return "\n".join([*lines, 'model = PeftModel.from_pretrained(backbone, "folder")  # the folder of this file'])
+
+
+def _needed(saved: dict[str, Any]) -> str | None:
+    """The import without which PEFT does not know the adapter, or computes another one."""
+    kind = saved["peft_type"]
+    if saved.get("boft_n_butterfly_factor", 1) > 1:
+        return BUTTERFLIES
+    tuner = PEFT_TYPE_TO_TUNER_MAPPING.get(PeftType[kind])
+    home = tuner.__module__ if tuner else "peft."  # virtual tokens have no tuner
+    if home.startswith("peft."):
+        return None
+    if home.startswith("workbench.adapters."):
+        return OURS.format(kind=kind)
+    return f"# First run the plugin that makes {kind} known to PEFT."
+
+
+def _family(model: PeftModel) -> str:
+    return type(model.get_base_model()).__name__
