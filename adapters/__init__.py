@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from workbench.adapters import anatomy, virtual_tokens
+from workbench.adapters import anatomy, stock, virtual_tokens
 from workbench.adapters.adalora import AdaLora
 from workbench.adapters.after_import import after_import
 from workbench.adapters.bottleneck import Bottleneck
@@ -143,7 +143,7 @@ def save(model: nn.Module, folder: Path) -> None:
             model.save_pretrained(str(folder), save_embedding_layers=False, state_dict=tensors)
         model_card.write(model, folder)
     else:
-        model.save_pretrained(folder)  # type: ignore[operator]
+        stock.save(model, folder)
 
 
 def load(model: PreTrainedModel | PeftModel, folder: Path, *, name: str = "default") -> nn.Module:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from peft import LoraConfig
     from transformers import PreTrainedModel
 
+Decomposition = Literal["auto", "exact", "randomised"]
+
 
 class LowRank(OnLinear):
     """W + scale * B A, with A (rank, in) and B (out, rank): what all LoRA methods have in common."""

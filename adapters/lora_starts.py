@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from workbench.adapters.anatomy import features
-from workbench.adapters.lora import LowRank
+from workbench.adapters.lora import Decomposition, LowRank
 from workbench.adapters.method import HALF_OR_FULL, WEIGHTS, MethodInfo, Sample, register
 from workbench.adapters.target_modules import linear_layers
 from workbench.errors import ConfigError
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-Decomposition = Literal["auto", "exact", "randomised"]
 QUANTISED = tuple(name for name in WEIGHTS if name not in HALF_OR_FULL)
 
 

@@ -23,7 +23,7 @@ from workbench.adapters.anatomy import dense_weight
 from workbench.errors import BackboneError
 
 if TYPE_CHECKING:
-    from workbench.adapters.lora_starts import Decomposition
+    from workbench.adapters.lora import Decomposition
 
 
 EXACT_UP_TO = 1024

@@ -15,11 +15,12 @@ from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import form
 from workbench.data.text.tokenized import Splits
 from workbench.models import backbones, classifier
-from workbench.recipes import classify_verbs, crossval_verbs, distill_verbs, sweep
+from workbench.recipes import beginning, classify_verbs, crossval_verbs, distill_verbs, sweep
 from workbench.recipes.classify_verbs import ClassInspection
 from workbench.recipes.crossval_verbs import CrossvalInspection
 from workbench.recipes.sft import read_template
 from workbench.recipes.sweep_tasks import require_members
+from workbench.runs.ranks import joined
 from workbench.training import preflight
 from workbench.training.freezing.layer_map import stack
 from workbench.training.limits import total_steps
@@ -54,8 +55,14 @@ def check(config: RunConfig) -> Found:
     Raises:
         WorkbenchError: the run would fail, or would silently learn nothing.
     """
+    if config.distributed.zero != "auto":  # `run` decides that first, with a plan
+        beginning.require(config, joined())
+    return _inspected(config)
+
+
+def _inspected(config: RunConfig) -> Found:
     if config.recipe == "distill":
-        student: Inspection | ClassInspection = distill_verbs.with_student(config, check)
+        student: Inspection | ClassInspection = distill_verbs.with_student(config, _inspected)
         return student
     ways: dict[str, Callable[[RunConfig], Found]] = {
         "sweep": _first_member,

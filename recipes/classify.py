@@ -25,11 +25,12 @@ from workbench.data.labelled.labelled_data import ClassSplits, Labelled
 from workbench.data.labelled.labels import Floats
 from workbench.data.labelled.text_fields import FieldTokenizer
 from workbench.evaluation import row_outputs, target_scores
+from workbench.evaluation.scored import Scoring, interruptible
 from workbench.losses.criterion import criterion
 from workbench.models import backbones, classifier, model_summary
 from workbench.models.backbones import Backbone
 from workbench.models.classifier import Classifier
-from workbench.runs import files, run_clock
+from workbench.runs import files, provenance, run_clock
 from workbench.runs.run_directory import Run
 from workbench.runs.timing import Timer, left, phase
 from workbench.training import preflight
@@ -60,7 +61,7 @@ def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
 def begin(run: Run, data: ClassSplits) -> None:
     """Note the data, and what can be said without looking at a row: a fresh head says nothing to compare with."""
     sets = {"train": data.train, "held_out": data.held_out, "test": data.test}
-    run.note(data={name: split and split.facts() for name, split in sets.items()})
+    provenance.note_data(run, {name: None if split is None else split.facts() for name, split in sets.items()})
     said = target_scores.baseline(data.labels, data.train.targets_NC, rows=len(data.held_out))
     before = target_scores.scores(data.labels, said, data.held_out.targets_NC)
     files.write_json(run.path / "before.json", {"scores": before})
@@ -73,11 +74,12 @@ def finish(config: RunConfig, run: Run, data: ClassSplits, watcher: Callback) ->
     with phase(timer, "load"):
         model = classifier.load(run.home, config, waiting=layout_settings.cuts_weights(config.distributed))
     read = reading(model.model, config.distributed, run.ranks)
+    scored = interruptible(config, run, watcher.stop_requested)
     found, splits = {}, {"after": data.held_out, "test": data.test}
     with phase(timer, "scoring"):
-        found["after"] = read(lambda: outputs(model, data.held_out, timer))
+        found["after"] = read(lambda: outputs(model, data.held_out, timer, scoring=scored))
     if data.test is not None:
-        found["test"] = read(partial(outputs, model, data.test, timer))
+        found["test"] = read(partial(outputs, model, data.test, timer, scoring=scored))
     if not run.ranks.first:
         return {}
     scores = {"before": files.read_json(run.path / "before.json")["scores"]}
@@ -92,6 +94,8 @@ def finish(config: RunConfig, run: Run, data: ClassSplits, watcher: Callback) ->
         files.write_json(run.path / "scores.json", scores)
         write_predictions(run, config, model, *found["after"])
         run.note(status="done")
+        if scored is not None:
+            scored.everything.clear()
         report.write(run.path)
     if timer is not None and timer.ended:
         read(lambda: _use_the_rest(timer, model, data, run, scores, watcher))
@@ -219,10 +223,17 @@ def score(model: Classifier, rows: Labelled) -> tuple[dict[str, float], Floats]:
 
 
 def outputs(
-    model: Classifier, rows: Labelled, timer: Timer | None = None, *, batch_tokens: int | None = None
+    model: Classifier,
+    rows: Labelled,
+    timer: Timer | None = None,
+    *,
+    batch_tokens: int | None = None,
+    scoring: Scoring | None = None,
 ) -> tuple[Labelled, Floats]:
     """What a classifier says of rows, or of as many of them as there is time for, and which they are."""
-    return row_outputs.outputs_in_time(model.model, model.outputs, rows, left(timer), batch_tokens=batch_tokens)
+    return row_outputs.outputs_in_time(
+        model.model, model.outputs, rows, left(timer), batch_tokens=batch_tokens, scoring=scoring
+    )
 
 
 def write_predictions(run: Run, config: RunConfig, model: Classifier, rows: Labelled, outputs_NC: Floats) -> None:

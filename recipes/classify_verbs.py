@@ -11,6 +11,7 @@ from scipy import special
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from workbench.adapters import stock
 from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch
 from workbench.data.labelled import fold_data, labelled_data, records
@@ -153,7 +154,7 @@ def _divergence(labels: Labels, first_NC: Floats, second_NC: Floats) -> Floats:
 
 def save_merged(model: PreTrainedModel, unmerged: Classifier, folder: Path) -> None:
     """A stock model with its tokenizer, and what its outputs mean."""
-    model.save_pretrained(folder)
+    stock.save(model, folder)
     classifier.save_tokenizer(unmerged, folder)
     files.write_json(folder / "classes.json", unmerged.labels.facts)
 

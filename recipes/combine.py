@@ -14,6 +14,7 @@ from workbench.adapters.combine import CombinationError, Updates
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
 from workbench.runs import files, run_directory
+from workbench.runs.trust import Trust
 
 WEIGHT_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
@@ -28,7 +29,9 @@ class Combined:
     parameters: int
 
 
-def combine_runs(sources: Sequence[Path], *, weights: Sequence[float], rank: int | None, out: Path) -> Combined:
+def combine_runs(
+    sources: Sequence[Path], *, weights: Sequence[float], rank: int | None, out: Path, trust: bool = False
+) -> Combined:
     """Write the weighted sum of the updates of `sources` as a run into `out`.
 
     Data, template and tokenizer are those of the first; a run ends its answers where any of them does.
@@ -36,6 +39,7 @@ def combine_runs(sources: Sequence[Path], *, weights: Sequence[float], rank: int
     Args:
         weights: One factor for each run.
         rank: Keep no more ranks of the sum in a layer; None keeps all, so that the sum is exact.
+        trust: Execute the Python code that the run directories name, and name it in the new one.
 
     Raises:
         ConfigError: it would not be exact, or what the runs read differs.
@@ -44,7 +48,7 @@ def combine_runs(sources: Sequence[Path], *, weights: Sequence[float], rank: int
         raise ConfigError(f"--weights has {len(weights)} numbers for {len(sources)} runs. Write one for each.")
     if out.exists():
         raise ConfigError(f"{out} exists already. Name another folder, or delete it first.")
-    configs = [run_directory.shipped_config(run) for run in sources]
+    configs = [run_directory.shipped_config(run, Trust(trust)) for run in sources]
     _require_alike(sources, configs)
     saved = [combine.read(run / "adapter") for run in sources]
     total = combine.weighted_sum(saved, weights)

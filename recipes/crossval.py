@@ -21,9 +21,11 @@ from workbench.data.labelled.fold_data import FoldData
 from workbench.data.views import text_views
 from workbench.data.views.text_views import View
 from workbench.data.views.user_views import user_merge
+from workbench.evaluation.scored import Scored
 from workbench.models import backbones, classifier
 from workbench.recipes import crossval_files
 from workbench.recipes.crossval_stages import CrossvalContext
+from workbench.runs import provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
@@ -40,14 +42,15 @@ def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
     for note in notes:
         watcher.say(note)
     sets = {"train": data.rows, "test": data.test, "unlabelled": data.unlabelled}
-    run.note(data={name: rows and rows.facts() for name, rows in sets.items()})
+    provenance.note_data(run, {name: None if rows is None else rows.facts() for name, rows in sets.items()})
     who = fold_adapters(data.folds, seeds=config.folds.seeds)
     known = combining.out_of_fold(
         data.labels, data.rows.targets_NC, [each.split for each in who], cluster_N=data.cluster_N, seed=config.seed
     )
     layout_checks.require_members(len(who), run.ranks)
     rows = [rows for rows in sets.values() if rows is not None]
-    room = FoldContext(config, data.labels, tokenizer, rows=rows, ranks=run.ranks)
+    scored = Scored(run.path if run.ranks.first else None, watcher.stop_requested)
+    room = FoldContext(config, data.labels, tokenizer, rows=rows, ranks=run.ranks, scored=scored)
     gates = CrossvalContext.gates(config, data, known, seen)
     work = CrossvalContext(room, run, data, who, known, StageLog(run, data, watcher, gates), watcher)
 
@@ -66,6 +69,7 @@ def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
     scores = crossval_files.write(work, said, combiner, decision, refit)
     run.note(elapsed_s=sum(run.manifest["seconds"].values()), peak_bytes=peak_bytes(backbones.device()))
     run.note(status="done")
+    scored.clear()
     report.write(run.path)
     return scores
 

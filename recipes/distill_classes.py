@@ -25,7 +25,7 @@ from workbench.losses.criterion import criterion
 from workbench.models import backbones
 from workbench.models.classifier import Classifier, task
 from workbench.recipes import classify
-from workbench.runs import files
+from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
@@ -47,7 +47,7 @@ def main(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, wa
     students.make(config, source, run.path / STUDENT, weights=True, watcher=watcher)
     classify.begin(run, data)
     if extra is not None:
-        run.note(data={**run.manifest["data"], "unlabelled": extra.facts()})
+        provenance.note_data(run, {"unlabelled": extra.facts()})
     said = asking.teacher_outputs(config, source, data, extra, run, watcher)
     classify.train(base, run, data, tokenizer, watcher, _supervise(config, base, source, data, extra, said))
     scores = classify.finish(base, run, data, watcher)

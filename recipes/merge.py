@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import adapters
-from workbench.adapters import Full
+from workbench.adapters import Full, stock
 from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.tasks import Task
 from workbench.data.text import tokenized
@@ -21,6 +21,7 @@ from workbench.models.backbones import DTYPES, QUANTISED
 from workbench.recipes import classify_verbs
 from workbench.recipes.classify_verbs import Gap
 from workbench.runs import files, run_directory
+from workbench.runs.trust import Trust
 
 ROWS = 64
 """Held-out examples that the two are compared on."""
@@ -36,16 +37,19 @@ class Merged:
     said: str
 
 
-def merge(run: Path, *, out: Path, weights: str) -> Merged:
+def merge(run: Path, *, out: Path, weights: str, trust: bool = False) -> Merged:
     """Write the merged model of `run` into `out` and compare it, reloaded, with the unmerged one.
 
     A quantised backbone is dequantised first: the merged weights are those that the adapter was trained on.
+
+    Args:
+        trust: Execute the Python code that the run directory names.
     """
     if weights not in DTYPES:
         raise ConfigError(f"--weights {weights}: expected {', '.join(DTYPES)}.")
     if out.exists():
         raise ConfigError(f"{out} exists already. Name another folder, or delete it first.")
-    config = run_directory.shipped_config(run)
+    config = run_directory.shipped_config(run, Trust(trust))
     adapters.require_mergeable(config.adapter)
     files.require_writable(out)
     if config.recipe == "crossval" and not config.folds.refit:
@@ -65,7 +69,7 @@ def merge(run: Path, *, out: Path, weights: str) -> Merged:
         _settle(model.generation_config, unmerged.stop)
     with files.new_folder(out) as folder:
         model.config.dtype = DTYPES[weights]
-        model.save_pretrained(folder)
+        stock.save(model, folder)
         unmerged.tokenizer.save_pretrained(folder)
     del model
 

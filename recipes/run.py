@@ -8,13 +8,12 @@ from pathlib import Path
 
 from workbench.config import RunConfig
 from workbench.errors import ResumeError, Stopped, WorkbenchError
-from workbench.recipes import classify, crossval, distill, memory_check, sft, sweep
+from workbench.recipes import beginning, classify, crossval, distill, inputs, sft, sweep
 from workbench.report import pages  # here, so that a run's clock does not take it for the time of its report
 from workbench.runs import files, process_memory, run_clock, run_directory
 from workbench.runs.ranks import Ranks, joined, require_same
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
-from workbench.training.distributed import layout_checks
 
 RECIPES = {
     "sft": sft.main,
@@ -38,9 +37,7 @@ def run(config: RunConfig, *, out: Path, resume: bool, watcher: Callback, began:
     solved = config.distributed.zero == "auto"
     if solved:
         config = ranks.agreed(_resumed(config, out) if resume else _solved(config, ranks) if ranks.first else config)
-    layout_checks.require(config, ranks)
-    if ranks.first and not resume and not solved:
-        memory_check.require_memory(config, ranks)
+    beginning.require(config, ranks, memory=not resume and not solved)
     if resume and config.budget.timed and files.read_json(out / "manifest.json").get("status") == "done":
         raise ResumeError(f"{out} is done, and its time is over. `workbench evaluate {out}` scores it again.")
     directory = _entered(out, config, resume=resume, ranks=ranks)
@@ -49,11 +46,16 @@ def run(config: RunConfig, *, out: Path, resume: bool, watcher: Callback, began:
     try:
         directory.timer = run_clock.start(config.budget, clock, began=began)
         with run_clock.kept(directory.timer, clock):
+            if ranks.first:
+                inputs.require_same(config, directory)
             RECIPES[config.recipe](config, directory, watcher)
     except Stopped as stopped:
         directory.note(status="stopped", reason=str(stopped))
         _report(directory)
         raise Stopped(f"{stopped}\nContinue with: --out {directory.path} --resume") from None
+    except ResumeError:  # the run is as good as before
+        directory.note(**directory.before)
+        raise
     except BaseException as error:
         told = isinstance(error, WorkbenchError)
         directory.note(status="failed", reason=str(error) if told else f"{type(error).__name__}: {error}")
@@ -73,7 +75,7 @@ def _solved(config: RunConfig, ranks: Ranks) -> RunConfig:
 
 def _resumed(config: RunConfig, out: Path) -> RunConfig:
     """What was decided when the run began."""
-    begun = run_directory.read_config(out)
+    begun = run_directory.begun(out, config)
     train = config.train.model_copy(update={"checkpointing": begun.train.checkpointing})
     model = config.model.model_copy(update={"weights": begun.model.weights})
     return config.model_copy(update={"distributed": begun.distributed, "train": train, "model": model})

@@ -23,14 +23,19 @@ from workbench.models import exported
 from workbench.recipes import classify_verbs, crossval_verbs
 from workbench.recipes.sft import score
 from workbench.runs import files, run_directory
+from workbench.runs.trust import Trust
 from workbench.schema import override, parse
 
 WRITERS = {".jsonl", ".csv", ".parquet"}
 
 
-def evaluate(run: Path, overrides: Sequence[str]) -> dict[str, float]:
-    """Score the saved adapter on `data.test` where the overrides name one, else on the held-out rows."""
-    before = run_directory.shipped_config(run)
+def evaluate(run: Path, overrides: Sequence[str], *, trust: bool = False) -> dict[str, float]:
+    """Score the saved adapter on `data.test` where the overrides name one, else on the held-out rows.
+
+    Args:
+        trust: Execute the Python code that the run directory names; so for every verb here.
+    """
+    before = run_directory.shipped_config(run, Trust(trust))
     values = override(before.model_dump(mode="json", exclude_none=True), list(overrides))
     config = parse(RunConfig, values, source="the command line")
     trained = ("model", "adapter", "classes", "folds", "pseudo_label", "tta", "ensemble")
@@ -52,13 +57,13 @@ def evaluate(run: Path, overrides: Sequence[str]) -> dict[str, float]:
     return scores
 
 
-def predict(run: Path, source: str, *, out: Path, max_new_tokens: int) -> int:
+def predict(run: Path, source: str, *, out: Path, max_new_tokens: int, trust: bool = False) -> int:
     """Answer every row of `source` greedily, or name its class, and write `out`; returns the number of rows."""
     if out.suffix not in WRITERS:
         raise ConfigError(f"--out {out}: expected a name that ends in {', '.join(sorted(WRITERS))}.")
     if out.exists():
         raise ConfigError(f"{out} exists already. Name another file, or delete it first.")
-    config = run_directory.shipped_config(run)
+    config = run_directory.shipped_config(run, Trust(trust))
     if config.recipe in ("classify", "crossval"):
         files.require_writable(out)
         verbs = classify_verbs if config.recipe == "classify" else crossval_verbs
@@ -82,9 +87,9 @@ def predict(run: Path, source: str, *, out: Path, max_new_tokens: int) -> int:
     return len(table)
 
 
-def generate(run: Path, prompt: str, *, max_new_tokens: int) -> None:
+def generate(run: Path, prompt: str, *, max_new_tokens: int, trust: bool = False) -> None:
     """Print one greedy answer as it is written; rendered as the training rows were."""
-    config = run_directory.shipped_config(run)
+    config = run_directory.shipped_config(run, Trust(trust))
     _require_text(config, run)
     model = exported.load(run, config)
     raw = files.read_json(run / "manifest.json").get("data", {}).get("train", {}).get("chat") is False

@@ -24,11 +24,12 @@ from workbench.data.text.token_masking import Masking
 from workbench.data.text.tokenized import Splits, TokenizedSet
 from workbench.errors import ConfigError
 from workbench.evaluation import GeneratedAnswer, Likelihood
+from workbench.evaluation.scored import Scoring, interruptible
 from workbench.models import backbones, exported, model_summary, output_heads
 from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel
 from workbench.models.output_heads import Head
-from workbench.runs import files, run_clock
+from workbench.runs import files, provenance, run_clock
 from workbench.runs.run_directory import Run
 from workbench.runs.timing import Timer, left, phase
 from workbench.training import preflight
@@ -60,7 +61,7 @@ def prepare(config: RunConfig, run: Run) -> tuple[PreTrainedTokenizerBase, Templ
     template = form(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
     data = tokenized.load(config.data, tokenizer, template, seed=config.seed)
     preflight.require_runnable(config, data)
-    run.note(data={name: split and split.facts() for name, split in data._asdict().items()})
+    provenance.note_data(run, {name: split and split.facts() for name, split in data._asdict().items()})
     return tokenizer, template, data
 
 
@@ -70,11 +71,11 @@ def finish(config: RunConfig, run: Run, data: Splits, watcher: Callback) -> Scor
     with phase(run.timer, "load"):
         model = exported.load(run.home, config, waiting=layout_settings.cuts_weights(config.distributed))
     read = reading(model.model, config.distributed, run.ranks)
-    timer = run.timer
+    timer, scored = run.timer, interruptible(config, run, watcher.stop_requested)
     splits = {"after": data.held_out} | ({} if data.test is None else {"test": data.test})
     # What a model says of all rows is known before time may run out over its answers.
-    found = read(lambda: {name: likelihood(model, split, timer) for name, split in splits.items()})
-    answers = read(lambda: {name: answer(model, split, config, timer) for name, split in splits.items()})
+    found = read(lambda: {name: likelihood(model, split, timer, scored) for name, split in splits.items()})
+    answers = read(lambda: {name: answer(model, split, config, timer, scored) for name, split in splits.items()})
     if not run.ranks.first:
         return {}
     before = files.read_json(run.path / "before.json")
@@ -87,6 +88,8 @@ def finish(config: RunConfig, run: Run, data: Splits, watcher: Callback) -> Scor
         files.write_json(run.path / "scores.json", scores)
         evaluation.write_predictions(run.path / "predictions.parquet", answers["after"], before=before["answers"])
         run.note(status="done")
+        if scored is not None:
+            scored.everything.clear()
         report.write(run.path)
     if timer is not None and timer.ended:
         read(lambda: _use_the_rest(timer, model, data, run, scores, watcher))
@@ -244,12 +247,15 @@ def score_before(
     head = output_heads.find(backbone.model, backbone.model)
     model = ExportedModel(backbone.model, head, tokenizer, template, [])
     read = reading(backbone.model, config.distributed, run.ranks)
-    found = read(lambda: likelihood(model, data.held_out, run.timer))
-    answers = read(lambda: answer(model, data.held_out, config, run.timer))
+    scored = interruptible(config, run, watcher.stop_requested, model="before")
+    found = read(lambda: likelihood(model, data.held_out, run.timer, scored))
+    answers = read(lambda: answer(model, data.held_out, config, run.timer, scored))
     if run.timer is not None:
         run.timer.require_time("scoring the backbone before training")
     said = {each.place: each.answer for each in answers}
     files.write_json(run.path / "before.json", {"scores": evaluation.summary(found, answers), "answers": said})
+    if scored is not None:
+        scored.everything.clear()
 
 
 def next_token_loss(model: nn.Module, head: Head) -> Callable[[MicroBatch, float], Tensor]:
@@ -277,14 +283,20 @@ def score(
     return evaluation.summary(likelihood(model, split), answers), answers
 
 
-def likelihood(model: ExportedModel, split: TokenizedSet, timer: Timer | None = None) -> Likelihood:
+def likelihood(
+    model: ExportedModel, split: TokenizedSet, timer: Timer | None = None, scoring: Scoring | None = None
+) -> Likelihood:
     """Loss of a model on a split, or on as much of it as there is time for."""
     with phase(timer, "scoring"):
-        return evaluation.likelihood(model.model, model.head, split, left=left(timer))
+        return evaluation.likelihood(model.model, model.head, split, left=left(timer), scoring=scoring)
 
 
 def answer(
-    model: ExportedModel, split: TokenizedSet, config: RunConfig, timer: Timer | None = None
+    model: ExportedModel,
+    split: TokenizedSet,
+    config: RunConfig,
+    timer: Timer | None = None,
+    scoring: Scoring | None = None,
 ) -> list[GeneratedAnswer]:
     """A model's answers to some rows of a split, or to as many of them as there is time for."""
     with phase(timer, "answers"):
@@ -295,6 +307,7 @@ def answer(
             count=config.evaluate.answers if tasks.of(config) is TEXT else 0,
             max_new_tokens=config.evaluate.max_new_tokens,
             left=left(timer),
+            scoring=scoring,
         )
 
 

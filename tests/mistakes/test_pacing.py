@@ -140,6 +140,7 @@ BUDGETS: Table = {
     "time that is none": ("budget.time=true", "budget.time: True is no time", "or a number of seconds"),
     "negative time": ("budget.time=-5m", "budget.time: '-5m' is no time", "Write 90m"),
     "no time": ("budget.time=0s", "budget.time", "greater than 0 or 'slurm'"),
+    "no Slurm job": ("budget.time=slurm", "budget.time=slurm: this is no Slurm job", "such as budget.time=90m"),
     "no section": ("budget=90m", "budget: expected keys of its own", "such as budget.time"),
     "key": ("budget.tme=90m", "budget.tme: unknown key.", "Did you mean `time`?"),
     "energy without power": ("budget.energy=5", "energy 5 needs a rate", "Write budget.power as well"),

@@ -41,9 +41,21 @@ RUNS = {
     "broken config.yaml": Case(AGAIN, "one/config.yaml: not valid YAML", "line 1", file("one/config.yaml", "a: [")),
     "wrong config.yaml": Case(
         "run my.yaml --out one --resume",
-        "one/config.yaml has 2 mistakes: data: is required",
-        "sedd: unknown key",
+        "one: this version of the workbench does not read its config.yaml",
+        "Use that version, or train again",
         file("one/config.yaml", "recipe: sft\nsedd: 1"),
+    ),
+    "config.yaml of another version": Case(
+        "evaluate one",
+        "one: this version of the workbench does not read its config.yaml",
+        "sedd: unknown key. Did you mean `seed`? Use that version, or train again",
+        file("one/config.yaml", "recipe: sft\nsedd: 1\ndata: {train: a}"),
+    ),
+    "compare: another version": Case(
+        "compare one",
+        "one: this version of the workbench does not read its config.yaml",
+        "Use that version, or train again",
+        file("one/config.yaml", "recipe: distill\nmodel: stories"),
     ),
     "broken manifest": Case(AGAIN, "one/manifest.json: damaged", "Restore it", file("one/manifest.json", "{")),
     "broken scores": Case(AGAIN, "one/before.json: damaged", "Restore it", file("one/before.json", "{")),

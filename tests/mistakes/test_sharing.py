@@ -92,4 +92,5 @@ def test_a_mistake_is_told(
         contradicting(where)
         cutting(where)
 
-    assert_refused(Case(f"run my.yaml {words} --out new", place, cure, prepare), folder, monkeypatch, capsys)
+    for verb in (f"run my.yaml {words} --out new", f"check my.yaml {words}"):
+        assert_refused(Case(verb, place, cure, prepare), folder, monkeypatch, capsys)

@@ -10,6 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from workbench.runs import units
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -30,6 +32,8 @@ class Terminal:
         self._task: TaskID | None = None
         self._held_out = "-"
         self._stop = False
+        self._first: tuple[int, float] | None = None
+        """Number of the first step that was seen, and seconds of training after it."""
         self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Terminal:
@@ -40,7 +44,8 @@ class Terminal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if self._task is not None:
+            self._progress.stop()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
@@ -58,13 +63,28 @@ class Terminal:
             self.console.print(
                 f"step {record['step']}/{total}  loss {record['loss']:.3f}  held-out {self._held_out}  "
                 f"{record['tokens_per_second']:,.0f} tokens/s  {record['elapsed_s']:.0f} s"
+                f"{self._left(record, total)}",
+                soft_wrap=True,
             )
         if record["step"] == total:
-            self._progress.stop()
+            self._first = None
+            if self._task is not None:
+                self._progress.stop()
+                self._progress.remove_task(self._task)
+                self._task = None
+
+    def _left(self, record: dict[str, Any], total: int) -> str:
+        """Of the time, by the pace of this process so far; nothing after one step, which is slower than others."""
+        here = (record["step"], record["elapsed_s"])
+        self._first = self._first or here
+        steps, seconds = here[0] - self._first[0], here[1] - self._first[1]
+        if not steps or here[0] >= total:
+            return ""
+        return f"  about {units.duration(seconds / steps * (total - here[0]))} left"
 
     def say(self, text: str) -> None:
         """Print a sentence above the progress bar."""
-        self.console.print(text, markup=False)
+        self.console.print(text, markup=False, soft_wrap=not self.console.is_terminal)
 
     def stop_requested(self) -> bool:
         """Whether a signal asked the run to end."""
@@ -74,4 +94,4 @@ class Terminal:
         if self._stop:
             raise KeyboardInterrupt
         self._stop = True
-        self.say("Finishing this step, then saving. Once more to stop at once.")
+        self.say("Stopping: what is done is being saved. Once more to stop at once.")

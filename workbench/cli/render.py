@@ -16,7 +16,9 @@ from rich.text import Text
 from workbench.adapters import METHODS
 from workbench.adapters.method import WEIGHTS
 from workbench.errors import ConfigError
+from workbench.runs import run_directory
 from workbench.runs.files import read_json
+from workbench.runs.trust import Trust
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,6 +64,21 @@ def outcome(run: Path) -> None:
     else:
         _answered(predictions)
     _out.print(f"\nReport: {run / 'report.html'}    Adapter: {run / 'adapter'}", markup=False)
+    _next(run)
+
+
+def _next(run: Path) -> None:
+    """The commands that go on from here."""
+    config = run_directory.shipped_config(run, Trust(given=True))  # it was just trained: its code is the person's own
+    commands = {f'workbench generate {run} "..."': "ask it something"} if config.recipe == "sft" else {}
+    if config.recipe != "mlm":
+        commands[f"workbench predict {run} FILE --out said.csv"] = "answer every row of a file"
+    commands[f"workbench evaluate {run} data.test=FILE"] = "score it on other rows"
+    if not config.adapter.facts.no_merge and (config.recipe != "crossval" or config.folds.refit):
+        commands[f"workbench merge {run} --out merged"] = "write a stock model"
+    width = max(map(len, commands))
+    for number, (command, told) in enumerate(commands.items()):
+        _out.print(f"{'Next:' if number == 0 else '':6}{command:{width}}  {told}", markup=False, soft_wrap=True)
 
 
 def plan(found: Plan) -> None:
@@ -92,6 +109,7 @@ def _stages(run: Path) -> None:
     _out.print(table, Text())
     _out.print(findings.verdict(this), markup=False)
     _out.print(f"\nReport: {run / 'report.html'}    Adapters: {run / 'members'}", markup=False)
+    _next(run)
 
 
 def _swept(run: Path) -> None:

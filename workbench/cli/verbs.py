@@ -24,6 +24,7 @@ app = typer.Typer(
 Recipe = Annotated[str, typer.Argument(help="A YAML file, or a shipped recipe such as sft/quickstart.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, such as train.epochs=3.", show_default=False)]
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
+Trusted = Annotated[bool, typer.Option("--trust", help="Execute the Python code that the run's config.yaml names.")]
 
 
 @app.command()
@@ -35,8 +36,12 @@ def run(
     devices: Annotated[int | None, typer.Option(min=1, help="Train on so many of this machine together.")] = None,
 ) -> None:
     """Train, score and report."""
+    from workbench.cli import opening
     from workbench.training.distributed import launcher
 
+    if launcher.needed():  # else who started the processes has told it
+        for sentence in opening.sentences(recipe, overrides or ()):
+            typer.echo(sentence, err=True)
     if devices is not None and launcher.needed():
         launcher.launch(devices, sys.argv[1:])
         return
@@ -123,12 +128,12 @@ def distill_cache(recipe: Recipe, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def evaluate(run: RunFolder, overrides: Overrides = None) -> None:
+def evaluate(run: RunFolder, overrides: Overrides = None, trust: Trusted = False) -> None:
     """Score a finished run again, on its held-out rows or on data.test=FILE."""
     from workbench.cli import render
     from workbench.recipes.serve import evaluate as score
 
-    render.scores(score(run, overrides or ()))
+    render.scores(score(run, overrides or (), trust=trust))
 
 
 @app.command()
@@ -137,11 +142,12 @@ def predict(
     input: Annotated[str, typer.Argument(help="Rows to answer; answers they hold are ignored.")],
     out: Annotated[Path, typer.Option(help="A .jsonl, .csv or .parquet file to write.")],
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    trust: Trusted = False,
 ) -> None:
     """Answer every row of a file."""
     from workbench.recipes.serve import predict as answer
 
-    count = answer(run, input, out=out, max_new_tokens=max_new_tokens)
+    count = answer(run, input, out=out, max_new_tokens=max_new_tokens, trust=trust)
     typer.echo(f"{count} answers in {out}")
 
 
@@ -150,11 +156,12 @@ def generate(
     run: RunFolder,
     prompt: Annotated[str, typer.Argument(help="What a user would say.")],
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    trust: Trusted = False,
 ) -> None:
     """Stream one greedy answer."""
     from workbench.recipes.serve import generate as stream
 
-    stream(run, prompt, max_new_tokens=max_new_tokens)
+    stream(run, prompt, max_new_tokens=max_new_tokens, trust=trust)
 
 
 @app.command()
@@ -162,12 +169,13 @@ def merge(
     run: RunFolder,
     out: Annotated[Path, typer.Option(help="Folder for the merged model.")],
     weights: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    trust: Trusted = False,
 ) -> None:
     """Write a stock Hugging Face model, and measure its error against the unmerged one."""
     from workbench.cli import render
     from workbench.recipes.merge import merge as merge_run
 
-    render.merged(merge_run(run, out=out, weights=weights), out)
+    render.merged(merge_run(run, out=out, weights=weights, trust=trust), out)
 
 
 @app.command()
@@ -176,12 +184,13 @@ def combine(
     weights: Annotated[str, typer.Option(help="A factor for each run, such as 0.5,0.5.")],
     out: Annotated[Path, typer.Option(help="Run directory to write.")],
     rank: Annotated[int | None, typer.Option(min=1, help="Keep no more ranks; without it the sum is exact.")] = None,
+    trust: Trusted = False,
 ) -> None:
     """Add the adapters of several runs up to one, and measure its error."""
     from workbench.cli import render
     from workbench.recipes.combine import combine_runs
 
-    render.combined(combine_runs(runs, weights=_numbers(weights), rank=rank, out=out), out)
+    render.combined(combine_runs(runs, weights=_numbers(weights), rank=rank, out=out, trust=trust), out)
 
 
 @app.command()

@@ -41,6 +41,8 @@ class TeacherConfig(Section):
     """How its weights are stored; null: as it was trained, and `auto` for a model that no run trained."""
     out_of_fold: bool = False
     """Of a cross-validation: a training row is labelled by the adapters that did not train on it."""
+    trust: bool = False
+    """Execute the Python code that the teacher's run directory names. Only of those whom you trust."""
 
 
 class StudentConfig(Section):

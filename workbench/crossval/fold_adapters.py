@@ -26,6 +26,7 @@ from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.errors import TrainingError
 from workbench.evaluation import row_outputs, target_scores
+from workbench.evaluation.scored import Scored
 from workbench.losses.criterion import Objective, criterion
 from workbench.models import backbones, classifier, model_summary
 from workbench.models.backbones import Backbone
@@ -87,6 +88,8 @@ class FoldContext:
     """The processes that share the adapters."""
     kept: PrefixCache = field(default_factory=PrefixCache)
     """What frozen blocks gave."""
+    scored: Scored | None = None
+    """What adapters said so far, where they may be interrupted."""
 
     def backbone(self) -> Backbone:
         """Loaded, with a fresh head."""
@@ -152,22 +155,24 @@ def outputs(room: FoldContext, folders: Sequence[Path], wanted: Sequence[Sequenc
 def _asked(room: FoldContext, folders: Sequence[Path], wanted: Sequence[Sequence[Labelled]]) -> list[list[Floats]]:
     if bank.refusal(room.config.adapter) is not None:
         return [
-            _said(room, classifier.load(folder.parent, room.config), sets)
+            _said(room, classifier.load(folder.parent, room.config), sets, folder)
             for folder, sets in zip(folders, wanted, strict=True)
         ]
     backbone = room.backbone()
     together = bank.load(backbone.model, folders)
     found = []
-    for member, sets in zip(together.members, wanted, strict=True):
+    for member, folder, sets in zip(together.members, folders, wanted, strict=True):
         with together.only(member):
             model = classifier.classification_model(together.model, backbone.model, room.tokenizer, room.labels)
-            found.append(_said(room, model, sets))
+            found.append(_said(room, model, sets, folder))
     return found
 
 
-def _said(room: FoldContext, model: Classifier, sets: Sequence[Labelled]) -> list[Floats]:
+def _said(room: FoldContext, model: Classifier, sets: Sequence[Labelled], folder: Path) -> list[Floats]:
+    name = "/".join(folder.parts[-3:-1])  # round-0/repeat-0-fold-1-seed-0
+    scoring = None if room.scored is None else room.scored.by(name)
     with reading(room.kept, model.backbone):
-        return [row_outputs.outputs(model.model, model.outputs, rows) for rows in sets]
+        return [row_outputs.outputs(model.model, model.outputs, rows, scoring=scoring) for rows in sets]
 
 
 def _together(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher: Callback) -> None:

@@ -157,7 +157,9 @@ def _crossval(source: TeacherSource) -> ClassTeacher:
 
 def _config(source: TeacherSource, run: Path) -> RunConfig:
     """What the run at `run` trained, its backbone stored as distill.teacher asks."""
-    found = source.config if run == source.run and source.config is not None else run_directory.shipped_config(run)
+    own = run == source.run and source.config is not None
+    found = source.config if own else run_directory.shipped_config(run, source.trusted)
+    assert found is not None
     return found.model_copy(update={"model": source.model})
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import adapters
-from workbench.adapters import Method, anatomy
+from workbench.adapters import Method, anatomy, stock
 from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.distill_config import TEACHER, StudentConfig
 from workbench.config.distill_expansion import makes_student
@@ -235,7 +235,7 @@ def _save(model: PreTrainedModel, origin: _Origin, folder: Path, *, weights: boo
     kept: Any = model if origin.headed else model.base_model
     with files.new_folder(folder) as aside:
         if weights:
-            kept.save_pretrained(aside)
+            stock.save(kept, aside)
         else:
             kept.config.architectures = [type(kept).__name__]
             kept.config.dtype = origin.dtype

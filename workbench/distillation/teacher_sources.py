@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -20,6 +20,9 @@ from workbench.data.text.token_masking import Masking
 from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones, exported
 from workbench.runs import files, run_directory
+from workbench.runs.trust import Trust
+
+_TRUST = "distill.teacher.trust=true"
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class TeacherSource:
     """The run directory, or the first of several."""
     config: RunConfig | None = None
     """What the run trained."""
+    trusted: Trust = field(default_factory=Trust)
+    """Whether the code that its run directories name is executed."""
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The teacher's own."""
@@ -105,7 +110,8 @@ def _one(name: str, teacher: TeacherConfig) -> TeacherSource:
             f"distill.teacher.revision={teacher.revision} names a branch, tag or commit on the hub, but {name} is a "
             "run directory. Leave it out."
         )
-    config = run_directory.shipped_config(path)
+    trusted = Trust(teacher.trust, _TRUST)
+    config = run_directory.shipped_config(path, trusted)
     if config.recipe == "crossval":
         if not (path / "decision.json").exists():
             raise ConfigError(
@@ -116,12 +122,12 @@ def _one(name: str, teacher: TeacherConfig) -> TeacherSource:
         folders = [
             path / training_rounds.folder(decided["round"]) / member / "adapter" for member in decided["members"]
         ]
-        return TeacherSource(name, _stored(config.model, teacher), tuple(folders), path, config)
+        return TeacherSource(name, _stored(config.model, teacher), tuple(folders), path, config, trusted)
     exported.require_saved(path, config, "tokenizer.json")
     if isinstance(config.adapter, Full):
         whole = config.model.model_copy(update={"id": str((path / "adapter").resolve()), "revision": None})
-        return TeacherSource(name, _stored(whole, teacher), (), path, config)
-    return TeacherSource(name, _stored(config.model, teacher), (path / "adapter",), path, config)
+        return TeacherSource(name, _stored(whole, teacher), (), path, config, trusted)
+    return TeacherSource(name, _stored(config.model, teacher), (path / "adapter",), path, config, trusted)
 
 
 def _together(names: Sequence[str], found: Sequence[TeacherSource]) -> TeacherSource:
@@ -139,9 +145,8 @@ def _together(names: Sequence[str], found: Sequence[TeacherSource]) -> TeacherSo
                 "teachers are adapters of one recipe over one backbone that is stored alike; name one teacher, or such "
                 "runs."
             )
-    return TeacherSource(
-        ", ".join(names), first.model, tuple(each.adapters[0] for each in found), first.run, first.config
-    )
+    folders = tuple(each.adapters[0] for each in found)
+    return TeacherSource(", ".join(names), first.model, folders, first.run, first.config, first.trusted)
 
 
 def _recipe(source: TeacherSource) -> str | None:

@@ -5,21 +5,32 @@ Legend: B batch, V virtual tokens, L prompt with padding on its left, S = V + L,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from peft import PeftModel, PeftModelForCausalLM, PeftType
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig, TextStreamer
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList, TextStreamer
 
 
 def generate(
-    model: nn.Module, inputs: Mapping[str, Tensor], config: GenerationConfig, *, streamer: TextStreamer | None = None
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    config: GenerationConfig,
+    *,
+    streamer: TextStreamer | None = None,
+    halt: Callable[[], bool] | None = None,
 ) -> Tensor:
-    """What `model.generate` gives: a causal model's prompts and continuations, or what a decoder writes."""
-    settings = {"generation_config": config, "streamer": streamer}
+    """What `model.generate` gives: a causal model's prompts and continuations, or what a decoder writes.
+
+    Args:
+        halt: Asked before each token whether to end at once.
+    """
+    settings: dict[str, Any] = {"generation_config": config, "streamer": streamer}
+    if halt is not None:
+        settings["stopping_criteria"] = StoppingCriteriaList([_Halt(halt)])
     if isinstance(model, PeftModelForCausalLM):
         kind = model.active_peft_config.peft_type
         if kind in (PeftType.PROMPT_TUNING, PeftType.P_TUNING):
@@ -27,6 +38,14 @@ def generate(
         if kind == PeftType.PREFIX_TUNING and not inputs["attention_mask"].all() and _slides(model):
             return _one_by_one(model, **inputs, settings=settings)
     return model.generate(**inputs, **settings)  # type: ignore[operator, no-any-return]
+
+
+class _Halt(StoppingCriteria):
+    def __init__(self, halt: Callable[[], bool]) -> None:
+        self._halt = halt
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
+        return torch.full((len(input_ids),), self._halt(), device=input_ids.device)
 
 
 def _after_soft_prompt(model: PeftModel, input_ids: Tensor, attention_mask: Tensor, settings: dict[str, Any]) -> Tensor:

@@ -15,15 +15,18 @@ from torch import Tensor, nn
 from workbench.data.batching import MicroBatch, micro_batches
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Floats, Label, Labels
+from workbench.evaluation.scored import Scoring
 from workbench.evaluation.timely import Left, in_time
 
 TOKENS = 4096
 """Padded tokens in one forward pass without gradients."""
 
 
-def outputs(model: nn.Module, predict: Callable[[MicroBatch], Tensor], rows: Labelled) -> Floats:
+def outputs(
+    model: nn.Module, predict: Callable[[MicroBatch], Tensor], rows: Labelled, *, scoring: Scoring | None = None
+) -> Floats:
     """Outputs (N, C) of rows in their order."""
-    return outputs_in_time(model, predict, rows, None)[1]
+    return outputs_in_time(model, predict, rows, None, scoring=scoring)[1]
 
 
 @torch.no_grad()
@@ -34,18 +37,26 @@ def outputs_in_time(
     left: Left | None,
     *,
     batch_tokens: int | None = None,
+    scoring: Scoring | None = None,
 ) -> tuple[Labelled, Floats]:
     """As many of the rows as there is time for, in their order, and their outputs (N, C).
 
     Args:
         left: Seconds for it; None where nothing limits it.
         batch_tokens: Padded tokens in one forward pass; None: TOKENS.
+        scoring: What is known already, where it may be interrupted.
     """
     device = next(model.parameters()).device
     found: dict[int, Floats] = {}
     for indices in in_time(micro_batches(np.arange(len(rows)), rows.lengths, tokens=batch_tokens or TOKENS), left):
-        said_BC = predict(rows.batch(indices).to(device)).double().cpu().numpy()
-        found.update(zip(indices.tolist(), said_BC, strict=True))
+        batch = rows.batch(indices)
+
+        def say(batch: MicroBatch = batch) -> list[list[float]]:
+            said: list[list[float]] = predict(batch.to(device)).double().cpu().tolist()
+            return said
+
+        said_BC = say() if scoring is None else scoring.asked(batch.inputs, None, say)
+        found.update(zip(indices.tolist(), np.asarray(said_BC), strict=True))
     done = sorted(found)
     return rows if len(done) == len(rows) else rows.subset(np.asarray(done)), np.stack([found[row] for row in done])
 

@@ -9,8 +9,8 @@ import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from workbench import losses
-from workbench.data.batching import Indices, Row, encoder_inputs, micro_batches
+from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs, micro_batches
 from workbench.data.text.tokenized import TokenizedSet
 from workbench.evaluation import text_overlap
 from workbench.evaluation.decoding import generate
+from workbench.evaluation.scored import Scoring
 from workbench.evaluation.timely import Left, in_time
 from workbench.models.output_heads import Head
 from workbench.runs import files
@@ -68,20 +69,28 @@ class GeneratedAnswer:
 
 
 def likelihood(
-    model: nn.Module, head: Head, tokens: TokenizedSet, *, left: Left | None = None, batch_tokens: int | None = None
+    model: nn.Module,
+    head: Head,
+    tokens: TokenizedSet,
+    *,
+    left: Left | None = None,
+    batch_tokens: int | None = None,
+    scoring: Scoring | None = None,
 ) -> Likelihood:
     """Loss and accuracy over every supervised token of `tokens`, each counted once.
 
     Args:
         left: Seconds for it, where it has to end in time; then of as many rows as there is time for.
         batch_tokens: Padded tokens in one forward pass; None: TOKENS.
+        scoring: What is known already, where it may be interrupted.
     """
     losses, hits, count, rows = 0.0, 0, 0, 0
-    for loss_N, hit_N, batch in _token_scores(model, head, tokens, left, batch_tokens or TOKENS):
-        losses += float(loss_N.double().sum())
-        hits += int(hit_N.sum())
-        count += len(loss_N)
-        rows += batch
+    everything: Indices = np.arange(len(tokens))
+    for indices in in_time(micro_batches(everything, tokens.lengths, tokens=batch_tokens or TOKENS), left):
+        batch = tokens.batch(indices)
+        said = partial(_token_scores, model, head, batch)
+        loss, hit, number = said() if scoring is None else scoring.asked(batch.inputs, batch.labels_N, said)
+        losses, hits, count, rows = losses + loss, hits + hit, count + number, rows + len(indices)
     return Likelihood(losses / count, hits / count, rows)
 
 
@@ -93,6 +102,7 @@ def answers(
     count: int,
     max_new_tokens: int,
     left: Left | None = None,
+    scoring: Scoring | None = None,
 ) -> list[GeneratedAnswer]:
     """Greedy answers to the last supervised turn of `count` examples, evenly spaced over the set.
 
@@ -102,7 +112,13 @@ def answers(
     turns = {index: _last_turn(tokens[index]) for index in asked(tokens, count=count)}
     prompts = [turn.input_ids[: turn.asked] for turn in turns.values()]
     written = complete(
-        model, prompts, tokenizer, stop=stop_tokens(tokenizer, tokens), max_new_tokens=max_new_tokens, left=left
+        model,
+        prompts,
+        tokenizer,
+        stop=stop_tokens(tokenizer, tokens),
+        max_new_tokens=max_new_tokens,
+        left=left,
+        scoring=scoring,
     )
     return [
         GeneratedAnswer(
@@ -173,6 +189,7 @@ def complete(
     stop: Sequence[int],
     max_new_tokens: int,
     left: Left | None = None,
+    scoring: Scoring | None = None,
 ) -> list[str | None]:
     """Greedy continuations of prompts, or a decoder's answers to them, in their order; similar lengths go together.
 
@@ -181,21 +198,39 @@ def complete(
     device = next(model.parameters()).device
     encodes: bool = model.config.is_encoder_decoder  # type: ignore[union-attr, assignment]
     written: dict[int, str] = {}
+
+    def late() -> bool:
+        return (left is not None and left() <= 0) or (scoring is not None and scoring.stopping)
+
     lengths = np.asarray([len(prompt) + max_new_tokens for prompt in prompts], dtype=np.int64)
     for indices in in_time(micro_batches(np.arange(len(prompts)), lengths, tokens=TOKENS), left):
-        if left is not None and left() <= 0:
+        if late():
             break
         chosen = [prompts[index] for index in indices]
         inputs = encoder_inputs(chosen) if encodes else _padded_on_the_left(chosen)
+        settings = generation(stop, max_new_tokens=max_new_tokens, most_s=None if left is None else left())
         on_device = {name: tensor.to(device) for name, tensor in inputs.items()}
-        most_s = None if left is None else left()
-        output = generate(model, on_device, generation(stop, max_new_tokens=max_new_tokens, most_s=most_s))
-        if left is not None and left() <= 0:
-            break  # they may be unfinished
         begin = 1 if encodes else inputs["input_ids"].shape[1]  # a decoder's own first token is its start token
-        for index, ids in zip(indices, output[:, begin:], strict=True):
-            written[int(index)] = _text(tokenizer, ids).strip()
+        say = partial(_written, model, on_device, settings, tokenizer, begin, scoring)
+        texts = say() if scoring is None else scoring.asked(inputs, None, say, whole=lambda: not late())
+        if late():
+            break  # they may be unfinished
+        written.update(zip(indices.tolist(), texts, strict=True))
     return [written.get(index) for index in range(len(prompts))]
+
+
+def _written(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    settings: GenerationConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    begin: int,
+    scoring: Scoring | None,
+) -> list[str]:
+    """The continuations of a batch of prompts, whose tokens from `begin` on are the model's own."""
+    halt = None if scoring is None else lambda: scoring.stopping
+    output = generate(model, inputs, settings, halt=halt)
+    return [_text(tokenizer, ids).strip() for ids in output[:, begin:]]
 
 
 def generation(stop: Sequence[int], *, max_new_tokens: int, most_s: float | None = None) -> GenerationConfig:
@@ -253,15 +288,10 @@ def _first(tokens: TokenizedSet, count: int) -> Iterator[Row]:
     return (tokens[index] for index in range(min(count, len(tokens))))
 
 
-def _token_scores(
-    model: nn.Module, head: Head, tokens: TokenizedSet, left: Left | None, batch_tokens: int
-) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Losses and hits of the supervised tokens of some rows, and how many rows."""
-    device = next(model.parameters()).device
-    everything: Any = np.arange(len(tokens))
-    with torch.no_grad():
-        for indices in in_time(micro_batches(everything, tokens.lengths, tokens=batch_tokens), left):
-            batch = tokens.batch(indices).to(device)
-            hidden = head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N]
-            found = losses.token_scores(hidden, batch.labels_N, head.project, vocabulary=head.vocabulary)
-            yield *found, len(indices)
+@torch.no_grad()
+def _token_scores(model: nn.Module, head: Head, batch: MicroBatch) -> tuple[float, int, int]:
+    """Summed loss, hits and number of a batch's supervised tokens."""
+    batch = batch.to(next(model.parameters()).device)
+    hidden = head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N]
+    loss_N, hit_N = losses.token_scores(hidden, batch.labels_N, head.project, vocabulary=head.vocabulary)
+    return float(loss_N.double().sum()), int(hit_N.sum()), len(loss_N)

@@ -77,7 +77,7 @@ class loading_errors:
 
 _CURES = {
     ("trust_remote_code",): "it brings its own Python code. If you trust its authors, write "
-    "model.trust_remote_code=true.",
+    "model.trust_remote_code=true, or --trust to read a run that had it.",
     ("does not recognize this architecture",): "this version of transformers does not know its architecture. Update "
     "transformers, or take another backbone.",
     ("ignore_mismatched_sizes",): OTHER_SHAPES,

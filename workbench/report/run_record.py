@@ -146,7 +146,7 @@ def read(folder: Path) -> RunRecord:
     # The rounds in their order, and after them the adapter of all rows.
     order = sorted(found, key=lambda member: ("refit" in member.parts, member))
     members = {member.as_posix(): _read(found[member], _metrics) for member in order}
-    config = run_directory.shipped_values(folder)
+    config = _config(folder)
     return RunRecord(
         folder=folder,
         name=manifest.get("name") or folder.resolve().name,
@@ -162,6 +162,14 @@ def read(folder: Path) -> RunRecord:
         stages=files.read_json(folder / "stages.json"),
         out_of_fold=_table(folder / "out_of_fold.parquet"),
     )
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """The configuration of the adapter that is shipped, from a config.yaml that another version may have written."""
+    try:
+        return run_directory.shipped_values(folder)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise run_directory.written_otherwise(folder, f"{type(error).__name__}: {error}.") from None
 
 
 def rounds(members: Mapping[str, pd.DataFrame]) -> dict[str, list[pd.DataFrame]]:

@@ -42,6 +42,12 @@ def start(config: BudgetConfig, file: Path, *, began: float) -> Timer | None:
     return Timer(min(limits), began=began, spent_s=spent, state=state, larger=lambda seconds: _larger(config, seconds))
 
 
+def require_end(config: BudgetConfig) -> None:
+    """Raise ConfigError where a run is to end with its Slurm job, and this process runs in none."""
+    if config.time == "slurm":
+        _slurm_end()
+
+
 def plan(config: RunConfig, *, held_out: int, test: int, peers: int = 1) -> TimePlan:
     """What a run does besides training steps.
 

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -19,15 +20,18 @@ import psutil
 import torch
 import yaml
 
-from workbench.config import RunConfig, plugins, sweep_expansion
+from workbench.config import RunConfig, sweep_expansion
 from workbench.errors import ConfigError, ResumeError, WorkbenchError
-from workbench.runs import files
+from workbench.runs import files, trust
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.timing import Timer
+from workbench.runs.trust import Trust
 from workbench.schema import parse, read_yaml
 
 FREE = ("batch.tokens_per_device", "trackers", "save.keep", "budget.time")
 """What another process may be told otherwise when it goes on with a run, besides section `distributed`."""
+_UNKNOWN = re.compile("unknown (method|policy)")
+"""Of an adapter or of freezing: what a plugin may define."""
 PACKAGES = ("peft-workbench", "torch", "transformers", "peft", "accelerate", "bitsandbytes", "datasets", "safetensors")
 
 
@@ -53,6 +57,8 @@ class Run:
         """Its clock, where wall clock limits it."""
         self.checkpoints = self.home / "checkpoints"
         self.best = self.checkpoints / "best"
+        self.before: dict[str, Any] = {}
+        """How it stood in the manifest when this process came to it."""
         self._lock = lock
         self._manifest: dict[str, Any] = files.read_json(self.home / "manifest.json") if resumed else {}
         self._children: dict[str, Run] = {}
@@ -136,23 +142,20 @@ def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) 
         ResumeError: another process works in it, it holds another run, or there is nothing to resume.
     """
     path = path.expanduser()
+    if (path / "run.lock").exists():
+        _locked(path).close()  # a run that lives is told before what it holds
     if not resume and (path / "config.yaml").exists() and not _failed_before_a_checkpoint(path):
         raise ResumeError(f"{path} already holds a run. Write --resume to continue it, or another --out.")
     if resume and not (path / "config.yaml").exists():
         raise ResumeError(f"{path} holds no run to resume. Leave --resume out, or name the run with --out.")
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = (path / "run.lock").open("a")
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror}). Write another folder as --out.") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise ResumeError(f"{path}: another process works on this run. Wait for it, or write another --out.") from None
+        raise _unwritable(path, error) from None
+    lock = _locked(path)
     try:
         if resume:
-            _require_same(config, read_config(path), path)
+            _require_same(config.model_dump(mode="json"), begun(path, config).model_dump(mode="json"), path)
         files.remove_unfinished(path)
         files.remove_unfinished(path / "checkpoints")
         run = Run(path, lock, resumed=resume, ranks=ranks)
@@ -160,15 +163,32 @@ def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) 
         lock.close()
         raise
     if not resume:
-        for stale in ("metrics.jsonl", "before.json", "report.html", "clock.json"):
+        for stale in ("metrics.jsonl", "before.json", "report.html", "clock.json", "scored.json"):
             (path / stale).unlink(missing_ok=True)
         text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         run.note(name=path.name, created=datetime.now(timezone.utc).isoformat(timespec="seconds"))
         files.write_bytes(path / "config.yaml", text.encode())
+    run.before = {name: run.manifest.get(name) for name in ("status", "reason")}
     run.note(status="running", reason=None, versions=versions(), git_commit=git_commit(), hardware=hardware())
-    own = [*config.plugins, *([config.tta.function] if config.tta.function else [])]
-    run.note(plugins=plugins.fingerprints(own))
     return run
+
+
+def _locked(path: Path) -> IO[str]:
+    """The lock of a run directory, held until it is closed."""
+    try:
+        lock = (path / "run.lock").open("a")
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise ResumeError(f"{path}: another process works on this run. Wait for it, or write another --out.") from None
+    return lock
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{path}: cannot be written ({error.strerror}). Write another folder as --out.")
 
 
 def follow(path: Path, *, resume: bool, ranks: Ranks) -> Run:
@@ -177,24 +197,79 @@ def follow(path: Path, *, resume: bool, ranks: Ranks) -> Run:
     return Run(scratch, None, resumed=resume, ranks=ranks, home=path.expanduser())
 
 
-def read_config(path: Path) -> RunConfig:
-    """The configuration of a run directory."""
+def begun(path: Path, config: RunConfig) -> RunConfig:
+    """The configuration that the run at `path` was started with, for one that goes on with it.
+
+    Raises:
+        ResumeError: They name other Python code. What both name is `config`'s own, and executed already.
+    """
+    found = _values(path)
+    _require_same(trust.code(config.model_dump(mode="json")), trust.code(found), path)
+    return _parsed(found, path, found, Trust())
+
+
+def read_config(path: Path, trusted: Trust | None = None) -> RunConfig:
+    """The configuration of a run directory, without the Python code that it names unless that is trusted."""
+    given = trusted or Trust()
+    found = _values(path)
+    if given.given:
+        return _parsed(found, path, found, given)
+    config = _parsed(trust.without(found, path, given), path, found, given)
+    trust.say(found, path, given)
+    return config
+
+
+def shipped_config(path: Path, trusted: Trust | None = None) -> RunConfig:
+    """As `read_config`, the configuration of the adapter that a run ships: of a sweep, that of its best member."""
+    given = trusted or Trust()
+    read_config(path, given)
+    found = shipped_values(path)
+    return _parsed(found if given.given else trust.without(found, path, given), path, found, given)
+
+
+def _values(path: Path) -> dict[str, Any]:
+    """What config.yaml of a run directory holds."""
     if not (path / "config.yaml").exists():
         raise ConfigError(f"{path}: not a run directory (no config.yaml). `workbench ls runs` lists the runs here.")
-    return parse(RunConfig, read_yaml(path / "config.yaml"), source=f"{path}/config.yaml")
-
-
-def shipped_config(path: Path) -> RunConfig:
-    """The configuration of the adapter that a run directory ships: of a sweep, that of its best member."""
-    read_config(path)
-    return parse(RunConfig, shipped_values(path), source=f"{path}/config.yaml")
+    return read_yaml(path / "config.yaml")
 
 
 def shipped_values(path: Path) -> dict[str, Any]:
     """The values of config.yaml as those of the run whose adapter the directory ships: of a sweep, its best member."""
-    values = read_yaml(path / "config.yaml")
+    values = _values(path)
     members = files.read_json(path / "sweep.json") if values.get("recipe") == "sweep" else {}
     return sweep_expansion.shipped_values(values, path, members)
+
+
+def _parsed(values: Mapping[str, Any], path: Path, written: Mapping[str, Any], trusted: Trust) -> RunConfig:
+    """`values` as a configuration.
+
+    Args:
+        written: The same with the code that it names.
+
+    Raises:
+        ConfigError: They need that code, or config.yaml was written by a version that knows other keys.
+    """
+    try:
+        return parse(RunConfig, values, source=f"{path}/config.yaml")
+    except ConfigError as error:
+        if values is not written and "plugins" in trust.code(written) and _UNKNOWN.search(str(error)):
+            why = f"it cannot be read without plugins={trust.code(written)['plugins']}"
+            raise trust.refused(path, why, trusted) from None
+        first = str(error).partition("\n  ")[2].partition("\n")[0] or str(error)
+        raise written_otherwise(path, first) from None
+
+
+def written_otherwise(path: Path, why: str) -> ConfigError:
+    """The error of a run directory of another version, which knows other keys."""
+    manifest = files.read_json(path / "manifest.json")
+    versions, commit = manifest.get("versions"), manifest.get("git_commit")
+    version = versions.get("peft-workbench", "") if isinstance(versions, dict) else ""
+    return ConfigError(
+        f"{path}: this version of the workbench does not read its config.yaml, which peft-workbench"
+        f"{version and f' {version}'}{f' (commit {commit})' if commit else ''} wrote: {why} Use that version, or train "
+        "again."
+    )
 
 
 def versions() -> dict[str, str]:
@@ -234,11 +309,11 @@ def _failed_before_a_checkpoint(path: Path) -> bool:
     return failed and not any(path.rglob("checkpoints/step-*"))  # its own, or of a member inside it
 
 
-def _require_same(wanted: RunConfig, found: RunConfig, path: Path) -> None:
+def _require_same(wanted: Mapping[str, Any], found: Mapping[str, Any], path: Path) -> None:
     """Refuse to continue a run under another configuration; what never changes the result may differ."""
     differing = [
         f"{key}: {_shown(old)} there, {_shown(new)} asked for"
-        for key, old, new in _differences(found.model_dump(mode="json"), wanted.model_dump(mode="json"))
+        for key, old, new in _differences(found, wanted)
         if key not in FREE and not key.startswith("distributed.")
     ]
     if differing:

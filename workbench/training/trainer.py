@@ -135,6 +135,9 @@ class Trainer:
         for sentence in member.resume():
             self.watcher.say(sentence)
         self.prepare()
+        if member.live:
+            left = member.total - member.progress.step
+            self.watcher.say(f"Training: {left:,} steps of {self.config.batch.size} rows.")
         began = time.monotonic() - member.progress.elapsed_s
         if self.timer is not None:
             self.timer.begin(member.progress.share)

@@ -34,6 +34,13 @@ def _cells(text: str, start: str) -> list[str]:
     return [cell.strip() for cell in row.strip("│┃ ").replace("┃", "│").split("│")]
 
 
+def test_outcome_ends_with_what_to_do_next(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    render.outcome(trained)
+    commands = capsys.readouterr().out.rpartition("Next:")[2]
+    for verb in ("generate", "predict", "evaluate", "merge"):
+        assert f"workbench {verb} {trained}" in commands
+
+
 def test_outcome_shows_scores_and_three_answers_beside_their_references(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

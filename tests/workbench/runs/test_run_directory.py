@@ -22,8 +22,9 @@ def test_a_child_is_a_run_of_its_own(tmp_path: Path) -> None:
     assert one.path == tmp_path / "run" / "members" / "one" and one.metrics() == [{"step": 1}]
     assert not run.metrics() and not other.metrics() and run.manifest["status"] == "running"
     one.close()  # gives nothing back: the lock is the run's
-    with pytest.raises(ResumeError, match="another process works on this run"):
-        run_directory.start(tmp_path / "run", CONFIG, resume=True)
+    for resume in (True, False):
+        with pytest.raises(ResumeError, match="another process works on this run"):
+            run_directory.start(tmp_path / "run", CONFIG, resume=resume)
     run.close()
 
 

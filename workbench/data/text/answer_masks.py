@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
+from workbench.data.bounded import SECONDS, bounded
 from workbench.data.text.messages import Message
 from workbench.data.text.template_segments import InstrumentedTemplate, Rendering, Segment
 from workbench.errors import BackboneError, DataError
@@ -132,15 +133,18 @@ class Conversation:
     def text(self, *, prompt: bool) -> str:
         """The conversation as Transformers writes it when it serves; `prompt` asks for the next answer."""
         try:
-            return str(
-                self.writer.tokenizer.apply_chat_template(
-                    self._bare(None),
-                    tools=list(self.tools) or None,
-                    chat_template=self.writer.source,
-                    add_generation_prompt=prompt,
-                    tokenize=False,
+            with bounded(self._endless):
+                return str(
+                    self.writer.tokenizer.apply_chat_template(
+                        self._bare(None),
+                        tools=list(self.tools) or None,
+                        chat_template=self.writer.source,
+                        add_generation_prompt=prompt,
+                        tokenize=False,
+                    )
                 )
-            )
+        except BackboneError:
+            raise
         except Exception as error:  # A template is foreign code.
             raise self._refused(error) from None
 
@@ -149,6 +153,8 @@ class Conversation:
         text = self.text(prompt=False)
         try:
             found = self._render(None, prompt=False)
+        except BackboneError:
+            raise
         except Exception:  # The same template wrote `text`, so it is the marks that it cannot live with.
             found = None
         if found is None or found.text != text:
@@ -159,6 +165,8 @@ class Conversation:
         """The first `stop` messages with their segments."""
         try:
             found = self._render(stop, prompt=prompt)
+        except BackboneError:
+            raise
         except Exception as error:
             raise self._refused(error) from None
         if found is None:
@@ -172,8 +180,15 @@ class Conversation:
 
     def _render(self, stop: int | None, *, prompt: bool) -> Rendering | None:
         special_tokens: dict[str, Any] = self.writer.tokenizer.special_tokens_map
-        return self.writer.instrumented.render(
-            self._bare(stop), self.tools, prompt=prompt, special_tokens=special_tokens
+        with bounded(self._endless):
+            return self.writer.instrumented.render(
+                self._bare(stop), self.tools, prompt=prompt, special_tokens=special_tokens
+            )
+
+    def _endless(self) -> BackboneError:
+        return BackboneError(
+            f"{self.place}: {self.writer.name} was not done with it after {SECONDS:g} seconds of computing. Does it "
+            "loop without an end?\n  Mend it, or give another one with model.chat_template=FILE."
         )
 
     def _bare(self, stop: int | None) -> list[Message]:

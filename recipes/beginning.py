@@ -1,0 +1,24 @@
+"""Reasons not to begin that need neither a row nor a weight: `check` and `run` ask here."""
+
+from __future__ import annotations
+
+from workbench.config import RunConfig
+from workbench.recipes import memory_check
+from workbench.runs import run_clock
+from workbench.runs.ranks import Ranks
+from workbench.training.distributed import layout_checks
+
+
+def require(config: RunConfig, ranks: Ranks, *, memory: bool = True) -> None:
+    """Refuse a run that would fail in its first seconds.
+
+    Args:
+        memory: Whether to ask if it fits. Of what was planned, or begun before, that is known.
+
+    Raises:
+        WorkbenchError: says what to change.
+    """
+    run_clock.require_end(config.budget)
+    layout_checks.require(config, ranks)
+    if memory and ranks.first:
+        memory_check.require_memory(config, ranks)

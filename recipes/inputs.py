@@ -1,0 +1,51 @@
+"""Files that a run reads besides its rows: backbone, chat template, teacher and its own Python code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from workbench.config import ModelConfig, RunConfig, plugins
+from workbench.config.distill_config import TEACHER
+from workbench.distillation import teacher_sources
+from workbench.distillation.teacher_sources import TeacherSource
+from workbench.errors import WorkbenchError
+from workbench.models import backbones, origins
+from workbench.runs import provenance
+from workbench.runs.run_directory import Run
+
+
+def require_same(config: RunConfig, run: Run) -> None:
+    """Note what the run reads; raises ResumeError where it goes on with other files than it began with."""
+    own = [*config.plugins, *([config.tta.function] if config.tta.function else [])]
+    provenance.note_files(run, "your code", plugins.fingerprints(own))
+    if config.model.id != TEACHER:
+        provenance.note_files(run, "backbone", _model(config.model))
+    template = config.model.chat_template
+    if template is not None and template.is_file():
+        provenance.note_files(run, "chat template", {str(template): provenance.digest(template)})
+    if config.recipe == "distill" and config.distill.teacher.id is not None:
+        try:
+            taught_by = _teacher(teacher_sources.find(config.distill.teacher, config.model))
+        except WorkbenchError:
+            return  # it may be gone once a cache holds all that it says; where it is needed, the recipe says so
+        provenance.note_files(run, "teacher", taught_by)
+
+
+def _model(model: ModelConfig) -> dict[str, str]:
+    """Digests of a folder's files, or the commit of a model on the hub."""
+    folder = Path(origins.path(model))
+    if folder.is_dir():
+        return provenance.digests(folder, title=model.id)
+    commit = getattr(backbones.hub_config(model), "_commit_hash", None)
+    return {model.id: str(commit or model.revision or "main")}
+
+
+def _teacher(source: TeacherSource) -> dict[str, str]:
+    found = _model(source.model)
+    for adapter in source.adapters:
+        found |= provenance.digests(adapter, title=str(adapter))
+    for name in ("config.yaml", "decision.json", "out_of_fold.parquet") if source.run is not None else ():
+        assert source.run is not None
+        path = source.run / name
+        found |= {str(path): provenance.digest(path)} if path.is_file() else {}
+    return found

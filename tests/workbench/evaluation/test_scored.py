@@ -1,0 +1,131 @@
+"""A run that is stopped while it scores keeps what is scored, and ends, resumed, with the same scores."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench import evaluation
+from workbench.config import RunConfig
+from workbench.errors import Stopped
+from workbench.evaluation import row_outputs, scored, scores
+from workbench.recipes.run import run
+
+Sections = dict[str, Any]
+
+
+class Impatient:
+    """A watcher that asks for an end once so many sentences or forward passes have been."""
+
+    def __init__(self, *, after: str = "nothing", passes: int = 0) -> None:
+        self.after, self.passes, self.heard = after, passes, False
+
+    def say(self, text: str) -> None:
+        self.heard = self.heard or self.after in text
+
+    def step(self, record: dict[str, Any], *, total: int) -> None: ...
+
+    def stop_requested(self) -> bool:
+        self.passes -= self.heard
+        return self.heard and self.passes < 0
+
+
+@pytest.fixture
+def text(short_stories: str, questions: Path) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "recipe": "sft",
+            "model": {"id": short_stories, "weights": "float32"},
+            "adapter": {"method": "lora", "rank": 2},
+            "data": {"train": str(questions), "held_out": 0.4},
+            "batch": {"size": 8},
+            "train": {"steps": 2},
+            "evaluate": {"every": None, "answers": 8, "max_new_tokens": 4},
+            "save": {"every": None},
+        }
+    )
+
+
+@pytest.fixture
+def classes(tmp_path: Path, short_stories: str) -> Sections:
+    rows = "".join(f"{'good' if n % 2 else 'bad'} story {n} {'it is ' * (n % 5)},{n % 2}\n" for n in range(48))
+    (tmp_path / "rows.csv").write_text("text,label\n" + rows)
+    return {
+        "model": {"id": short_stories, "weights": "float32"},
+        "adapter": {"method": "lora", "rank": 2},
+        "data": {"train": str(tmp_path / "rows.csv")},
+        "batch": {"size": 8},
+        "train": {"steps": 2},
+        "evaluate": {"every": None},
+        "save": {"every": None},
+    }
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often models were asked to score, in small batches."""
+    found: Counter[str] = Counter()
+
+    def counted(self: scored.Scoring, inputs: Any, labels: Any, say: Any, **more: Any) -> Any:
+        return asked(self, inputs, labels, lambda: (found.update([self.model]), say())[1], **more)
+
+    asked = scored.Scoring.asked
+    monkeypatch.setattr(scored.Scoring, "asked", counted)
+    monkeypatch.setattr(scores, "TOKENS", 128)
+    monkeypatch.setattr(row_outputs, "TOKENS", 64)
+    return found
+
+
+def _ends_equal(config: RunConfig, folder: Path, passes: Counter[str], *, after: str) -> None:
+    """Stopped in the third forward pass after it said `after`, and gone on with."""
+    run(config, out=folder / "straight", resume=False, watcher=Impatient())
+    wanted = passes.copy()
+    passes.clear()
+    with pytest.raises(Stopped, match=r"what is scored so far is kept\.\nContinue with: --out .* --resume"):
+        run(config, out=folder / "broken", resume=False, watcher=Impatient(after=after, passes=4))
+    assert json.loads((folder / "broken/manifest.json").read_text())["status"] == "stopped"
+    assert (folder / "broken" / scored.FILE).exists()
+    run(config, out=folder / "broken", resume=True, watcher=Impatient())
+    ended = [json.loads((folder / name / "scores.json").read_text()) for name in ("straight", "broken")]
+    assert ended[0] == ended[1]
+    assert not (folder / "broken" / scored.FILE).exists()
+    assert passes == wanted, "something was scored twice"
+
+
+@pytest.mark.parametrize("after", ["Scoring the backbone", "Scoring what was saved"])
+def test_text(after: str, text: RunConfig, tmp_path: Path, passes: Counter[str]) -> None:
+    _ends_equal(text, tmp_path, passes, after=after)
+
+
+def test_classes(classes: Sections, tmp_path: Path, passes: Counter[str]) -> None:
+    config = RunConfig.model_validate({**classes, "recipe": "classify", "data": {**classes["data"], "held_out": 0.5}})
+    _ends_equal(config, tmp_path, passes, after="Scoring what was saved")
+
+
+def test_folds(classes: Sections, tmp_path: Path, passes: Counter[str]) -> None:
+    config = RunConfig.model_validate({**classes, "recipe": "crossval", "folds": {"k": 2}})
+    _ends_equal(config, tmp_path, passes, after="Asking what was saved")
+
+
+def test_answers_that_were_cut_short_are_not_kept(text: RunConfig, trained: Path, tmp_path: Path) -> None:
+    from workbench.data.text import tokenized
+    from workbench.models import exported
+    from workbench.runs import run_directory
+
+    config = run_directory.read_config(trained)
+    model = exported.load(trained, config)
+    rows = tokenized.load(config.data, model.tokenizer, model.template, seed=config.seed).held_out
+    asked: list[bool] = []
+
+    def in_the_middle() -> bool:
+        asked.append(len(asked) > 4)
+        return asked[-1]
+
+    scoring = scored.Scored(tmp_path, in_the_middle).by("after")
+    with pytest.raises(Stopped):
+        evaluation.answers(model.model, rows, model.tokenizer, count=4, max_new_tokens=99, scoring=scoring)
+    assert not scoring.everything.found

@@ -1,0 +1,158 @@
+"""Reading a run directory executes nothing that its config.yaml names, unless a person asks for it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from workbench import report
+from workbench.adapters import METHODS
+from workbench.config import RunConfig
+from workbench.config.distill_config import TeacherConfig
+from workbench.distillation import teacher_sources
+from workbench.errors import ConfigError, ResumeError
+from workbench.recipes import serve
+from workbench.recipes.combine import combine_runs
+from workbench.recipes.merge import merge
+from workbench.runs import run_directory
+from workbench.runs.trust import Trust
+
+METHOD = """
+from typing import ClassVar, Literal
+from workbench.adapters import About, Method, register
+
+@register
+class Foreign(Method):
+    about: ClassVar = {"foreign": About("nothing", "none")}
+    method: Literal["foreign"]
+"""
+READERS: dict[str, Callable[[Path, bool], Any]] = {
+    "generate": lambda run, trust: serve.generate(run, "What comes after 1?", max_new_tokens=1, trust=trust),
+    "evaluate": lambda run, trust: serve.evaluate(run, ["evaluate.answers=0"], trust=trust),
+    "predict": lambda run, trust: serve.predict(
+        run, str(run / "asked.jsonl"), out=run / "said.jsonl", max_new_tokens=1, trust=trust
+    ),
+    "merge": lambda run, trust: merge(run, out=run / "merged", weights="float32", trust=trust),
+    "combine": lambda run, trust: combine_runs([run], weights=[1.0], rank=None, out=run / "sum", trust=trust),
+    "teacher": lambda run, trust: teacher_sources.find(
+        TeacherConfig(id=str(run), trust=trust), RunConfig.model_fields["model"].default
+    ),
+}
+
+
+@pytest.fixture
+def foreign(trained: Path, tmp_path: Path) -> Path:
+    """A run whose config.yaml names a file that leaves a mark where it is executed."""
+    run = tmp_path / "foreign"
+    shutil.copytree(trained, run)
+    _mark(run)
+    (run / "asked.jsonl").write_text('{"question": "What comes after 1?"}\n')
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    values["plugins"] = [str(run / "plugin.py")]
+    values["model"]["trust_remote_code"] = True
+    _write(run, values)
+    return run
+
+
+def _mark(run: Path) -> None:
+    """A file of Python code that leaves a mark."""
+    (run / "plugin.py").write_text(f"import pathlib\npathlib.Path({str(run / 'executed')!r}).touch()\n")
+
+
+def _write(run: Path, values: dict[str, Any]) -> None:
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_reader_executes_nothing_of_a_run_and_says_so(
+    reader: str, foreign: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with suppress(ConfigError) if reader == "combine" else nullcontext():  # it has new tokens, which are not added
+        READERS[reader](foreign, False)
+    assert not (foreign / "executed").exists()
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "workbench.runs.trust"]
+    cure = "distill.teacher.trust=true" if reader == "teacher" else "--trust"
+    assert str(foreign / "plugin.py") in told and "model.trust_remote_code=true" in told and cure in told
+
+
+def test_a_run_is_executed_where_it_is_trusted(foreign: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = run_directory.shipped_config(foreign, Trust(given=True))
+    assert (foreign / "executed").exists() and config.plugins and config.model.trust_remote_code
+    assert not [record for record in caplog.records if record.name == "workbench.runs.trust"]
+
+
+def test_nothing_is_said_of_a_run_that_names_no_code(trained: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run_directory.shipped_config(trained)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_comparing_runs_executes_nothing(foreign: Path, tmp_path: Path) -> None:
+    report.compare([foreign, foreign], tmp_path / "page.html")
+    assert not (foreign / "executed").exists()
+
+
+def test_a_method_that_only_a_plugin_knows_needs_trust(foreign: Path) -> None:
+    (foreign / "plugin.py").write_text(METHOD)
+    values = yaml.safe_load((foreign / "config.yaml").read_text())
+    plain = {**values["model"], "new_tokens": []}
+    _write(foreign, {**values, "model": plain, "adapter": {"method": "foreign"}})
+    with pytest.raises(ConfigError, match=r"cannot be read without plugins=.*plugin\.py.*--trust"):
+        run_directory.shipped_config(foreign)
+    assert run_directory.shipped_config(foreign, Trust(given=True)).adapter.method == "foreign"
+    del METHODS["foreign"]
+
+
+def test_views_that_a_run_uses_need_trust_and_others_are_left_out(foreign: Path) -> None:
+    values = yaml.safe_load((foreign / "config.yaml").read_text())
+    views = {"views": ["user"], "function": str(foreign / "plugin.py")}
+    plain = {**values["model"], "new_tokens": [], "chat_template": None}
+    _write(foreign, {**values, "recipe": "crossval", "model": plain, "tta": views, "data": {"train": "rows.csv"}})
+    (foreign / "decision.json").write_text(json.dumps({"tta": None}))
+    assert run_directory.shipped_config(foreign).tta.views == ()
+    (foreign / "decision.json").write_text(json.dumps({"tta": {"used": ["user"]}}))
+    with pytest.raises(ConfigError, match=r"its predictions need tta\.function=.*--trust"):
+        run_directory.shipped_config(foreign)
+    assert not (foreign / "executed").exists()
+
+
+def test_members_of_a_sweep_bring_no_code(trained: Path, tmp_path: Path) -> None:
+    """sweep.json says what its best member has otherwise, and comes from the same hands."""
+    run = tmp_path / "swept"
+    shutil.copytree(trained, run)
+    _mark(run)
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    sweep = {"of": "sft", "over": {"adapter.rank": [2, 4]}}
+    _write(run, {**values, "recipe": "sweep", "sweep": sweep, "evaluate": {"every": 0.5}})
+    member = {"member": "one", "settings": {"plugins": [str(run / "plugin.py")], "model.trust_remote_code": True}}
+    (run / "sweep.json").write_text(json.dumps({"best": "one", "members": [member]}))
+    config = run_directory.shipped_config(run)
+    assert not (run / "executed").exists() and not config.plugins and not config.model.trust_remote_code
+
+
+def test_a_resumed_run_executes_only_what_the_person_names(foreign: Path) -> None:
+    values = yaml.safe_load((foreign / "config.yaml").read_text())
+    mine = {**values, "plugins": [], "model": {**values["model"], "trust_remote_code": False}}
+    with pytest.raises(ResumeError, match=r"plugins: .*plugin\.py'\] there"):
+        run_directory.start(foreign, RunConfig.model_validate(mine), resume=True)
+    assert not (foreign / "executed").exists()
+
+
+def test_a_run_of_another_version_is_told_in_one_sentence(trained: Path, tmp_path: Path) -> None:
+    run = tmp_path / "old"
+    shutil.copytree(trained, run)
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    _write(run, {**values, "engine": {"kind": "v0"}, "optimiser": "adamw", "batch": {"rows": 3}})
+    for reader in READERS.values():
+        with pytest.raises(ConfigError) as caught:
+            reader(run, False)
+        told = str(caught.value)
+        assert "\n" not in told and "mistakes" not in told, told
+        assert "does not read its config.yaml" in told and "Use that version, or train again." in told

@@ -1,0 +1,58 @@
+"""What a person is told first: that a run has begun, and what it will do. Without torch, whose import takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from workbench import recipes
+from workbench.errors import WorkbenchError
+from workbench.schema import override, read_yaml
+
+_MEASURED = "Measured "
+"""How the comment of a shipped recipe begins that tells its time."""
+
+
+def sentences(recipe: str, overrides: Sequence[str]) -> list[str]:
+    """The run in words, from the file as it is written; mistakes in it are told by who reads all of it."""
+    try:
+        path = recipes.find(recipe)
+        values = override(read_yaml(path), overrides)
+        text = path.read_text(encoding="utf-8")
+    except (WorkbenchError, OSError):
+        return [f"{recipe}: reading the recipe ..."]
+    first, second = _work(values)
+    told = [f"{recipe}: {first}", f"  {second}"]
+    if recipe in recipes.shipped():
+        lines = (line.removeprefix("# ") for line in text.splitlines())
+        unchanged = "" if not overrides else "As it is shipped: "
+        told += [f"  {unchanged}{line}" for line in lines if line.startswith(_MEASURED)][:1]
+    return [*told, "Loading torch, data and model ..."]
+
+
+def _work(values: Mapping[str, Any]) -> tuple[str, str]:
+    """Recipe, method and model; data and length."""
+    method = _of(values, "adapter", "method", "lora")
+    model = _of(values, "model", "id", "starter")
+    size = _of(values, "batch", "size", 32)
+    steps, epochs = _of(values, "train", "steps", None), _of(values, "train", "epochs", None)
+    budget = values.get("budget")
+    given = budget if isinstance(budget, Mapping) else {}
+    limits = [f"{key} {value}" for key, value in given.items() if value is not None]
+    if steps is not None:
+        length = f"{steps} steps of {size} rows"
+    elif epochs is None and limits:
+        length = f"steps of {size} rows until the budget is used up"
+    else:
+        length = f"{epochs or 1} {'epoch' if epochs in (None, 1) else 'epochs'} in steps of {size} rows"
+    ends = f" (budget: {', '.join(limits)})" if limits else ""
+    return (
+        f"recipe {values.get('recipe')} trains {method} over {model},",
+        f"{length}{ends}, on {_of(values, 'data', 'train', '?')}.",
+    )
+
+
+def _of(values: Mapping[str, Any], section: str, key: str, default: Any) -> Any:
+    found = values.get(section)
+    value = found.get(key) if isinstance(found, Mapping) else None
+    return default if value is None else value

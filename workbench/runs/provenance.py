@@ -1,0 +1,89 @@
+"""What a run read when it began, in manifest.json; a run goes on with the same, or says what changed.
+
+Its curve would otherwise be that of two runs, and nobody would see where the one ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import ResumeError
+from workbench.runs.run_directory import Run
+
+WHOLE = 64 << 20
+"""Bytes up to which all of a file counts; of a larger one its size and BLOCKS blocks of a MiB, first and last among
+them, so that weights of any size are compared within a second."""
+BLOCKS = 32
+SUFFIXES = {".safetensors", ".json", ".jinja", ".model", ".txt", ".py"}
+"""Files of a model's folder that decide about what it computes."""
+
+
+def note_data(run: Run, sets: Mapping[str, Mapping[str, Any] | None]) -> None:
+    """Note the rows of a run by the names of their sets, as `facts` describes each.
+
+    Raises:
+        ResumeError: The run began with other rows.
+    """
+    before = run.manifest.get("data") or {}
+    changed = []
+    for name, now in sets.items():
+        then = before.get(name)
+        if now and then and then["fingerprint"] != now["fingerprint"]:
+            counts = f"{then['rows']:,} rows then, {now['rows']:,} now"
+            same = "other content in as many rows" if then["rows"] == now["rows"] else counts
+            digests = f"fingerprint {then['fingerprint'][:12]} then, {now['fingerprint'][:12]} now"
+            changed.append(f"{now['source']} ({name.replace('_', '-')}): {same}; {digests}")
+    _refuse(run, changed)
+    run.note(data={**before, **sets})
+
+
+def note_files(run: Run, kind: str, found: Mapping[str, str]) -> None:
+    """Note files that a run reads, of one kind such as `backbone`, by their names with their digests.
+
+    Raises:
+        ResumeError: One is not what it was when the run began, is gone, or is new.
+    """
+    before = run.manifest.get("inputs", {})
+    then = before.get(kind, found)
+    changed = [
+        f"{name} ({kind}): {'new' if name not in then else 'gone' if name not in found else 'other content'}"
+        for name in sorted({*then, *found})
+        if then.get(name) != found.get(name)
+    ]
+    _refuse(run, changed)
+    run.note(inputs={**before, kind: dict(found)})
+
+
+def digests(folder: Path, *, title: str) -> dict[str, str]:
+    """Digests of the files of a model or adapter, by their names behind `title`."""
+    found = (path for path in sorted(folder.iterdir()) if path.suffix in SUFFIXES and path.is_file())
+    return {f"{title}/{path.name}": digest(path) for path in found}
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, or of its size and a sample of it where it is larger than WHOLE."""
+    size, found = path.stat().st_size, hashlib.sha256()
+    with path.open("rb") as file:
+        if size <= WHOLE:
+            return hashlib.sha256(file.read()).hexdigest()
+        found.update(str(size).encode())
+        for place in _places(size):
+            file.seek(place)
+            found.update(file.read(1 << 20))
+    return found.hexdigest()
+
+
+def _places(size: int) -> Iterable[int]:
+    last = size - (1 << 20)
+    return (last * number // (BLOCKS - 1) for number in range(BLOCKS))
+
+
+def _refuse(run: Run, changed: list[str]) -> None:
+    if run.resumed and changed:
+        raise ResumeError(
+            "\n  ".join([f"{run.home} began with other files:", *changed])
+            + "\n  Put back what it began with, or start a new run with another --out."
+        )

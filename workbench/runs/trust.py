@@ -1,0 +1,78 @@
+"""Python code that a run directory names. Reading a run executes none of it unless the person asks for it.
+
+A run directory may come from anybody, and its config.yaml names files that `run` was told to execute.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import ConfigError
+from workbench.runs import files
+
+_KEYS = (("plugins",), ("tta", "function"), ("model", "trust_remote_code"))
+_told = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Whether the code that a run directory names is executed, and how a person asks for that."""
+
+    given: bool = False
+    cure: str = "--trust"
+
+
+def code(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a configuration that execute Python code, as `section.key`, with their values."""
+    found = {}
+    for path in _KEYS:
+        value: Any = values
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if value:
+            found[".".join(path)] = value
+    return found
+
+
+def without(values: Mapping[str, Any], folder: Path, trust: Trust) -> dict[str, Any]:
+    """The configuration in the run directory `folder` without the code that it names.
+
+    Raises:
+        ConfigError: what the run decided cannot be repeated without it.
+    """
+    named, found = code(values), dict(values)
+    if "plugins" in named:
+        found["plugins"] = []
+    if "model.trust_remote_code" in named:
+        found["model"] = {**values["model"], "trust_remote_code": False}
+    if "tta.function" in named:
+        if files.read_json(folder / "decision.json").get("tta") is not None:
+            raise refused(folder, f"its predictions need tta.function={named['tta.function']}", trust)
+        found["tta"] = {}  # its views did not pay, so that nothing asks for them
+    return found
+
+
+def say(values: Mapping[str, Any], folder: Path, trust: Trust) -> None:
+    """Tell a person which code of a run directory is left out."""
+    if named := code(values):
+        told = ", ".join(f"{key}={_shown(value)}" for key, value in named.items())
+        _told.warning(
+            f"{folder}: left out {told}, Python code that its config.yaml names. If you trust who made this run, "
+            f"write {trust.cure} to execute it."
+        )
+
+
+def refused(folder: Path, why: str, trust: Trust) -> ConfigError:
+    """The error of a run that cannot be read without its code."""
+    return ConfigError(
+        f"{folder}: {why}, Python code that only its config.yaml names. If you trust who made this run, write "
+        f"{trust.cure} to execute it."
+    )
+
+
+def _shown(value: Any) -> str:
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value).lower()
