@@ -108,6 +108,7 @@ def attach(
     from peft import get_peft_model
 
     from workbench.adapters.mixed_precision import compute_in_any_precision
+    from workbench.adapters.row_dropout import drop_by_row
 
     require_fit(model, config)
     if isinstance(config, Full):
@@ -121,6 +122,7 @@ def attach(
         with _without_hints(), torch.device("meta") if model.device.type == "meta" else nullcontext():
             attached = get_peft_model(model, peft_config)
         compute_in_any_precision(attached)
+        drop_by_row(attached)
         config.initialise(attached, sample)
     return attached
 

@@ -23,6 +23,7 @@ from workbench.adapters import _without_hints, anatomy, model_card, require_fit
 from workbench.adapters.bank_layers import MemberRows, RoutedHead, RoutedLora, Routing
 from workbench.adapters.lora import Lora, LoraPlus
 from workbench.adapters.method import ExtraParameters, Method
+from workbench.adapters.row_dropout import drop_by_row
 from workbench.errors import ConfigError
 
 
@@ -90,6 +91,7 @@ class Bank:
         self.model.eval()
         for layer in self._layers:
             layer.get_base_layer().train()
+            layer.lora_dropout.train()
 
     def save(self, member: str, folder: Path) -> None:
         """Write one member into `folder` in PEFT's format, as `adapters.save` does with an adapter that is alone."""
@@ -104,11 +106,6 @@ def refusal(config: Method) -> str | None:
     """Say why adapters of this method cannot share a bank, and train one after the other instead; None if they can."""
     if not isinstance(config, (Lora, LoraPlus)) or config.method == "dora":
         return f"a bank holds lora, rslora and lora+; adapters of {config.method} train one after the other"
-    if config.dropout:
-        return (
-            f"adapter.dropout={config.dropout:g} would draw other numbers in a bank than alone. "
-            "Write adapter.dropout=0, or train one adapter after the other"
-        )
     return None
 
 
@@ -142,6 +139,7 @@ def attach(model: PreTrainedModel, configs: Sequence[Method], *, seeds: Sequence
     assert attached is not None, "a bank has members"
     for peft_config in wanted:  # PEFT corrects it (GPT-2) where it makes a layer, which only the first member does
         peft_config.fan_in_fan_out = wanted[0].fan_in_fan_out
+    drop_by_row(attached)
     bank = Bank(attached)
     for member in bank.members:
         for parameter in bank.parameters_of(member).values():

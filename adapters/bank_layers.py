@@ -11,7 +11,8 @@ Legend: K members, B rows, N tokens of all rows, I inputs, O outputs, R rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from peft.utils.other import ModulesToSaveWrapper
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from workbench.adapters.row_dropout import RowDropout, row_keys
 from workbench.errors import BackboneError
 
 
@@ -44,6 +46,11 @@ class Routing:
     def set_all(self, member: str) -> None:
         """All rows of the next batches are one member's, however many there are."""
         self._rows, self._length = (MemberRows(member, -1),), 1
+
+    @property
+    def count(self) -> int:
+        """Rows of the next batches; negative where any number may come."""
+        return sum(each.many for each in self._rows)
 
     def slices(self, x: Tensor) -> Iterator[tuple[str, slice]]:
         """Each member, and where in the first dimension of `x` (B, ...) or (B * L, ...) its rows are.
@@ -78,13 +85,29 @@ class RoutedLora(nn.Module, LoraLayer):
     def forward(self, x: Tensor) -> Tensor:
         per = x[:1].numel() // x.shape[-1]  # tokens in one element of the first dimension
         parts = [
-            _Part(slice(where.start * per, where.stop * per), self.scaling[member], member)
+            _Part(
+                slice(where.start * per, where.stop * per),
+                self.scaling[member],
+                member,
+                self._drop(member, where, len(x)),
+            )
             for member, where in self.routing.slices(x)
             if member in self.lora_A and where.stop > where.start
         ]
         weights = [each[part.member].weight.to(x.dtype) for part in parts for each in (self.lora_A, self.lora_B)]
         output: Tensor = _RoutedProduct.apply(x, self.get_base_layer(), parts, *weights)  # type: ignore[no-untyped-call]
         return output
+
+    def _drop(self, member: str, where: slice, many: int) -> Callable[[Tensor], Tensor] | None:
+        """The member's dropout for its rows, which are at `where` of `many`; None where nothing is dropped."""
+        dropout = self.lora_dropout[member]
+        if not isinstance(dropout, RowDropout) or not dropout.training:
+            return None
+        keys_B = row_keys()
+        assert keys_B is not None, "a bank with dropout trains inside `drawing`"
+        keys_B = keys_B.repeat(max(1, self.routing.count // len(keys_B)))  # all members may read the same rows
+        tokens = many // len(keys_B)  # of a row, in the first dimension
+        return partial(dropout.drop, keys_B=keys_B[where.start // tokens : where.stop // tokens])
 
 
 class RoutedHead(ModulesToSaveWrapper):
@@ -100,6 +123,8 @@ class _Part(NamedTuple):
     tokens: slice
     scale: float
     member: str
+    drop: Callable[[Tensor], Tensor] | None
+    """What is dropped of the inputs, which is linear in them and always the same."""
 
 
 class _RoutedProduct(torch.autograd.Function):
@@ -112,8 +137,8 @@ class _RoutedProduct(torch.autograd.Function):
             output: Tensor = base(x.detach().requires_grad_()).detach()
         x_NI, output_NO = x.reshape(-1, x.shape[-1]), output.view(-1, output.shape[-1])
         inner = []
-        for (tokens, scale, _), down_RI, up_OR in zip(parts, weights[::2], weights[1::2], strict=True):
-            inner_NR = (x_NI[tokens] @ down_RI.T).mul_(scale)
+        for (tokens, scale, _, drop), down_RI, up_OR in zip(parts, weights[::2], weights[1::2], strict=True):
+            inner_NR = (_dropped(x_NI[tokens], drop) @ down_RI.T).mul_(scale)
             output_NO[tokens].addmm_(inner_NR, up_OR.T)
             inner.append(inner_NR)
         ctx.save_for_backward(x_NI, *inner, *weights)
@@ -127,15 +152,21 @@ class _RoutedProduct(torch.autograd.Function):
         grad_NO = grad.reshape(-1, grad.shape[-1])
         x_grad_NI = grad_NO @ _dense(ctx.base).to(grad.dtype) if ctx.needs_input_grad[0] else None
         grads: list[Tensor] = []
-        for (tokens, scale, _), inner_NR, down_RI, up_OR in zip(
+        for (tokens, scale, _, drop), inner_NR, down_RI, up_OR in zip(
             ctx.parts, inner, weights[::2], weights[1::2], strict=True
         ):
             inner_grad_NR = (grad_NO[tokens] @ up_OR).mul_(scale)
-            if x_grad_NI is not None:
+            if x_grad_NI is not None and drop is not None:
+                x_grad_NI[tokens] += drop(inner_grad_NR @ down_RI)
+            elif x_grad_NI is not None:
                 x_grad_NI[tokens].addmm_(inner_grad_NR, down_RI)
-            grads += [inner_grad_NR.T @ x_NI[tokens], grad_NO[tokens].T @ inner_NR]
+            grads += [inner_grad_NR.T @ _dropped(x_NI[tokens], drop), grad_NO[tokens].T @ inner_NR]
         x_grad = None if x_grad_NI is None else x_grad_NI.view(*grad.shape[:-1], -1)
         return x_grad, None, None, *grads
+
+
+def _dropped(x_NI: Tensor, drop: Callable[[Tensor], Tensor] | None) -> Tensor:
+    return x_NI if drop is None else drop(x_NI)
 
 
 def _dense(base: Any) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from workbench.adapters import anatomy
 from workbench.adapters.method import ExtraParameters, MethodInfo, register
@@ -67,6 +67,12 @@ class Oft(Orthogonal):
     shared: bool = False
     """Whether all blocks of a layer share one rotation."""
 
+    @model_validator(mode="after")
+    def _drops_nothing(self) -> Oft:
+        if self.dropout:
+            raise ValueError("PEFT's OFT never applies its dropout. Write adapter.dropout=0, or adapter.method=boft.")
+        return self
+
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's OFTConfig for this backbone."""
         from peft import OFTConfig
@@ -74,7 +80,6 @@ class Oft(Orthogonal):
         return OFTConfig(
             task_type=anatomy.task(model),
             oft_block_size=self.block,
-            module_dropout=self.dropout,
             num_cayley_neumann_terms=self.terms,
             block_share=self.shared,
             target_modules=self.modules(model),

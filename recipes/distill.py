@@ -177,11 +177,9 @@ def supervise(
             write = on_policy.writer(model, tokenizer, section.on_policy)
             stop = evaluation.stop_tokens(tokenizer, data.train)
             train = on_policy.OnPolicy(data.train, write, section.on_policy, seed=base.seed, stop=stop)
+        loss = distillation_loss(section, model, head, teacher, matching, progress)
         return TrainingSignal(
-            train,
-            distillation_loss(section, model, head, teacher, matching, progress),
-            matching,
-            section.model_dump(mode="json"),
+            train, loss, matching, known=not section.on_policy.share, settings=section.model_dump(mode="json")
         )
 
     return taught

@@ -111,7 +111,7 @@ def _supervise(
             return TrainingSignal(examples, loss, settings=settings)
         teacher = class_teachers.alone(source, data.labels)
         matching = FeatureMatching(config.distill.match, student.backbone, teacher.backbone, seed=base.seed)
-        return TrainingSignal(examples, _matched(loss, teacher, matching), matching, settings)
+        return TrainingSignal(examples, _matched(loss, teacher, matching), matching, settings=settings)
 
     return supervise
 

@@ -30,7 +30,10 @@ class ModelConfig(Section):
     new_tokens: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Special tokens added to the vocabulary; their rows are trained and saved with the adapter, and no others."""
     dropout: bool = False
-    """Keep the backbone's own dropout (BERT, T5, GPT-2) in training; then losses depend on micro-batches a little."""
+    """Keep the backbone's own dropout (BERT, T5, GPT-2) in training; then losses depend on micro-batches a little.
+
+    Adapters drop by row; the backbone's attention kernels and functions draw their own masks for a whole micro-batch,
+    and masks by row would need all attention weights in memory, as no fused kernel does."""
     trust_remote_code: bool = False
     """Run Python code that comes with the backbone. Only for authors you trust."""
 

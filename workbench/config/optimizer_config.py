@@ -57,7 +57,9 @@ class OptimizerConfig(Section):
     runs out. `adafactor` (Shazeer & Stern 2018): factored second moments; its rate is relative to the size of the
     weights, usually 1e-2. `lion` (Chen et al. 2023): signs; a third to a tenth of AdamW's rate. `sgd`. `muon` (Jordan
     et al. 2024): orthogonal steps for matrices of the blocks, in AdamW's size (Liu et al. 2025), AdamW for the rest.
-    `lamb` (You et al. 2020), `lars` (You et al. 2017): steps relative to the size of the weights, for large batches.
+    `lamb` (You et al. 2020), `lars` (You et al. 2017): steps relative to the size of the weights, for large batches;
+    LoRA's B, which starts at zero, takes a plain first step and is small after it, so they need high rates: on the
+    starter, where AdamW has 2e-3, lamb 3e-2 (at 2e-3 it hardly moves, at 0.1 it diverges) and lars 5 (1 is slow).
     `soap` (Vyas et al. 2024): AdamW in Shampoo's eigenbasis. `schedule_free` (Defazio et al. 2024): AdamW that averages
     instead of lowering its rate; ask for schedule.name=constant.
     Weight decay is decoupled from the gradient, but in sgd, lamb, lars and schedule_free it is part of the update.

@@ -45,8 +45,6 @@ _WHY = {
     "masking": f"the members are measured on the same hidden tokens. {_APART}",
     "classes": f"the members read the same rows with the same labels. {_APART}",
     "adapter.method": f"the members share one method. {_APART}",
-    "adapter.dropout": "dropout would draw other numbers for members that are computed together than alone. Write "
-    "adapter.dropout for all of them, which then train one after another.",
     "batch.tokens_per_device": "it never changes the result. Leave it out of the sweep.",
 }
 """Why members cannot differ in a key, or in the keys of a section."""

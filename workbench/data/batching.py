@@ -73,6 +73,16 @@ class MicroBatch:
             lengths_B=None if self.lengths_B is None else self.lengths_B.to(device, non_blocking=True),
         )
 
+    def pinned(self) -> MicroBatch:
+        """The same in memory from which an accelerator copies while it computes."""
+        return replace(
+            self,
+            inputs={name: tensor.pin_memory() for name, tensor in self.inputs.items()},
+            positions_N=self.positions_N.pin_memory(),
+            labels_N=self.labels_N.pin_memory(),
+            lengths_B=None if self.lengths_B is None else self.lengths_B.pin_memory(),
+        )
+
 
 class Collate(Protocol):
     """How rows are seen in pass `epoch` over the data."""

@@ -66,6 +66,7 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, beside: Itera
         beside: Other models that are there: a teacher.
     """
     fit.prepare()
+    fit.freezer.follow(step=0, share=0)
     epoch = list(fit.micro_batches())
     with MemoryLedger() as ledger, ledger.placing(_modules(fit)):
         hold(ledger, fit, beside=beside)
@@ -74,6 +75,7 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, beside: Itera
         flops, tokens = 0, 0
         for share in _moments(fit):
             fit.freezer.follow(step=0, share=share)
+            _hold_masters(ledger, fit)
             _give_gradients(fit, ledger)
             with ledger.making(OPTIMIZER, OPTIMIZER):
                 fit.update(epoch[0][0])  # what an optimizer keeps, it keeps from here on
@@ -218,13 +220,20 @@ def hold(ledger: MemoryLedger, fit: Model, *, beside: Iterable[nn.Module] = ()) 
     homes, computing = _homes(fit), fit.masters.computing()
     for name, home in homes.items():
         ledger.hold([computing[name]], WEIGHTS, home)
-        ledger.hold([fit.masters.named()[name]], MASTERS, home)
+    _hold_masters(ledger, fit)
     for place, module in _modules(fit).items():
         ledger.hold(chain(weight_storage.held(module), module.buffers()), WEIGHTS, place)
     ledger.hold(chain(weight_storage.held(fit.model), fit.model.buffers()), WEIGHTS)
-    ledger.hold(fit.masters, MASTERS)
     for model in beside:
         ledger.hold(chain(weight_storage.held(model), model.buffers()), TEACHER, TEACHER)
+
+
+def _hold_masters(ledger: MemoryLedger, fit: Model) -> None:
+    """Count the masters of what trains now; others are in no memory."""
+    homes, masters = _homes(fit), fit.masters.named()
+    for name, parameter in fit.masters.computing().items():
+        if parameter.requires_grad:
+            ledger.hold([masters[name]], MASTERS, homes.get(name, ELSEWHERE))
 
 
 def _trials(train: Lengths, epoch: list[list[Indices]]) -> list[MicroBatchTrial]:

@@ -141,11 +141,17 @@ class AdapterTrainer:
 
     def batch(self) -> Indices:
         """Rows of its next step."""
-        config = self.course.config
-        train, step = self.course.train, self.progress.step
-        return train.drawn(
-            global_batch(step, rows=len(train), size=config.batch.size, seed=config.seed), epoch=self.epoch
-        )
+        return self._rows(self.progress.step)
+
+    def later(self) -> tuple[Indices, int]:
+        """Rows of the step after that, and the pass over the data that it belongs to."""
+        step = self.progress.step + 1
+        return self._rows(step), step // self._per_epoch
+
+    def _rows(self, step: int) -> Indices:
+        config, train = self.course.config, self.course.train
+        draws = global_batch(step, rows=len(train), size=config.batch.size, seed=config.seed)
+        return train.drawn(draws, epoch=step // self._per_epoch)
 
     def follow(self, frozen: Collection[str], rates: Sequence[float]) -> None:
         """From the next step on, these values do not train; each layer learns at its factor of the learning rate.

@@ -18,6 +18,7 @@ from torch import Tensor
 from workbench.adapters import bank as banks
 from workbench.adapters.bank import Bank
 from workbench.adapters.bank_layers import MemberRows
+from workbench.adapters.row_dropout import Draw, drawing
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, MicroBatch
 from workbench.data.mixed_batches import OwnerRows, join, mixed_batches, padded_length
@@ -211,7 +212,10 @@ class BankTrainer:
         batch = join(owned).to(self.device)
         rows = [MemberRows(names[owner], len(indices)) for owner, indices in parts]
         labels = [len(each.labels_N) for each in owned]
-        with self.bank.route(rows, length=padded_length(batch)):
+        draws = [
+            Draw(members[owner].course.config.seed, members[owner].progress.step, indices) for owner, indices in parts
+        ]
+        with self.bank.route(rows, length=padded_length(batch)), drawing(draws, self.device):
             outputs_N, labels_N = self.predict(batch).split(labels), batch.labels_N.split(labels)
             losses = [
                 self.objectives[names[owner]](outputs, wanted, scale)

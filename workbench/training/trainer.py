@@ -5,8 +5,9 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,8 +18,10 @@ from torch import Tensor, nn
 
 from workbench.adapters import anatomy
 from workbench.adapters.method import TrainHook
+from workbench.adapters.row_dropout import Draw, drawing
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices, MicroBatch
+from workbench.data.prefetch import Ahead
 from workbench.errors import Stopped, TrainingError
 from workbench.models import backbones, fused_lora
 from workbench.runs.run_directory import Run
@@ -28,7 +31,7 @@ from workbench.training.adapter_trainer import AdapterTrainer, TrainableValues, 
 from workbench.training.callbacks import Callback
 from workbench.training.distributed import layout_settings
 from workbench.training.distributed.fsdp import FullySharded
-from workbench.training.distributed.row_shares import share_rows
+from workbench.training.distributed.row_shares import RowShare, share_rows
 from workbench.training.distributed.sharding import Sharded, Trainable
 from workbench.training.distributed.zero import ZeroParameters
 from workbench.training.freezing.freeze_callbacks import ActivationCallback, GradientCallback
@@ -54,6 +57,8 @@ class TrainingSignal(NamedTuple):
     loss: Loss
     beside: nn.Module | None = None
     """What trains with the model and is not shipped, such as projections that the loss compares through."""
+    known: bool = True
+    """Whether the rows of a step are known before the step before it is done."""
     settings: Mapping[str, Any] = MappingProxyType({})
     """Settings of the loss that the run's configuration does not hold and memory depends on, as JSON."""
 
@@ -95,7 +100,7 @@ class Trainer:
     """What frozen blocks gave in other trainings of the same run."""
 
     def __post_init__(self) -> None:
-        self.train, self.loss, beside, _ = self.supervision
+        self.train, self.loss, beside, *_ = self.supervision
         self.device = backbones.device()
         self.ranks = self.run.ranks
         self.masters: MasterWeights | Sharded
@@ -104,9 +109,14 @@ class Trainer:
             self.masters = self._sharded(beside)
             self.forward = self.masters.forward
         else:
-            self.masters = MasterWeights(self.model, self.compute, beside=beside)
+            frozen = [name for name, layer in self.freezer.layers.items() if not self.freezer.plan.trains[layer]]
+            self.masters = MasterWeights(
+                self.model, self.compute, beside=beside, frozen=frozen, folder=self.run.path / "evicted"
+            )
             self.forward = self.loss
         self.noise = NoiseScale()
+        self.ahead: Ahead | None = None
+        """Collates the next rows, while `work` goes on."""
         self.tokens = 0
         """In one forward pass, padding included; known after `prepare`."""
         self.member = AdapterTrainer(
@@ -141,6 +151,16 @@ class Trainer:
         began = time.monotonic() - member.progress.elapsed_s
         if self.timer is not None:
             self.timer.begin(member.progress.share)
+        with closing(Ahead(pin=self.device.type == "cuda")) as self.ahead:
+            self._steps(began)
+        self.ahead = None
+        self.prefix.close()
+        for tracker in self.accelerator.trackers:  # its own end would part the processes
+            tracker.finish()
+
+    def _steps(self, began: float) -> None:
+        """Every step that is left."""
+        member = self.member
         while self._goes_on():
             self._follow_policy()
             record = member.settle(self.step(member.batch()), began=began)
@@ -152,9 +172,6 @@ class Trainer:
                     member.save(keep=self.config.save.keep)
             if member.live and stopping:
                 raise Stopped(f"Stopped after {member.place}; checkpoint saved.")
-        self.prefix.close()
-        for tracker in self.accelerator.trackers:  # its own end would part the processes
-            tracker.finish()
 
     @contextmanager
     def shipping(self) -> Iterator[None]:
@@ -250,19 +267,36 @@ class Trainer:
         factor = self.ranks.world if sharded else 1
         loss = torch.zeros((), device=self.device)
         for own in [rows] if parts is None else noise_scale.cut(rows):
-            for indices, counts in share_rows(
-                own, self.train.lengths, tokens=self.tokens, ranks=self.ranks, in_step=sharded
-            ):
+            dealt = self._deal(own)
+            for number, (indices, counts) in enumerate(dealt):
                 torch.manual_seed(_dropout_seed(self.config.seed, self.member.progress.step, indices))
-                batch = self.train.batch(indices, epoch=self.member.epoch).to(self.device)
-                part = self.forward(batch, counts / supervised)
-                self.masters.backward(part)
+                batch = self._batch(indices, then=dealt[number + 1].rows if number + 1 < len(dealt) else None)
+                with drawing([Draw(self.config.seed, self.member.progress.step, indices)], self.device):
+                    part = self.forward(batch, counts / supervised)
+                    self.masters.backward(part)
                 loss += part.detach() / factor
                 del part  # bitsandbytes' 8-bit layers hold their inputs for as long as the graph lives
             if parts is not None:
                 parts.add(len(own), share=self.train.supervised[own].sum().item() / supervised)
         self._add_up(loss, gradients=not sharded)
         return loss
+
+    def _deal(self, rows: Indices) -> list[RowShare]:
+        in_step = isinstance(self.masters, Sharded)
+        return share_rows(rows, self.train.lengths, tokens=self.tokens, ranks=self.ranks, in_step=in_step)
+
+    def _batch(self, rows: Indices, *, then: Indices | None) -> MicroBatch:
+        """Rows of this step on the device; `then`, or where it is None the first of the next step, are made beside."""
+        epoch = self.member.epoch
+        if self.ahead is None:
+            return self.train.batch(rows, epoch=epoch).to(self.device)
+        batch = self.ahead.get((epoch, rows.tobytes()), partial(self.train.batch, rows, epoch=epoch)).to(self.device)
+        if then is None and self.supervision.known:
+            later, epoch = self.member.later()
+            then = self._deal(later)[0].rows
+        if then is not None:
+            self.ahead.expect((epoch, then.tobytes()), partial(self.train.batch, then, epoch=epoch))
+        return batch
 
     def _add_up(self, loss: Tensor, *, gradients: bool) -> None:
         """Over all processes: the loss, and the gradients where nobody else does."""
@@ -277,6 +311,8 @@ class Trainer:
         """Let those layers train whose turn it is in the next step."""
         progress, freezer = self.member.progress, self.freezer
         freezer.follow(step=progress.step, share=progress.share)
+        if isinstance(self.masters, MasterWeights):
+            self.masters.follow(freezer.frozen)
         self.member.follow(freezer.frozen, freezer.plan.rates)
         self.prefix.follow()
         if self.timer is not None:
@@ -304,12 +340,14 @@ class Trainer:
     def _any_batch(self) -> MicroBatch:
         return self.train.batch(np.arange(1)).to(self.device)
 
-    def _look(self) -> None:
+    def _look(self) -> MicroBatch:
         """Run the model on the first few rows, for who watches it inside."""
+        batch = self.train.batch(np.arange(min(LOOKED_AT, len(self.train)))).to(self.device)
         self.model.eval()
         with torch.no_grad():
-            self.loss(self.train.batch(np.arange(min(LOOKED_AT, len(self.train)))).to(self.device), 1.0)
+            self.loss(batch, 1.0)
         self.model.train()
+        return batch
 
     def _held_out_loss(self) -> float:
         self.model.eval()

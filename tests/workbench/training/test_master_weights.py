@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
+
+import pytest
 import torch
 from torch import nn
 
@@ -36,3 +40,49 @@ def test_small_updates_survive_in_the_masters_and_in_what_is_saved() -> None:
         saved = model.state_dict()["weight"].clone()
     assert saved.dtype == torch.float32 and torch.allclose(saved, torch.full((4, 4), 1.0001))
     assert model.weight.dtype == torch.bfloat16
+
+
+def _anonymous() -> int:
+    """Bytes of this process that no file holds."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = [each for each in lines if each.startswith("RssAnon")]
+    return int(line.split()[1]) * 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="counts what Linux counts")
+def test_masters_of_what_is_frozen_take_no_memory(tmp_path: Path) -> None:
+    """Of 12 layers with 8 MiB of masters each, two train at a time; their values come back to the bit."""
+    with torch.device("meta"):
+        model = nn.Sequential(*[nn.Linear(2048, 1024, bias=False) for _ in range(12)]).bfloat16()
+    model.to_empty(device="cpu")
+    names = dict(model.named_parameters())
+    for number, parameter in enumerate(names.values()):
+        nn.init.constant_(parameter, number)
+    gc.collect()
+    before, one = _anonymous(), 2048 * 1024 * 4
+    masters = MasterWeights(model, torch.bfloat16, frozen=list(names)[2:], folder=tmp_path / "evicted")
+    for first in (0, 4, 8, 0):
+        training = list(names)[first : first + 2]
+        masters.follow([name for name in names if name not in training])
+        with torch.no_grad():
+            for name in training:
+                masters.named()[name].add_(2**-12)
+        masters.refresh()
+        gc.collect()
+        assert _anonymous() - before < 6 * one
+    assert [float(each.detach()[0, 0]) for each in masters] == [
+        number + 2**-12 * {0: 2, 1: 2, 4: 1, 5: 1, 8: 1, 9: 1}.get(number, 0) for number in range(12)
+    ]
+    assert not list((tmp_path / "evicted").iterdir())
+
+
+def test_a_value_that_is_set_while_it_is_frozen_computes(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4, bias=False)
+    masters = MasterWeights(model, torch.bfloat16, frozen=["weight"], folder=tmp_path)
+    (master,) = masters
+    with torch.no_grad():
+        master.copy_(torch.full((4, 4), 1.0001))  # as a resume does
+    masters.refresh()
+    assert torch.equal(model.weight, torch.ones(4, 4, dtype=torch.bfloat16))
+    masters.follow([])
+    assert torch.equal(master, torch.full((4, 4), 1.0001))

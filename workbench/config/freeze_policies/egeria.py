@@ -15,14 +15,16 @@ from workbench.config.freeze_policies.layer_plans import above
 
 @register
 class Egeria(FreezeConfig):
-    """Egeria (Wang et al. 2023, arXiv:2201.06227): the plasticity of the frontmost block says whether it may freeze.
+    """After Egeria (Wang et al. 2023, arXiv:2201.06227): the plasticity of the frontmost block says when it freezes.
 
     A block's plasticity is the similarity-preserving loss between its outputs now and an interval ago. The frontmost
     block that trains freezes, and the next one is looked at, when a line through the last `window` plasticities since
     it is the frontmost is flat. The embeddings freeze with the first block; the last block that trains never does.
 
-    Simpler than the paper, whose reference is a quantised copy of the model that runs beside training: here it is the
-    model itself an interval ago, one line decides, and nothing thaws.
+    It is not the paper's system. There the reference is an int8 copy of a recent snapshot, which runs on the host
+    beside training and is replaced now and then, so that each block is compared with a slightly older self; here a
+    block is compared with itself exactly an interval ago, on the same rows, which needs no second model. Padding is
+    left out, one line decides, and nothing thaws.
     """
 
     policy: Literal["egeria"] = "egeria"

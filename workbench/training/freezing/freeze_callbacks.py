@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.config.freeze_config import Observation
+from workbench.data.batching import MicroBatch
 from workbench.training.freezing.cached_prefix import parts
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.layer_statistics import GradientSums, Plasticity
@@ -50,10 +51,10 @@ class ActivationCallback:
     """Shows a policy how much the outputs of each block changed in each interval.
 
     Args:
-        run: Runs the model on the same few rows each time, without dropout.
+        run: Runs the model on the same few rows each time, without dropout, and gives them.
     """
 
-    def __init__(self, freezer: Freezer, run: Callable[[], object]) -> None:
+    def __init__(self, freezer: Freezer, run: Callable[[], MicroBatch]) -> None:
         self._freezer, self._run = freezer, run
         self._plasticity = Plasticity(self._outputs)
 
@@ -78,18 +79,32 @@ class ActivationCallback:
         self._plasticity.load(state)
 
     def _outputs(self) -> Sequence[Tensor]:
-        """What each block gives (B, L, D)."""
+        """What each block gives (B, L, D), with zeros at padding."""
         found: list[Tensor] = []
         handles = [
             block.register_forward_hook(lambda _, __, output: found.append(parts(output)[0]))
             for block in self._freezer.blocks
         ]
         try:
-            self._run()
+            batch = self._run()
         finally:
             for handle in handles:
                 handle.remove()
-        return found
+        mask_BL = _mask(batch)
+        if mask_BL is None:
+            return found
+        # A classifier's last block may compute nothing but the first token, which is no padding.
+        return [each.masked_fill(~mask_BL[..., None], 0) if each.shape[:2] == mask_BL.shape else each for each in found]
+
+
+def _mask(batch: MicroBatch) -> Tensor | None:
+    """Real tokens (B, L) of a model with one stack of blocks; None where no row is padded, as with pictures."""
+    if "attention_mask" in batch.inputs:
+        return batch.inputs["attention_mask"].bool()
+    if batch.lengths_B is None:
+        return None
+    ids_BL = batch.inputs["input_ids"]
+    return torch.arange(ids_BL.shape[1], device=ids_BL.device) < batch.lengths_B[:, None]
 
 
 def _written(seen: tuple[Observation, ...]) -> dict[str, Tensor]:

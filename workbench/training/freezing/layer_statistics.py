@@ -67,18 +67,17 @@ class Plasticity:
 
     Args:
         outputs: Runs the micro-batch that is looked at, always the same one of at least two rows and without dropout,
-            and gives every block's output (B, L, D).
-        mask_BL: bool, True at real tokens; None: all are.
+            and gives every block's output (B, L, D), zero at padding.
     """
 
-    def __init__(self, outputs: Callable[[], Sequence[Tensor]], *, mask_BL: Tensor | None = None) -> None:
-        self._outputs, self._mask_BL = outputs, mask_BL
+    def __init__(self, outputs: Callable[[], Sequence[Tensor]]) -> None:
+        self._outputs = outputs
         self._reference_NBB: Tensor | None = None
 
     @torch.no_grad()
     def begin(self) -> None:
         """Look at the model for the first time, before the first interval."""
-        self._reference_NBB = torch.stack([_likeness(each, self._mask_BL) for each in self._outputs()])
+        self._reference_NBB = torch.stack([_likeness(each) for each in self._outputs()])
 
     def finish(self, trains: Sequence[bool]) -> tuple[float, ...]:
         """End the interval: the plasticity of each block that trains, NaN for other layers. Then start over.
@@ -115,7 +114,7 @@ def similarity_preserving(a_BLD: Tensor, b_BLE: Tensor, mask_BL: Tensor | None =
     return (_likeness(a_BLD, mask_BL) - _likeness(b_BLE, mask_BL)).square().mean()
 
 
-def _likeness(states_BLD: Tensor, mask_BL: Tensor | None) -> Tensor:
+def _likeness(states_BLD: Tensor, mask_BL: Tensor | None = None) -> Tensor:
     """G (B, B), in float32 or wider."""
     states_BLD = states_BLD.to(wide(states_BLD.dtype))
     if mask_BL is not None:

@@ -145,12 +145,14 @@ def train(
     return Trained(fit, records, shipped, watcher)
 
 
-def interrupted(model: PreTrainedModel, config: RunConfig, folder: Path, *, after: int) -> Trained:
+def interrupted(
+    model: PreTrainedModel, config: RunConfig, folder: Path, *, after: int, compute: torch.dtype = torch.float32
+) -> Trained:
     """The same, stopped after so many steps and resumed, to the end."""
     try:
-        train(model, config, folder, stop_after=after)
+        train(model, config, folder, stop_after=after, compute=compute)
     except Stopped:
-        return train(model, config, folder, resume=True)
+        return train(model, config, folder, resume=True, compute=compute)
     raise AssertionError("it ended before it was to be stopped")
 
 

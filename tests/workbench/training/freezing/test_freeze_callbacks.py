@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from tests.conftest import tiny
 from tests.workbench.training.freezing.fits import build, configured, interrupted, train
 from workbench.config.freeze_config import Observation
+from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.cached_prefix import parts
 from workbench.training.freezing.freeze_callbacks import ActivationCallback, GradientCallback
+from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.layer_statistics import similarity_preserving
 from workbench.training.trainer import Trainer
 
@@ -78,11 +84,12 @@ def test_plasticity_compares_outputs_with_those_of_an_interval_ago(tmp_path: Pat
             outputs.append(_outputs(fit))
 
     config = configured(adapter=FULL, freeze={**PLASTIC, "tolerance": 1e-9}, train={"epochs": 2})
-    found = train(build("Bert"), config, tmp_path, look=look).fit.freezer.seen
+    fit = train(build("Bert"), config, tmp_path, look=look).fit
+    found, mask = fit.freezer.seen, fit.train.batch(np.arange(8)).inputs["attention_mask"].bool()
     assert [each.step for each in found] == [2, 4, 6, 8]
     for number in (1, 2, 3):
         pairs = zip(outputs[number - 1], outputs[number], strict=True)
-        wanted = [float(similarity_preserving(before, after)) for before, after in pairs]
+        wanted = [float(similarity_preserving(before, after, mask)) for before, after in pairs]
         assert found[number].values[1:-1] == pytest.approx(wanted, rel=1e-3, abs=1e-10)
         assert math.isnan(found[number].values[0]) and math.isnan(found[number].values[-1])
 
@@ -121,9 +128,39 @@ def test_a_state_is_read_as_it_was_written() -> None:
     named = dict(freezer.model.named_parameters())
     for seen in ((), (Observation(3, (math.nan, 1.0, 2.0, 3.0, 4.0, 0.5)),)):
         freezer.seen = seen
-        for watch in (GradientCallback(freezer, named), ActivationCallback(freezer, lambda: None)):
+        for watch in (GradientCallback(freezer, named), ActivationCallback(freezer, _nothing)):
             state = watch.state()
             freezer.seen = (Observation(9, (0.0,) * 6),)
             watch.load({name: tensor.clone() for name, tensor in state.items()})
             assert _same(freezer.seen, seen)
             assert watch.state().keys() == state.keys()
+
+
+def _nothing() -> MicroBatch:
+    raise AssertionError("nobody looks")
+
+
+@pytest.mark.parametrize("name", ["Llama", "Bert"])
+def test_padding_changes_nothing_that_is_seen(name: str) -> None:
+    """The same rows, padded to their longest and far beyond."""
+    freezer = freezing.attach(
+        tiny(name, head="CausalLM" if name == "Llama" else "MaskedLM"), configured(adapter=FULL, freeze=PLASTIC), seed=0
+    )
+    draw = np.random.default_rng(0)
+    rows = [Row(draw.integers(3, 64, size), np.arange(size) > 4) for size in (9, 6, 12)]
+    batch = collate(rows)
+    if name == "Bert":
+        batch = replace(batch, inputs=encoder_inputs([row.input_ids for row in rows]), lengths_B=None)
+    found = []
+    for beyond in (0, 7):
+        padded = replace(batch, inputs={key: F.pad(each, (0, beyond)) for key, each in batch.inputs.items()})
+        watch = ActivationCallback(freezer, lambda padded=padded: _ran(freezer, padded))  # type: ignore[misc]
+        watch.on_gradients()
+        found.append(watch.state()["reference"])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+def _ran(freezer: Freezer, batch: MicroBatch) -> MicroBatch:
+    with torch.no_grad():
+        freezer.model.eval()(**batch.inputs)
+    return batch

@@ -156,15 +156,6 @@ def test_plasticity_is_the_loss_to_an_interval_ago_and_a_resume_changes_nothing(
     assert watch.finish(trains)[2:4] == (0, 0), "nothing moved"
 
 
-def test_plasticity_leaves_padding_out() -> None:
-    states = torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(0))
-    mask = torch.arange(4) < torch.tensor([4, 2, 3])[:, None]
-    watch = Plasticity(lambda: [states], mask_BL=mask)
-    watch.begin()
-    states = torch.where(mask[..., None], states, 7.0)
-    assert watch.finish((True, True, True))[1] == 0
-
-
 def test_a_checkpoint_before_the_first_look_holds_nothing() -> None:
     watch = Plasticity(list)
     assert watch.state() == {}

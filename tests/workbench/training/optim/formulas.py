@@ -50,24 +50,28 @@ def lion(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
 
 
 def lamb(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
-    """You et al. 2020, algorithm 2, without bias correction; the norm of the weights counts up to 10."""
+    """You et al. 2020, algorithm 2, without bias correction; the norm of the weights counts up to 10.
+
+    Where either norm is zero the trust ratio is 1, as in the authors' code.
+    """
     for name, theta in values.items():
         m, v = torch.zeros_like(theta), torch.zeros_like(theta)
         for t, found in enumerate(steps):
             g = found[name].double()
             m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
             update = m / (v.sqrt() + 1e-6) + decay[name] * theta
-            theta -= rate(t) * theta.norm().clamp(max=10) / update.norm() * update
+            norms = theta.norm().clamp(max=10), update.norm()
+            theta -= rate(t) * (norms[0] / norms[1] if min(norms) > 0 else 1.0) * update
 
 
 def lars(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
-    """You et al. 2017, equation 6 and algorithm 1; vectors take plain steps."""
+    """You et al. 2017, equation 6 and algorithm 1; vectors, and weights of norm zero, take plain steps."""
     for name, theta in values.items():
         v = torch.zeros_like(theta)
         for t, found in enumerate(steps):
             g = found[name].double()
             if theta.ndim > 1:
-                local = 0.001 * theta.norm() / (g.norm() + decay[name] * theta.norm())
+                local = 0.001 * theta.norm() / (g.norm() + decay[name] * theta.norm()) if theta.norm() > 0 else 1.0
                 g = local * (g + decay[name] * theta)
             v = 0.9 * v + g
             theta -= rate(t) * v

@@ -158,6 +158,16 @@ def test_steps_are_those_of_the_paper(name: str) -> None:
         assert (parameter - weights()[key]).abs().max() > 3 * tolerance, key
 
 
+@pytest.mark.parametrize("name", ["lamb", "lars"])
+def test_trust_ratios_of_weights_that_start_at_zero_are_those_of_the_paper(name: str) -> None:
+    """LoRA's B: its first step has the ratio 1, so that it does not stay where it is."""
+    B, expected = nn.Parameter(torch.zeros(4, 6)), {"B": torch.zeros(4, 6).double()}
+    steps: formulas.Steps = [{"B": each["wide"]} for each in gradients()]
+    stepped(made(settled({"name": name}), {"B": B}), {"B": B}, steps)
+    FORMULAS[name][0](expected, steps, {"B": 0.1})
+    assert (B - expected["B"]).abs().max() < 2e-6 < 1e-3 < expected["B"].abs().max()
+
+
 def test_eight_bits_go_nearly_where_adamw_goes() -> None:
     ends = []
     for name in ("adamw", "adamw8bit"):

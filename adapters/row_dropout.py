@@ -1,0 +1,149 @@
+"""Dropout whose masks depend on the seed, the step, the row and the layer alone.
+
+A mask is a hash of these and of the token's place and the unit, rather than a draw from a stream of random numbers. So
+it is the same whichever rows share a micro-batch, on every device, in a replayed forward pass, and after a resume.
+
+Legend: B rows, T tokens of a row, I inputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from peft.tuners.boft.layer import MultiplicativeDropoutLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_FIRST = 0xBF58476D1CE4E5B9 - 2**64
+_SECOND = 0x94D049BB133111EB - 2**64
+"""Constants of SplitMix64 (Steele et al. 2014), as signed numbers."""
+_FIRST_32, _SECOND_32 = 0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32
+"""Constants of MurmurHash3's finalizer, as signed numbers."""
+
+
+class Draw(NamedTuple):
+    """Rows of one training in a micro-batch."""
+
+    seed: int
+    step: int
+    rows: npt.NDArray[np.int64]
+
+
+class _Now:
+    """The rows that compute now. Backward passes run in threads of their own, and replay layers there."""
+
+    keys_B: Tensor | None = None
+    step: int = 0
+
+
+_NOW = _Now()
+
+
+@contextmanager
+def drawing(draws: Sequence[Draw], device: torch.device) -> Iterator[None]:
+    """Inside, the rows of the batch are these, in this order; the backward pass belongs inside too."""
+    keys_B = np.concatenate([_keys(draw) for draw in draws])
+    before = _NOW.keys_B, _NOW.step
+    _NOW.keys_B = torch.from_numpy(keys_B).to(device)
+    _NOW.step = int(_keys(draws[0]._replace(rows=np.array([-1])))[0])
+    try:
+        yield
+    finally:
+        _NOW.keys_B, _NOW.step = before
+
+
+def row_keys() -> Tensor | None:
+    """A key (B,) of each row that computes now; None outside of `drawing`."""
+    return _NOW.keys_B
+
+
+class RowDropout(nn.Dropout):
+    """Drops inputs of each row by itself; as nn.Dropout outside of `drawing`, and where tokens are not in rows.
+
+    Tokens are not in rows where a layer chooses among them, as some experts do.
+    """
+
+    layer_key: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or not self.p:
+            return x
+        keys_B = row_keys()
+        if keys_B is None or len(x) % len(keys_B):
+            return super().forward(x)
+        return self.drop(x, keys_B)
+
+    def drop(self, x: Tensor, keys_B: Tensor) -> Tensor:
+        """Drop inputs of `x` (B, ..., I) or (B * T, I): linear in `x`, and the same whenever it is called.
+
+        Args:
+            keys_B: Of the rows of `x`.
+        """
+        x_BTI = x.reshape(len(keys_B), -1, x.shape[-1])
+        tokens_T = torch.arange(x_BTI.shape[1], device=x.device)
+        units_I = torch.arange(x_BTI.shape[2], device=x.device)
+        hash_BTI = _high(_mixed(keys_B[:, None] + tokens_T * _GOLDEN))[..., None] ^ _high(
+            _mixed(self.layer_key.to(x.device) + units_I * _GOLDEN)
+        )
+        for factor, shift in ((_FIRST_32, 16), (_SECOND_32, 13)):
+            hash_BTI = (hash_BTI ^ (hash_BTI >> shift)) * factor
+        dropped_BTI = hash_BTI < int(self.p * 2**32) - 2**31
+        return (x_BTI.masked_fill(dropped_BTI, 0) * (1 / (1 - self.p))).view(x.shape)
+
+
+class StepDropout(MultiplicativeDropoutLayer):
+    """BOFT's dropout: replaces the same blocks of a rotation for all rows of a step, who share the rotation."""
+
+    layer_seed: int
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or row_keys() is None:
+            untouched: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
+            return untouched
+        with torch.random.fork_rng(devices=[]):  # PEFT draws from the host's numbers
+            torch.default_generator.manual_seed((_NOW.step ^ self.layer_seed) & (2**63 - 1))
+            replaced: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
+        return replaced
+
+
+_KINDS: dict[type[nn.Module], type[nn.Module]] = {nn.Dropout: RowDropout, MultiplicativeDropoutLayer: StepDropout}
+
+
+def drop_by_row(model: nn.Module) -> None:
+    """Make all dropout of adapters in `model` a function of seed, step, row and layer."""
+    layers: list[tuple[str, Any]] = [pair for pair in model.named_modules() if isinstance(pair[1], BaseTunerLayer)]
+    for path, layer in layers:
+        for inner, module in layer.named_modules():
+            if type(module) in _KINDS and module.p:
+                place = f"{path}.{inner.rpartition('.')[0]}"  # without the adapter's name: members of a bank have each
+                key = int.from_bytes(hashlib.blake2b(place.encode(), digest_size=8).digest(), "big", signed=True)
+                module.__class__ = _KINDS[type(module)]
+                module.layer_seed = key
+                if isinstance(module, RowDropout):  # a tensor, so that compiled code serves all layers
+                    module.register_buffer("layer_key", torch.tensor(key), persistent=False)
+
+
+def _keys(draw: Draw) -> npt.NDArray[np.int64]:
+    """A key for each row, in which every bit depends on seed, step and row."""
+    start = np.random.SeedSequence([draw.seed, draw.step]).generate_state(1, np.uint64).view(np.int64)
+    mixed: npt.NDArray[np.int64] = _mixed(torch.from_numpy(start + draw.rows * np.int64(_GOLDEN))).numpy()
+    return mixed
+
+
+def _mixed(keys: Tensor) -> Tensor:
+    """SplitMix64's finalizer."""
+    keys = (keys ^ (keys >> 30)) * _FIRST
+    keys = (keys ^ (keys >> 27)) * _SECOND
+    return keys ^ (keys >> 31)
+
+
+def _high(keys: Tensor) -> Tensor:
+    """The upper half of each 64 bits."""
+    return (keys >> 32).to(torch.int32)

@@ -1,0 +1,73 @@
+"""Dropout is a part of what a run is a function of: its curve is the same however the rows are computed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import workbench
+from tests.workbench.training.together import Labelled, Together, Trained, bert, class_outputs, section
+
+RECIPE = """
+recipe: sft
+model: {{id: {model}, weights: float32}}
+data: {{train: {train}, held_out: 0.1}}
+batch: {{size: 8}}
+train: {{steps: 6, learning_rate: 5.0e-3}}
+evaluate: {{every: null, answers: 0}}
+save: {{every: null}}
+"""
+
+
+@pytest.fixture
+def curve(short_stories: str, questions: Path, tmp_path: Path) -> Callable[..., list[float]]:
+    """The losses of a run of a few steps with dropout."""
+
+    def run(*overrides: str) -> list[float]:
+        recipe, out = tmp_path / "recipe.yaml", tmp_path / str(len(list(tmp_path.iterdir())))
+        recipe.write_text(RECIPE.format(model=short_stories, train=questions))
+        workbench.run(recipe, overrides, out=out, quiet=True)
+        return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        "{method: lora, rank: 4, dropout: 0.3}",
+        "{method: houlsby, dropout: 0.3}",
+        "{method: boft, block: 2, dropout: 0.3}",
+    ],
+    ids=["lora", "houlsby", "boft"],
+)
+def test_micro_batches_and_checkpointing_change_nothing(curve: Callable[..., list[float]], adapter: str) -> None:
+    wanted = curve(f"adapter={adapter}", "batch.tokens_per_device=4000")
+    for how in (("batch.tokens_per_device=150",), ("batch.tokens_per_device=400", "train.checkpointing=true")):
+        assert curve(f"adapter={adapter}", *how) == pytest.approx(wanted, rel=1e-5)
+    assert curve(f"adapter={adapter}", "batch.tokens_per_device=4000", "seed=1") != pytest.approx(wanted, rel=1e-3)
+
+
+def test_the_members_of_a_bank_drop_what_they_drop_alone(tmp_path: Path) -> None:
+    """Members of different shares, ranks, seeds and data; float64, so that nothing but the order of sums differs."""
+    configs = [
+        section(seed=0, size=6, adapter={"dropout": 0.3}),
+        section(seed=1, size=4, steps=13, adapter={"dropout": 0.6, "rank": 5}),
+        section(seed=2, size=5),
+    ]
+    model, data = bert(), [Labelled(50, 1), Labelled(23, 2, shortest=9), Labelled(31, 3)]
+
+    def fit(name: str, chosen: slice, tokens: int) -> Trained:
+        own = data[chosen], configs[chosen]
+        return Together(model, *own, tmp_path / name, class_outputs, tokens=tokens).fit()
+
+    found = fit("together", slice(0, 3), 40)
+    for number in range(3):
+        wanted = fit(str(number), slice(number, number + 1), 10_000)
+        assert found.losses[number] == pytest.approx(wanted.losses[0], rel=1e-9)
+        for name, tensor in wanted.tensors[0].items():
+            torch.testing.assert_close(found.tensors[number][name], tensor, rtol=1e-8, atol=1e-10)

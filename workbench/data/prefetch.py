@@ -1,0 +1,50 @@
+"""Rows that are collated in a thread while the device computes on those before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from workbench.data.batching import MicroBatch
+
+Make = Callable[[], MicroBatch]
+
+
+class Ahead:
+    """Makes micro-batches before they are asked for, one at a time; what it makes is the same as without it.
+
+    Args:
+        pin: Put them into pinned memory, from which an accelerator copies while it computes.
+    """
+
+    def __init__(self, *, pin: bool) -> None:
+        self._pin = pin
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="workbench-rows")
+        self._expected: tuple[Hashable, Future[MicroBatch]] | None = None
+
+    def get(self, key: Hashable, make: Make) -> MicroBatch:
+        """The micro-batch of this key; raises what making it raised."""
+        expected, self._expected = self._expected, None
+        if expected is not None and expected[0] == key:
+            return expected[1].result()
+        self._drop(expected)
+        return self._made(make)
+
+    def expect(self, key: Hashable, make: Make) -> None:
+        """Begin to make the micro-batch that is probably asked for next; another one that was expected is forgotten."""
+        self._drop(self._expected)
+        self._expected = key, self._worker.submit(self._made, make)
+
+    def close(self) -> None:
+        """End the thread; what it is making is waited for and forgotten."""
+        self._worker.shutdown(wait=True, cancel_futures=True)
+        self._expected = None
+
+    def _made(self, make: Make) -> MicroBatch:
+        batch = make()
+        return batch.pinned() if self._pin else batch
+
+    @staticmethod
+    def _drop(expected: tuple[Hashable, Future[MicroBatch]] | None) -> None:
+        if expected is not None:
+            expected[1].cancel()
