@@ -160,8 +160,8 @@ def _fill(state: dict[str, Any], values: Mapping[str, Any], *, device: torch.dev
         elif isinstance(value, Tensor) and kind == "step" and not group.get("fused"):
             state[kind] = value  # torch counts on the host where the kernel does not read it
         elif isinstance(value, Tensor):
-            state[kind] = value.to(device)
+            state[kind] = value.to(device, copy=True)  # a file's memory is not aligned, and products depend on that
         elif isinstance(value, list):
-            state[kind] = [item.to(device) if isinstance(item, Tensor) else item for item in value]
+            state[kind] = [item.to(device, copy=True) if isinstance(item, Tensor) else item for item in value]
         else:
             state[kind] = value
