@@ -13,7 +13,7 @@ from peft import PeftModel
 
 from tests.conftest import tiny
 from workbench import adapters
-from workbench.adapters import BitFit, Boft, Bottleneck, Lora, Method, Pissa, bank
+from workbench.adapters import BitFit, Boft, Bottleneck, DeepPrompt, Lora, Method, Pissa, bank
 
 IDS = torch.tensor([[3, 60, 5, 61, 9, 60, 7]])
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -51,6 +51,11 @@ def test_its_lines_load_the_adapter(config: Method, needed: bool, head: str, tmp
     assert ("import workbench.adapters" in card) == needed
     loaded = _run(card, tmp_path / "adapter")
     torch.testing.assert_close(loaded(input_ids=IDS).logits, model(input_ids=IDS).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("head", "needed"), [("CausalLM", False), ("SequenceClassification", True)])
+def test_a_prefix_needs_the_import_where_it_is_ours(head: str, needed: bool, tmp_path: Path) -> None:
+    test_its_lines_load_the_adapter(DeepPrompt(virtual_tokens=3), needed, head, tmp_path)
 
 
 def _from(folder: Path, head: str, name: str) -> Any:
