@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ from transformers import PreTrainedModel
 
 import workbench
 from tests.conftest import tiny
+from tests.stopping import stop_after
 from workbench import adapters
 from workbench.adapters import AdaLora
 from workbench.adapters.rank_allocator import RankBudget, RankSchedule
-from workbench.cli.console import Terminal
 from workbench.errors import Stopped
 from workbench.training import checkpoints
 from workbench.training.master_weights import MasterWeights
@@ -157,7 +156,7 @@ def test_a_run_reaches_its_ranks_and_a_stopped_one_resumes_to_the_same_bits(
     recipe.write_text(RECIPE.format(model=stories, train=questions, steps=STEPS))
     straight = workbench.run(recipe, out=tmp_path / "straight", quiet=True)
     with monkeypatch.context() as patch:
-        patch.setattr(Terminal, "stop_requested", _once_at(9))
+        stop_after(patch, 9)
         with pytest.raises(Stopped, match="after step 9"):
             workbench.run(recipe, out=tmp_path / "broken", quiet=True)
     taken = checkpoints.read_tensors(tmp_path / "broken" / "checkpoints" / "step-00000009", "companion")
@@ -176,11 +175,6 @@ def test_a_run_reaches_its_ranks_and_a_stopped_one_resumes_to_the_same_bits(
 
 def _losses(run: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def _once_at(step: int) -> Callable[[Terminal], bool]:
-    calls = iter(range(1, STEPS + 1))
-    return lambda _: next(calls) == step
 
 
 RECIPE = """

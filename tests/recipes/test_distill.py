@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 import workbench
 from tests.conftest import write_questions
+from tests.stopping import stop_after
 from workbench import recipes
 from workbench.cli.console import Terminal
 from workbench.config import RunConfig
@@ -177,7 +178,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(
     config = _config(stories, rows, distill=distill)
     straight = _run(config, tmp_path / "straight")
     with monkeypatch.context() as patch:
-        patch.setattr(Terminal, "stop_requested", lambda self: True)
+        stop_after(patch)
         with pytest.raises(Stopped):
             _run(config, tmp_path / "broken")
     broken = workbench.run(config, out=tmp_path / "broken", resume=True, quiet=True)

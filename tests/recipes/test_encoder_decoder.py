@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import workbench
+from tests.stopping import stop_after
 from workbench.errors import Stopped
 from workbench.models import exported
 from workbench.recipes.check import check
@@ -149,11 +150,9 @@ def test_same_curve_for_any_micro_batch_and_with_checkpointing(train: Train, ref
 
 
 def test_a_stopped_run_resumes_to_the_same_bits(train: Train, reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from workbench.cli.console import Terminal
-
     words = ["batch.tokens_per_device=100000"]
     with monkeypatch.context() as patch:
-        patch.setattr(Terminal, "stop_requested", lambda _: True)
+        stop_after(patch)
         with pytest.raises(Stopped, match="after step 1 of 6"):
             train("broken", *words)
     broken = train("broken", *words, resume=True)

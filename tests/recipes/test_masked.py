@@ -14,6 +14,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import workbench
 from tests.conftest import MINILM, save_tiny
+from tests.stopping import stop_after
 from workbench.errors import ConfigError, Stopped
 from workbench.models import exported
 from workbench.recipes.check import check
@@ -76,10 +77,8 @@ def test_same_curve_for_any_micro_batch(train: Train, taught: Path) -> None:
 
 
 def test_a_stopped_run_resumes_to_the_same_bits(train: Train, taught: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from workbench.cli.console import Terminal
-
     with monkeypatch.context() as patch:
-        patch.setattr(Terminal, "stop_requested", lambda _: True)
+        stop_after(patch)
         with pytest.raises(Stopped, match="after step 1 of 10"):
             train("broken")
     assert _losses(train("broken", resume=True)) == _losses(taught)

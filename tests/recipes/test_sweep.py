@@ -10,9 +10,9 @@ import pytest
 
 import workbench
 from tests.conftest import MINILM, save_tiny, write_questions
+from tests.stopping import stop_after
 from workbench import recipes
 from workbench.cli import render
-from workbench.cli.console import Terminal
 from workbench.config import RunConfig, sweep_expansion
 from workbench.data import starter
 from workbench.errors import ConfigError, Stopped, TrainingError
@@ -125,7 +125,7 @@ def test_stopped_and_resumed_it_ends_where_it_would_have(
     swept: Path, sections: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Terminal, "stop_requested", lambda _: True)
+        stop_after(patch)
         with pytest.raises(Stopped, match="after step 1"):
             run(sections, tmp_path / "run")
     assert {row["status"] for row in table(tmp_path / "run")["members"]} == {"training"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 
 from workbench.config import RunConfig
@@ -42,8 +41,6 @@ def _end(config: RunConfig, steps: int | None) -> str | None:
     said = f"Ends after {_listed(limits, 'or')}{', whichever comes first' if limits[1:] else ''}."
     if budget.timed:
         said = f"{said[:-1]}; scores and reports are part of the time."
-    if budget.time == "slurm" and "SLURM_JOB_END_TIME" not in os.environ:
-        said += " Here is no Slurm job, so that `run` would be refused: submit it with sbatch."
     return said
 
 

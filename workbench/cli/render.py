@@ -15,10 +15,10 @@ from rich.text import Text
 
 from workbench.adapters import METHODS
 from workbench.adapters.method import WEIGHTS
+from workbench.config import sweep_config
 from workbench.errors import ConfigError
-from workbench.runs import run_directory
 from workbench.runs.files import read_json
-from workbench.runs.trust import Trust
+from workbench.schema import read_yaml
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,12 +69,14 @@ def outcome(run: Path) -> None:
 
 def _next(run: Path) -> None:
     """The commands that go on from here."""
-    config = run_directory.shipped_config(run, Trust(given=True))  # it was just trained: its code is the person's own
-    commands = {f'workbench generate {run} "..."': "ask it something"} if config.recipe == "sft" else {}
-    if config.recipe != "mlm":
+    values = sweep_config.shipped_values(read_yaml(run / "config.yaml"), run)
+    recipe, section = values.get("recipe"), values.get("adapter") or {"method": "lora"}
+    method = METHODS[section["method"]].model_validate(section)
+    commands = {f'workbench generate {run} "..."': "ask it something"} if recipe == "sft" else {}
+    if recipe != "mlm":
         commands[f"workbench predict {run} FILE --out said.csv"] = "answer every row of a file"
     commands[f"workbench evaluate {run} data.test=FILE"] = "score it on other rows"
-    if not config.adapter.facts.no_merge and (config.recipe != "crossval" or config.folds.refit):
+    if not method.facts.no_merge and (recipe != "crossval" or (values.get("folds") or {}).get("refit")):
         commands[f"workbench merge {run} --out merged"] = "write a stock model"
     width = max(map(len, commands))
     for number, (command, told) in enumerate(commands.items()):

@@ -36,7 +36,7 @@ def run(
     devices: Annotated[int | None, typer.Option(min=1, help="Train on so many of this machine together.")] = None,
 ) -> None:
     """Train, score and report."""
-    from workbench.cli import opening
+    from workbench.recipes import opening
     from workbench.training.distributed import launcher
 
     if launcher.needed():  # else who started the processes has told it

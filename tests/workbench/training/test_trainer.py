@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import workbench
+from tests.stopping import stop_after
 from workbench.data.batching import Indices
 from workbench.errors import ResumeError, Stopped, TrainingError
 from workbench.runs.ranks import Ranks
@@ -207,16 +208,8 @@ def test_patience_stops_early_and_the_best_adapter_is_shipped(
 def test_a_stopped_run_resumes_to_the_same_bits(train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     dropout = "adapter.dropout=0.1"
     straight = train(dropout, "save.every=5", name="straight")
-    from workbench.cli.console import Terminal
-
-    calls = {"count": 0}
-
-    def after_seven(_: Terminal) -> bool:
-        calls["count"] += 1
-        return calls["count"] == 7
-
     with monkeypatch.context() as patch:
-        patch.setattr(Terminal, "stop_requested", after_seven)
+        stop_after(patch, 7)
         with pytest.raises(Stopped, match="after step 7 of 20"):
             train(dropout, "save.every=5", name="broken")
     broken = train(dropout, "save.every=5", name="broken", resume=True)

@@ -34,7 +34,9 @@ def assert_close(found: Trained, wanted: Trained, *, rel: float) -> None:
     assert found.losses == pytest.approx(wanted.losses, rel=rel)
     assert found.held_out == pytest.approx(wanted.held_out, rel=rel)
     for name, tensor in wanted.shipped.items():
-        assert (found.shipped[name] - tensor).norm() <= 1000 * rel * (1 + tensor.norm()), name  # Adam divides noise by noise
+        assert (found.shipped[name] - tensor).norm() <= 1000 * rel * (1 + tensor.norm()), (
+            name
+        )  # Adam divides noise by noise
 
 
 @pytest.mark.parametrize("method", METHODS)
