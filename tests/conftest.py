@@ -6,12 +6,13 @@ import importlib.util
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from filelock import FileLock
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
@@ -63,10 +64,9 @@ T5_SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The whole cube takes minutes: it runs only where `-m` names it."""
-    if "cube" in config.option.markexpr:
-        return
-    known, items[:] = list(items), [item for item in items if item.get_closest_marker("cube") is None]
+    """Slow tests, and the whole cube, take minutes: each runs only where `-m` names it."""
+    left_out = [mark for mark in ("slow", "cube") if mark not in config.option.markexpr]
+    known, items[:] = list(items), [item for item in items if not any(map(item.get_closest_marker, left_out))]
     asked = set(items)
     config.hook.pytest_deselected(items=[item for item in known if item not in asked])
 
@@ -129,20 +129,39 @@ def questions(tmp_path: Path) -> Path:
     return write_questions(tmp_path / "questions.jsonl", [f"{n + 1}" + " it is" * (n % 7) for n in range(120)])
 
 
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """The folder that `make` fills, once for all workers of a test session. Read only."""
+    alone = "PYTEST_XDIST_WORKER" not in os.environ
+    folder = (factory.getbasetemp() if alone else factory.getbasetemp().parent) / f"once-{name}"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "made").exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed midway
+            folder.mkdir()
+            make(folder)
+            (folder / "made").touch()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
     """A finished run that taught stories260K short answers with LoRA, a template and two new tokens. Read only."""
+    made = once(tmp_path_factory, "trained", lambda folder: teach_answers(folder, stories)) / "run"
+    # A worker's own copy: verbs lock the run that they read.
+    return shutil.copytree(made, tmp_path_factory.mktemp("trained") / "run")
+
+
+def teach_answers(folder: Path, model: str) -> None:
+    """Train what `trained` describes, in the folder's `run`."""
     import workbench
     from workbench.config import RunConfig
 
-    folder = tmp_path_factory.mktemp("trained")
     template = folder / "template.jinja"
     template.write_text(CHAT_TEMPLATE)
     questions = write_questions(folder / "questions.jsonl", [f"It is {n + 1}." for n in range(120)])
     sections = {
         "recipe": "sft",
         "model": {
-            "id": stories,
+            "id": model,
             "weights": "float32",
             "compute": "float32",
             "chat_template": str(template),
@@ -155,7 +174,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
         "evaluate": {"every": None, "answers": 6, "max_new_tokens": 12},
         "save": {"every": None},
     }
-    return workbench.run(RunConfig.model_validate(sections), out=folder / "run", quiet=True)
+    workbench.run(RunConfig.model_validate(sections), out=folder / "run", quiet=True)
 
 
 @pytest.fixture(params=sorted(FAMILIES))

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from workbench.cli.verbs import main
+from workbench.errors import WorkbenchError
+from workbench.recipes.load import load
 
 Prepare = Callable[[Path], object]
 """Makes a mistake in a folder that holds my.yaml, rows.jsonl, the backbone `stories` and the run `one`."""
@@ -73,6 +75,16 @@ def assert_refused(
     assert ended.value.code == 2
     assert_told(case, told.out, told.err)
     assert_nothing_left(folder, before)
+
+
+def refusal(command: str) -> str | None:
+    """The message that every verb gives about a recipe and overrides that cannot be read; None where they can be."""
+    recipe, *overrides = shlex.split(command)
+    try:
+        load(recipe, overrides)
+    except WorkbenchError as error:
+        return " ".join(str(error).split())
+    return None
 
 
 def assert_refused_with(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -25,8 +24,8 @@ ROWS = [{"question": f"What comes after {n}?", "answer": f"It is {n + 1}."} for 
 
 
 @pytest.fixture
-def folder(tmp_path: Path, stories: str, trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory of a command."""
+def folder(tmp_path: Path, stories: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of a command, without a run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORKBENCH_CACHE", os.environ["WORKBENCH_CACHE"])  # put back after a case that moves it
     file("my.yaml", RECIPE)(tmp_path)
@@ -35,5 +34,4 @@ def folder(tmp_path: Path, stories: str, trained: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("workbench.models.backbones.device", lambda: torch.device("cpu"))
     monkeypatch.setitem(sys.modules, "wandb", None)
     (tmp_path / "stories").symlink_to(stories)
-    shutil.copytree(trained, tmp_path / "one")
     return tmp_path

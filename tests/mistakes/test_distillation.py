@@ -14,7 +14,7 @@ import torch
 
 import workbench
 from tests.conftest import CHAT_TEMPLATE, T5_SIZES, save_tiny
-from tests.mistakes.cases import assert_nothing_left, assert_refused_with, content, lines
+from tests.mistakes.cases import assert_nothing_left, assert_refused_with, content, lines, refusal
 from tests.mistakes.teachers import ASKING, FOUND, WRITTEN, Case, matched
 from workbench.cli.console import Terminal
 from workbench.cli.verbs import main
@@ -47,6 +47,27 @@ FILES = {
     "held.jsonl": [{"text": f"A {n} new {name}", "label": name} for n in range(3) for name in ANIMALS],
     "columns.jsonl": [{"txt": "a", "c": "b"}],
 }
+ALIKE = (
+    "nowhere",
+    "neither run nor model",
+    "unfinished folds",
+    "an adapter and a model",
+    "vocabularies",
+    "causal teacher of masks",
+    "no such layer of the teacher",
+    "no such layer of the student",
+    "a layer that is not there",
+    "weights of several",
+    "peers of dora",
+    "answers beyond the positions",
+    "a class more",
+    "out of fold of other rows",
+    "unlabelled columns",
+    "nobody to ask",
+    "of other data",
+    "a shard is lost",
+)
+"""Of each place where `check` and `run` refuse, one; the others are made with one verb."""
 Refused = Callable[[Case, str], None]
 """A mistake, and the command it is made with."""
 
@@ -139,14 +160,19 @@ def refused(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("case", WRITTEN.values(), ids=WRITTEN.keys())
-def test_what_is_written(case: Case, refused: Refused) -> None:
-    refused(case, "run")
+def test_what_is_written(case: Case, here: Path) -> None:
+    told = refusal(f"my.yaml {case.words}")
+    assert told and case.place in told and case.cure in told, told
 
 
 @pytest.mark.parametrize("case", FOUND.values(), ids=FOUND.keys())
-@pytest.mark.parametrize("verb", ["check", "run"])
-def test_what_is_found(case: Case, verb: str, refused: Refused) -> None:
-    refused(case, verb)
+def test_what_is_found(case: Case, refused: Refused) -> None:
+    refused(case, "run")
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_check_finds_the_same(name: str, refused: Refused) -> None:
+    refused(FOUND[name], "check")
 
 
 @pytest.mark.parametrize("case", ASKING.values(), ids=ASKING.keys())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mistakes.cases import Case, assert_refused, file, lines
+from tests.mistakes.cases import Case, assert_refused, file, lines, refusal
 from tests.mistakes.test_folds import RECIPE as CROSSVAL
 from tests.mistakes.test_folds import ROWS as LABELLED
 
@@ -339,6 +339,19 @@ CASES = {
     )
     for name, case in cases.items()
 }
+ALIKE = (
+    "freeze: policy",
+    "freeze: all layers",
+    "freeze: all layers of a sweep",
+    "freeze: more than all layers of folds",
+    "freeze: all layers of a student",
+    "freeze: layers of peers",
+    "freeze: two stacks",
+    "budget: less than a step",
+    "optimizer: paged on a CPU",
+    "optimizer: orthogonal vectors",
+)
+"""Of each place where `check` and `run` refuse, one; the others are made with one verb."""
 
 
 @pytest.fixture(autouse=True)
@@ -354,24 +367,28 @@ def world(folder: Path, encoder_decoder: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("workbench.models.backbones.load", read)
 
 
-def _assert_both_refuse(
-    words: str,
-    place: str,
-    cure: str,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    recipe = words if words.startswith("cv.yaml") else f"my.yaml {words}"
-    for verb in ("check", "run"):
-        assert_refused(Case(f"{verb} {recipe}", place, cure), folder, monkeypatch, capsys)
+def _command(verb: str, words: str) -> str:
+    return f"{verb} {words}" if words.startswith("cv.yaml") else f"{verb} my.yaml {words}"
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_mistake_is_told(
     case: tuple[str, str, str], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _assert_both_refuse(*case, folder, monkeypatch, capsys)
+    words, place, cure = case
+    if told := refusal(_command("", words)):
+        assert place in told and cure in told, told
+    else:
+        assert_refused(Case(_command("run", words), place, cure), folder, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("verb", ["check", "run"])
+@pytest.mark.parametrize("name", ALIKE)
+def test_check_and_run_refuse_alike(
+    name: str, verb: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, place, cure = CASES[name]
+    assert_refused(Case(_command(verb, words), place, cure), folder, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(
@@ -390,4 +407,6 @@ def test_an_optimizer_that_is_not_installed_is_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    _assert_both_refuse(f"optimizer.name={name}", f"optimizer.name={name}", cure, folder, monkeypatch, capsys)
+    for verb in ("check", "run"):
+        case = Case(f"{verb} my.yaml optimizer.name={name}", f"optimizer.name={name}", cure)
+        assert_refused(case, folder, monkeypatch, capsys)

@@ -121,6 +121,12 @@ RUNS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def one(folder: Path, trained: Path) -> Path:
+    """A finished run."""
+    return shutil.copytree(trained, folder / "one")
+
+
 @pytest.mark.parametrize("case", RUNS.values(), ids=[f"run: {name}" for name in RUNS])
 def test_a_mistake_is_told(
     case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

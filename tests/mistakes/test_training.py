@@ -22,6 +22,7 @@ from tests.mistakes.cases import (
     cut,
     file,
     lines,
+    refusal,
     removed,
 )
 from tests.mistakes.conftest import ROWS
@@ -228,7 +229,22 @@ CASES = {
 def test_a_mistake_is_told(
     case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if case in CONFIGURATIONS.values():
+        case.prepare(folder)
+        if told := refusal(case.command.partition(" ")[2]):
+            assert case.place in told and case.cure in told, told
+            return
     assert_refused(case, folder, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("verb", ["check", "plan", "run"])
+@pytest.mark.parametrize("name", ["key", "several", "no data", "unknown target", "small budget"])
+def test_verbs_refuse_alike(
+    name: str, verb: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = CONFIGURATIONS[name]
+    words = case.command.partition(" ")[2]
+    assert_refused(case._replace(command=f"{verb} {words}"), folder, monkeypatch, capsys)
 
 
 @pytest.mark.slow

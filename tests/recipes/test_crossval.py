@@ -270,6 +270,7 @@ STAGES = (
 """What appears in a run directory, stage after stage."""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawn")
 def test_a_combination_killed_in_every_stage_ends_with_the_same_result(
     train: Run, everything: list[str], whole: Path, monkeypatch: pytest.MonkeyPatch

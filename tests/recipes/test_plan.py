@@ -72,14 +72,19 @@ def compare(ledgers: list[MemoryLedger], tmp_path: Path) -> Callable[..., tuple[
     "words",
     [
         ["model.weights=float32"],
-        ["model.weights=bfloat16", "train.checkpointing=true"],
-        ["model.weights=bfloat16", "adapter={method: full}"],
-        ["model.weights=float32", "adapter={method: houlsby}"],
-        ["model.weights=float32", "adapter={method: prefix}"],
         ["model.weights=nf4"],
-        ["model.weights=int8"],
-        ["freeze={policy: static, layers: 0.5, cache: off}"],
-        ["batch.tokens_per_device=2000", "batch.size=6", "optimizer={name: sgd}"],
+        *(
+            pytest.param(words, marks=pytest.mark.slow)
+            for words in (
+                ["model.weights=bfloat16", "train.checkpointing=true"],
+                ["model.weights=bfloat16", "adapter={method: full}"],
+                ["model.weights=float32", "adapter={method: houlsby}"],
+                ["model.weights=float32", "adapter={method: prefix}"],
+                ["model.weights=int8"],
+                ["freeze={policy: static, layers: 0.5, cache: off}"],
+                ["batch.tokens_per_device=2000", "batch.size=6", "optimizer={name: sgd}"],
+            )
+        ),
     ],
     ids=" ".join,
 )
