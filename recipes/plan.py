@@ -5,22 +5,24 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 from unittest.mock import patch
 
 import psutil
-from transformers import PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from workbench import evaluation
 from workbench.adapters import Full
-from workbench.config import RunConfig, distill_expansion, tasks
+from workbench.config import RunConfig, distill_expansion, sweep_expansion, tasks
 from workbench.config.budget_config import BudgetConfig
 from workbench.config.distill_config import STUDENT, OnPolicyConfig
 from workbench.config.distributed_config import DistributedConfig
 from workbench.config.tasks import Task
 from workbench.data.batching import Examples, first_rows
+from workbench.data.labelled.labelled_data import ClassSplits
 from workbench.data.text.chat import Template
 from workbench.data.text.token_masking import Masking
 from workbench.data.text.tokenized import Splits
@@ -29,19 +31,20 @@ from workbench.evaluation import row_outputs, scores
 from workbench.models import adapter_sizes, backbones, classifier, output_heads
 from workbench.models.adapter_sizes import AdapterSize
 from workbench.models.backbones import Backbone
-from workbench.planning import traffic
-from workbench.planning.calibration import Calibration
+from workbench.planning import block_time, step_time
+from workbench.planning.block_time import Measured, Small
 from workbench.planning.dry_run import OPTIMIZER, DryRun, dry_run, largest_rows
-from workbench.planning.dry_trainings import BankTraining, SingleTraining
+from workbench.planning.dry_trainings import BankTraining, SingleTraining, Training
 from workbench.planning.fake_loading import fake_loading, settle
+from workbench.planning.fake_quantised import packed_bytes
 from workbench.planning.fake_tensors import fake_tensors
 from workbench.planning.model_contents import contents
 from workbench.planning.plan import Plan
-from workbench.planning.solver import SolverChoice, choose
-from workbench.planning.work import StepWork, record
+from workbench.planning.solver import SolverChoice, choose, formats
+from workbench.planning.step_time import StepWork, Timed
 from workbench.planning.zero_memory import Contents
 from workbench.recipes import sft
-from workbench.runs import files, run_directory
+from workbench.runs import files, run_directory, units
 from workbench.runs.run_directory import Run
 from workbench.training import bank_trainer, limits
 from workbench.training.bank_trainer import BankTrainer
@@ -52,17 +55,44 @@ from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.trainer import Trainer
 
+WHOLE = 60_000_000
+"""Parameters of a backbone up to which all of its blocks are timed."""
+
 Teaching = Callable[[PreTrainedTokenizerBase, Template | Masking, Splits], sft.Supervise]
 
 
 def solve(config: RunConfig, *, devices: int = 1, memory: int | None = None, elsewhere: bool = False) -> SolverChoice:
     """The fastest way to carry out a run that fits; every `auto` of its settings decided. Arguments as of `plan`."""
-    clock = None if elsewhere else Calibration(backbones.device())
 
-    def timing(found: Plan) -> float:
-        return traffic.computing(found.work) if clock is None else clock.timed(found.work).seconds
+    def timing(found: Plan) -> Timed:
+        flops = found.rehearsed.flops_per_token
+        return step_time.assumed(found.work, flops) if elsewhere else step_time.timed(found.work, flops)
 
+    if not elsewhere and backbones.device().type == "cpu" and config.recipe in ("sft", "mlm"):
+        config = _with_possible_weights(config, devices=devices, memory=memory)
     return choose(config, partial(plan, devices=devices, memory=memory, elsewhere=elsewhere), timing)
+
+
+def _with_possible_weights(config: RunConfig, *, devices: int, memory: int | None) -> RunConfig:
+    """The same run without the formats of weights that are larger than the memory of all devices.
+
+    Raises:
+        ConfigError: those of every format are.
+    """
+    there = (memory or available(backbones.device())) * devices
+    if config.distributed.nvme is not None:
+        return config
+    for weights in formats(config):
+        fewer = config.model_copy(update={"model": config.model.model_copy(update={"weights": weights})})
+        blueprint = _blueprint(fewer, tasks.of(config))
+        size = packed_bytes(blueprint.model, blueprint.weights)
+        if size <= there:
+            return fewer
+    raise ConfigError(
+        f"The run does not fit into {units.size(there)}: its weights alone take {units.size(size)} "
+        f"({blueprint.weights}), {size - there:,} bytes more.\n"
+        "  Take a smaller model.id, or devices with that much more memory."
+    )
 
 
 class DryRunParts(NamedTuple):
@@ -169,7 +199,15 @@ def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> DryR
             lambda: [evaluation.likelihood(freezer.model, head, rows) for rows in worst],
             beside=beside,
         )
-        work = record(fit)
+        padded = step_time.work(SingleTraining(fit))
+
+    def fitting(own: RunConfig, run: Run, small: Backbone, freezer: Freezer) -> Trainer:
+        return sft.fitting(own, run, data, small, freezer, output_heads.known(small.model), Silent())
+
+    build = partial(
+        _built, config, backbones.hub_config(config.model), task, data.train, fitting, new_tokens, len(tokenizer)
+    )
+    work = replace(padded, measure=_measure(config, backbone, fit, build), teacher=supervise is not None)
     return _parts(config, task, backbone, fit, found, work)
 
 
@@ -185,8 +223,21 @@ def _classes(config: RunConfig, run: Run) -> DryRunParts:
         model = classifier.classification_model(freezer.model, backbone.model, tokenizer, data.labels)
         fit = classify.fitting(config, run, data, backbone, freezer, model, Silent())
         found = dry_run(SingleTraining(fit), lambda: [model.outputs(batch) for batch in worst])
-        work = record(fit)
+        padded = step_time.work(SingleTraining(fit))
+    build = _classroom(config, tokenizer, data)
+    work = replace(padded, measure=_measure(config, backbone, fit, build))
     return _parts(config, task, backbone, fit, found, work)
+
+
+def _classroom(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: ClassSplits) -> block_time.Build:
+    from workbench.recipes import classify
+
+    def fitting(own: RunConfig, run: Run, small: Backbone, freezer: Freezer) -> Trainer:
+        model = classifier.classification_model(freezer.model, small.model, tokenizer, data.labels)
+        return classify.fitting(own, run, data, small, freezer, model, Silent())
+
+    task = classifier.task(data.labels, seed=config.seed)
+    return partial(_built, config, backbones.hub_config(config.model), task, data.train, fitting, (), 0)
 
 
 def _taught(config: RunConfig, run: Run) -> DryRunParts:
@@ -221,18 +272,23 @@ def _bank(config: RunConfig, run: Run) -> DryRunParts:
     apart = "folds.together=false asks for it" if not config.folds.together else bank_trainer.refusal(config)
     if reason := sweep.apart(config) if is_sweep else apart:
         raise ConfigError(f"recipe={config.recipe}: its members train one after another ({reason}). Plan one of them.")
-    found: list[tuple[BankTrainer, DryRun]] = []
+    found: list[tuple[BankTrainer, DryRun, StepWork]] = []
 
     def rehearsed(fit: BankTrainer) -> NoReturn:
         first = next(iter(fit.members.values())).course
         evaluates = first.config.evaluate.every is not None
-        found.append((fit, dry_run(BankTraining(fit), first.held_out_loss if evaluates else lambda: None)))
+        together = BankTraining(fit)
+        rehearsal = dry_run(together, first.held_out_loss if evaluates else lambda: None)
+        found.append((fit, rehearsal, step_time.work(together)))
         raise _Enough
 
     files.write_json(run.path / "before.json", {})  # the run would score the backbone first
     with fake_tensors(), fake_loading() as asked, patch.object(BankTrainer, "work", rehearsed), suppress(_Enough):
         (sweep if is_sweep else crossval).main(config, run, Silent())
-    ((fit, rehearsal),) = found
+    ((fit, rehearsal, padded),) = found
+    # Rows of all members are computed together, and take about as long as those of one.
+    build = _member(sweep_expansion.shared(config) if is_sweep else config, asked[0].task, run)
+    work = replace(padded, measure=_measure(config, asked[0].backbone, fit, build))
     size = adapter_sizes.predict(config.model, config.adapter, task=asked[0].task)
     courses = [each.course for each in fit.members.values()]
     return DryRunParts(
@@ -243,9 +299,78 @@ def _bank(config: RunConfig, run: Run) -> DryRunParts:
         steps=max(each.total for each in fit.members.values()),
         tokens=fit.tokens,
         rehearsed=rehearsal,
-        work=StepWork((), (), recomputes=False),
+        work=work,
         contents=contents(fit, optimizer=rehearsal.at_peak.get(OPTIMIZER, 0)),
     )
+
+
+def _member(config: RunConfig, task: Task, run: Run) -> block_time.Build:
+    """The training of one member."""
+    from workbench.recipes import classify
+
+    if task.head == "classes":
+        tokenizer, data, _ = classify.prepare(config)
+        return _classroom(config, tokenizer, data)
+    tokenizer, _, texts = sft.prepare(config, run)
+
+    def fitting(own: RunConfig, run: Run, small: Backbone, freezer: Freezer) -> Trainer:
+        return sft.fitting(own, run, texts, small, freezer, output_heads.known(small.model), Silent())
+
+    return partial(_built, config, backbones.hub_config(config.model), task, texts.train, fitting, (), len(tokenizer))
+
+
+def _measure(
+    config: RunConfig, backbone: Backbone, fit: Trainer | BankTrainer, build: block_time.Build
+) -> step_time.Measure:
+    """Times small models of the kind of `backbone`, when it is asked to."""
+    hub = backbones.hub_config(config.model)
+    trainable = sum(each.numel() for each in fit.masters)
+    narrower = block_time.narrowing(hub)
+    depth = block_time.depth(hub)
+    step = 1 if narrower > 1 else 2
+    if sum(each.numel() for each in backbone.model.parameters()) <= WHOLE:
+        step = depth
+
+    def measure(clock: Callable[[], float], seconds: float) -> Measured:
+        return block_time.measure(
+            build,
+            depth=depth,
+            narrower=narrower,
+            trainable=trainable,
+            step=step,
+            dtype=backbone.compute,
+            packed=backbone.weights in backbones.QUANTISED,
+            clock=clock,
+            seconds=seconds,
+        )
+
+    return measure
+
+
+@contextmanager
+def _built(
+    config: RunConfig,
+    hub: PretrainedConfig,
+    task: Task,
+    train: Examples,
+    fitting: Callable[[RunConfig, Run, Backbone, Freezer], Trainer],
+    new_token_ids: Sequence[int],
+    vocabulary: int,
+    small: Small,
+) -> Iterator[Training]:
+    """The run's own training with real tensors, over a backbone that is cut down."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = block_time.smaller(config.model, hub, small, Path(folder) / "model")
+        own = config.model_copy(update={"model": model, "trackers": ()})
+        backbone = _blueprint(own, task, vocabulary=vocabulary)
+        settle(backbone.model, backbone)
+        sample = partial(first_rows, train, seed=own.seed)
+        freezer = freezing.attach(backbone.model, own, seed=own.seed, new_token_ids=new_token_ids, sample=sample)
+        run = run_directory.start(Path(folder) / "run", own, resume=False)
+        try:
+            yield SingleTraining(fitting(own, run, backbone, freezer))
+        finally:
+            run.close()
 
 
 class _Enough(BaseException):

@@ -28,16 +28,15 @@ from typing import Any, NamedTuple
 import measuring
 import numpy as np
 import standing
-import torch
 
 import workbench
 from workbench.data.batching import Indices
 from workbench.evaluation import row_outputs, scores
-from workbench.planning.calibration import Calibration
 from workbench.planning.dry_run import hold
 from workbench.planning.memory_ledger import MemoryLedger
 from workbench.planning.plan import Plan
 from workbench.planning.solver import SolverChoice, choose
+from workbench.planning.step_time import timed
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
 from workbench.training.trainer import Trainer
@@ -134,11 +133,10 @@ def _limits(peaks: dict[Way, int]) -> list[int]:
 def _choose(name: str, limit: int) -> SolverChoice:
     """Tensors alone count: what Python takes is nothing that one way has and another has not."""
     recipe, words = CONFIGURATIONS[name]
-    clock = Calibration(torch.device("cpu"), clock=time.process_time)
     return choose(
         load(recipe, [*words, *SHORT, f"train.steps={PLANNED}"]),
         lambda config: replace(plan(config, memory=limit), process=0),
-        lambda found: clock.timed(found.work).seconds,
+        lambda found: timed(found.work, found.rehearsed.flops_per_token, clock=time.process_time),
     )
 
 

@@ -1,4 +1,4 @@
-"""Predicted seconds of a step against those of the same run's steps, calibration and steps in turn: a table.
+"""Predicted seconds of a step against those of the same run's steps, prediction and steps in turn: a table.
 
     python scripts/bench/step_time.py --encoder FOLDER [--llama FOLDER] [--json step_time.json] [--only WORD ...]
 
@@ -18,13 +18,13 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 
 import measuring
 import standing
 
 from workbench.cli.console import Terminal
-from workbench.planning.calibration import Calibration, Timed
+from workbench.planning.step_time import Timed, timed
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
 from workbench.recipes.run import RECIPES
@@ -33,7 +33,7 @@ from workbench.training.checkpoints import Progress
 from workbench.training.trainer import Trainer
 
 ROUNDS = 3
-"""So often some steps are measured, with a calibration before, between and after them."""
+"""So often some steps are measured, with a prediction before, between and after them."""
 SHORT = ["train.epochs=null", "evaluate.answers=0", "evaluate.every=null", "data.limit=400"]
 Clock = Callable[[], float]
 
@@ -51,9 +51,9 @@ def main() -> None:
             "predicted s",
             "measured s",
             "ratio",
-            "of single calibrations",
-            "stated error",
-            "calibrated in s",
+            "of single predictions",
+            "interval",
+            "timed in s",
         ]
     ]
     ratios, found = [], {}
@@ -63,19 +63,19 @@ def main() -> None:
         words += [*SHORT, f"train.steps={ROUNDS * arguments.steps}"]
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as own:  # what a process did before slows it down
             predictions, steps, took = own.submit(_both, recipe, words, clock, arguments.steps).result()
-        predicted = mean(timed.seconds for timed in predictions)
-        ratios.append(predicted / mean(steps))
-        found[name] = {"predicted": [timed.seconds for timed in predictions], "measured": steps, "calibration": took}
-        single = sorted(timed.seconds / mean(steps) for timed in predictions)
-        error = mean(timed.error for timed in predictions)
+        predicted = median(each.seconds for each in predictions)
+        ratios.append(predicted / median(steps))
+        found[name] = {"predicted": [each.seconds for each in predictions], "measured": steps, "timed": took}
+        single = sorted(each.seconds / median(steps) for each in predictions)
+        low, high = (median(getattr(each, end) for each in predictions) for end in ("low", "high"))
         rows.append(
             [
                 name,
                 f"{predicted:.3f}",
-                f"{mean(steps):.3f}",
+                f"{median(steps):.3f}",
                 f"{ratios[-1]:.2f}",
                 f"{single[0]:.2f} to {single[-1]:.2f}",
-                f"{error:.0%}",
+                f"{low:.3f} to {high:.3f}",
                 f"{median(took):.1f}",
             ]
         )
@@ -116,22 +116,23 @@ def _configurations(arguments: argparse.Namespace) -> dict[str, tuple[str, list[
 
 
 def _both(recipe: str, words: list[str], clock: Clock, count: int) -> tuple[list[Timed], list[float], list[float]]:
-    """Predictions, the seconds of single steps, and the seconds that calibrations took."""
+    """Predictions, the seconds of single steps, and the seconds that predictions took."""
     config = load(recipe, words)
-    work = plan(config).work
+    planned = plan(config)
+    work, flops = planned.work, planned.rehearsed.flops_per_token
     predictions: list[Timed] = []
     steps: list[float] = []
     took: list[float] = []
 
-    def calibrate(fit: Trainer) -> None:
+    def predict() -> None:
         began = clock()
-        predictions.append(Calibration(fit.device, clock=clock).timed(work))
+        predictions.append(timed(work, flops, clock=clock))
         took.append(clock() - began)
 
     def measure(fit: Trainer) -> None:
         fit.prepare()
         fit.freezer.follow(step=0, share=0.0)
-        calibrate(fit)
+        predict()
         fit.step(fit.member.batch())  # makes the optimizer's state
         fit.member.progress = Progress()
         for _ in range(ROUNDS):
@@ -139,7 +140,7 @@ def _both(recipe: str, words: list[str], clock: Clock, count: int) -> tuple[list
                 began = clock()
                 fit.step(fit.member.batch())
                 steps.append(clock() - began)
-            calibrate(fit)
+            predict()
         raise _Enough
 
     own, Trainer.work = Trainer.work, measure  # type: ignore[method-assign, assignment]

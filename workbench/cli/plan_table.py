@@ -20,7 +20,9 @@ def parts(found: Plan) -> Iterator[Table | Text | str]:
         yield from (_tried(found), Text())
     rehearsed, batch, time = found.rehearsed, units.count(found.tokens_per_device), ""
     if found.seconds is not None:
-        time = f", {_step(found.seconds)} a step, {units.duration(found.seconds * found.steps)} in all"
+        time = (
+            f", {_step(found.seconds)} a step{_interval(found)}, {units.duration(found.seconds * found.steps)} in all"
+        )
     yield (
         f"{found.size.trainable:,} of {found.size.total:,} parameters train ({found.weights} weights); the adapter's "
         f"file has {units.size(found.size.file_bytes)}.\n{found.steps:,} steps, {rehearsed.micro_batches} passes of at "
@@ -77,6 +79,10 @@ def _tried(found: Plan) -> Table:
         cells = (f"{way.tokens:,}", units.size(way.needed), _step(way.seconds), verdict)
         table.add_row(Text(way.way), *cells, style="bold" if taken else None)
     return table
+
+
+def _interval(found: Plan) -> str:
+    return "" if found.interval is None else f" ({_step(found.interval[0])} to {_step(found.interval[1])})"
 
 
 def _step(seconds: float) -> str:

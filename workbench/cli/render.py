@@ -15,10 +15,9 @@ from rich.text import Text
 
 from workbench.adapters import METHODS
 from workbench.adapters.method import WEIGHTS
-from workbench.config import sweep_config
 from workbench.errors import ConfigError
 from workbench.runs.files import read_json
-from workbench.schema import read_yaml
+from workbench.runs.run_directory import shipped_values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,7 +68,7 @@ def outcome(run: Path) -> None:
 
 def _next(run: Path) -> None:
     """The commands that go on from here."""
-    values = sweep_config.shipped_values(read_yaml(run / "config.yaml"), run)
+    values = shipped_values(run)
     recipe, section = values.get("recipe"), values.get("adapter") or {"method": "lora"}
     method = METHODS[section["method"]].model_validate(section)
     commands = {f'workbench generate {run} "..."': "ask it something"} if recipe == "sft" else {}

@@ -10,6 +10,7 @@ from unittest.mock import patch
 from peft import peft_model
 from peft.utils import load_peft_weights
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench.config import ModelConfig
@@ -17,6 +18,7 @@ from workbench.config.tasks import TEXT, Task
 from workbench.models import backbones, output_heads
 from workbench.models.backbones import Backbone
 from workbench.models.output_heads import Head
+from workbench.planning.block_time import materialise
 from workbench.planning.fake_quantised import pack
 from workbench.planning.fake_tensors import real_tensors, to_fake
 
@@ -67,7 +69,12 @@ def fake_loading() -> Iterator[list[RequestedBackbone]]:
 
 
 def settle(model: nn.Module, blueprint: Backbone) -> None:
-    """Turn a blueprint, `model` if it is with an adapter, into the imagined backbone that `backbones.load` gives."""
+    """Turn a blueprint, `model` if it is with an adapter, into the backbone that `backbones.load` gives.
+
+    Inside `imagining` it is imagined, outside it is real, with random numbers.
+    """
     to_fake(model, backbones.device())
+    if not any(isinstance(each, FakeTensor) for each in model.parameters()):
+        materialise(model)
     if blueprint.weights in backbones.QUANTISED:
         pack(model, blueprint.weights, blueprint.compute)

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from workbench.planning.fake_tensors import INSTEAD, real_tensors
 
+BYTES = {"int8": 1.0, "nf4": 0.5, "fp4": 0.5}
+"""Of a packed weight."""
+
 
 def pack(model: nn.Module, weights: str, compute: torch.dtype) -> None:
     """Give the quantised layers of an imagined model packed weights."""
@@ -25,6 +28,17 @@ def pack(model: nn.Module, weights: str, compute: torch.dtype) -> None:
             module.support_avx512bf16_for_cpu = False
         elif isinstance(module, Linear8bitLt):
             module.weight = _eight_bits(module)
+
+
+def packed_bytes(model: nn.Module, weights: str) -> int:
+    """Bytes of a blueprint's weights once its quantised layers are packed, their scales left out."""
+    whole = sum(each.nbytes for each in model.parameters())
+    if weights not in BYTES:
+        return whole
+    from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
+
+    layers = [each.weight for each in model.modules() if isinstance(each, (Linear4bit, Linear8bitLt))]
+    return whole - sum(each.nbytes - round(each.numel() * BYTES[weights]) for each in layers)
 
 
 def _with_outliers(rows: Tensor, threshold: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -45,7 +59,7 @@ INSTEAD["bitsandbytes.int8_mixed_scaled_mm.default"] = _mixed_product
 def _four_bits(module: nn.Linear, weights: str, compute: torch.dtype) -> nn.Parameter:
     from bitsandbytes.functional import quantize_4bit
 
-    whole = torch.empty(module.out_features, module.in_features, dtype=compute, device=module.weight.device)
+    whole = torch.zeros(module.out_features, module.in_features, dtype=compute, device=module.weight.device)
     packed, state = quantize_4bit(whole, compress_statistics=True, quant_type=weights)
     weight = nn.Parameter(packed, requires_grad=False)
     weight.quant_state = state  # type: ignore[attr-defined]
@@ -54,8 +68,8 @@ def _four_bits(module: nn.Linear, weights: str, compute: torch.dtype) -> nn.Para
 
 def _eight_bits(module: nn.Linear) -> nn.Parameter:
     device = module.weight.device
-    whole = torch.empty(module.out_features, module.in_features, dtype=torch.int8, device=device)
+    whole = torch.zeros(module.out_features, module.in_features, dtype=torch.int8, device=device)
     weight = nn.Parameter(whole, requires_grad=False)
-    scales: Tensor = torch.empty(module.out_features, dtype=torch.float32, device=device)
+    scales: Tensor = torch.ones(module.out_features, dtype=torch.float32, device=device)
     weight.CB, weight.SCB = weight, scales  # type: ignore[attr-defined]
     return weight

@@ -10,7 +10,7 @@ from workbench.models.adapter_sizes import AdapterSize
 from workbench.planning import zero_memory
 from workbench.planning.dry_run import GRADIENTS, MASTERS, OPTIMIZER, WEIGHTS, DryRun
 from workbench.planning.memory_ledger import ACTIVATIONS
-from workbench.planning.work import StepWork
+from workbench.planning.step_time import StepWork, Timed
 from workbench.planning.zero_memory import Contents, HeldBytes, Moment
 
 
@@ -60,6 +60,8 @@ class Plan:
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     seconds: float | None = None
     """Of a step."""
+    timed: Timed | None = None
+    """What devices compute of these seconds, with its interval."""
     tried: tuple[Candidate, ...] = ()
     """All ways that were compared, this one included."""
 
@@ -129,6 +131,14 @@ class Plan:
         return found
 
     @property
+    def interval(self) -> tuple[float, float] | None:
+        """Seconds that a step takes at least and at most, its waiting included; None where nothing was measured."""
+        if self.seconds is None or self.timed is None:
+            return None
+        waits = self.seconds - self.timed.seconds
+        return self.timed.low + waits, self.timed.high + waits
+
+    @property
     def facts(self) -> dict[str, Any]:
         """Everything, for a program."""
         rehearsed = self.rehearsed
@@ -148,6 +158,7 @@ class Plan:
             "flops_per_token": round(rehearsed.flops_per_token),
             "steps": self.steps,
             "seconds_per_step": self.seconds,
+            "seconds_per_step_interval": self.interval,
             "hours": hours,
             "batch": {"tokens_per_device": self.tokens_per_device, "micro_batches": rehearsed.micro_batches},
             "zero": {"stage": self.distributed.zero, "offload": self.offload},

@@ -25,14 +25,15 @@ from workbench.errors import ConfigError
 from workbench.planning import traffic
 from workbench.planning.memory_ledger import ACTIVATIONS
 from workbench.planning.plan import Candidate, Plan
+from workbench.planning.step_time import Timed
 from workbench.runs import units
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import layout_checks
 
 Rehearse = Callable[[RunConfig], Plan]
 """What a run takes: recipes.plan.plan, told about devices and memory."""
-Timing = Callable[[Plan], float]
-"""Seconds that a device computes in a step of a plan."""
+Timing = Callable[[Plan], Timed]
+"""What a device takes for a step of a plan."""
 
 PROBES, WORTH = 5, 1.1
 """So many micro-batches are rehearsed at most to fill the memory, each of so many times the tokens of one that fits."""
@@ -93,7 +94,7 @@ class _Way(NamedTuple):
 
 def _best(config: RunConfig, rehearse: Rehearse, timing: Timing) -> SolverChoice:
     tried: list[_Way] = []
-    for weights in _formats(config):
+    for weights in formats(config):
         solver = _Solver(_with(config, "model", weights=weights), rehearse, timing)
         tried += solver.ways()
         if any(way.plan.fits for way in tried):
@@ -198,7 +199,8 @@ class _Solver:
         if key not in self._known:
             alone = _with_layout(_with(config, "batch", tokens_per_device=tokens), DistributedConfig())
             plan = self._rehearse(alone)
-            self._known[key] = replace(plan, seconds=self._timing(plan))
+            timed = self._timing(plan)
+            self._known[key] = replace(plan, seconds=timed.seconds, timed=timed)
         return self._known[key]
 
 
@@ -239,7 +241,7 @@ def _mix(low: int, high: int, share: float) -> int:
     return round(low + share * (high - low))
 
 
-def _formats(config: RunConfig) -> list[str]:
+def formats(config: RunConfig) -> list[str]:
     """How weights may be stored, quantised last."""
     wanted = config.model.weights
     quantised = config.model.model_copy(update={"weights": "nf4"})
@@ -316,7 +318,7 @@ def _changes(config: RunConfig, least: SolverChoice, rehearse: Rehearse) -> Iter
         yield "train.checkpointing=true", _with(config, "train", checkpointing=True)
     if config.distributed.zero == 0 and (least.plan.devices > 1 or least.plan.device != "cpu"):
         yield "distributed.zero=auto", _with(config, "distributed", zero="auto")
-    if len(_formats(_with(config, "model", weights="auto"))) > 1 and config.model.weights not in ("auto", "nf4"):
+    if len(formats(_with(config, "model", weights="auto"))) > 1 and config.model.weights not in ("auto", "nf4"):
         yield "model.weights=nf4", _with(config, "model", weights="nf4")
     if least.plan.peak - least.plan.rehearsed.at_peak.get(ACTIVATIONS, 0) < least.plan.memory:
         for tokens in (int(share * least.plan.longest) for share in SHORTER):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workbench.config.distributed_config import DistributedConfig
-from workbench.planning.work import StepWork
 from workbench.planning.zero_memory import Contents
 
 
@@ -48,9 +47,3 @@ def seconds(contents: Contents, how: DistributedConfig, rates: Rates, *, devices
         rate = rates.host if how.offload_parameters == "cpu" else rates.disk
         found += passes * 2 * contents.weight_bytes * share / rate
     return found
-
-
-def computing(work: StepWork) -> float:
-    """What a device that nobody can ask takes for a step."""
-    flops = sum(part.share * sum(call.flops for call in part.calls) for part in work.parts)
-    return flops / ACCELERATOR.flops

@@ -14,7 +14,7 @@ from workbench.planning import solver
 from workbench.planning.dry_run import DryRun
 from workbench.planning.plan import Plan
 from workbench.planning.solver import SolverChoice
-from workbench.planning.work import StepWork
+from workbench.planning.step_time import StepWork, Timed
 from workbench.planning.zero_memory import Contents
 
 ROWS, LENGTH, COUNT = 32, 100, 1_000_000
@@ -56,7 +56,7 @@ class Rehearsals:
                 padded_tokens=tokens,
                 flops_per_token=1.0,
             ),
-            work=StepWork([], [], False),
+            work=StepWork(),
             contents=Contents(trained=(COUNT,), element=4),
             process=0,
             memory=self._memory,
@@ -64,8 +64,16 @@ class Rehearsals:
         )
 
 
-def timing(plan: Plan) -> float:
+def timing(plan: Plan) -> Timed:
     """A second, and more for checkpointing, quantised weights and each pass."""
+    return exactly(seconds_of(plan))
+
+
+def exactly(seconds: float) -> Timed:
+    return Timed(seconds, seconds, seconds)
+
+
+def seconds_of(plan: Plan) -> float:
     return 1.0 + 0.33 * plan.checkpointing + 0.2 * (plan.weights == "nf4") + 0.001 * plan.rehearsed.micro_batches
 
 
@@ -75,7 +83,7 @@ def choose(
     devices: int = 1,
     device: str = "accelerator",
     floor: int = 0,
-    timing: Callable[[Plan], float] = timing,
+    timing: Callable[[Plan], Timed] = timing,
     **sections: Any,
 ) -> tuple[SolverChoice, Rehearsals]:
     rehearsals = Rehearsals(memory, devices=devices, device=device, floor=floor)
@@ -107,7 +115,9 @@ def test_where_bytes_do_not_grow_evenly_the_micro_batch_still_fills_the_memory()
 
 def test_what_would_not_be_faster_is_not_rehearsed() -> None:
     """Where larger micro-batches take longer, as they hold more padding, so does computing twice."""
-    found, rehearsals = choose(FIXED + 1000 * 700, timing=lambda plan: timing(plan) + 1e-3 * plan.tokens_per_device)
+    found, rehearsals = choose(
+        FIXED + 1000 * 700, timing=lambda plan: exactly(seconds_of(plan) + 1e-3 * plan.tokens_per_device)
+    )
     assert found.plan.fits and found.config.batch.tokens_per_device == LENGTH
     assert [checkpointing for _, checkpointing, _ in rehearsals.seen] == [False, False]
 

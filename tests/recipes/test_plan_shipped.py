@@ -1,0 +1,45 @@
+"""Every shipped recipe has a plan, or a sentence that says why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MINILM, save_tiny
+from workbench import recipes
+from workbench.errors import ConfigError, WorkbenchError
+from workbench.planning import block_time
+from workbench.recipes.load import load
+from workbench.recipes.plan import solve
+
+CONFIGS = Path(recipes.__file__).parent / "configs"
+SHIPPED = sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.rglob("*.yaml"))
+REFUSED = ("distill/ensemble", "distill/peers")
+"""What a plan does not know."""
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_recipe_is_planned_or_refused_with_a_sentence(
+    name: str, stories: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_time, "PASSES", (1, 1))
+    words = [] if name.startswith(("crossval", "classify")) else ["data.limit=100", "data.max_tokens=64"]
+    if name.startswith("mlm"):
+        bert = save_tiny(tmp_path / "bert", "Bert", "MaskedLM", MINILM, max_position_embeddings=128)
+        words.append(f"model.id={bert}")
+    if name == "distill/quickstart":
+        words += [f"distill.teacher.id={stories}", "distill.match=[]"]
+    try:
+        planned = solve(load(name, words)).plan
+    except WorkbenchError as error:
+        assert name in REFUSED and len(str(error)) > 40, str(error)
+        return
+    assert planned.seconds is not None and planned.interval is not None
+    assert 0 < planned.interval[0] <= planned.seconds <= planned.interval[1]
+
+
+def test_weights_that_cannot_fit_are_refused_before_anything_is_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.recipes.plan.rehearse", lambda *_, **__: pytest.fail("rehearsed"))
+    with pytest.raises(ConfigError, match="its weights alone take"):
+        solve(load("sft/quickstart"), memory=1_000_000)
