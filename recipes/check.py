@@ -31,7 +31,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `check` found; it raised before this where a run would be refused."""
+    """Findings of `check`, for a run that is not refused."""
 
     config: RunConfig
     data: Splits
@@ -74,7 +74,7 @@ def _inspected(config: RunConfig) -> Found:
 
 
 def _blocks(found: Found) -> int | None:
-    """Of the backbone; None where no layer freezes."""
+    """Number of the backbone's blocks; None where no layer freezes."""
     config = found.config
     if config.freeze.policy == "none":
         return None
@@ -101,7 +101,7 @@ def _text(config: RunConfig) -> Inspection:
 
 
 def _first_member(config: RunConfig) -> Inspection | ClassInspection:
-    """What the members of a sweep share, and which they are."""
+    """Findings on everything that the members of a sweep share, and their names."""
     shared, trials = sweep_expansion.shared(config), sweep_expansion.trials(config)
     found = classify_verbs.inspect(shared) if shared.recipe == "classify" else _text(shared)
     require_members(shared, trials, found.data)

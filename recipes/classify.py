@@ -230,7 +230,7 @@ def outputs(
     batch_tokens: int | None = None,
     scoring: Scoring | None = None,
 ) -> tuple[Labelled, Floats]:
-    """What a classifier says of rows, or of as many of them as there is time for, and which they are."""
+    """A classifier's outputs for rows, or for as many as there is time for, and those rows."""
     return row_outputs.outputs_in_time(
         model.model, model.outputs, rows, left(timer), batch_tokens=batch_tokens, scoring=scoring
     )
@@ -257,6 +257,6 @@ def predictions(
 
 
 def texts(config: RunConfig, tokenizer: PreTrainedTokenizerBase, rows: Labelled) -> list[str]:
-    """What the model reads of each row, uncut."""
+    """Text that the model reads of each row, uncut."""
     writer = FieldTokenizer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
     return [writer.text(record.fields) for record in rows.records]

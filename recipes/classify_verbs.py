@@ -32,7 +32,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class ClassInspection:
-    """What `check` found; it raised before this where a run would be refused."""
+    """Findings of `check`, for a run that is not refused."""
 
     config: RunConfig
     data: ClassSplits
@@ -102,7 +102,7 @@ def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
 
 
 def predict(run: Path, source: str, config: RunConfig) -> pd.DataFrame:
-    """What the saved classifier says of every row of a file; labels there are not looked at."""
+    """The saved classifier's predictions for every row of a file; labels there are ignored."""
     rows = records.read(source, config.data, config.classes, labelled=False)
     model = classifier.load(run, config)
     encoded = labelled_data.encode(rows, _writer(model, config), model.labels)
@@ -122,7 +122,7 @@ def some_outputs(model: Classifier, config: RunConfig, *, rows: int) -> tuple[La
 
 
 def stock_outputs(model: PreTrainedModel, rows: Labelled) -> Floats:
-    """What a stock model says by itself of rows that are padded with the token that its config.json names."""
+    """A stock model's own outputs for rows that are padded with the token of its config.json."""
     pad = model.config.get_text_config().pad_token_id
 
     def predict(batch: MicroBatch) -> Tensor:

@@ -21,7 +21,7 @@ WEIGHT_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 @dataclass(frozen=True)
 class Combined:
-    """What was written, and how far it is from the weighted sum."""
+    """Sum of adapters that was written, and its distance from the weighted sum."""
 
     error: CombinationError
     ranks: tuple[int, int]

@@ -1,4 +1,4 @@
-"""What a cross-validation leaves in its run directory.
+"""Files of a cross-validation in its run directory.
 
 Legend: M adapters, N labelled rows, C outputs (classes, or 1 for a number).
 """
@@ -59,7 +59,7 @@ def write(
 def decided(
     work: CrossvalContext, said: RoundOutputs, combiner: Combiner, decision: TtaDecision | None
 ) -> dict[str, Any]:
-    """What predicting other rows needs to know."""
+    """Decisions that predicting other rows needs."""
     fitted = combiner.fit(work.known, said.oof_MNC)
     return {
         "round": said.number,

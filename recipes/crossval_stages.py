@@ -28,7 +28,7 @@ Scores = dict[str, Any]
 
 @dataclass(frozen=True)
 class CrossvalContext:
-    """What all stages need, and the short ones."""
+    """Model, data and books that all stages need, and the short stages."""
 
     room: FoldContext
     run: Run
@@ -47,7 +47,7 @@ class CrossvalContext:
         return rounds + len(tried) + bool(seen) + config.ensemble.consensus
 
     def belief(self, combiner: Combiner, said: RoundOutputs) -> Predictions:
-        """What the adapters of a round together say, of the labelled rows by fits that did not see them."""
+        """Predictions of a round's adapters together, for labelled rows by fits that did not see them."""
         fitted = combiner.fit(self.known, said.oof_MNC)
         test_TC = None if said.test_MTC is None else fitted.values(self.data.labels, said.test_MTC)
         return Predictions(combiner.out_of_fold(self.known, said.oof_MNC), test_TC)
@@ -161,5 +161,5 @@ class CrossvalContext:
 
     @property
     def names(self) -> list[str]:
-        """Of the adapters."""
+        """Names of the adapters."""
         return [each.name for each in self.who]

@@ -23,7 +23,7 @@ from workbench.training.limits import total_steps
 
 @dataclass(frozen=True)
 class CrossvalInspection:
-    """What `check` found; it raised before this where a run would be refused."""
+    """Findings of `check`, for a run that is not refused."""
 
     config: RunConfig
     data: FoldData
@@ -69,7 +69,7 @@ def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
 
 
 def predict(run: Path, source: str, config: RunConfig) -> pd.DataFrame:
-    """What the ensemble says of every row of a file; labels there are not looked at."""
+    """The ensemble's predictions for every row of a file; labels there are ignored."""
     room = tta_predict.fold_context(run, config)
     read = records.read(source, config.data, config.classes, labelled=False)
     rows = labelled_data.encode(read, _writer(room), room.labels)

@@ -149,7 +149,7 @@ def supervise(
     tokenizer: PreTrainedTokenizerBase,
     watcher: Callback,
 ) -> sft.Supervise:
-    """What the student learns from, once it is there; a cache is made before, so that its teacher is gone by then."""
+    """The student's training signal; a cache is made before, so that its teacher is gone by then."""
     section = config.distill
     cached = cache(config, base, source, run, data, tokenizer, watcher) if section.cache.folder is not None else None
 
@@ -194,7 +194,7 @@ def cache(
     tokenizer: PreTrainedTokenizerBase,
     watcher: Callback,
 ) -> CachedTeacher:
-    """What the teacher says of the training rows, from the disk; the teacher is asked where it is not there yet.
+    """Teacher distributions for the training rows, from disk; the teacher is asked where they are missing.
 
     Args:
         run: Is told about the teacher; None outside of a run.

@@ -94,7 +94,7 @@ def _supervise(
     extra: Labelled | None,
     said: TeacherOutputs,
 ) -> classify.Supervise:
-    """What the student learns from: labels, what was said, and the teacher's layers where they are to be matched."""
+    """The student's training signal: labels, teacher outputs, and matched layers."""
     rows = soft_labels.taught(data.train, said.train_NC, labelled=True)
     if extra is not None:
         assert said.extra_NC is not None

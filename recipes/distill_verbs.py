@@ -22,7 +22,7 @@ from workbench.training.limits import total_steps
 
 
 def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:
-    """What `inspect` finds of the plain run that a distillation is; a student that is to be made has no weights yet."""
+    """Result of `inspect` for the plain run that a distillation is; a student that is yet to be made has no weights."""
     source = distill.find_teacher(config)
     with TemporaryDirectory() as aside:
         base = distill_expansion.student_config(config, Path(aside))

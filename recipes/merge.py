@@ -31,7 +31,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cuto
 
 @dataclass(frozen=True)
 class Merged:
-    """What `merge` did, and its measured error."""
+    """Outcome of a merge, and its measured error."""
 
     agreement: Agreement | Gap
     said: str

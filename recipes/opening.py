@@ -1,4 +1,4 @@
-"""What a person is told first: that a run has begun, and what it will do. Without torch, whose import takes seconds."""
+"""First sentences of a run: that it has begun, and its work. Without torch, whose import takes seconds."""
 
 from __future__ import annotations
 

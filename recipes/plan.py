@@ -96,7 +96,7 @@ def _with_possible_weights(config: RunConfig, *, devices: int, memory: int | Non
 
 
 class DryRunParts(NamedTuple):
-    """What was rehearsed."""
+    """Outcome of a dry run."""
 
     backbone: Backbone
     size: AdapterSize
@@ -374,7 +374,7 @@ def _built(
 
 
 class _Enough(BaseException):
-    """What was to be known is known."""
+    """Ends a dry run early, when all facts are known."""
 
 
 def _parts(

@@ -74,7 +74,7 @@ def _solved(config: RunConfig, ranks: Ranks) -> RunConfig:
 
 
 def _resumed(config: RunConfig, out: Path) -> RunConfig:
-    """What was decided when the run began."""
+    """Configuration with the decisions that were taken when the run began."""
     begun = run_directory.begun(out, config)
     train = config.train.model_copy(update={"checkpointing": begun.train.checkpointing})
     model = config.model.model_copy(update={"weights": begun.model.weights})

@@ -102,7 +102,7 @@ def _cut(
     splits: Mapping[str, TokenizedSet],
     asked: int,
 ) -> str | None:
-    """What was left out because time ran out, in words.
+    """Sentence on the scores that were left out because time ran out; None where none were.
 
     Args:
         asked: Answers asked for of each split.

@@ -1,4 +1,4 @@
-"""What the members of a sweep learn: text, as recipes sft and mlm, or classes, as recipe classify."""
+"""Tasks of a sweep's members: text, as recipes sft and mlm, or classes, as recipe classify."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SweepBank:
 
 
 class SweepTask(Protocol):
-    """What members learn, whether together or one after another."""
+    """Task of the members, together or one after another."""
 
     def bench(self, run: Run, trials: Sequence[Trial[RunConfig]], watcher: Callback) -> SweepBank:
         """The members over one loaded backbone, at their start."""

@@ -89,7 +89,7 @@ def theirs(folder: Path) -> None:
 
 
 def their_name(ours: str) -> str:
-    """What AdapterHub calls one of our parameters."""
+    """AdapterHub's name of one of our parameters."""
     name = ours.removeprefix("base_model.model.")
     stem, kind, tensor = name.rsplit(".", 3)[0], ".".join(name.split(".")[-3:-1]), name.rsplit(".", 1)[1]
     place = next(place for place in OUR_PLACES if stem.endswith(f".{place}"))

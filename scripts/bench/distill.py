@@ -1,4 +1,4 @@
-"""What distillation costs: beside plain fine-tuning where the teacher is cached, and beside TRL's GKD where it is live.
+"""Costs of distillation: against plain fine-tuning with a cached teacher, and against TRL's GKD with a live one.
 
     python scripts/bench/distill.py                                # all parts, 32 steps, 2 pairs of runs
     python scripts/bench/distill.py --only live --peer best --pairs 3 --json live.json
@@ -136,7 +136,7 @@ def _shared(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _live_bytes(recipe: Path, arguments: argparse.Namespace) -> dict[str, int]:
-    """What live_run.py finds of one run."""
+    """Live bytes that live_run.py counts of one run."""
     out = recipe.with_suffix(".live")
     command = [sys.executable, str(gsm8k.HERE / "live_run.py"), str(recipe), str(out), *arguments.ours]
     measuring.run(command, out.with_suffix(".log"), arguments.device)

@@ -1,4 +1,4 @@
-"""What students gain from their teachers: tables over seeds, as Markdown and JSON. What is finished is not run again.
+"""Gains of students from their teachers: tables over seeds, as Markdown and JSON. Finished runs are not run again.
 
     python scripts/bench/distill_tables.py causal --train train.jsonl --held-out held_out.jsonl --out runs/causal
     python scripts/bench/distill_tables.py encoder --model FOLDER --train train.csv --test test.csv --out runs/encoder

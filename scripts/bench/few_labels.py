@@ -1,4 +1,4 @@
-"""What each stage of crossval/combo gains where labels are few: 30 intents of CLINC150, 10 labels each.
+"""Gains of each stage of crossval/combo where labels are few: 30 intents of CLINC150, 10 labels each.
 
     python scripts/bench/few_labels.py data_full.json --model FOLDER [--seeds 3] [key=value ...]
 

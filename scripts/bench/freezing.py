@@ -44,7 +44,7 @@ TARGETS = {"lora": {FROZEN: 1.25, CACHED: 1.85}, "full": {FROZEN: 1.4, CACHED: 1
 
 
 class Setting(NamedTuple):
-    """What all runs share."""
+    """Settings that all runs share."""
 
     folder: Path
     model: str

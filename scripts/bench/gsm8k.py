@@ -1,4 +1,4 @@
-"""What the benchmarks that train on GSM8K share: rows, our recipe, TRL's settings, and the options that change them."""
+"""Rows, our recipe, TRL's settings and options of the benchmarks that train on GSM8K."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def arguments_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """What the command line says; refuses numbers of steps that cannot be compared."""
+    """Arguments of the command line; refuses numbers of steps that cannot be compared."""
     arguments = parser.parse_args()
     if arguments.steps <= WARM_UP:
         parser.error(f"--steps {arguments.steps}: the first {WARM_UP} are left out; write {WARM_UP + 1} or more.")
@@ -136,7 +136,7 @@ def trl_settings(arguments: argparse.Namespace, *, weights: str = "bfloat16") ->
 
 
 def notes(arguments: argparse.Namespace, trl: str) -> list[str]:
-    """What a reader of the ratios must know."""
+    """Notes that a reader of the ratios must know."""
     tuned = "".join(f" {word}" for word in arguments.theirs)
     found = [f"Tokens/s: without padding, after the first {WARM_UP} steps. TRL {trl} {arguments.peer}{tuned}."]
     if arguments.device == "cpu" and not measuring.has_bfloat16_units():

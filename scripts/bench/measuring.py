@@ -1,4 +1,4 @@
-"""What the benchmarks share: options, processes that are measured from outside, their ratios, the machine in words."""
+"""Common parts of the benchmarks: options, processes measured from outside, their ratios, the machine in words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WARM_UP = 2
 
 
 class Usage(NamedTuple):
-    """What a process took."""
+    """Time and memory of a process."""
 
     wall_s: float
     cpu_s: float
@@ -172,7 +172,7 @@ def summary(ratios: Mapping[str, Ratio], results: Sequence[Training]) -> str:
 
 
 def write_report(arguments: argparse.Namespace, **facts: Any) -> None:
-    """What was measured, and how it was asked for, where --json names a file."""
+    """Write the measurements and the arguments, where --json names a file."""
     if arguments.json:
         text = json.dumps({**facts, "arguments": vars(arguments)}, default=_plain, indent=2)
         arguments.json.write_text(text + "\n", encoding="utf-8")

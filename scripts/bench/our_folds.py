@@ -43,7 +43,7 @@ from workbench.training.trainer import Trainer, TrainingSignal, peak_bytes
 
 
 class Fold(NamedTuple):
-    """What one adapter trains on and is scored on."""
+    """Rows that one adapter trains on and is scored on."""
 
     train: Labelled
     validation: Labelled
@@ -101,7 +101,7 @@ class Watch:
 
 
 class Done(NamedTuple):
-    """What training gave."""
+    """Results of a training."""
 
     watch: Watch
     right: float

@@ -1,4 +1,4 @@
-"""What `workbench plan` predicts, against the bytes of tensors that the same runs hold: a table, as Markdown and JSON.
+"""Predictions of `workbench plan` against the bytes of tensors that the same runs hold, as Markdown and JSON.
 
     python scripts/bench/planner.py --encoder FOLDER [--json planner.json] [--only WORD ...]
 

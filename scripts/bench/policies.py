@@ -1,4 +1,4 @@
-"""What each freezing policy and each average of weights gains on one task: a table over seeds, as Markdown and JSON.
+"""Gain of each freezing policy and each average of weights on one task, over seeds, as Markdown and JSON.
 
     python scripts/bench/policies.py sft/quickstart --time 120s --out runs/policies --json policies.json
     python scripts/bench/policies.py classify/quickstart --steps 60 --out runs/steps --set model.id=FOLDER

@@ -18,7 +18,7 @@ from workbench.data import starter
 
 
 class Shape(TypedDict):
-    """What differs between the benchmarked models."""
+    """Differences between the benchmarked models."""
 
     num_hidden_layers: int
     hidden_size: int

@@ -36,7 +36,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Spread:
-    """Of several seeds."""
+    """Mean and spread over seeds."""
 
     mean: float
     sd: float | None
@@ -45,7 +45,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of these."""
+        """Spread of these values."""
         return cls(mean(values), stdev(values) if len(values) > 1 else None, list(values))
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Cost:
-    """What `workbench predict` took, each time."""
+    """Time and memory of `workbench predict`, each time."""
 
     rows: tuple[int, int]
     few: list[Usage]
@@ -68,7 +68,7 @@ class Cost:
 
     @classmethod
     def of(cls, rows: tuple[int, int], few: list[Usage], many: list[Usage]) -> Cost:
-        """Of these measurements."""
+        """Cost from these measurements."""
         wall_s = median(usage.wall_s for usage in many) - median(usage.wall_s for usage in few)
         cpu_s = median(usage.cpu_s for usage in many) - median(usage.cpu_s for usage in few)
         thousands = (rows[1] - rows[0]) / 1000
@@ -90,7 +90,7 @@ def finish(wanted: Mapping[str, Wanted], folder: Path, *, jobs: int, device: str
 
 
 def scores(run: Path) -> dict[str, dict[str, float]]:
-    """Of a finished run."""
+    """Scores of a finished run."""
     found: dict[str, dict[str, float]] = json.loads((run / "scores.json").read_text(encoding="utf-8"))
     return found
 
@@ -98,7 +98,7 @@ def scores(run: Path) -> dict[str, dict[str, float]]:
 def predict(
     runs: Mapping[str, Path], rows: Sequence[Mapping[str, Any]], folder: Path, *, repeats: int, device: str
 ) -> dict[str, Cost]:
-    """What predicting a tenth of the rows and all of them costs with each run, in turn."""
+    """Cost of predicting a tenth of the rows and all of them with each run, in turn."""
     files = [write_rows(rows[::10], folder / "few.jsonl"), write_rows(rows, folder / "all.jsonl")]
     found: dict[str, tuple[list[Usage], list[Usage]]] = {name: ([], []) for name in runs}
     for _ in range(repeats):

@@ -44,14 +44,9 @@ def test_a_file_is_told_and_mistakes_are_left_to_who_reads_all_of_it(tmp_path: P
 
 
 def test_nothing_of_it_needs_torch() -> None:
-<<<<<<< HEAD
     code = (
         "import sys; from workbench.recipes.opening import sentences;"
         "sentences('sft/quickstart', []); print(*sys.modules)"
     )
-=======
-    told = "from workbench.recipes import opening; opening.sentences('sft/quickstart', [])"
-    code = f"{told}; import sys; print(*sys.modules)"
->>>>>>> aadef45 (T4 converted)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "torch" not in ended.stdout.split()

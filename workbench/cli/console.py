@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a progress line, sentences, and a polite answer to Ctrl-C."""
+"""Terminal output of a run: progress, sentences, and a clean stop on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Terminal:
                 self._task = None
 
     def _left(self, record: dict[str, Any], total: int) -> str:
-        """Of the time, by the pace of this process so far; nothing after one step, which is slower than others."""
+        """Time left, by the pace of this process so far; empty after one step, which is slower than others."""
         here = (record["step"], record["elapsed_s"])
         self._first = self._first or here
         steps, seconds = here[0] - self._first[0], here[1] - self._first[1]

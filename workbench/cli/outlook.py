@@ -1,4 +1,4 @@
-"""What a run will do, in sentences for `workbench check`: what ends it, what takes its steps, which layers train."""
+"""The course of a run in sentences for `workbench check`: its end, its optimizer, the layers that train."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WHOLE = 1000
 
 
 def sentences(config: RunConfig, *, steps: int | None, blocks: int | None) -> list[str]:
-    """What differs from a plain run.
+    """Sentences on everything that differs from a plain run.
 
     Args:
         steps: Of the run; None where a budget alone ends it.
@@ -30,7 +30,7 @@ def sentences(config: RunConfig, *, steps: int | None, blocks: int | None) -> li
 
 
 def _end(config: RunConfig, steps: int | None) -> str | None:
-    """What ends the run; None where that is its number of steps."""
+    """Sentence on the limit that ends the run; None where that is its number of steps."""
     budget = config.budget
     if budget.unlimited:
         return None
@@ -45,7 +45,7 @@ def _end(config: RunConfig, steps: int | None) -> str | None:
 
 
 def _optimizer(config: RunConfig) -> str | None:
-    """What takes the steps; None where that is plain AdamW."""
+    """Sentence on the optimizer; None for plain AdamW."""
     settings, rate = config.optimizer, config.train.learning_rate
     said = []
     if settings.sam is not None:

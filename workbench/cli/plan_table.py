@@ -12,7 +12,7 @@ from workbench.runs import units
 
 
 def parts(found: Plan) -> Iterator[Table | Text | str]:
-    """What a run takes, where it lives, what else was tried, and whether it fits."""
+    """Tables of a plan: memory, where it lies, the alternatives, and whether it fits."""
     yield from (_bytes(found), Text())
     if found.devices > 1 or found.distributed.zero != 0:
         yield from (_timeline(found), Text())
@@ -35,7 +35,7 @@ def parts(found: Plan) -> Iterator[Table | Text | str]:
 
 
 def _bytes(found: Plan) -> Table:
-    """Of a device at the peak."""
+    """Table of the bytes of one device at the peak."""
     each = f" on each of {found.devices} devices" if found.devices > 1 else ""
     table = Table(f"bytes{each} at the peak of training", "", box=None)
     table.columns[1].justify = "right"
@@ -49,7 +49,7 @@ def _bytes(found: Plan) -> Table:
 
 
 def _timeline(found: Plan) -> Table:
-    """What lives where in a step."""
+    """Table of what each part of a step keeps on the device and outside of it."""
     table = Table("in", "on each device", box=None)
     places = ["device"]
     for place, where, size in (("host", "in the host's memory", found.host), ("disk", "on disk", found.disk)):

@@ -1,4 +1,4 @@
-"""What the verbs print: tables and short sentences for a terminal."""
+"""Printing of results: tables and short sentences for a terminal."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _next(run: Path) -> None:
 
 
 def plan(found: Plan) -> None:
-    """What a run takes, where it lives, what else was tried, and whether it fits."""
+    """Print a plan: memory, where it lies, the alternatives, and whether it fits."""
     from workbench.cli import plan_table
 
     for part in plan_table.parts(found):
@@ -235,7 +235,7 @@ def _dealt(data: FoldData) -> Table:
 
 
 def _duplicates(data: FoldData) -> str:
-    """What was found among the training rows."""
+    """Sentence on the duplicates among the training rows."""
     found = data.duplicates
     if found is None:
         return "\nduplicates.on_duplicate=ignore: near-duplicates were not looked for."
@@ -284,13 +284,13 @@ def scores(found: Mapping[str, float]) -> None:
 
 
 def merged(found: Merged, out: Path) -> None:
-    """What a merge did and what it cost."""
+    """Print a merge and its error."""
     _out.print(f"{found.said}\nModel: {out}", markup=False)
     _out.print(f"Against the unmerged model: {found.agreement.sentence}")
 
 
 def combined(found: Combined, out: Path) -> None:
-    """What a sum of adapters came to, and where it is least exact."""
+    """Print a sum of adapters, and the layers where it is least exact."""
     low, high = found.ranks
     said = f"rank {high}" if low == high else f"ranks {low} to {high}"
     _out.print(f"Combined adapter of {said}, {found.parameters:,} parameters: {out}", markup=False)
@@ -339,7 +339,7 @@ def listing(what: str, folder: Path) -> None:
 
 
 def methods(found: SizeTable) -> None:
-    """What every method is, how large it would be on one backbone, and why some do not work there."""
+    """Print a table of methods: description, size on one backbone, and reasons where one does not apply."""
     from workbench.runs import units
 
     told = Table("method", "what trains", "paper", box=None)

@@ -1,4 +1,4 @@
-"""What a recipe says about labelled rows: what a label is, what the model reads, how classes are balanced."""
+"""The section `classes`: kind of label, text that the model reads, balancing of classes."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ClassesConfig(Section):
 
     @property
     def template(self) -> str:
-        """What the model reads."""
+        """The template of the text that the model reads."""
         return self.text or _TEXTS.get(self.kind, "{text}")
 
     @property
@@ -103,7 +103,7 @@ class ClassesConfig(Section):
 
     @property
     def parts(self) -> tuple[float, ...]:
-        """What share of the tokens each field keeps; they sum to 1."""
+        """Share of the tokens that each field keeps; they sum to 1."""
         given = self.shares or (_SHARES.get(self.kind, {}) if self.text is None else {})
         raw = [given.get(name, 1.0) for name in self.fields]
         return tuple(each / sum(raw) for each in raw)

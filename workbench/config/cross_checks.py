@@ -26,7 +26,7 @@ _ONLY_FOR = {
 
 
 def mistakes(config: RunSections) -> Iterator[str]:
-    """What is wrong with a configuration as a whole, one sentence for each contradiction."""
+    """Contradictions between the sections of a run, one sentence for each."""
     if reason := unable(config.model, config.adapter):
         yield reason
     yield from _of_training(config)

@@ -1,4 +1,4 @@
-"""What a recipe says about distillation: who teaches, who learns, and what is compared."""
+"""The section `distill`: teacher, student, and the tensors that are compared."""
 
 from __future__ import annotations
 

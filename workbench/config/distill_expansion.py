@@ -64,7 +64,7 @@ def makes_student(config: RunSections) -> bool:
 
 
 def shipped_values(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """What config.yaml of the run directory `folder` holds, `values`, as the run whose adapter it ships."""
+    """The values of config.yaml in the run directory `folder`, as those of the run whose adapter it ships."""
     found = dict(values)
     if values.get("recipe") != "distill":
         return found

@@ -1,4 +1,4 @@
-"""What a recipe says about duplicates, folds and ensembles.
+"""The sections `duplicates`, `folds` and `ensemble`.
 
 workbench/data/folds/ and workbench/crossval/ensembles.py carry it out.
 """

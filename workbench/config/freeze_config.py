@@ -14,7 +14,7 @@ POLICIES: dict[str, type[FreezeConfig]] = {}
 
 
 class Observation(NamedTuple):
-    """What was measured over an interval of a run."""
+    """Measurements over an interval of a run."""
 
     step: int
     """Optimizer steps done when it ended."""
@@ -23,7 +23,7 @@ class Observation(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """What a policy knows when it decides: where the run is, and what was measured so far."""
+    """Input of a policy's decision: progress of the run, and measurements so far."""
 
     step: int
     """Optimizer steps done."""
@@ -34,7 +34,7 @@ class Moment(NamedTuple):
 
 
 class LayerPlan(NamedTuple):
-    """What trains in the next step. Layers: 0 the embeddings, 1 to n the blocks, n + 1 what comes after them."""
+    """Layers that train in the next step: 0 the embeddings, 1 to n the blocks, n + 1 everything after them."""
 
     trains: tuple[bool, ...]
     rates: tuple[float, ...]
@@ -64,7 +64,7 @@ class FreezeConfig(Section):
 
     @property
     def observes(self) -> Literal["gradients", "activations"] | None:
-        """What has to be measured at the end of each interval of `interval` steps; None: nothing."""
+        """The measurement to make at the end of each interval of `interval` steps; None: nothing."""
         return None
 
     @property
@@ -87,7 +87,7 @@ class FreezeConfig(Section):
         return max(0, self.plan(Moment(0, 0.0, 0), blocks=blocks).depth - 1) if self.fixed else 0
 
     def plan(self, moment: Moment, *, blocks: int) -> LayerPlan:
-        """What trains in the next step: a pure function of where the run is and what was measured.
+        """Layers that train in the next step: a pure function of progress and measurements.
 
         Args:
             blocks: n, the transformer blocks of the backbone.

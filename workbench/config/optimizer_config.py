@@ -134,7 +134,7 @@ class OptimizerConfig(Section):
             yield "reference_batch is for scaling. Write optimizer.scaling=sqrt, or leave reference_batch out."
 
     def misfits(self, *, schedule: ScheduleConfig, freeze: FreezeConfig, batch: int, method: str) -> Iterator[str]:
-        """What does not go with the rest of a run, one sentence for each contradiction.
+        """Contradictions with the rest of a run, one sentence for each.
 
         Args:
             batch: Rows of a step.

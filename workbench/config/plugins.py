@@ -23,7 +23,7 @@ def load(paths: Sequence[str | Path]) -> None:
 
 
 def module(path: Path, *, key: str) -> ModuleType:
-    """What a file defines; it is run once in this process.
+    """Run a user's file once in this process; returns its module.
 
     Raises:
         ConfigError: it is not there, or fails; the message names the `key` of the configuration, and the line.
@@ -47,7 +47,7 @@ def module(path: Path, *, key: str) -> ModuleType:
 
 
 def failed(path: Path, error: Exception, *, key: str) -> ConfigError:
-    """What to say of an error that a user's file raised."""
+    """Error for an exception that a user's file raised."""
     line = _line(error, path.expanduser().resolve())
     return ConfigError(f"{key}: {path}{line}: {type(error).__name__}: {error}. Mend the file.")
 

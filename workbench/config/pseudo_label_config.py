@@ -1,4 +1,4 @@
-"""What a recipe says about pseudo-labels; the work is in workbench/crossval/pseudo_labels.py."""
+"""The section `pseudo_label`; workbench/crossval/pseudo_labels.py carries it out."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class PseudoLabelConfig(Section):
         return self
 
     def weight_in(self, round_number: int) -> float:
-        """What a pseudo-labelled row counts in a round; they count from 1."""
+        """Weight of a pseudo-labelled row in a round, counted from 1."""
         return self.weight * min(1.0, round_number / self.ramp_up)
 
     def refusal(self, kind: Kind) -> str | None:

@@ -111,7 +111,7 @@ def shipped_values(values: Mapping[str, Any], folder: Path, members: Mapping[str
 
 
 def _misfits(config: RunSections) -> list[tuple[str, str]]:
-    """What is wrong before any member is looked at."""
+    """Mistakes that are known before any member is looked at."""
     over = config.sweep.over
     found = [(f"sweep.over.{key}", why) for key in over if (why := _refusal(config, key))]
     if math.prod(map(len, over.values())) < 2:

@@ -1,4 +1,4 @@
-"""What a backbone is loaded for: the head on top of it, and transformers' class that has this head."""
+"""Tasks that a backbone is loaded for: its head, and transformers' class that has this head."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Problem = Literal["single_label_classification", "multi_label_classification", "
 
 @dataclass(frozen=True)
 class Task:
-    """What a backbone's head gives: text (causal or sequence to sequence), hidden tokens, or classes."""
+    """The output of a backbone's head: text (causal or sequence to sequence), hidden tokens, or classes."""
 
     head: Literal["text", "masked", "classes"]
     labels: tuple[str, ...] = ()
@@ -86,5 +86,5 @@ def classes(labels: Sequence[str], *, seed: int, problem: Problem | None = None)
 
 
 def of(config: RunConfig) -> Task:
-    """What the recipe of `config` trains; recipe classify learns it from its data instead."""
+    """The task that the recipe of `config` trains; recipe classify learns it from its data instead."""
     return {"sft": TEXT, "mlm": MASKED}[config.recipe]

@@ -1,4 +1,4 @@
-"""What a recipe says about test-time augmentation: other ways to write a row, and how what is said of them is merged.
+"""The section `tta`, test-time augmentation: other ways to write a row, and how the predictions are merged.
 
 The work is in workbench/data/views/text_views.py and workbench/crossval/tta.py.
 """

@@ -1,4 +1,4 @@
-"""What the adapters of a cross-validation say, made one prediction; whatever is fitted is fitted on out-of-fold rows.
+"""One prediction from the adapters of a cross-validation; every fit uses out-of-fold rows.
 
 Legend: M adapters, N labelled rows, T test rows, U unlabelled rows, X rows of any kind, C outputs.
 """
@@ -47,7 +47,7 @@ def out_of_fold(labels: Labels, targets_NC: Hot, splits: Sequence[Split], *, clu
 
 
 class FittedCombination(NamedTuple):
-    """What was learnt of out-of-fold rows."""
+    """Parameters that were fitted to out-of-fold rows."""
 
     temperature: float
     how: How
@@ -84,7 +84,7 @@ class Combiner:
 
     @staticmethod
     def temperature(labels: Labels, outputs_MXC: Floats, targets_XC: Hot, present_MX: Mask) -> float:
-        """Of all that the adapters say, each of its own rows."""
+        """Temperature of the predictions of all adapters, each on its own rows."""
         member, row = np.nonzero(present_MX)
         return calibration.temperature(labels, outputs_MXC[member, row], targets_XC[row])
 
@@ -104,7 +104,7 @@ class Combiner:
 
 
 def candidates(wanted: Literal["auto", "mean", "geometric", "rank", "greedy"], known: OutOfFold) -> tuple[How, ...]:
-    """What may take the place of the mean: nothing where no row has two voices, which out-of-fold rows would tell."""
+    """Alternatives to the mean; none where no row has two predictions, so that out-of-fold rows could not tell."""
     if wanted != "auto":
         return () if wanted == "mean" else (wanted,)
     several = bool((known.present_MN.sum(0) > 1).any())

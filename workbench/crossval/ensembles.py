@@ -132,7 +132,7 @@ def greedy(
 
 
 def _telling(labels: Labels, values_MNC: Floats, targets_NC: Hot) -> tuple[Floats, Hot]:
-    """Of classes that exclude each other: the true one, and all others together, which have the same loss."""
+    """Exclusive classes as two: the true one, and all others together, which have the same loss."""
     if labels.kind not in ("one", "pair"):
         return values_MNC, targets_NC
     true_MN1 = np.take_along_axis(values_MNC, targets_NC.argmax(1)[None, :, None], axis=2)

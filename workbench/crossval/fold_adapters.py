@@ -53,13 +53,13 @@ class FoldAdapter(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of its folder."""
         return f"repeat-{self.split.repeat}-fold-{self.split.fold}-seed-{self.seed}"
 
 
 @dataclass(frozen=True)
 class FoldTask:
-    """What one adapter learns."""
+    """Training rows and settings of one fold's adapter."""
 
     name: str
     seed: int
@@ -77,7 +77,7 @@ class FoldTask:
 
 @dataclass(frozen=True)
 class FoldContext:
-    """What all lessons of a run share."""
+    """Model, data and settings that the adapters of all folds share."""
 
     config: RunConfig
     labels: Labels
@@ -107,7 +107,7 @@ def fold_adapters(folds: FoldAssignment, *, seeds: int) -> list[FoldAdapter]:
 
 
 def fold_task(who: FoldAdapter, rows: Labelled, more: Labelled | None, *, seed: int) -> FoldTask:
-    """What an adapter learns: the rows of its folds, and those that are added to them.
+    """The training task of an adapter: the rows of its folds, and rows that are added to them.
 
     Args:
         seed: Of the run.
@@ -142,7 +142,7 @@ def train(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher: Cal
 
 
 def outputs(room: FoldContext, folders: Sequence[Path], wanted: Sequence[Sequence[Labelled]]) -> list[list[Floats]]:
-    """What each saved adapter says (N, C) of each set of rows that is wanted of it.
+    """Outputs (N, C) of each saved adapter for each set of rows that is asked of it.
 
     Args:
         folders: Of adapters, each with its tokenizer and classes.json.
@@ -272,7 +272,7 @@ def _objective(config: RunConfig, each: FoldTask) -> Objective:
 
 
 def _tokens(run: Run, courses: Sequence[TrainTask], model: Classifier) -> int:
-    """Of a forward pass; a resumed run takes those that it began with, as they decide the last bits of a sum."""
+    """Tokens of a forward pass; a resumed run keeps its first value, which decides the last bits of a sum."""
     device, width = model.backbone.device, model.backbone.config.get_text_config().hidden_size
     known = run.manifest.get("batch", {}).get("tokens_per_device")
     found = known or max(capacity.tokens_per_device(each.config, each.train, device, width=width) for each in courses)

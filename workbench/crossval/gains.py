@@ -24,7 +24,7 @@ SURE = 0.95
 
 @dataclass(frozen=True)
 class Gain:
-    """What a change did to the loss of the same rows."""
+    """Change of the loss of the same rows."""
 
     loss_before: float
     loss_after: float

@@ -119,7 +119,7 @@ def thresholds(config: PseudoLabelConfig, merged_UC: Floats) -> Floats:
 
 
 def capped(merged_UC: Floats, passed_U: Mask, most_C: Floats) -> Mask:
-    """Of the rows that passed, the surest of each class: at most `most` of them, rounded down."""
+    """The surest of the rows that passed, at most `most` of each class, rounded down."""
     class_U = merged_UC.argmax(1)
     # Rows of one probability stand by their other ones, so that the order of rows decides only between equal rows.
     surest = np.lexsort((*-merged_UC.T, -merged_UC.max(1)))

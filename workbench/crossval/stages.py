@@ -25,7 +25,7 @@ Facts: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Predictions:
-    """What is predicted, at some stage."""
+    """Predictions after a stage, out of fold and on test rows."""
 
     oof_NC: Floats
     """Of the labelled rows, by adapters that did not train on them and fits that did not see them."""
@@ -85,7 +85,7 @@ class StageLog:
 
     @property
     def belief(self) -> Predictions:
-        """Of the last stage that stayed."""
+        """Predictions after the last stage that was kept."""
         return [stage for stage in self.stages if stage.accepted][-1].belief
 
     def begin(self, name: str, title: str, belief: Predictions) -> None:

@@ -77,7 +77,7 @@ def train_round(
 
 
 def read(run: Run, number: int) -> RoundOutputs:
-    """What the adapters of a finished round said."""
+    """Outputs of the adapters of a finished round."""
     found = safetensors.load_file(run.home / folder(number) / OUTPUTS)
     return RoundOutputs(number, found["oof"], found.get("test"), found.get("unlabelled"))
 

@@ -34,7 +34,7 @@ SUM_TOLERANCE = 1e-4
 
 
 class _Fitted(NamedTuple):
-    """What out-of-fold rows decide."""
+    """Parameters of a merge that were fitted to out-of-fold rows."""
 
     weights_V: Floats | None
     threshold: float | None
@@ -181,7 +181,7 @@ class _Fitter:
     user_merge: UserMerge | None
 
     def fitted(self, how: Merge, values_VNC: Floats, rows_N: Mask) -> _Fitted:
-        """What the rows of the mask decide."""
+        """Parameters fitted to the rows of the mask."""
         kind = self.labels.kind
         learns, share = how == "learned", self.uncertain
         found = _Fitted(
@@ -295,7 +295,7 @@ def _one(
 
 
 def _checked(kind: Kind, merged_nC: Floats, given: tuple[int, ...]) -> Floats:
-    """What a user's function returned; raises ConfigError where it is no values of the rows that it was given."""
+    """The values that a user's function returned; raises ConfigError where they do not fit the rows it was given."""
     if merged_nC.shape != given[1:]:
         raise ConfigError(
             f"tta.function: merge() returned shape {merged_nC.shape} for p of shape (V, N, C) = {given}. "

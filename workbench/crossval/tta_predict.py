@@ -29,7 +29,7 @@ from workbench.runs.run_directory import Run
 
 
 def fold_context(run: Path, config: RunConfig) -> FoldContext:
-    """Of the cross-validation at `run`; raises ConfigError where it has not ended."""
+    """Context of the finished cross-validation at `run`; raises ConfigError where it has not ended."""
     if not (run / "decision.json").exists():
         raise ConfigError(f"{run}: the cross-validation has not ended. Continue it: workbench run --out {run} --resume")
     first = files.read_json(run / "decision.json")

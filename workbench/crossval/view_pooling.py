@@ -57,7 +57,7 @@ def _squared(labels: Labels, values_VNC: Floats, targets_NC: Hot) -> Loss:
 
 
 def _logarithmic(labels: Labels, values_VNC: Floats, targets_NC: Hot) -> Loss:
-    """Of the probabilities of what is true; of several classes, also that those which are not true are absent."""
+    """Logarithmic loss of the true classes; with several classes, also of the absence of the others."""
     true_NC = targets_NC > 0
     p_VK, share_K = values_VNC[:, true_NC], targets_NC[true_NC].astype(np.float64)
     if labels.kind == "several":

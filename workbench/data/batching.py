@@ -91,7 +91,7 @@ class Collate(Protocol):
 
 
 class Examples(Protocol):
-    """What the engine trains on: a finite list of examples of known length."""
+    """Training examples: a finite list of known length."""
 
     @property
     def lengths(self) -> Indices:

@@ -1,4 +1,4 @@
-"""What the manifest and the report say about every tokenised set, whatever it is for."""
+"""Facts about a tokenised set for the manifest and the report."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def read_rows(source: str) -> Iterator[RawRow]:
 
 
 def fingerprint(source: str) -> str:
-    """What `source` holds, in a line: sha256 of a file, sha256 over the sha256 of a folder's files, id@revision."""
+    """Content of `source` in a line: sha256 of a file, sha256 over the sha256 of a folder's files, id@revision."""
     files = _files(source)
     if files is None:
         return hub_datasets.fingerprint(source)

@@ -1,4 +1,4 @@
-"""What a model computes inside, caught on its way: hidden states of its layers, queries, keys and values."""
+"""Capture of tensors inside a model: hidden states of its layers, queries, keys and values."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ComparedLayers:
 
     @property
     def heads(self) -> int:
-        """Of its attention."""
+        """Number of attention heads."""
         heads: int = self.config.num_attention_heads
         return heads
 
@@ -156,7 +156,7 @@ class ActivationCatcher:
                 handle.remove()
 
     def take(self) -> dict[CapturePoint, Tensor]:
-        """What was caught, and nothing is held on; of several runs (teachers over one backbone) the mean."""
+        """Captured tensors, which are released here; of several runs (teachers over one backbone) their mean."""
         assert all(self._caught.values()), "the model runs first"
         taken = {spot: _mean(found) for spot, found in self._caught.items()}
         self.drop()

@@ -1,4 +1,4 @@
-"""What the content of a teacher cache depends on, and whether a cache is the one that is wanted."""
+"""Identity of a teacher cache: everything that its content depends on, and the comparison with another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORMAT = "1"
 
 
 class CacheIdentity(NamedTuple):
-    """What a cache depends on; None where that is not known or does not matter, and so is not compared."""
+    """Everything that a cache depends on; None where that is unknown or irrelevant, and so is not compared."""
 
     teacher: str | None
     """A digest of its weights, or where on the hub they are."""
@@ -39,7 +39,7 @@ class CacheIdentity(NamedTuple):
     """The teacher, as the configuration names it: told, but not compared."""
 
     def made_by(self) -> dict[str, str]:
-        """What a file says of itself."""
+        """The identity as metadata of a file."""
         return {"format": FORMAT, **{name: value for name, value in self._asdict().items() if value is not None}}
 
 

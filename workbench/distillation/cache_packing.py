@@ -1,4 +1,4 @@
-"""What a teacher says of a position in few bytes, and as a signal again: its k likeliest tokens, or k draws from it.
+"""A teacher's distribution at a position in few bytes: its k likeliest tokens, or k draws from it.
 
 Of a token's number its low 16 bits are kept, in rising order of the numbers; how many of a position's tokens lie below
 each multiple of 65,536 gives the rest. With k = 64 and float16 that is 260 bytes, and 3 more for 262,144 tokens.

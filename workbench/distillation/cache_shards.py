@@ -44,12 +44,12 @@ class Shard:
         self._names = sorted(set(self._file.keys()) - {"keys", "counts"})
 
     def read(self, start: int, stop: int) -> Packed:
-        """What was said of some positions."""
+        """Packed distributions of some positions."""
         return {name: self._file.get_slice(name)[start:stop] for name in self._names}
 
 
 class Index(NamedTuple):
-    """What cache.json says: what made the cache, and the bytes of each shard."""
+    """Content of cache.json: the identity of the cache, and the bytes of each shard."""
 
     made_by: Mapping[str, str]
     shards: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""What a teacher says of the rows of a classifier: asked once, before training, and kept in the run directory.
+"""Teacher outputs for the rows of a classifier: computed once, before training, and kept in the run directory.
 
 Legend: N rows, C outputs (classes, or 1 for a number).
 """
@@ -50,7 +50,7 @@ class TeacherOutputs(NamedTuple):
 def teacher_outputs(
     config: RunConfig, source: TeacherSource, data: ClassSplits, extra: Labelled | None, run: Run, watcher: Callback
 ) -> TeacherOutputs:
-    """What the teacher says of all rows; a run that goes on reads what it kept, where that is of the same rows.
+    """Teacher outputs for all rows; a resumed run reads those that it kept, if they are of the same rows.
 
     Args:
         config: The distillation's.
@@ -106,7 +106,7 @@ def _asked(
 def _together(
     voices: Sequence[ClassTeacher], rows: Sequence[Labelled], student: RunConfig, labels: Labels
 ) -> list[Floats]:
-    """What the teachers together say (N, C) of each set of rows, as outputs of the student: the mean of their values.
+    """Outputs (N, C) of the teachers together for each set of rows, in the student's classes: the mean of their values.
 
     What one says alone keeps the scale of its logits.
     """
@@ -120,7 +120,7 @@ def _together(
 def _out_of_fold(
     voice: ClassTeacher, run: Path, rows: Sequence[Labelled], student: RunConfig, labels: Labels
 ) -> tuple[list[Floats], float]:
-    """What a cross-validation says of each set, of its own rows by adapters that never trained on them.
+    """Outputs of a cross-validation for each set, of its own rows by adapters that never trained on them.
 
     Args:
         run: The cross-validation's.
@@ -169,7 +169,7 @@ def _texts(voice: ClassTeacher, rows: Labelled) -> list[str]:
 
 
 def _heard(voice: ClassTeacher, rows: Sequence[Labelled], labels: Labels) -> list[Floats]:
-    """What one teacher says of several sets, as outputs of the student; it is loaded once, or not at all."""
+    """Outputs of one teacher for several sets, in the student's classes; it is loaded once, or not at all."""
     whole = rows[0]
     for each in rows[1:]:
         whole = whole.joined(each)
@@ -197,7 +197,7 @@ def _table(path: Path, labels: Labels) -> dict[str, Floats]:
 
 
 def _kept(path: Path, rows: str) -> dict[str, Floats] | None:
-    """What the run kept of these rows; None where it kept nothing, or of other rows."""
+    """Outputs that the run kept for these rows; None where it kept none, or those of other rows."""
     try:
         with safe_open(path, "np") as file:
             known = (file.metadata() or {}).get("rows") == rows
@@ -207,7 +207,7 @@ def _kept(path: Path, rows: str) -> dict[str, Floats] | None:
 
 
 def _digest(config: RunConfig, labels: Labels, sets: Mapping[str, Labelled]) -> str:
-    """Of who is asked, which rows, and for which classes."""
+    """Digest of the teachers, the rows and the classes."""
     rows = {name: [each.fingerprint, *(record.place for record in each.records)] for name, each in sets.items()}
     text = json.dumps([config.distill.teacher.model_dump(mode="json"), labels.facts, rows])
     return hashlib.sha256(text.encode()).hexdigest()

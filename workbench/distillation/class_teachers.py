@@ -1,4 +1,4 @@
-"""Who tells a student of classes what they say of a row, each reading it in its own way.
+"""Teachers of a classifier, each reading a row in its own way.
 
 Legend: N rows, C outputs (classes, or 1 for a number).
 """
@@ -72,7 +72,7 @@ class ClassTeacher:
         return columns
 
     def texts(self, rows: Labelled) -> list[str]:
-        """What it reads of each row, uncut."""
+        """Text that the teacher reads of each row, uncut."""
         return [self._writer.text(record.fields) for record in rows.records]
 
     @property
@@ -156,7 +156,7 @@ def _crossval(source: TeacherSource) -> ClassTeacher:
 
 
 def _config(source: TeacherSource, run: Path) -> RunConfig:
-    """What the run at `run` trained, its backbone stored as distill.teacher asks."""
+    """Configuration of the run at `run`, its backbone stored as distill.teacher asks."""
     own = run == source.run and source.config is not None
     found = source.config if own else run_directory.shipped_config(run, source.trusted)
     assert found is not None
@@ -180,7 +180,7 @@ def _stock(source: TeacherSource, labels: Labels) -> Classifier:
 
 
 def _stock_labels(source: TeacherSource, wanted: Kind) -> Labels:
-    """What the outputs of a model that no run trained mean; its config.json cannot tell a pair from other classes."""
+    """Labels of a model that no run trained; its config.json cannot tell a pair from other classes."""
     hub: Any = source.hub_config()
     if not any(name.endswith(_HEAD) for name in hub.architectures or ()):
         raise ConfigError(

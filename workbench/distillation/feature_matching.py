@@ -233,7 +233,7 @@ def _real_tokens(batch: MicroBatch, length: int) -> Tensor:
 
 
 def _row_weights(batch: MicroBatch, length: int) -> Tensor:
-    """What a row weighs (B,): its supervised tokens, or the weight of its label."""
+    """Weight of each row (B,): its supervised tokens, or the weight of its label."""
     if batch.labels_N.is_floating_point():
         return batch.labels_N[:, 0]
     rows = len(next(iter(batch.inputs.values())))

@@ -33,7 +33,7 @@ class AnswerWriter(Protocol):
     """A model that answers."""
 
     def __call__(self, prompts: Sequence[Indices], seeds: Sequence[int], *, stop: Sequence[int]) -> list[Indices]:
-        """What follows each prompt, up to and with a token of `stop`; the same for a seed whatever is beside it."""
+        """Continuation of each prompt, up to and with a token of `stop`; a seed decides it alone."""
 
 
 class OnPolicy:
@@ -99,7 +99,7 @@ class OnPolicy:
         return replace(batch, labels_N=labels_N, rows_B=indices)
 
     def _answers(self, draws: Indices, epoch: int) -> dict[int, Indices]:
-        """What the student writes for some of these rows, without those where it wrote nothing."""
+        """The student's answers for some of these rows, without those that came out empty."""
         dice = {int(row): np.random.default_rng([self.seed, 5, epoch, row]) for row in draws if self._prompts[row]}
         chosen = [row for row, die in dice.items() if die.random() < self.config.share]
         if not chosen:
@@ -262,7 +262,7 @@ def _padded_on_the_left(prompts: Sequence[Indices], *, device: torch.device) -> 
 
 
 def _cut(ids: Indices, stop: Sequence[int]) -> Indices:
-    """What was written up to and with its first token of `stop`; padding comes after one."""
+    """Tokens up to and with the first one of `stop`; padding comes after it."""
     ends = np.flatnonzero(np.isin(ids, stop))
     return ids[: ends[0] + 1] if len(ends) else ids
 

@@ -1,4 +1,4 @@
-"""What a classifier learns from a teacher's outputs beside the labels, and rows that carry both.
+"""Loss of a classifier on teacher outputs and labels, and rows that carry both.
 
 Legend: B rows of a micro-batch, N rows, C outputs (classes, or 1 for a number), G questions that a row answers (1, or
 one for each class where a row has several), E answers to each.

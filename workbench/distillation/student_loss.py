@@ -1,4 +1,4 @@
-"""What a language model learns from a teacher: the labels' loss, the divergence, and what of its layers is matched.
+"""Loss of a student language model: labels, divergence from the teacher, and matched layers.
 
 Legend: B rows, L padded length, D hidden, N supervised positions, n of them, V vocabulary.
 """

@@ -26,7 +26,7 @@ from workbench.training.callbacks import Callback
 
 @dataclass(frozen=True)
 class _Origin:
-    """What a student is made of."""
+    """The model that a student is made of."""
 
     name: str
     model: ModelConfig
@@ -42,7 +42,7 @@ class _Origin:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the checkpoint, and so of the student."""
+        """Precision of the checkpoint, and so of the student."""
         return DTYPES[self.model.weights]
 
 
@@ -148,7 +148,7 @@ def _fresh(origin: _Origin, config: PretrainedConfig, *, seed: int) -> PreTraine
 
 
 def _pretrained(origin: _Origin) -> PreTrainedModel:
-    """What the student is made of, an adapter merged in float32."""
+    """The model that the student is made of, its adapter merged in float32."""
     if origin.adapter is None:
         return backbones.load(origin.model, origin.tokenizer, task=origin.task).model
     assert origin.method is not None

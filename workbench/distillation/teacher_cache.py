@@ -37,7 +37,7 @@ SHARD_POSITIONS = 2**18
 
 
 class CachedTeacher:
-    """What a teacher said of the rows of `train`, read from a finished cache.
+    """Teacher distributions for the rows of `train`, read from a finished cache.
 
     Raises:
         ConfigError: there is none, it is another configuration's, it lacks rows, or a file of it is lost or damaged.
@@ -60,7 +60,7 @@ class CachedTeacher:
         }
 
     def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> TeacherSignal:
-        """What it said of the batch's supervised positions; `temperature` is that of the cache."""
+        """Teacher signal at the batch's supervised positions; `temperature` is that of the cache."""
         assert batch.rows_B is not None and temperature == self._config.temperature
         packed = _joined([self._row(int(row)) for row in batch.rows_B])
         assert len(packed["ids"]) == len(batch.labels_N), "the batch has other positions than its rows"
@@ -192,7 +192,7 @@ class _Questions:
         return np.concatenate(order), _joined(parts), known
 
     def _pack(self, said: TeacherLogits, keys_B: Keys, counts_B: Indices) -> list[Packed]:
-        """What is said of a micro-batch, chunk by chunk."""
+        """Packed distributions of a micro-batch, chunk by chunk."""
         cache, size = self.config.cache, said.vocabulary
         if not cache.sampled:
             return [

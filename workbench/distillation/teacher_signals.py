@@ -1,4 +1,4 @@
-"""What a teacher says of the supervised positions of a micro-batch, and how far a student is from it.
+"""Teacher signals at the supervised positions of a micro-batch, and the student's divergence from them.
 
 Legend: D hidden, N supervised positions, n of them, V vocabulary.
 """
@@ -21,11 +21,11 @@ from workbench.losses.divergences import Divergence, log_probs
 
 
 class TeacherSignal(Protocol):
-    """What is compared with the student's logits, position by position."""
+    """The distributions that the student's logits are compared with, position by position."""
 
     @property
     def tensors(self) -> Sequence[Tensor]:
-        """Of all N positions, first axis N; they are cut into chunks with the student's hidden states."""
+        """Tensors whose first axis are the N positions; they are chunked with the student's hidden states."""
 
     @property
     def vocabulary(self) -> int:
@@ -39,7 +39,7 @@ class Teacher(Protocol):
     """Whoever says something of a micro-batch."""
 
     def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> TeacherSignal:
-        """What it says of the batch's supervised positions; the batch is on the student's device."""
+        """Teacher signal at the batch's supervised positions; the batch is on the student's device."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class TeacherLogits:
 
     @torch.no_grad()
     def log_probs(self, tensors: Sequence[Tensor], *, vocabulary: int) -> Tensor:
-        """What the models together say (n, V) of a chunk of positions, over tokens below `vocabulary` that all know."""
+        """Log-probabilities (n, V) of all models together at a chunk of positions, over the tokens that all know."""
         common = min(vocabulary, *self.vocabularies)
         said = [
             log_probs(project(hidden)[:, :common], self.temperature)

@@ -63,7 +63,7 @@ class LiveTeacher:
     """Sentences that a person should read."""
 
     def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> TeacherLogits:
-        """What the voices together say of the batch's supervised positions."""
+        """Teacher logits at the batch's supervised positions."""
         hidden = []
         for voice in self.voices:
             with voice.speaking():
@@ -160,7 +160,7 @@ def _apart(source: TeacherSource, student: RunConfig, model: nn.Module) -> str |
 
 
 def _difference(teacher: ModelConfig, student: ModelConfig) -> str | None:
-    """What makes two backbones different ones in memory; None where they are equal."""
+    """Reason why two backbones cannot share memory; None where they are equal."""
     for name, mine, theirs in zip(_DECIDING, _decided(student), _decided(teacher), strict=True):
         if mine != theirs:
             return f"its model.{name} is {theirs}, and the student's {mine}"
@@ -177,12 +177,12 @@ def _decided(model: ModelConfig) -> list[Any]:
 
 
 def _named(folders: Sequence[Path]) -> dict[str, Path]:
-    """What PEFT calls the adapters of a teacher; the student's is `default`."""
+    """PEFT's names for the adapters of a teacher; the student's is `default`."""
     return {f"teacher{number}": folder for number, folder in enumerate(folders)}
 
 
 def _bare(model: nn.Module, backbone: PreTrainedModel) -> TeacherModel:
-    """What is under the adapters of `model`, if it has any."""
+    """The model under the adapters of `model`, if it has any."""
     return _voice(backbone, backbone, SharedModel(model).bare)
 
 

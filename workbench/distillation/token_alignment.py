@@ -39,7 +39,7 @@ _BROKEN = "\ufffd"
 
 @dataclass(frozen=True)
 class AlignedLogits:
-    """What a teacher says where it stands at the same point of the text; elsewhere nothing."""
+    """Teacher logits at the positions where its tokens start at the same point of the text; elsewhere nothing."""
 
     tensors: Sequence[Tensor]
     """The teacher's hidden states (N, D), zeros where there is none, and where there is one (N,) bool."""
@@ -91,7 +91,7 @@ class UniversalTeacher:
         return self.alignment.share
 
     def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> AlignedLogits:
-        """What the teacher says of the batch's supervised positions; it reads the same rows beside the student."""
+        """Teacher logits at the batch's supervised positions, read with the teacher's tokenizer."""
         assert batch.rows_B is not None
         partners = [self.alignment.partner(int(row)) for row in batch.rows_B]
         counts = [0 if row is None else self.alignment.teacher_train.supervised[row] for row in partners]
@@ -108,7 +108,7 @@ class UniversalTeacher:
         return AlignedLogits((hidden_ND.to(place), aligned_N.to(place)), head.project, head.vocabulary, temperature)
 
     def _hidden(self, rows: Indices) -> Tensor:
-        """Of every token that the teacher predicts in some of its rows (M, D)."""
+        """Hidden states (M, D) of every token that the teacher predicts in some of its rows."""
         if not len(rows):
             return torch.zeros(0, self.voice.head.width, device=self.device)
         batch = self.alignment.teacher_train.batch(rows).to(self.device)
@@ -131,7 +131,7 @@ class Alignment:
         self._rows: dict[int, Indices] = {}
 
     def row(self, index: int) -> Indices:
-        """Of each predicted token of the student's row: the number of the teacher's among those it predicts there."""
+        """For each predicted token of the student's row, the number of the teacher's among those it predicts there."""
         found = self._rows.get(index)
         if found is None:
             found = self._aligned(index)
@@ -226,7 +226,7 @@ class Reader:
 
 
 def aligned(mine: Sequence[Turn], theirs: Sequence[Turn]) -> Indices:
-    """Of each token of `mine`, turn after turn, the number of the one of `theirs` with the same text before it.
+    """For each token of `mine`, turn after turn, the number of the one of `theirs` with the same text before it.
 
     Where one side was cut and has fewer turns, they are counted from the end at which more fits.
     """

@@ -143,7 +143,7 @@ def _around(tokenizer: PreTrainedTokenizerBase, ids: list[int], place: int) -> s
 
 
 def _same_template(source: TeacherSource) -> str:
-    """What gives the student the teacher's template."""
+    """The setting that gives the student its teacher's template."""
     saved = None if source.run is None else source.run / "adapter" / "chat_template.jinja"
     words = f" model.new_tokens='[{', '.join(source.model.new_tokens)}]'" if source.model.new_tokens else ""
     if saved is not None and saved.is_file():

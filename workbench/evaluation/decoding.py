@@ -23,7 +23,7 @@ def generate(
     streamer: TextStreamer | None = None,
     halt: Callable[[], bool] | None = None,
 ) -> Tensor:
-    """What `model.generate` gives: a causal model's prompts and continuations, or what a decoder writes.
+    """Output of `model.generate`: a causal model's prompts and continuations, or a decoder's text.
 
     Args:
         halt: Asked before each token whether to end at once.

@@ -1,4 +1,4 @@
-"""What a classifier says of rows, and how that stands in a table.
+"""Outputs of a classifier for rows, and their table.
 
 Legend: N rows, C outputs (classes, or 1 for a number).
 """

@@ -22,7 +22,7 @@ FILE = "scored.json"
 
 @dataclass
 class Scored:
-    """What models said of batches of rows so far.
+    """Outputs of models for batches of rows so far.
 
     A batch is known by its content, so that nothing is taken for something else.
     """
@@ -57,7 +57,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Scoring:
-    """What one model said of batches of rows so far."""
+    """Outputs of one model for batches of rows so far."""
 
     everything: Scored
     model: str
@@ -70,7 +70,7 @@ class Scoring:
         *,
         whole: Callable[[], bool] = lambda: True,
     ) -> list[Any]:
-        """What the model says of a batch: as it was kept, or what `say` gives. It must survive JSON.
+        """Outputs of the model for a batch: those that were kept, or those that `say` gives. They must survive JSON.
 
         Args:
             whole: Asked afterwards, whether it said all that it had to say.

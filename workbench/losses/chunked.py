@@ -95,5 +95,5 @@ class _Chunked(torch.autograd.Function):
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """What sums are computed in: float32, or float64 where that is given."""
+    """Precision of sums: float32, or float64 where that is given."""
     return torch.promote_types(dtype, torch.float32)

@@ -48,7 +48,7 @@ class AdapterSize(NamedTuple):
 
 @dataclass(frozen=True)
 class SizeTable:
-    """What each method would be on one backbone."""
+    """Size of every method on one backbone."""
 
     model: ModelConfig
     parameters: int
@@ -66,7 +66,7 @@ class _Question(Section):
 
 
 def predict(model: ModelConfig, method: Method, *, task: Task = TEXT, below: int = 0) -> AdapterSize:
-    """What `method` would be on this backbone, whose first `below` blocks have none of it.
+    """Size of `method` on this backbone, whose first `below` blocks have none of it.
 
     Raises:
         WorkbenchError: it does not work there; the message says what does.

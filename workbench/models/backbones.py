@@ -198,7 +198,7 @@ def bring(module: nn.Module) -> None:
 
 
 class _Decided(NamedTuple):
-    """What is known before a weight is read."""
+    """Decisions that are taken before a weight is read."""
 
     hub: PretrainedConfig
     auto: Any
@@ -316,7 +316,7 @@ _NO_UNITS = ": this device has no bfloat16 units, and emulating them is about th
 
 
 def _stored_beside(hub: Any, compute: torch.dtype) -> torch.dtype:
-    """What is stored beside quantised layers: what computes, or the checkpoint's own half precision under float32."""
+    """Precision of unquantised layers: that of computing, or half precision under float32."""
     own = getattr(hub, "dtype", None)
     return own if compute == torch.float32 and own in weight_storage.HALVES else compute
 

@@ -150,7 +150,7 @@ def load(run: Path, config: RunConfig, *, waiting: bool = False) -> Classifier:
 
 
 def read_labels(folder: Path) -> Labels:
-    """What the outputs of the classifier in `folder` mean."""
+    """Labels of the classifier in `folder`."""
     found = files.read_json(folder / "classes.json")
     try:
         return Labels(**{**found, "names": tuple(found["names"])})
@@ -159,7 +159,7 @@ def read_labels(folder: Path) -> Labels:
 
 
 def _own_outputs(model: nn.Module, backbone: PreTrainedModel, batch: MicroBatch) -> tuple[Tensor, str | None]:
-    """What the model says of one row, and the name of its head where that gives outputs to each token."""
+    """The model's own outputs for one row, and the name of its head where that gives outputs to each token."""
     caught: dict[str, tuple[int, ...]] = {}
 
     def catch(name: str) -> Any:

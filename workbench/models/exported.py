@@ -1,4 +1,4 @@
-"""What a run saved, loaded again: the model that is scored, served and merged is never the live one."""
+"""Exported models: what is scored, served and merged is read from disk again, never the live model."""
 
 from __future__ import annotations
 

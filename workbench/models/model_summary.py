@@ -1,4 +1,4 @@
-"""What a person and the manifest are told about a model."""
+"""Summary of a model for the person who runs it and for the manifest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def storage(backbone: Backbone) -> str:
 
 
 def model(config: RunConfig, backbone: Backbone, attached: nn.Module, *, own: int | None = None) -> dict[str, Any]:
-    """What the manifest and the report say about the model.
+    """Facts about the model for the manifest and the report.
 
     Args:
         attached: With its adapters.

@@ -30,7 +30,7 @@ def path(config: ModelConfig) -> str:
 
 
 def arguments(config: ModelConfig) -> dict[str, Any]:
-    """What transformers is told about it besides."""
+    """Further arguments of transformers' `from_pretrained`."""
     return {"revision": config.revision or "main", "trust_remote_code": config.trust_remote_code}
 
 

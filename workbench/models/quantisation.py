@@ -141,7 +141,7 @@ def settle(model: nn.Module, compute: torch.dtype) -> None:
 
 
 def notes(model: nn.Module, weights: str) -> list[str]:
-    """What a person should know who asked for `weights`: that most of this backbone is not in them."""
+    """Warnings for who asked for `weights`: most of this backbone may not be stored in them."""
     from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
 
     layers = [module for module in model.modules() if isinstance(module, (Linear4bit, Linear8bitLt))]
@@ -169,7 +169,7 @@ def _not_yet(weight: Any, shape: torch.Size) -> nn.Parameter:
 
 
 def _unpacked(layer: Any, x: Tensor) -> Tensor:
-    """What a layer computes whose weight is not packed yet."""
+    """Output of a layer whose weight is not packed yet."""
     bias = None if layer.bias is None else layer.bias.to(x.dtype)
     return F.linear(x, layer.unpacked.to(x.dtype), bias)
 

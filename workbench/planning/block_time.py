@@ -160,7 +160,7 @@ class _Timed:
         return len(rows) * int(self._fit.train.lengths[rows].max())
 
     def seconds(self, rows: Indices) -> float:
-        """Of a micro-batch, on average over the run where different layers train in it."""
+        """Seconds of a micro-batch, on average over the run where different layers train in it."""
         found = 0.0
         for share in self._shares:
             self._follow(share)

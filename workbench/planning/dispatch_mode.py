@@ -1,4 +1,4 @@
-"""What stands above every operation on tensors, and costs little there."""
+"""Base of modes that see every operation on tensors, and cost little."""
 
 from __future__ import annotations
 
@@ -27,4 +27,4 @@ class DispatchMode(TorchDispatchMode, ABC):
 
     @abstractmethod
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What the operation gives; what is called in here is not handed over again."""
+        """Result of the operation; operations that run in here are not handed over again."""

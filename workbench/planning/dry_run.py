@@ -29,7 +29,7 @@ WEIGHTS, MASTERS, GRADIENTS, OPTIMIZER, TEACHER = "weights", "masters", "gradien
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a run takes on a device, in bytes and floating-point operations."""
+    """Bytes and floating-point operations of a run on a device."""
 
     at_peak: dict[str, int]
     """Bytes alive at the peak, by what they are for: weights, masters in float32, gradients, optimizer, activations."""
@@ -133,7 +133,7 @@ class _Peaks:
 
 
 class Costs(NamedTuple):
-    """What else than its tokens a micro-batch may take most for, in bytes."""
+    """Bytes of a micro-batch that do not grow with its tokens alone."""
 
     position: int
     """Of each supervised position."""
@@ -195,7 +195,7 @@ def _modules(fit: Model) -> dict[str, nn.Module]:
 
 
 def _order(fit: Model) -> Callable[[str], int]:
-    """Of places in the model, each adapter's after what it is in."""
+    """Order of places in the model, each adapter's after the module that it belongs to."""
     places = list(chain.from_iterable((place, f"adapter of {place}") for place in _modules(fit)))
     return lambda place: places.index(place) if place in places else len(places)
 
@@ -274,7 +274,7 @@ def _moments(fit: Training) -> tuple[float, ...]:
 
 
 def _give_gradients(fit: Model, ledger: MemoryLedger) -> None:
-    """What an earlier micro-batch leaves."""
+    """Add the gradients that an earlier micro-batch leaves."""
     masters, homes = fit.masters.named(), _homes(fit)
     for name, parameter in fit.masters.computing().items():
         if parameter.requires_grad:

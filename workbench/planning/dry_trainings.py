@@ -21,7 +21,7 @@ from workbench.training.trainer import Trainer
 
 
 class Model(Protocol):
-    """What trains."""
+    """Model, loss and trainable weights of a training."""
 
     @property
     def model(self) -> nn.Module:
@@ -58,7 +58,7 @@ class Training(Model, Protocol):
 
     @property
     def train(self) -> Lengths:
-        """What it learns from."""
+        """Lengths of its training rows."""
 
     def prepare(self) -> None:
         """Be as in training."""

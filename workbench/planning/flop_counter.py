@@ -33,7 +33,7 @@ _QUANTISED = {f"bitsandbytes.{name}" for name in ("gemm_4bit", "gemv_4bit", "int
 
 
 def flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
-    """Of a call of a kernel: two for a multiplication and addition."""
+    """Floating-point operations of a kernel's call: two for a multiplication and addition."""
     if str(func.overloadpacket) in _QUANTISED:
         return 2 * int(result.numel()) * int(args[0].shape[-1])
     formula: Callable[..., int] | None = flop_registry.get(func.overloadpacket)

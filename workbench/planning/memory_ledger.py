@@ -1,4 +1,4 @@
-"""What the bytes of live tensors are for and where they were made, at every moment and at the peak."""
+"""Live bytes by purpose and by place of creation, at every moment and at the peak."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class MemoryLedger(LiveBytes):
 
     @contextmanager
     def making(self, purpose: str, place: str) -> Iterator[None]:
-        """What is made inside the block is for `purpose`, and at home at `place`."""
+        """Assign tensors that are made inside the block to `purpose` at `place`."""
         before, self._purpose = self._purpose, purpose
         self._places.append(place)
         try:
@@ -90,7 +90,7 @@ class MemoryLedger(LiveBytes):
                 self._see(storage, storage.nbytes())
 
     def rename(self, tensors: Iterable[Tensor], purpose: str, place: str = ELSEWHERE) -> None:
-        """What these tensors are for was not known when they were made."""
+        """Assign tensors to another purpose than that known when they were made."""
         for tensor in tensors:
             address = tensor.untyped_storage()._cdata
             if address in self._accounts:

@@ -1,4 +1,4 @@
-"""What a training keeps, tensor by tensor: from the run's own model, with numbers or without."""
+"""Tensors that a training keeps: from the run's own model, with values or without."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def contents(fit: Model, *, optimizer: int) -> Contents:
 
 
 def _elements(parameter: Tensor, element: int) -> int:
-    """Of a tensor as it is cut: packed weights are of the precision that computes there."""
+    """Elements of a tensor as it is cut: packed weights count in the precision that computes there."""
     return parameter.nbytes // element if parameter.dtype == torch.uint8 else parameter.numel()

@@ -1,4 +1,4 @@
-"""What a run takes, on each device and outside of it, and whether there is as much."""
+"""Memory and time of a run on each device, memory outside of them, and whether both suffice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run takes on each device."""
+    """Memory and time of a run on each device."""
 
     device: str
     """Its kind."""
@@ -66,7 +66,7 @@ class Plan:
     """All ways that were compared, this one included."""
 
     def held(self, moment: Moment) -> HeldBytes:
-        """What is held of the model's state."""
+        """Bytes of the model's state at a moment of a step."""
         passes = self.rehearsed.micro_batches
         return zero_memory.states(self.contents, self.distributed, devices=self.devices, moment=moment, passes=passes)
 
@@ -114,14 +114,14 @@ class Plan:
 
     @property
     def offload(self) -> str:
-        """What waits outside of the devices, in words."""
+        """Sentence on the states that wait outside of the devices."""
         how = self.distributed
         places = {"optimizer": how.offload_optimizer, "parameters": how.offload_parameters}
         return ", ".join(f"{name} to {place}" for name, place in places.items() if place != "none") or "none"
 
     @property
     def timeline(self) -> dict[Moment, HeldBytes]:
-        """What lives where in each part of a step, activations at their most."""
+        """Bytes by purpose in each part of a step, activations at their most."""
         found = {moment: self.held(moment) for moment in zero_memory.MOMENTS}
         most = self.rehearsed.at_peak.get(ACTIVATIONS, 0)
         # The loss computes the gradient of a head in the forward pass, unless its weights are cut.

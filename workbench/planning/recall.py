@@ -1,4 +1,4 @@
-"""What operations gave on imagined tensors: the layers of a model are alike, and torch takes long to imagine each."""
+"""Remembered results of operations on fake tensors: layers are alike, and torch takes long to infer each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Like(NamedTuple):
 
 
 class _Given(NamedTuple):
-    """What an operation gives for such arguments."""
+    """Result of an operation for such arguments."""
 
     outputs: tuple[_Like, ...]
     viewed: bool
@@ -48,7 +48,7 @@ class Recall:
         """Of an imagined tensor on each device, besides what it is alike in; torch takes long to set each."""
 
     def __call__(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What `func` gives; its arguments hold an imagined tensor at least."""
+        """Result of `func`, of whose arguments at least one is a fake tensor."""
         kinds: list[Hashable] = [func]
         if not (_describe(args, kinds) and _describe((*kwargs, *kwargs.values()), kinds)):
             return func(*args, **kwargs)
@@ -132,7 +132,7 @@ def _address(value: Any) -> int | None:
 
 
 def _addresses(values: Sequence[Any]) -> list[int | None]:
-    """Of the storages of tensors in nested lists."""
+    """Addresses of the storages of tensors in nested lists."""
     found = []
     for value in values:
         found += _addresses(value) if isinstance(value, (list, tuple)) else [_address(value)]

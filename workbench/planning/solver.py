@@ -43,7 +43,7 @@ SHORTER = (0.75, 0.5, 0.25, 0.125)
 
 @dataclass(frozen=True)
 class SolverChoice:
-    """What was decided."""
+    """The decision of the solver."""
 
     config: RunConfig
     """With every `auto` that was decided."""
@@ -163,7 +163,7 @@ class _Solver:
 
     @cached_property
     def _first(self) -> Plan:
-        """Of the configuration without anything that saves memory."""
+        """Plan of the configuration without anything that saves memory."""
         config = _with(self._config, "train", checkpointing=_checkpointing(self._config)[0])
         return self._rehearsed(config, self._config.batch.tokens_per_device)
 
@@ -194,7 +194,7 @@ class _Solver:
         return replace(plan, seconds=computing + waits)
 
     def _rehearsed(self, config: RunConfig, tokens: int | str) -> Plan:
-        """Of one device that holds everything; `seconds` are those that it computes."""
+        """Plan of one device that holds everything; `seconds` are those that it computes."""
         key = (config.train.checkpointing, tokens)
         if key not in self._known:
             alone = _with_layout(_with(config, "batch", tokens_per_device=tokens), DistributedConfig())
@@ -221,7 +221,7 @@ def _is_worth_it(low: Plan, high: Plan, tokens: int) -> bool:
 
 
 def _between(least: Plan, most: Plan, tokens: int) -> Plan:
-    """What lies between two rehearsals: bytes grow evenly with the tokens of a forward pass, seconds with passes."""
+    """Plan between two dry runs: bytes grow evenly with the tokens of a forward pass, seconds with passes."""
     share = (tokens - least.tokens_per_device) / (most.tokens_per_device - least.tokens_per_device)
     low, high = least.rehearsed, most.rehearsed
     at_peak = {**high.at_peak, ACTIVATIONS: _mix(low.at_peak[ACTIVATIONS], high.at_peak[ACTIVATIONS], share)}
@@ -258,7 +258,7 @@ def _checkpointing(config: RunConfig) -> list[bool]:
 
 
 def _layouts(config: RunConfig, first: Plan) -> Iterator[DistributedConfig]:
-    """What devices may hold a share of, and what may wait outside of them."""
+    """Layouts that share the states of the model among devices, or keep them outside."""
     given = config.distributed
     if given.zero != "auto":
         layout_checks.require(config, Ranks(0, first.devices))
@@ -297,7 +297,7 @@ def _with_layout(config: RunConfig, layout: DistributedConfig) -> RunConfig:
 
 
 def _cure(config: RunConfig, least: SolverChoice, rehearse: Rehearse, timing: Timing) -> str:
-    """What to write, or how much more memory there must be."""
+    """Setting to change, or memory to add, so that the run would fit."""
     plan = least.plan
     missing = plan.needed - plan.memory
     said = (

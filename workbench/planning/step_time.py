@@ -25,7 +25,7 @@ Measure = Callable[[Callable[[], float], float], Measured]
 
 @dataclass(frozen=True)
 class StepWork:
-    """What an average step computes on one device."""
+    """The micro-batches of an average step on one device, and how to time them."""
 
     padded: float = 0.0
     """Tokens of its micro-batches, padding included."""
@@ -47,7 +47,7 @@ class Timed:
 
 
 def work(fit: Training, **others: Any) -> StepWork:
-    """What an average step of `fit` computes, which is prepared."""
+    """The work of an average step of `fit`, which is prepared."""
     padded, tokens = [], []
     for batches in islice(fit.micro_batches(), STEPS):
         padded.append(sum(len(rows) * int(fit.train.lengths[rows].max()) for rows in batches))
@@ -58,7 +58,7 @@ def work(fit: Training, **others: Any) -> StepWork:
 def timed(
     found: StepWork, flops_per_token: float, *, clock: Callable[[], float] = time.perf_counter, seconds: float = SECONDS
 ) -> Timed:
-    """What an average step takes here; never less than its products do at the rate that was measured."""
+    """Seconds of an average step here; never less than its products take at the rate that was measured."""
     if found.measure is None:
         return assumed(found, flops_per_token)
     measured = found.measure(clock, seconds)
@@ -73,6 +73,6 @@ def timed(
 
 
 def assumed(found: StepWork, flops_per_token: float) -> Timed:
-    """What a usual accelerator takes, which is not here."""
+    """Seconds of an average step on a usual accelerator, which is not here."""
     least = found.tokens * flops_per_token / ACCELERATOR_FLOPS
     return Timed(least, least, 4 * least)

@@ -27,7 +27,7 @@ CPU = Rates(flops=1e11, link=2e9, host=1e10, update=1e10, disk=1e9)
 
 
 def seconds(contents: Contents, how: DistributedConfig, rates: Rates, *, devices: int, passes: int) -> float:
-    """What a step with so many micro-batches on each device waits, if nothing travels while devices compute."""
+    """Seconds that a step waits with so many micro-batches on each device, if nothing travels while devices compute."""
     count = contents.trainable
     gradients, trained = contents.gradient * count, contents.element * count
     others, share = (devices - 1) / devices, 1 / devices

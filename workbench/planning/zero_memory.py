@@ -1,4 +1,4 @@
-"""What each device holds of a model's state under ZeRO, and what waits outside of it: arithmetic alone.
+"""Bytes of a model's state on each device under ZeRO, and outside of it: arithmetic alone.
 
 The shares are those of Rajbhandari et al. (2020). What DeepSpeed 0.19 holds beside them is counted as its source makes
 it (runtime/zero/stage_1_and_2.py, stage3.py): padding, a second copy of float32 weights, buckets, gathered weights.
@@ -33,7 +33,7 @@ REDUCED_AT_ONCE = 500_000_000
 
 @dataclass(frozen=True)
 class Contents:
-    """What a training keeps, tensor by tensor."""
+    """Tensors that a training keeps."""
 
     trained: tuple[int, ...]
     """Elements of each parameter that trains."""
@@ -62,7 +62,7 @@ class Contents:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the whole model as it computes."""
+        """Bytes of the whole model as it computes."""
         return self.trainable * self.element + sum(size for _, size in self.frozen) + self.whole
 
 

@@ -11,7 +11,7 @@ __all__ = ["Comparison", "compare", "write"]
 
 
 def __getattr__(name: str) -> Any:
-    """What draws and scores takes more than a second to import, and is asked for at the end of a run."""
+    """Import `pages` when it is first asked for: drawing and scoring take more than a second to import."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from workbench.report import pages

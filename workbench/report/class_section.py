@@ -1,4 +1,4 @@
-"""What a page says of a run that classified rows: table of classes, confusions, surest mistakes.
+"""The section of a page on classes: table of classes, confusions, surest mistakes.
 
 Legend: N rows, C classes.
 """
@@ -61,7 +61,7 @@ class ClassSection:
 
 
 def classified(run: RunRecord) -> ClassSection | None:
-    """What the page shows; None where the run classified nothing."""
+    """The section on classes; None where the run classified nothing."""
     found = run.labelled
     if "predicted" not in found:
         return None
@@ -92,7 +92,7 @@ def interval(run: RunRecord, when: str) -> str:
 
 
 def verdict(run: RunRecord) -> str:
-    """What came of the run, in one sentence made of its numbers."""
+    """Outcome of the run in one sentence, from its numbers."""
     before, after = run.scores["before"], run.scores["after"]
     rows = f"{len(run.predictions):,} held-out rows"
     if "accuracy" in after:

@@ -1,4 +1,4 @@
-"""What a page says of a cross-validation: its verdict, stages, folds and duplicates.
+"""The section of a page on a cross-validation: its verdict, stages, folds and duplicates.
 
 Expects `why` of a stage to be a sentence, and the places of a conflict to name file and row.
 """
@@ -75,7 +75,7 @@ class CrossvalSection:
 
 
 def crossvalidated(run: RunRecord) -> CrossvalSection | None:
-    """What the page shows; None where the run did not cross-validate."""
+    """The section on folds; None where the run did not cross-validate."""
     if not run.crossvalidates:
         return None
     found, main = run.stages.get("duplicates") or {}, main_score(run)
@@ -120,7 +120,7 @@ def stages(run: RunRecord) -> list[StageLine]:
 
 
 def verdict(run: RunRecord) -> str:
-    """What came of the run, in one sentence made of its numbers."""
+    """Outcome of the run in one sentence, from its numbers."""
     main = main_score(run)
     if main is None:
         return f"Out-of-fold loss {units.number(run.scores['after']['loss'])} {run.unit}."
@@ -144,7 +144,7 @@ def verdict(run: RunRecord) -> str:
 
 
 def sentences(run: RunRecord) -> list[tuple[Tone, str]]:
-    """What each stage did, and what the data were like."""
+    """Sentences on each stage and on the data."""
     main = main_score(run) or ""
     said = [_sentence(stage, before, main) for stage, before in _compared(run)]
     found = run.stages.get("duplicates") or {}

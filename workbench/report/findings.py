@@ -1,4 +1,4 @@
-"""What a finished, stopped or failed run says in words: one verdict, and the things worth knowing about it."""
+"""A finished, stopped or failed run in words: one verdict, and the findings that matter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Finding:
 
 
 def verdict(record: RunRecord) -> str:
-    """What came of the run, in one sentence made of its numbers."""
+    """Outcome of the run in one sentence, from its numbers."""
     loss = record.difference("loss")
     if loss is None:
         return _unfinished(record)
@@ -38,7 +38,7 @@ def verdict(record: RunRecord) -> str:
 
 
 def findings(record: RunRecord) -> list[Finding]:
-    """What deserves a look before the numbers are believed, most important first."""
+    """Findings to look at before the numbers are believed, most important first."""
     # The steps of a cross-validation are chosen before: what a better one would have been is no advice.
     best_step = None if record.crossvalidates else _best_step(record)
     found = [

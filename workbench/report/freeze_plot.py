@@ -80,7 +80,7 @@ _BESIDE_TITLE = {
 
 
 def _key(found: Floats, colours: dict[str, str]) -> list[Patch]:
-    """What the shades mean."""
+    """Legend of the shades."""
     highest = np.nanmax(found)
     shown = [(1.0, "trains")] if np.nanmin(found) == highest else [(1.0, f"rate times {highest:.3g}"), (0.0, "near 0")]
     patches = [

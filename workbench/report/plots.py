@@ -35,7 +35,7 @@ _DASHES = (0, (4, 3))
 
 
 def settings(*, ink: str, grid: str) -> dict[Any, Any]:
-    """What matplotlib is to be told, for drawings in these colours."""
+    """Settings of matplotlib for drawings in these colours."""
     return {
         "svg.fonttype": "none",  # real text: small, searchable, in the page's font
         "text.parse_math": False,  # a run may be called cheap_$5
@@ -103,7 +103,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis says: its label, the format of its ticks, and whether it starts at 0."""
+    """An axis: its label, the format of its ticks, and whether it starts at 0."""
 
     label: str = ""
     ticks: Literal["number", "count", "size", "duration", "none"] = "number"

@@ -33,7 +33,7 @@ _HIGHEST = ["peak_bytes", "elapsed_s"]
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run directory holds. A part that is not there yet is empty."""
+    """Content of a run directory. A part that is not there yet is empty."""
 
     folder: Path
     name: str
@@ -72,7 +72,7 @@ class RunRecord:
 
     @property
     def unit(self) -> str:
-        """Of the losses."""
+        """Unit of the losses."""
         if not self.classifies:
             return "nats per token"
         number = self.config.get("classes", {}).get("kind") == "number"

@@ -1,4 +1,4 @@
-"""What a run will do to its learning rate and layers, as a picture of its own: `workbench check RECIPE --plot FILE`."""
+"""Picture of a run's learning rate and training layers before it starts: `workbench check RECIPE --plot FILE`."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def _draw_moments(axes: Any, config: RunConfig, span: Span, colours: dict[str, s
 
 
 def _unit(span: Span) -> str:
-    """What the numbers under the picture count."""
+    """Unit of the numbers under the picture."""
     if span.steps is None:
         return "percent of the run, whose budget decides how many steps that are"
     return "steps done; a dot is the learning rate of one step" if span.steps <= DOTS else "steps done"

@@ -1,4 +1,4 @@
-"""What came of a sweep: its settings with mean and spread over seeds, and how the held-out loss depends on them."""
+"""The section of a page on a sweep: its settings with mean and spread over seeds, and the loss against each of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Setting:
 
     @property
     def mean(self) -> float | None:
-        """Of the losses."""
+        """Mean of the losses."""
         return statistics.mean(self.losses) if self.losses else None
 
     @property

@@ -24,7 +24,7 @@ class EvaluationTime(NamedTuple):
 
 
 class Pace:
-    """What steps and evaluations took, and when.
+    """Durations of steps and evaluations, and when they took place.
 
     Args:
         state: What `state` gave at the end of an earlier process.
@@ -54,12 +54,12 @@ class Pace:
 
     @property
     def usual(self) -> float | None:
-        """What a step takes; None where none was done."""
+        """Usual duration of a step; None where none was done."""
         return statistics.median(self._lengths[-FEW:]) if self._lengths else self._before
 
     @property
     def longest(self) -> float | None:
-        """What a step takes at most; None where none was done."""
+        """Longest duration of a step; None where none was done."""
         return max(self._lengths[-FEW:]) if self._lengths else self._before
 
     def per_token(self, at: float) -> float | None:
@@ -98,7 +98,7 @@ class Pace:
         return pace / self._beside(last) * last.seconds / first.seconds * self._beside(first)
 
     def state(self) -> dict[str, Any]:
-        """What a later process must know, as JSON."""
+        """State that a later process needs, as JSON."""
         evaluations = self._evaluations[:1] + self._evaluations[-1:]
         told = [found._replace(pace=found.pace or self.per_token(found.at)) for found in evaluations]
         return {"step_s": self.usual, "evaluations": told}

@@ -1,4 +1,4 @@
-"""What a run read when it began, in manifest.json; a run goes on with the same, or says what changed.
+"""Inputs of a run, as manifest.json holds them since it began; a resumed run reads the same, or says what changed.
 
 Its curve would otherwise be that of two runs, and nobody would see where the one ends.
 """

@@ -48,7 +48,7 @@ class Ranks:
         return self.world == 1
 
     def agreed(self, value: T) -> T:
-        """What the first process found; the others give whatever they found."""
+        """The first process's value, in every process."""
         if self.alone:
             return value
         found = [value]
@@ -56,7 +56,7 @@ class Ranks:
         return found[0]
 
     def gathered(self, value: T) -> list[T]:
-        """What every process found, in order."""
+        """The values of every process, in order."""
         if self.alone:
             return [value]
         found: list[Any] = [None] * self.world
@@ -72,7 +72,7 @@ class Ranks:
         return members[self.rank :: self.world]
 
     def collected(self, found: Sequence[T]) -> list[T]:
-        """What all processes found of their shares, in the order of what was shared."""
+        """All processes' shares, put together in the order of the whole."""
         parts = self.gathered(found)
         return [parts[number % self.world][number // self.world] for number in range(sum(map(len, parts)))]
 

@@ -49,7 +49,7 @@ def require_end(config: BudgetConfig) -> None:
 
 
 def plan(config: RunConfig, *, held_out: int, test: int, peers: int = 1) -> TimePlan:
-    """What a run does besides training steps.
+    """Everything that a run does besides training steps.
 
     Args:
         held_out: Tokens of the held-out rows.
@@ -121,7 +121,7 @@ def _slurm_end() -> float:
 
 
 def _larger(config: BudgetConfig, seconds: float) -> str:
-    """What to write, or to ask for, where a run needs so many seconds."""
+    """Setting to write, or limit to ask for, where a run needs so many seconds."""
     hours = seconds / 3600
     needed = {"time": seconds, "energy": hours * (config.power or 0), "money": hours * (config.price or 0)}
     given = {name: getattr(config, name) for name in needed}

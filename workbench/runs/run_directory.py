@@ -102,7 +102,7 @@ class Run:
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        """What is known about the run besides its configuration."""
+        """Facts about the run besides its configuration."""
         return self._manifest
 
     def note(self, **facts: Any) -> None:
@@ -228,7 +228,7 @@ def shipped_config(path: Path, trusted: Trust | None = None) -> RunConfig:
 
 
 def _values(path: Path) -> dict[str, Any]:
-    """What config.yaml of a run directory holds."""
+    """Values of config.yaml in a run directory."""
     if not (path / "config.yaml").exists():
         raise ConfigError(f"{path}: not a run directory (no config.yaml). `workbench ls runs` lists the runs here.")
     return read_yaml(path / "config.yaml")

@@ -36,7 +36,7 @@ REPORT, LEAST_REPORT = 0.1, 0.8
 
 
 class MeasuredTime(NamedTuple):
-    """What a part of the run took."""
+    """Measured duration of a part of the run."""
 
     seconds: float
     """Of one unit of it."""
@@ -47,7 +47,7 @@ class MeasuredTime(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """What interrupts training."""
+    """An interruption of training."""
 
     name: str
     every: int | float | None
@@ -57,7 +57,7 @@ class Pause(NamedTuple):
 
 @dataclass(frozen=True)
 class TimePlan:
-    """What a run does besides training steps, in units of what is measured under the same names."""
+    """Everything that a run does besides training steps, in units that are measured under the same names."""
 
     after: Mapping[str, float]
     """What comes after the last step."""
@@ -210,7 +210,7 @@ class Timer:
         return self._target - self.spent - self.seconds("report", 1 + LEAVING)
 
     def seconds(self, name: str, units: float = 1.0) -> float:
-        """What a part of the run would take now."""
+        """Expected duration of a part of the run, from measurements so far."""
         found = self._measured.get(name)
         if found is None:
             return units * self._guess(name)
@@ -250,7 +250,7 @@ class Timer:
         return self._planned.tokens * (self._pace.per_token(self.spent) or 0.0) / 2
 
     def _needed(self, *, optional: bool = True) -> float:
-        """What comes after training will take."""
+        """Expected duration of everything after training."""
         plan = self._planned
         chosen = {name: units for name, units in plan.after.items() if optional or name not in plan.optional}
         found = sum(self.seconds(name, units) for name, units in chosen.items())

@@ -52,7 +52,7 @@ class TrainableValues:
 
 @dataclass(frozen=True)
 class TrainTask:
-    """What one adapter learns, and how: everything about its training that is its own."""
+    """Data, settings and limits of one adapter's training."""
 
     train: Examples
     held_out_loss: Callable[[], float]
@@ -360,7 +360,7 @@ class AdapterTrainer:
 
     @contextmanager
     def _averaged(self, average: WeightAverage) -> Iterator[None]:
-        """What computes holds the average inside the block."""
+        """Load the average into the computing weights inside the block."""
         try:
             with average.applied():
                 self._refresh()

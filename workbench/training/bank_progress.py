@@ -1,4 +1,4 @@
-"""What a person is told while the members of a bank train: one line for all of them, in their own names."""
+"""Progress of a bank: one line for all members, with their names where they differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run reports while it trains, and whether it is asked to stop."""
+"""Callbacks of a run: its progress, and requests to stop."""
 
 from __future__ import annotations
 

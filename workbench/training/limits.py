@@ -11,7 +11,7 @@ from workbench.runs.timing import Timer
 
 @dataclass(frozen=True)
 class Limits:
-    """What ends one adapter's training."""
+    """Limits of one adapter's training."""
 
     steps: int | None
     """Optimizer steps; None where epochs and steps do not limit it."""

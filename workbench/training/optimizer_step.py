@@ -1,4 +1,4 @@
-"""Who takes an optimizer's step: on one device, or where every device holds all that trains."""
+"""Optimizer steps: on one device, or where every device holds all trainable parameters."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class OptimizerStep(Protocol):
         """Forget the gradients."""
 
     def values(self) -> Mapping[str, Tensor]:
-        """What trains, by name, in float32 or wider."""
+        """Trainable parameters by name, in float32 or wider."""
 
     def states(self) -> Mapping[str, Tensor]:
-        """What the optimizer knows besides."""
+        """Optimizer states by name."""
 
     def load(self, values: Mapping[str, Tensor], states: Mapping[str, Tensor] | None = None) -> None:
         """Set what trains, and what the optimizer knows, to what `values` and `states` gave."""

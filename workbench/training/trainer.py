@@ -51,7 +51,7 @@ LOOKED_AT = 8
 
 
 class TrainingSignal(NamedTuple):
-    """What a model learns from."""
+    """Rows, loss and hooks that a model trains with."""
 
     train: Examples
     loss: Loss
@@ -326,7 +326,7 @@ class Trainer:
         return ZeroParameters(whole, sample=self._any_batch)
 
     def _beside(self) -> dict[str, TrainHook]:
-        """What goes on in training besides the loss and the optimizer, by the name of its file in a checkpoint."""
+        """Training hooks by the name of their file in a checkpoint."""
         beside: dict[str, TrainHook] = {}
         observed = self.config.freeze.observes
         if observed == "gradients":
@@ -441,7 +441,7 @@ def _recompute_activations(model: Any) -> None:
 
 
 def out_of_memory(longest: int, train: Examples) -> TrainingError:
-    """What to say where no micro-batch is small enough."""
+    """Error where no micro-batch is small enough."""
     return TrainingError(
         f"Not even one example fits into memory: the longest has {longest} tokens "
         f"({train.place(int(train.lengths.argmax()))}).\n"

@@ -51,7 +51,7 @@ class DuplicateClusters:
 
 
 class DuplicateReport(NamedTuple):
-    """What `find` found. A cluster has two rows or more here."""
+    """Duplicates found by `find`. A cluster has two rows or more here."""
 
     rows: int
     exact: int

@@ -55,7 +55,7 @@ def make(
 
 
 def strata_of(labels: Sequence[Label], *, k: int) -> Strata:
-    """What `assign` balances: the classes of each row, or ten ranges of numbers, fewer where k rows would not fit."""
+    """Strata that `assign` balances: classes, or ten ranges of numbers, fewer where k rows would not fit."""
     numbers = [label for label in labels if isinstance(label, float)]
     if numbers and len(numbers) < len(labels):
         raise DataError(

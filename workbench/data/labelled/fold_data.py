@@ -26,7 +26,7 @@ from workbench.errors import DataError
 
 
 class FoldData(NamedTuple):
-    """What a cross-validation trains on, validates on and is tested on."""
+    """Rows of a cross-validation: training, validation by folds, test, unlabelled."""
 
     rows: Labelled
     folds: FoldAssignment

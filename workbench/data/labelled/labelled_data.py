@@ -130,13 +130,13 @@ class Labelled:
         return sum(each.cut for each in self.written)
 
     def facts(self) -> dict[str, Any]:
-        """What the manifest and the report say about this set."""
+        """Facts about this set for the manifest and the report."""
         classes = labels.counts([each for each in self.labels if each is not None])
         return {**dataset_facts.shared(self, supervised_tokens=len(self)), "classes": dict(sorted(classes.items()))}
 
 
 class ClassSplits(NamedTuple):
-    """What a run trains on, watches and is scored on, and what its labels mean."""
+    """Training, held-out and test rows, and the meaning of their labels."""
 
     train: Labelled
     held_out: Labelled

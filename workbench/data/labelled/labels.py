@@ -41,7 +41,7 @@ _PROBLEMS: dict[Kind, Problem] = {
 
 @dataclass(frozen=True)
 class Labels:
-    """What the outputs of a classification head mean."""
+    """Meaning of the outputs of a classification head."""
 
     kind: Kind
     names: tuple[str, ...]
@@ -53,7 +53,7 @@ class Labels:
 
     @property
     def problem(self) -> Problem:
-        """What transformers calls it, for config.json."""
+        """Name of the task in transformers, for config.json."""
         return _PROBLEMS[self.kind]
 
     @property
@@ -62,7 +62,7 @@ class Labels:
         return asdict(self)
 
     def targets(self, labels: Sequence[Label | None]) -> npt.NDArray[np.float32]:
-        """What the loss compares outputs with (N, C); zeros where a row has no label."""
+        """Targets that the loss compares outputs with (N, C); zeros where a row has no label."""
         if self.kind == "number":
             values = [0.0 if label is None else (float(label) - self.mean) / self.scale for label in labels]  # type: ignore[arg-type]
             return np.asarray(values, dtype=np.float32)[:, None]

@@ -174,7 +174,7 @@ class Conversation:
         return found
 
     def answer(self, number: int) -> str:
-        """What is written for message `number` while it is the last one."""
+        """Text of message `number` while it is the last one."""
         alone = self.part(stop=number + 1)
         return "".join(alone.text[segment.start : segment.end] for segment in alone.of(number))
 
@@ -291,7 +291,7 @@ class AnswerMasker:
         return tokens.ends[first + shared - 1]
 
     def _generation_prompt(self, conversation: Conversation, whole: Rendering, segment: Segment) -> str:
-        """What the template writes to ask for the answer that `segment` holds."""
+        """Text by which the template asks for the answer that `segment` holds."""
         if self._writer.instrumented.constant_header:
             if self._header is None:
                 asked = conversation.part(prompt=True)

@@ -14,7 +14,7 @@ from workbench.errors import BackboneError
 def form(
     config: RunConfig, hub: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, *, template: str | None = None
 ) -> Template | Masking:
-    """What writes rows for the recipe of `config` and the architecture `hub`.
+    """Row encoder for the recipe of `config` and the architecture `hub`.
 
     Args:
         template: Jinja source that replaces the tokenizer's chat template.

@@ -85,7 +85,7 @@ class InstrumentedTemplate:
 
 
 class TemplateMarks:
-    """What an instrumented template calls; `character` delimits a mark and stands nowhere else."""
+    """Functions that an instrumented template calls; `character` delimits a mark and occurs nowhere else."""
 
     def __init__(self, messages: Sequence[Message], character: str) -> None:
         self.character = character

@@ -140,7 +140,7 @@ class TokenizedSet:
         return [column[int(row)] for row in self.rows]
 
     def facts(self) -> dict[str, Any]:
-        """What the manifest and the report say about this set."""
+        """Facts about this set for the manifest and the report."""
         return {**dataset_facts.shared(self, supervised_tokens=int(self.supervised.sum())), "chat": self.chat}
 
     def _column(self, name: str) -> Indices:
@@ -148,7 +148,7 @@ class TokenizedSet:
 
 
 class Splits(NamedTuple):
-    """What a run trains on, watches and is scored on."""
+    """Training, held-out and test sets of a run."""
 
     train: TokenizedSet
     held_out: TokenizedSet

@@ -50,6 +50,6 @@ def with_words_dropped(text: str, chance: np.random.Generator, *, share: float) 
 
 
 def chance_of(seed: int, name: str, copy: int, texts: Sequence[str]) -> np.random.Generator:
-    """What decides the noise of a row: the same for the same texts, wherever the row stands."""
+    """Random generator of a row's noise: the same for the same texts, wherever the row stands."""
     key = json.dumps([seed, name, copy, *texts]).encode()
     return np.random.default_rng(int.from_bytes(blake2b(key, digest_size=16).digest(), "little"))

@@ -73,7 +73,7 @@ class View:
         return record.fields if empty else seen
 
     def outputs(self, outputs_NC: Floats) -> Floats:
-        """What a model says of rows in this view, as outputs, or values, of the plain rows."""
+        """A model's outputs for rows in this view, as outputs, or values, of the plain rows."""
         return outputs_NC if self.order_C is None else outputs_NC[:, list(self.order_C)]
 
 

@@ -69,7 +69,7 @@ class ShardedReader:
             fully_shard(part, **options)
 
     def __call__(self, work: Callable[[], T]) -> T:
-        """What `work` gives, which calls the model; all processes do the same, and let go of it afterwards."""
+        """Call `work`, which reads the model, in all processes together; the model's shares are released afterwards."""
         found: T = self.module(work)
         for module in self.module.modules():
             if isinstance(module, FSDPModule):
@@ -81,7 +81,7 @@ class Reading(Protocol):
     """Does work that reads a model."""
 
     def __call__(self, work: Callable[[], T]) -> T:
-        """What `work` gives."""
+        """Result of `work`."""
 
 
 def reading(model: nn.Module, section: DistributedConfig, ranks: Ranks) -> Reading:
@@ -119,7 +119,7 @@ class FullySharded(Sharded):
         loss.backward()
 
     def reading(self, work: Callable[[], T]) -> T:
-        """What `work` gives; what is outside of blocks is whole meanwhile."""
+        """Result of `work`, with the modules outside of blocks gathered meanwhile."""
         return self._shared(work)
 
     def step(self, max_norm: float, refuse: Refuse) -> tuple[float, TrainingError | None]:
@@ -142,7 +142,7 @@ class FullySharded(Sharded):
         return {name: self._gathered(parameter) for name, parameter in self._named.items()}
 
     def states(self) -> Mapping[str, Tensor]:
-        """What the optimizer knows, as if one process held all."""
+        """Optimizer states as if one process held all."""
         assert self._optimizer is not None
         found = optimizer_states.state_tensors(self._optimizer, self._named)
         return {key: self._gathered(tensor) for key, tensor in found.items()}

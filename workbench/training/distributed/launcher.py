@@ -84,7 +84,7 @@ def _require_devices(devices: int) -> None:
 
 
 def _first_of(failed: Any, folder: Path) -> Exception:
-    """What the process that failed first said of it; what others say of lost connections came of that."""
+    """The error of the process that failed first; lost connections of the others follow from it."""
     told, exits = _told(folder), {rank: failure.exitcode for rank, failure in failed.failures.items()}
     if told and all(status == 3 for status in exits.values()):
         return Stopped(min(told)[2])
@@ -117,7 +117,7 @@ def _told(folder: Path) -> list[tuple[float, int, str]]:
 
 
 def _quieten() -> None:
-    """What went wrong is told once, in the words of who failed."""
+    """Print an error once, in the words of the process that failed."""
     import logging
 
     for name in ("torch.distributed.run", "torch.distributed.elastic"):

@@ -1,4 +1,4 @@
-"""What several processes, or shares of a model, cannot do, told before a weight is read."""
+"""Refusals of layouts of several processes or model shares, before a weight is read."""
 
 from __future__ import annotations
 

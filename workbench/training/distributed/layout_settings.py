@@ -31,7 +31,7 @@ OURS = {
 
 
 def deepspeed(config: RunConfig, compute: torch.dtype, *, world: int, trained: int) -> Settings:
-    """What DeepSpeed is told about a run that trains so many numbers.
+    """DeepSpeed's settings for a run that trains so many numbers.
 
     Raises:
         ConfigError: As `read` does.
@@ -94,7 +94,7 @@ def _zero(section: DistributedConfig, trained: int) -> Settings:
 
 
 def read(section: DistributedConfig) -> Settings:
-    """What a person's own DeepSpeed JSON says; nothing where there is none.
+    """Content of a person's own DeepSpeed JSON; empty where there is none.
 
     Raises:
         ConfigError: It cannot be read, or contradicts the recipe.

@@ -104,7 +104,7 @@ class Sharded(ABC):
         """Add to the gradients, and send them to where they belong."""
 
     def reading(self, work: Callable[[], T]) -> T:
-        """What `work` gives, which calls the model otherwise than `forward` does; all processes do the same."""
+        """Result of `work`, which calls the model otherwise than `forward` does; all processes call it together."""
         return work()
 
     @abstractmethod
@@ -121,7 +121,7 @@ class Sharded(ABC):
 
     @abstractmethod
     def states(self) -> Mapping[str, Tensor]:
-        """What the optimizer knows, as if one process held all; empty tensors where `values` gives such."""
+        """Optimizer states as if one process held all; empty tensors where `values` gives such."""
 
     @abstractmethod
     def load(self, values: Mapping[str, Tensor], states: Mapping[str, Tensor] | None = None) -> None:

@@ -103,7 +103,7 @@ class ZeroParameters(Sharded):
         return {name: self._kept(safe_get_full_fp32_param(parameter)) for name, parameter in self._named.items()}
 
     def states(self) -> Mapping[str, Tensor]:
-        """What the optimizer knows, as if one process held all."""
+        """Optimizer states as if one process held all."""
         from deepspeed.utils import safe_get_full_optimizer_state
 
         assert self._optimizer is not None
@@ -149,7 +149,7 @@ class ZeroParameters(Sharded):
                 parameter.data = computed[name]
 
     def _set(self, parameter: nn.Parameter, value: Tensor) -> None:
-        """What computes of a parameter, in every process."""
+        """Set the computing copy of a parameter in every process."""
         if self._cuts:
             import deepspeed
 

@@ -1,1 +1,1 @@
-"""What of a backbone trains when: policies, what they are told, and the outputs of what is frozen, computed once."""
+"""Freezing: the layers that train at each step, measurements for policies, and cached outputs of frozen blocks."""

@@ -35,7 +35,7 @@ _LIMITS: dict[Where, str] = {"memory": "a quarter of what is available", "disk":
 
 
 class DataProfile(NamedTuple):
-    """What data hold, as far as it decides about a cache."""
+    """Properties of the data that decide about a cache."""
 
     rows: int
     """Different ones."""
@@ -46,7 +46,7 @@ class DataProfile(NamedTuple):
 
 
 class CacheEstimate(NamedTuple):
-    """What a cache would take and save."""
+    """Memory that a cache takes and time that it saves."""
 
     rows: int
     bytes: int
@@ -96,7 +96,7 @@ def predict(
     everything: bool,
     supervised: float = 1.0,
 ) -> CacheEstimate:
-    """What keeping the outputs of the first `depth` blocks would take and save, by parameters.
+    """Memory and time of a cache of the first `depth` blocks' outputs, by parameters.
 
     A parameter costs a unit forward, one for its input's gradient, and where it trains one for its own. The prefix
     costs its forward pass alone: with the cache once, without it in each pass.
@@ -196,7 +196,7 @@ def nondeterministic(
 
 
 def _chances(module: nn.Module, *, in_block: bool) -> list[float]:
-    """Of dropping something out, or of other noise."""
+    """Probabilities of dropout and other noise."""
     if isinstance(module, _DropoutNd):
         return [module.p]
     # What holds the blocks may keep their share as an attribute, but uses only that of whole layers.

@@ -179,7 +179,7 @@ class CachedPrefix:
         return [found_LD[: len(row)] for found_LD, row in zip(found_BLD, tokens, strict=True)]
 
     def _forward(self, number: int, original: Callable[..., Any]) -> Callable[..., Any]:
-        """What block `number` does instead."""
+        """Forward pass that replaces block `number`'s own."""
         last = number == len(self._prefix) - 1
 
         def forward(*arguments: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What tells a policy that decides by measurements: companions of training, whose findings are in its checkpoints.
+"""Training hooks that measure for policies; their measurements are in checkpoints.
 
 Legend: B rows, L padded length, D hidden.
 """
@@ -70,7 +70,7 @@ class ActivationCallback:
             self._freezer.seen += (Observation(step, values),)
 
     def state(self) -> dict[str, Tensor]:
-        """What the next interval is compared with, and what was seen."""
+        """Reference of the next interval, and measurements so far."""
         return {**self._plasticity.state(), **_written(self._freezer.seen)}
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -79,7 +79,7 @@ class ActivationCallback:
         self._plasticity.load(state)
 
     def _outputs(self) -> Sequence[Tensor]:
-        """What each block gives (B, L, D), with zeros at padding."""
+        """Outputs of each block (B, L, D), with zeros at padding."""
         found: list[Tensor] = []
         handles = [
             block.register_forward_hook(lambda _, __, output: found.append(parts(output)[0]))

@@ -1,4 +1,4 @@
-"""What is measured in a run for policies that decide by it: sums of gradients, and how much outputs still change.
+"""Measurements for policies: sums of gradients, and how much outputs still change.
 
 Legend: B rows, L padded length, D hidden, N blocks.
 """
@@ -94,7 +94,7 @@ class Plasticity:
         return (math.nan, *blocks, math.nan)
 
     def state(self) -> dict[str, Tensor]:
-        """What the next interval is compared with, for a checkpoint."""
+        """Reference of the next interval, for a checkpoint."""
         return {} if self._reference_NBB is None else {"reference": self._reference_NBB}
 
     def load(self, state: Mapping[str, Tensor]) -> None:

@@ -33,7 +33,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass
 class PrefixCache:
-    """What the frozen blocks of a run's backbone gave: all its trainings and predictions may read it."""
+    """Outputs of the frozen blocks of a run's backbone; all its trainings and predictions may read them."""
 
     states: HiddenStateStore | None = None
     depth: int = 0
@@ -70,7 +70,7 @@ def reading(kept: PrefixCache, backbone: PreTrainedModel) -> Iterator[None]:
 
 
 class PrefixForward(NamedTuple):
-    """What a model does while the prefix is frozen."""
+    """Forward pass of a model whose prefix is frozen."""
 
     rows: Sequence[Examples]
     """All sets that it reads, those that it trains on first."""
@@ -185,5 +185,5 @@ class PrefixCacheManager:
 
 
 def _changing(config: RunConfig) -> str | None:
-    """What changes the rows from epoch to epoch."""
+    """Reason why rows change from epoch to epoch; None where they do not."""
     return "masking" if config.recipe == "mlm" else None

@@ -1,4 +1,4 @@
-"""What the optimizer remembers of frozen values, on disk until they train again."""
+"""Optimizer states of frozen parameters, on disk until these train again."""
 
 from __future__ import annotations
 

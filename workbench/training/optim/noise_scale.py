@@ -36,7 +36,7 @@ class GradientPart(NamedTuple):
 
 
 class NoiseEstimate(NamedTuple):
-    """Of one step; both are unbiased, so that `signal` may be negative."""
+    """Estimates from one step; both are unbiased, so that `signal` may be negative."""
 
     signal: float
     """|G|^2."""
@@ -89,7 +89,7 @@ class GradientParts:
         self._parts.append(GradientPart(_squared(added), rows, share))
 
     def estimate(self) -> NoiseEstimate | None:
-        """What they say together; None where fewer than two are supervised."""
+        """Estimate from all parts; None where fewer than two are supervised."""
         return estimate(self._parts, _squared(self._before.values()))
 
 

@@ -1,4 +1,4 @@
-"""What an optimizer knows beside the parameters: as tensors to be saved, set again, and shown instead of them."""
+"""Optimizer states as tensors: saved, set again, and exchanged for the parameters."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _risen(done: float, config: ScheduleConfig) -> float:
 
 
 def _left(progress: float, config: ScheduleConfig) -> float:
-    """What is left of the peak after the warm-up, before `floor` is looked at."""
+    """Share of the peak rate after the warm-up, before `floor` applies."""
     if config.name == "constant":
         return 1.0
     if config.name == "inverse_sqrt":

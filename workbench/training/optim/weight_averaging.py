@@ -104,7 +104,7 @@ class WeightAverage(ABC):
         return torch.device("cpu") if self.config.device == "cpu" else self.trainable[name].device
 
     def _copies(self) -> Values:
-        """What the parameters hold, where averages are kept."""
+        """Copies of the parameters where averages are kept."""
         return {name: each.detach().to(self._place(name), copy=True) for name, each in self.trainable.items()}
 
     @torch.no_grad()
