@@ -12,9 +12,10 @@ BANNED = {"What", "Who", "Whose", "Whom", "Of"}
 def _wrong(path: Path) -> list[str]:
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (doc := ast.get_docstring(node)):
-            if doc.split()[0].rstrip(",.:;") in BANNED:
-                found.append(f"{path.relative_to(ROOT)}: {getattr(node, 'name', 'module')}: {doc.splitlines()[0]}")
+        documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+        doc = ast.get_docstring(node) if documented else None
+        if doc and doc.split()[0].rstrip(",.:;") in BANNED:
+            found.append(f"{path.relative_to(ROOT)}: {getattr(node, 'name', 'module')}: {doc.splitlines()[0]}")
     return found
 
 
