@@ -51,6 +51,12 @@ def linear_modules(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if name.startswith(inside) and is_linear(module)]
 
 
+def fused_experts(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters inside the blocks that hold the matrices of all experts at once (E, ., .), by path."""
+    inside = tuple(f"{block}." for stack in blocks(model) for block in stack)
+    return {name: each for name, each in model.named_parameters() if name.startswith(inside) and each.ndim == 3}
+
+
 def is_linear(module: nn.Module) -> bool:
     """Whether a module is a matrix product with its own weight; GPT-2's Conv1D is one."""
     from torch import nn

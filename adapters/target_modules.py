@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from workbench.adapters.anatomy import is_attention, is_linear, linear_modules
+from workbench.adapters.anatomy import fused_experts, is_attention, is_linear, linear_modules
 from workbench.adapters.method import Method
 from workbench.errors import ConfigError
 
@@ -51,6 +51,12 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
     if isinstance(targets, str):
         linear = linear_modules(model)
         chosen = [name for name in linear if targets == "all-linear" or is_attention(name) == (targets == "attention")]
+        if not chosen and (experts := fused_experts(model)):
+            raise ConfigError(
+                f"adapter.targets: the MLPs of {type(model).__name__} are experts, whose matrices stand in one "
+                f"parameter ({_leaf(next(iter(experts)))}), which no adapter reaches yet. Write adapter.targets=attention, or "
+                "adapter.method=full."
+            )
         if not chosen:
             raise ConfigError(f"adapter.targets: {targets} matches no linear layer of {type(model).__name__}.")
         return short_names(model, chosen)
@@ -63,6 +69,19 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
             f"Nearest: {', '.join(near or sorted(leaves))}. Roles: attention, mlp, all-linear."
         )
     return list(targets)
+
+
+def unreached(model: PreTrainedModel, method: Method) -> str | None:
+    """Sentence on experts that a method on linear layers leaves frozen; None where there are none."""
+    experts = fused_experts(model)
+    if not experts or not isinstance(method, OnLinear):
+        return None
+    share = sum(each.numel() for each in experts.values()) / sum(each.numel() for each in model.parameters())
+    return (
+        f"Mixture of experts: {share:.0%} of the weights are experts, whose matrices stand in one "
+        f"parameter ({', '.join(sorted({_leaf(name) for name in experts}))}); adapter.method={method.method} does not reach "
+        "them, and they stay frozen."
+    )
 
 
 def linear_layers(model: PreTrainedModel, targets: str | Sequence[str]) -> dict[str, nn.Module]:

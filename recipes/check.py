@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from workbench.adapters.target_modules import unreached
 from workbench.config import RunConfig, sweep_expansion, tasks
 from workbench.data.batching import Row
 from workbench.data.text import tokenized
@@ -70,7 +71,9 @@ def _inspected(config: RunConfig) -> Found:
         "crossval": crossval_verbs.inspect,
     }
     found = ways.get(config.recipe, _text)(config)
-    return replace(found, blocks=_blocks(found))
+    model = backbones.skeleton(found.config.model, task=_task(found))
+    notes = [*found.notes, *filter(None, [unreached(model, config.adapter)])]
+    return replace(found, blocks=_blocks(found), notes=notes)
 
 
 def _blocks(found: Found) -> int | None:
@@ -78,8 +81,13 @@ def _blocks(found: Found) -> int | None:
     config = found.config
     if config.freeze.policy == "none":
         return None
-    task = tasks.of(config) if isinstance(found, Inspection) else classifier.task(found.data.labels, seed=config.seed)
-    return len(stack(backbones.skeleton(config.model, task=task)))
+    return len(stack(backbones.skeleton(config.model, task=_task(found))))
+
+
+def _task(found: Found) -> tasks.Task:
+    """The task of the backbone; that of labelled rows follows from their labels."""
+    config = found.config
+    return tasks.of(config) if isinstance(found, Inspection) else classifier.task(found.data.labels, seed=config.seed)
 
 
 def _text(config: RunConfig) -> Inspection:

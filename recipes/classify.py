@@ -147,7 +147,7 @@ def train(
             trainable=isinstance(config.adapter, Full),
             waiting=layout_settings.cuts_weights(config.distributed),
         )
-    watcher.say(model_summary.storage(backbone))
+    watcher.say(model_summary.storage(backbone, config.adapter))
     freezer = freezing.attach(
         backbone.model, config, seed=config.seed, sample=lambda: first_rows(data.train, seed=config.seed)
     )

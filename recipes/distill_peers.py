@@ -34,7 +34,7 @@ def train(
     count = config.distill.peers
     assert count is not None
     backbone = backbones.load(base.model, tokenizer, task=tasks.of(base))
-    watcher.say(model_summary.storage(backbone))
+    watcher.say(model_summary.storage(backbone, config.adapter))
     sft.score_before(base, run, backbone, data, tokenizer, template, watcher)
     seeds = [base.seed + number for number in range(count)]
     together, freezer = freezing.attach_bank(backbone.model, base, [base.adapter] * count, seeds=seeds)

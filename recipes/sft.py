@@ -146,7 +146,7 @@ def train(
         supervise: What the model learns from; by default the supervised tokens of `data`.
     """
     backbone = load(config, run, tokenizer)
-    watcher.say(model_summary.storage(backbone))
+    watcher.say(model_summary.storage(backbone, config.adapter))
 
     score_before(config, run, backbone, data, tokenizer, template, watcher)
     if layout_settings.cuts_weights(config.distributed):

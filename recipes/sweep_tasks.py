@@ -83,7 +83,7 @@ class TextTask:
 
     def bench(self, run: Run, trials: Sequence[Trial[RunConfig]], watcher: Callback) -> SweepBank:
         backbone = backbones.load(self.config.model, self.tokenizer, task=tasks.of(self.config))
-        watcher.say(model_summary.storage(backbone))
+        watcher.say(model_summary.storage(backbone, self.config.adapter))
         sft.score_before(self.config, run, backbone, self.data, self.tokenizer, self.template, watcher)
         together, freezer = _attach(backbone, self.config, trials)
         with together.only(together.members[0]):
@@ -133,7 +133,7 @@ class ClassTask:
 
     def bench(self, run: Run, trials: Sequence[Trial[RunConfig]], watcher: Callback) -> SweepBank:
         backbone = self._backbone(self.config.seed)
-        watcher.say(model_summary.storage(backbone))
+        watcher.say(model_summary.storage(backbone, self.config.adapter))
         together, freezer = _attach(backbone, self.config, trials)
         for seed in {trial.config.seed for trial in trials} - {self.config.seed}:
             members = [name for name, trial in zip(together.members, trials, strict=True) if trial.config.seed == seed]

@@ -10,7 +10,9 @@ from peft.tuners.lora.layer import LoraLayer
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from workbench.adapters import Lora, attach, target_modules
+from tests.conftest import GROUPED, tiny
+from workbench.adapters import Full, Lora, attach, target_modules
+from workbench.adapters.target_modules import resolve, unreached
 from workbench.errors import ConfigError
 
 LLAMA = (["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"])
@@ -45,7 +47,7 @@ def test_a_role_adapts_its_layers_in_every_block_and_no_others(family: PreTraine
     attention, mlp = ROLES[type(family).__name__]
     names = {"attention": attention, "mlp": mlp, "all-linear": attention + mlp}[role]
     if not names:
-        with pytest.raises(ConfigError, match=f"{role} matches no linear layer of MixtralForCausalLM"):
+        with pytest.raises(ConfigError, match="the MLPs of MixtralForCausalLM are experts"):
             target_modules.resolve(family, role)
         return
     found = _adapted(family, role)
@@ -95,3 +97,24 @@ def test_the_head_is_no_target_of_a_role_but_linear_layers_are_all_found(llama: 
     paths = target_modules.linear_modules(llama)
     every = [name for name, module in llama.named_modules() if isinstance(module, torch.nn.Linear)]
     assert [name for name in every if name not in paths] == ["lm_head"]
+
+
+@pytest.fixture(scope="module", params=["Mixtral", "Qwen3Moe"])
+def mixture(request: pytest.FixtureRequest) -> PreTrainedModel:
+    experts = {} if request.param == "Mixtral" else {**GROUPED, "num_experts": 4, "moe_intermediate_size": 16}
+    return tiny(request.param, **experts)
+
+
+def test_experts_that_no_adapter_reaches_are_told(mixture: PreTrainedModel) -> None:
+    said = unreached(mixture, Lora())
+    assert said is not None and "Mixture of experts" in said and "stay frozen" in said and "gate_up_proj" in said
+    assert unreached(mixture, Full()) is None
+
+
+def test_the_mlp_of_a_mixture_is_refused_with_the_reason(mixture: PreTrainedModel) -> None:
+    with pytest.raises(ConfigError, match=r"adapter.targets: .* experts .* Write adapter.targets=attention"):
+        resolve(mixture, "mlp")
+
+
+def test_a_model_without_experts_is_told_nothing(llama: PreTrainedModel) -> None:
+    assert unreached(llama, Lora()) is None

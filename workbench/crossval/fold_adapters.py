@@ -178,10 +178,10 @@ def _said(room: FoldContext, model: Classifier, sets: Sequence[Labelled], folder
 def _together(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher: Callback) -> None:
     """All lessons in one bank."""
     backbone = room.backbone()
+    watcher.say(model_summary.storage(backbone, room.config.adapter))
     together, freezer = freezing.attach_bank(
         backbone.model, room.config, [room.config.adapter] * len(lessons), seeds=[each.seed for each in lessons]
     )
-    watcher.say(model_summary.storage(backbone))
     own = sum(each.numel() for each in together.parameters_of(together.members[0]).values())
     run.note(model=model_summary.model(room.config, backbone, together.model, own=own))
     with together.only(together.members[0]):

@@ -7,16 +7,19 @@ from typing import Any
 from torch import nn
 
 from workbench import adapters
+from workbench.adapters.method import Method
+from workbench.adapters.target_modules import unreached
 from workbench.config import RunConfig
 from workbench.models.backbones import QUANTISED, Backbone
 from workbench.runs import units
 
 
-def storage(backbone: Backbone) -> str:
+def storage(backbone: Backbone, method: Method) -> str:
     """How the weights are stored, what they take and what they would take unquantised, and what is unusual there."""
     size, plain = backbone.weight_bytes, 2 * adapters.count(backbone.model).total
     beside = f" ({units.size(plain)} in bfloat16)" if backbone.weights in QUANTISED else ""
-    return "\n  ".join([f"Weights: {backbone.weights}, {units.size(size)}{beside}", *backbone.notes])
+    told = [f"Weights: {backbone.weights}, {units.size(size)}{beside}", *backbone.notes]
+    return "\n  ".join([*told, *filter(None, [unreached(backbone.model, method)])])
 
 
 def model(config: RunConfig, backbone: Backbone, attached: nn.Module, *, own: int | None = None) -> dict[str, Any]:
