@@ -54,8 +54,8 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
         if not chosen and (experts := fused_experts(model)):
             raise ConfigError(
                 f"adapter.targets: the MLPs of {type(model).__name__} are experts, whose matrices stand in one "
-                f"parameter ({_leaf(next(iter(experts)))}), which no adapter reaches yet. Write adapter.targets=attention, or "
-                "adapter.method=full."
+                f"parameter ({_leaf(next(iter(experts)))}), which no adapter reaches yet. "
+                "Write adapter.targets=attention, or adapter.method=full."
             )
         if not chosen:
             raise ConfigError(f"adapter.targets: {targets} matches no linear layer of {type(model).__name__}.")
@@ -79,8 +79,8 @@ def unreached(model: PreTrainedModel, method: Method) -> str | None:
     share = sum(each.numel() for each in experts.values()) / sum(each.numel() for each in model.parameters())
     return (
         f"Mixture of experts: {share:.0%} of the weights are experts, whose matrices stand in one "
-        f"parameter ({', '.join(sorted({_leaf(name) for name in experts}))}); adapter.method={method.method} does not reach "
-        "them, and they stay frozen."
+        f"parameter ({', '.join(sorted({_leaf(name) for name in experts}))}); "
+        f"adapter.method={method.method} does not reach them, and they stay frozen."
     )
 
 

@@ -112,7 +112,7 @@ def test_experts_that_no_adapter_reaches_are_told(mixture: PreTrainedModel) -> N
 
 
 def test_the_mlp_of_a_mixture_is_refused_with_the_reason(mixture: PreTrainedModel) -> None:
-    with pytest.raises(ConfigError, match=r"adapter.targets: .* experts .* Write adapter.targets=attention"):
+    with pytest.raises(ConfigError, match=r"adapter.targets: .* experts, .* Write adapter.targets=attention"):
         resolve(mixture, "mlp")
 
 
