@@ -28,7 +28,7 @@ from workbench.adapters.partial import BitFit, LastLayers, LinearProbe
 from workbench.adapters.prefix import DeepPrompt, Prefix
 from workbench.adapters.prompt import Prompt, PTuning
 from workbench.adapters.vera import Vera
-from workbench.errors import BackboneError, ConfigError, FileError
+from workbench.errors import BackboneError, ConfigError, FileError, out_of_memory
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -178,13 +178,26 @@ def load(model: PreTrainedModel | PeftModel, folder: Path, *, name: str = "defau
         compute_in_any_precision(loaded)
         virtual_tokens.settle(loaded, name)
         return loaded
-    except SafetensorError as error:
+    except (SafetensorError, RuntimeError, OSError, MemoryError) as error:
+        if out_of_memory(error):
+            raise BackboneError(
+                f"{folder}: memory is exhausted while the adapter is loaded. End other programs, or write "
+                "model.weights=nf4."
+            ) from None
+        if not isinstance(error, (SafetensorError, RuntimeError)):
+            raise
+        if isinstance(error, RuntimeError):
+            raise BackboneError(_misfit(folder, model, error)) from None
         raise FileError(f"{folder}/adapter_model.safetensors: damaged ({error}). Restore it, or train again.") from None
-    except (RuntimeError, ValueError, UserWarning) as error:
-        raise BackboneError(
-            f"{folder}: this adapter does not fit the backbone {model.config._name_or_path} "
-            f"({type(model).__name__}). Load it onto the backbone that it was trained on.\n  {_first_lines(error)}"
-        ) from None
+    except (ValueError, UserWarning) as error:
+        raise BackboneError(_misfit(folder, model, error)) from None
+
+
+def _misfit(folder: Path, model: PreTrainedModel | PeftModel, error: Exception) -> str:
+    return (
+        f"{folder}: this adapter does not fit the backbone {model.config._name_or_path} "
+        f"({type(model).__name__}). Load it onto the backbone that it was trained on.\n  {_first_lines(error)}"
+    )
 
 
 def _with_adapter(model: PreTrainedModel | PeftModel, folder: Path, name: str) -> PeftModel:

@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+
+_EXHAUSTED = ("cannot allocate memory", "can't allocate memory", "not enough memory", "out of memory")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, of the device or of the host, whatever library says so."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    return isinstance(error, Exception) and any(words in str(error).lower() for words in _EXHAUSTED)
+
 
 class WorkbenchError(Exception):
     """Base of every error that is the user's to mend: the message says what, where, and what to write."""

@@ -55,7 +55,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
             f"{path}: cannot be read as UTF-8 text ({error}). Name a YAML file, saved as UTF-8."
         ) from None
     try:
-        values = yaml.load(text, _Loader)
+        values = _load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML.\n  {str(error).replace(chr(10), chr(10) + '  ')}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
@@ -72,9 +72,11 @@ def override(values: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
         if not equals or not all(parts):
             raise ConfigError(f"{word!r}: expected key=value, such as train.epochs=3.")
         try:
-            value = yaml.load(text, _Loader)
+            value = _load(text)
         except yaml.YAMLError:
             value = text
+        if not _is_unicode(value):
+            raise ConfigError(f"{key}: {_shown(value)} is no text that UTF-8 can hold. Write it anew.")
         section = result
         for part in parts[:-1]:
             child = section.setdefault(part, {})
@@ -187,11 +189,40 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key written twice, and reads `off`, `no`, `on` and `yes` as the words that they are.
+def _load(text: str) -> Any:
+    """The value that YAML holds; raises YAMLError for whatever is none."""
+    try:
+        value = yaml.load(text, _Loader)
+    except RecursionError:
+        raise yaml.YAMLError("brackets are nested too deeply") from None
+    except ValueError as error:  # a number of more digits than Python reads
+        raise yaml.YAMLError(str(error)) from None
+    if not _is_unicode(value):
+        raise yaml.YAMLError("it holds half of a character, such as \\ud800, that UTF-8 cannot hold")
+    return value
 
-    YAML would silently resolve a key to the last, and its version 1.1 these words to truth values, as 1.2 does not.
+
+def _is_unicode(value: Any) -> bool:
+    """Whether all text in a value can be written as UTF-8."""
+    if isinstance(value, str):
+        return not any("\ud800" <= letter <= "\udfff" for letter in value)
+    if isinstance(value, Mapping):
+        return all(_is_unicode(key) and _is_unicode(each) for key, each in value.items())
+    return not isinstance(value, (list, tuple)) or all(map(_is_unicode, value))
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses keys written twice and aliases, and reads `off`, `no`, `on`, `yes` and dates as text.
+
+    YAML would silently resolve a key to the last, and its version 1.1 these words to truth values, as 1.2 does not. No
+    setting is a date, and an alias may hold itself.
     """
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, f"the alias *{event.anchor}: write it out", event.start_mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -204,7 +235,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in ("bool", "timestamp")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(

@@ -146,7 +146,7 @@ def test_stock_peft_loads_the_ranks_that_are_left_as_lora(llama: PreTrainedModel
     assert changed > 0.1
     shapes = {name: len(each) for name, each in load_file(tmp_path / "adapter_model.safetensors").items()}
     assert {rank for name, rank in shapes.items() if "lora_A" in name} == {1, 2, 3, 4}
-    assert isinstance(model.base_model, adapters.shipping.OwnForm) and model.peft_config["default"].init_r == 5
+    assert isinstance(model.base_model, adapters.export_form.OwnForm) and model.peft_config["default"].init_r == 5
 
 
 def test_a_run_reaches_its_ranks_and_a_stopped_one_resumes_to_the_same_bits(

@@ -229,7 +229,7 @@ def test_a_place_that_cannot_be_told_is_refused(model: Callable[[], PreTrainedMo
 
 def test_the_width_of_the_bottleneck(llama: PreTrainedModel) -> None:
     def width(**settings: Any) -> int:
-        config: Any = Bottleneck(method="pfeiffer", **settings).to_peft(llama, adapters.Beside())
+        config: Any = Bottleneck(method="pfeiffer", **settings).to_peft(llama, adapters.ExtraParameters())
         return int(config.width)
 
     assert (width(), width(reduction=4), width(width=7)) == (2, 8, 7)

@@ -359,7 +359,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from workbench import adapters, plugins
+from workbench import adapters
+from workbench.config import plugins
 
 folder = Path(sys.argv[1])
 plugins.load([sys.argv[2]])

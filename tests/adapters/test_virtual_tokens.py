@@ -121,7 +121,7 @@ def test_several_named_adapters_switch_and_are_saved_apart(
     model = attach(llama, config)
     first = logits(model)
     torch.manual_seed(3)
-    model.add_adapter("second", config.to_peft(llama, adapters.Beside()))
+    model.add_adapter("second", config.to_peft(llama, adapters.ExtraParameters()))
     model.set_adapter("second")
     second = logits(model)
     assert not torch.allclose(first, second, atol=1e-2)

@@ -48,7 +48,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory, encoder_decoder: str) -> Pa
     folder = tmp_path_factory.mktemp("taught")
     data = _rows(folder / "questions.jsonl", "prompt", "completion")
     words = [f"model.id={encoder_decoder}", f"data.train={data}", "data.held_out=0.1", "model.weights=float32"]
-    words += ["train.steps=40", "train.learning_rate=3e-2", "batch.size=16", "evaluate.answers=5"]
+    words += ["train.steps=120", "train.learning_rate=1e-2", "batch.size=16", "evaluate.answers=5"]
     return workbench.run("sft/quickstart", words, out=folder / "run", quiet=True)
 
 

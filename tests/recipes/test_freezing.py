@@ -62,7 +62,7 @@ def trunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CachedPrefix]]:
         found.append(CachedPrefix(*args, **named))
         return found[-1]
 
-    monkeypatch.setattr(prefix_cache, "Trunk", remembered)
+    monkeypatch.setattr(prefix_cache, "CachedPrefix", remembered)
     yield found
 
 

@@ -40,6 +40,6 @@ def test_every_shipped_recipe_is_planned_or_refused_with_a_sentence(
 
 
 def test_weights_that_cannot_fit_are_refused_before_anything_is_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.recipes.plan.rehearse", lambda *_, **__: pytest.fail("rehearsed"))
+    monkeypatch.setattr("workbench.recipes.plan.dry_run", lambda *_, **__: pytest.fail("rehearsed"))
     with pytest.raises(ConfigError, match="its weights alone take"):
         solve(load("sft/quickstart"), memory=1_000_000)

@@ -268,7 +268,7 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
             rows = (columns for batch in batches for columns in rows_of(batch))
             for number, columns in enumerate(rows, start=1):
                 yield RawRow(place(path.name, number), columns)
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(
             f"{path}: not a parquet file that can be read: {str(error).splitlines()[0]}. Write it again."
         ) from None

@@ -9,7 +9,7 @@ import torch
 
 from workbench.config import ModelConfig
 from workbench.data import starter
-from workbench.errors import BackboneError, WorkbenchError
+from workbench.errors import BackboneError, WorkbenchError, out_of_memory
 
 
 def path(config: ModelConfig) -> str:
@@ -65,6 +65,10 @@ class loading_errors:
         folder = Path(starter.resolve(self.id)).expanduser()
         if isinstance(error, torch.OutOfMemoryError):
             return "it does not fit into the device's memory. Write model.weights=nf4, or take a smaller one."
+        if out_of_memory(error):
+            return (
+                "the machine's memory is exhausted. End other programs, write model.weights=nf4, or take a smaller one."
+            )
         for words, cure in (_CURES if folder.is_dir() else _CURES | _HUB_CURES).items():
             if any(word in text for word in words):
                 return cure.format(id=self.id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -216,5 +215,5 @@ def _read(path: Path, reader: Callable[[Path], pd.DataFrame]) -> pd.DataFrame:
 def _metrics(path: Path) -> pd.DataFrame:
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     # A live run may be in the middle of its last line: only what ends in a line break is whole.
-    rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    rows = files.read_lines(path, text[: text.rfind("\n") + 1])
     return pd.DataFrame(rows).reindex(columns=list(COLUMNS)).astype(float)

@@ -41,10 +41,24 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object that `write_json` wrote, empty where the file does not exist; raises FileError where it is none."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise FileError(
             f"{path}: damaged, it holds no JSON object ({error}). Restore it, or start a new run."
         ) from None
+
+
+def read_lines(path: Path, text: str) -> list[dict[str, Any]]:
+    """The JSON objects that `text`, all or some lines of `path`, holds; raises FileError where a line holds none."""
+    found = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise FileError(f"{path}, line {number}: damaged ({error}). Restore it, or start a new run.") from None
+        if not isinstance(value, dict):
+            raise FileError(f"{path}, line {number}: damaged, it holds no JSON object. Restore it, or start a new run.")
+        found.append(value)
+    return found
 
 
 def require_writable(path: Path) -> None:

@@ -131,7 +131,7 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """All lines of metrics.jsonl."""
         path = self.path / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+        return files.read_lines(path, path.read_text(encoding="utf-8")) if path.exists() else []
 
 
 def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) -> Run:

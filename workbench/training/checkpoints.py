@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from workbench.errors import ResumeError
+from workbench.errors import ResumeError, out_of_memory
 from workbench.runs import files
 
 
@@ -37,6 +38,8 @@ class Progress:
     """Whether at the last evaluation the average had the lower held-out loss."""
     evaluations_without_gain: int = 0
 
+
+_PROGRESS = TypeAdapter(Progress)
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
 """File stem (`trainable`, `optimizer`) to named tensors."""
@@ -88,10 +91,12 @@ def read_progress(path: Path) -> Progress:
     """The progress of a checkpoint whose files all match their digests; otherwise ResumeError."""
     try:
         state = json.loads((path / "state.json").read_text())
-        progress = Progress(**state["progress"])
+        progress = _PROGRESS.validate_python(state["progress"])
         broken = [name for name, digest in state["sha256"].items() if files.digest(path / name) != digest]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ResumeError(f"{path}: damaged checkpoint ({error}).") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        if out_of_memory(error):
+            raise
+        raise ResumeError(f"{path}: damaged checkpoint ({' '.join(str(error).split())}).") from None
     if broken:
         raise ResumeError(f"{path}: damaged checkpoint ({', '.join(broken)} does not match its digest).")
     return progress

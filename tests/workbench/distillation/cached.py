@@ -19,7 +19,7 @@ from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import form
 from workbench.data.text.tokenized import TokenizedSet
 from workbench.distillation import teacher_cache
-from workbench.distillation.teacher_cache import CachedTeacher, Identity
+from workbench.distillation.teacher_cache import CachedTeacher, CacheIdentity
 from workbench.distillation.teacher_signals import Teacher, TeacherLogits, TeacherSignal
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.models import backbones, output_heads
@@ -82,7 +82,7 @@ class Desk:
         written = form(config, backbones.hub_config(config.model), self.live.tokenizer)
         return tokenized.read(str(self.questions), DataConfig.model_validate(data), self.live.tokenizer, written)
 
-    def wanted(self, config: DistillConfig) -> Identity:
+    def wanted(self, config: DistillConfig) -> CacheIdentity:
         """The cache that `config` asks for."""
         source = TeacherSource("the stories", ModelConfig(id=self.backbone, weights="float32"))
         return teacher_cache.identity(config, source, self.live.tokenizer)
@@ -105,7 +105,7 @@ def write(
     rows: TokenizedSet,
     teacher: Teacher,
     config: DistillConfig,
-    wanted: Identity,
+    wanted: CacheIdentity,
     vocabulary: int,
     watcher: Watching | None = None,
 ) -> None:

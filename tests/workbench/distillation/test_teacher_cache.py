@@ -13,7 +13,7 @@ from tests.workbench.distillation.cached import SMALL, Desk, batch, settings, ta
 from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch
 from workbench.distillation import teacher_cache
-from workbench.distillation.teacher_cache import CachedTeacher, Identity
+from workbench.distillation.teacher_cache import CachedTeacher, CacheIdentity
 from workbench.distillation.teacher_signals import TeacherLogits
 from workbench.errors import ConfigError
 from workbench.losses.divergences import log_probs
@@ -98,7 +98,7 @@ def test_bytes_of_a_token_at_the_largest_vocabulary(desk: Desk) -> None:
             return TeacherLogits([hidden_ND], [lambda hidden: hidden @ weight_VD.T], [vocabulary], config, temperature)
 
     rows, config = desk.train.subset(np.arange(20, 40)), settings(k=64, dtype="float16")
-    wanted = Identity("a", "b", "1.0", "64", "float16", "likeliest")
+    wanted = CacheIdentity("a", "b", "1.0", "64", "float16", "likeliest")
     write(desk.folder, rows, Large(), config, wanted, vocabulary)
     facts = CachedTeacher(desk.folder, rows, config, wanted).facts
     positions = int(rows.supervised.sum())

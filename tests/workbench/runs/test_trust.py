@@ -27,11 +27,11 @@ from workbench.runs.trust import Trust
 
 METHOD = """
 from typing import ClassVar, Literal
-from workbench.adapters import About, Method, register
+from workbench.adapters import Method, MethodInfo, register
 
 @register
 class Foreign(Method):
-    about: ClassVar = {"foreign": About("nothing", "none")}
+    about: ClassVar = {"foreign": MethodInfo("nothing", "none")}
     method: Literal["foreign"]
 """
 READERS: dict[str, Callable[[Path, bool], Any]] = {

@@ -79,7 +79,8 @@ class Silent:
         self.records.append(record)
 
     def say(self, text: str) -> None:
-        self.said.append(text)
+        if not text.startswith("Training:"):  # every run begins so
+            self.said.append(text)
 
     def stop_requested(self) -> bool:
         return bool(self.records) and max(record["step"] for record in self.records) >= self.stop_after
