@@ -64,8 +64,8 @@ T5_SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow tests, and the whole cube, take minutes: each runs only where `-m` names it."""
-    left_out = [mark for mark in ("slow", "cube") if mark not in config.option.markexpr]
+    """Slow tests, the whole cube and 10,000 damaged files take minutes: each runs only where `-m` names it."""
+    left_out = [mark for mark in ("slow", "cube", "fuzz") if mark not in config.option.markexpr]
     known, items[:] = list(items), [item for item in items if not any(map(item.get_closest_marker, left_out))]
     asked = set(items)
     config.hook.pytest_deselected(items=[item for item in known if item not in asked])
