@@ -28,6 +28,8 @@ from workbench.training.limits import total_steps
 
 SHOWN = 3
 """Rows that are rendered in full."""
+RARE = 0.25
+"""Share of an average class's rows below which a class is called rare."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,28 @@ def inspect(config: RunConfig) -> ClassInspection:
         targets=targets,
         drawn=drawn,
         steps=total_steps(config, drawn),
-        notes=[f"Left out: {reason}" for reason in data.train.skipped[:5]],
+        notes=[
+            *(f"Left out: {reason}" for reason in data.train.skipped[:5]),
+            *unequal(data.train, data.labels, config),
+        ],
     )
+
+
+def unequal(rows: Labelled, labels: Labels, config: RunConfig) -> list[str]:
+    """Sentence on a class that is much rarer than the others, where no setting answers that."""
+    classes = config.classes
+    answered = classes.weights != "none" or classes.sampling != "none" or classes.logit_adjustment > 0
+    if labels.kind == "number" or answered:
+        return []
+    count_C = (rows.targets_NC > 0.5).sum(0)
+    rarest, usual = int(count_C.argmin()), float(count_C.mean())
+    if count_C[rarest] >= RARE * usual:
+        return []
+    cure = "classes.logit_adjustment=1 or classes.sampling=over" if labels.kind != "several" else "classes.gamma=2"
+    return [
+        f"Classes are unequal: {labels.names[rarest]} has {count_C[rarest]:,} of {len(rows):,} rows, a class on "
+        f"average {usual:,.0f}. One so rare may never be predicted; {cure} answers that."
+    ]
 
 
 def chosen_examples(rows: Labelled, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str, str]]:

@@ -30,7 +30,7 @@ from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
 from workbench.training.distributed import layout_checks
-from workbench.training.trainer import peak_bytes
+from workbench.training.measurements import peak_bytes
 
 Scores = dict[str, Any]
 

@@ -16,7 +16,7 @@ from workbench.data.labelled.text_fields import FieldTokenizer
 from workbench.errors import ConfigError
 from workbench.evaluation import row_outputs, target_scores
 from workbench.recipes.classify import texts
-from workbench.recipes.classify_verbs import chosen_examples
+from workbench.recipes.classify_verbs import chosen_examples, unequal
 from workbench.recipes.crossval import prepare
 from workbench.training.limits import total_steps
 
@@ -52,7 +52,11 @@ def inspect(config: RunConfig) -> CrossvalInspection:
         targets=targets,
         steps=total_steps(config, rows),
         members=len(who),
-        notes=[*(f"Left out: {reason}" for reason in data.rows.skipped[:5]), *notes],
+        notes=[
+            *(f"Left out: {reason}" for reason in data.rows.skipped[:5]),
+            *notes,
+            *unequal(data.rows, data.labels, config),
+        ],
     )
 
 

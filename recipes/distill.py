@@ -41,7 +41,7 @@ from workbench.recipes import distill_classes, distill_peers, sft
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
-from workbench.training.trainer import TrainingSignal
+from workbench.training.signal import TrainingSignal
 
 Scores = dict[str, Any]
 

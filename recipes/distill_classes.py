@@ -29,7 +29,7 @@ from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
-from workbench.training.trainer import Loss, TrainingSignal
+from workbench.training.signal import Loss, TrainingSignal
 
 Scores = dict[str, Any]
 

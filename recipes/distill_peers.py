@@ -18,7 +18,8 @@ from workbench.runs.run_directory import Run
 from workbench.runs.timing import phase
 from workbench.training.callbacks import Callback
 from workbench.training.freezing import freezer as freezing
-from workbench.training.trainer import ProgressClock, Trainer, TrainingSignal
+from workbench.training.signal import ProgressClock, TrainingSignal
+from workbench.training.trainer import Trainer
 
 
 def train(

@@ -38,7 +38,8 @@ from workbench.training.distributed import layout_settings
 from workbench.training.distributed.fsdp import reading
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
-from workbench.training.trainer import ProgressClock, Trainer, TrainingSignal
+from workbench.training.signal import ProgressClock, TrainingSignal
+from workbench.training.trainer import Trainer
 
 REST_TOKENS = 1024
 """Padded tokens in one forward pass that uses up what is left of the time."""

@@ -21,7 +21,7 @@ from workbench.training.bank_progress import BankProgress
 from workbench.training.bank_trainer import BankTrainer
 from workbench.training.callbacks import Callback
 from workbench.training.distributed import barrier, layout_checks
-from workbench.training.trainer import peak_bytes
+from workbench.training.measurements import peak_bytes
 
 Scores = dict[str, Any]
 BYTES = 16

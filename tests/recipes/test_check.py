@@ -7,15 +7,17 @@ import shutil
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from workbench.config import RunConfig
+from workbench.data.labelled.labels import Labels
 from workbench.errors import BackboneError, ConfigError, DataError, WorkbenchError
 from workbench.models import backbones
 from workbench.recipes.check import SHOWN, check, pieces
+from workbench.recipes.classify_verbs import unequal
 
 Inspect = Callable[..., Any]
 
@@ -188,3 +190,24 @@ def test_muon_is_refused_where_only_vectors_train(inspect: Inspect) -> None:
         inspect(adapter={"method": method}, optimizer=muon)
     head = {"policy": "static", "layers": 5}
     _refused(inspect, ConfigError, "optimizer.name=muon", adapter={"method": "full"}, optimizer=muon, freeze=head)
+
+
+class _Rows:
+    """Labelled rows, as far as their classes go."""
+
+    def __init__(self, targets_NC: Any) -> None:
+        self.targets_NC = targets_NC
+
+    def __len__(self) -> int:
+        return len(self.targets_NC)
+
+
+def test_a_rare_class_is_told_with_the_setting_that_answers_it() -> None:
+    labels = Labels("one", ("often", "seldom", "rare"))
+    config = RunConfig.model_validate({"recipe": "classify", "data": {"train": "x.csv"}})
+    rows = _Rows(np.repeat(np.eye(3), [120, 60, 9], axis=0))
+    (told,) = unequal(cast(Any, rows), labels, config)
+    assert told.startswith("Classes are unequal: rare has 9 of 189 rows") and "classes.logit_adjustment=1" in told
+    answered = config.model_copy(update={"classes": config.classes.model_copy(update={"logit_adjustment": 1.0})})
+    assert unequal(cast(Any, rows), labels, answered) == []
+    assert unequal(cast(Any, _Rows(np.repeat(np.eye(3), [60, 60, 40], axis=0))), labels, config) == []

@@ -41,7 +41,8 @@ from workbench.training.callbacks import Callback
 from workbench.training.distributed import barrier
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.prefix_cache import PrefixCache, reading
-from workbench.training.trainer import Trainer, TrainingSignal
+from workbench.training.signal import TrainingSignal
+from workbench.training.trainer import Trainer
 
 
 class FoldAdapter(NamedTuple):

@@ -22,7 +22,7 @@ from workbench.distillation.teacher_signals import TeacherLogits
 from workbench.errors import ConfigError
 from workbench.models.output_heads import Head
 from workbench.training import bank_trainer
-from workbench.training.trainer import Loss
+from workbench.training.signal import Loss
 
 
 def require_able(base: RunConfig) -> None:

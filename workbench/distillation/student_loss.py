@@ -18,7 +18,7 @@ from workbench.distillation.teacher_signals import Teacher, TeacherSignal
 from workbench.losses.chunked import Criterion
 from workbench.losses.next_token import cross_entropy
 from workbench.models.output_heads import Head
-from workbench.training.trainer import Loss
+from workbench.training.signal import Loss
 
 ARRAYS, CPU_ARRAYS = 1, 4
 """By these, the numbers of a position count more than in the cross-entropy of its labels alone: chunks are smaller.

@@ -106,6 +106,16 @@ def verdict(run: RunRecord) -> str:
     return f"{said}; always naming the training rows' mean gives {units.number(before['rmse'])}."
 
 
+def never_predicted(run: RunRecord) -> list[tuple[str, int]]:
+    """Classes that rows have and no prediction names, with their rows; none where the run predicts numbers."""
+    found = run.labelled
+    names = class_names(found) if "predicted" in found else []
+    if not names:
+        return []
+    true_C, said_C = (hot(found[column], names).sum(0) for column in ("label", "predicted"))
+    return [(name, int(rows)) for name, rows, said in zip(names, true_C, said_C, strict=True) if rows and not said]
+
+
 def class_names(found: pd.DataFrame) -> list[str]:
     """The classes of a table of predictions; none for numbers."""
     return [column.removeprefix("p_") for column in found if column.startswith("p_")]

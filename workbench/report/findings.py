@@ -44,6 +44,7 @@ def findings(record: RunRecord) -> list[Finding]:
     found = [
         _out_of_time(record),
         _taught(record),
+        _never_predicted(record),
         _chance(record),
         best_step,
         _clipping(record),
@@ -57,6 +58,15 @@ def findings(record: RunRecord) -> list[Finding]:
 def _out_of_time(record: RunRecord) -> Finding | None:
     cut = record.manifest.get("cut")
     return Finding("warning", cut) if cut else None
+
+
+def _never_predicted(record: RunRecord) -> Finding | None:
+    never = class_section.never_predicted(record)
+    if not never:
+        return None
+    named = ", ".join(f"{name} ({rows:,} rows)" for name, rows in never[:10]) + (", ..." if never[10:] else "")
+    text = f"Never predicted: {named}. classes.logit_adjustment=1 or classes.sampling=over teaches rare classes."
+    return Finding("warning", text)
 
 
 def _answers(record: RunRecord) -> str:

@@ -29,7 +29,8 @@ from workbench.training.callbacks import Callback
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheManager, PrefixForward
 from workbench.training.master_weights import MasterWeights
-from workbench.training.trainer import measured, out_of_memory, trained
+from workbench.training.measurements import measured
+from workbench.training.trainer import trained
 
 Predict = Callable[[MicroBatch], Tensor]
 """What the model gives for each label of a micro-batch (N, ...): hidden states in front of a head, or logits."""
@@ -182,7 +183,7 @@ class BankTrainer:
         try:
             return capacity.smaller_until_fits(compute, self.tokens, longest=longest, retry=self._go_on_with)
         except torch.OutOfMemoryError:
-            raise out_of_memory(longest, rows) from None
+            raise capacity.nothing_fits(longest, rows) from None
 
     def _go_on_with(self, tokens: int) -> None:
         self.watcher.say(f"Out of memory: going on with {tokens} tokens in a forward pass.")

@@ -17,7 +17,7 @@ import torch
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, MicroBatch
 from workbench.data.text.tokenized import cache_folder
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, TrainingError
 from workbench.runs import files
 
 T = TypeVar("T")
@@ -144,3 +144,12 @@ class Remembered:
         ]
         name = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:24]
         return cache_folder() / "fits" / f"{name}.json"
+
+
+def nothing_fits(longest: int, train: Examples) -> TrainingError:
+    """Error where no micro-batch is small enough."""
+    return TrainingError(
+        f"Not even one example fits into memory: the longest has {longest} tokens "
+        f"({train.place(int(train.lengths.argmax()))}).\n"
+        "  Lower data.max_tokens, write train.checkpointing=true where the method allows it, or model.weights=nf4."
+    )

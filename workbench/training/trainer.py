@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,39 +36,14 @@ from workbench.training.freezing.freeze_callbacks import ActivationCallback, Gra
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheManager, PrefixForward
 from workbench.training.master_weights import MasterWeights
+from workbench.training.measurements import measured, peak_bytes
 from workbench.training.optim import noise_scale, sam_lookahead
 from workbench.training.optim.noise_scale import GradientParts, NoiseScale
 from workbench.training.optimizer_step import LocalStep
-
-Loss = Callable[[MicroBatch, float], Tensor]
-"""Summed loss of a micro-batch times a factor, as a scalar with a graph."""
-
+from workbench.training.signal import Loss, ProgressClock, TrainingSignal
 
 LOOKED_AT = 8
 """Rows that a policy watches the model on."""
-
-
-class TrainingSignal(NamedTuple):
-    """Rows, loss and hooks that a model trains with."""
-
-    train: Examples
-    loss: Loss
-    beside: nn.Module | None = None
-    """What trains with the model and is not shipped, such as projections that the loss compares through."""
-    known: bool = True
-    """Whether the rows of a step are known before the step before it is done."""
-    settings: Mapping[str, Any] = MappingProxyType({})
-    """Settings of the loss that the run's configuration does not hold and memory depends on, as JSON."""
-
-
-@dataclass
-class ProgressClock:
-    """Share of a run that is done, for a loss that follows a schedule."""
-
-    share: float = 0.0
-
-    def __call__(self) -> float:
-        return self.share
 
 
 @dataclass
@@ -216,7 +189,7 @@ class Trainer:
         try:
             return capacity.smaller_until_fits(compute, self.tokens, longest=self._longest, retry=self._go_on_with)
         except torch.OutOfMemoryError:
-            raise out_of_memory(self._longest, self.train) from None
+            raise capacity.nothing_fits(self._longest, self.train) from None
 
     def _go_on_with(self, tokens: int) -> None:
         """Tell, and remember, that memory suffices for so many tokens only."""
@@ -384,13 +357,13 @@ class Trainer:
             return capacity.largest_that_fits(tokens, self.train, self._trial, remembered=self._remembered)
         except torch.OutOfMemoryError:
             if self.config.train.checkpointing != "auto" or self.config.adapter.facts.no_checkpointing:
-                raise out_of_memory(self._longest, self.train) from None
+                raise capacity.nothing_fits(self._longest, self.train) from None
         self.watcher.say("One example does not fit: recomputing activations in the backward pass.")
         _recompute_activations(self.model)
         try:
             return capacity.largest_that_fits(tokens, self.train, self._trial, remembered=self._remembered)
         except torch.OutOfMemoryError:
-            raise out_of_memory(self._longest, self.train) from None
+            raise capacity.nothing_fits(self._longest, self.train) from None
 
     def _trial(self, batch: MicroBatch) -> None:
         """A forward and backward pass with as much memory taken as the optimizer will add in its first step."""
@@ -419,31 +392,9 @@ def trained(masters: MasterWeights | Sharded, freezer: Freezer) -> TrainableValu
     )
 
 
-def measured(record: dict[str, Any], *, since: float, device: torch.device) -> dict[str, Any]:
-    """The record of a step that began at `since` (`time.monotonic`), with its speed and the memory it took."""
-    speed = round(record["tokens"] / (time.monotonic() - since), 1)
-    return {**record, "tokens_per_second": speed, "peak_bytes": peak_bytes(device)}
-
-
-def peak_bytes(device: torch.device) -> int:
-    """Most memory held so far: of the accelerator's allocator, or resident in this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
 def _dropout_seed(seed: int, step: int, indices: Indices) -> int:
     return int(np.random.SeedSequence([seed, step, int(indices[0])]).generate_state(1)[0])
 
 
 def _recompute_activations(model: Any) -> None:
     model.activation_checkpointing_enable()
-
-
-def out_of_memory(longest: int, train: Examples) -> TrainingError:
-    """Error where no micro-batch is small enough."""
-    return TrainingError(
-        f"Not even one example fits into memory: the longest has {longest} tokens "
-        f"({train.place(int(train.lengths.argmax()))}).\n"
-        "  Lower data.max_tokens, write train.checkpointing=true where the method allows it, or model.weights=nf4."
-    )

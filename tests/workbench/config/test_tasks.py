@@ -36,7 +36,8 @@ from workbench.errors import BackboneError
 from workbench.models import backbones
 from workbench.runs import run_directory
 from workbench.training.freezing import freezer as freezing
-from workbench.training.trainer import Trainer, TrainingSignal
+from workbench.training.signal import TrainingSignal
+from workbench.training.trainer import Trainer
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

@@ -20,7 +20,7 @@ from workbench.losses.next_token import NO_LABEL
 from workbench.models import fused_lora
 from workbench.planning.live_bytes import LiveBytes
 from workbench.recipes.sft import next_token_loss
-from workbench.training.trainer import Loss
+from workbench.training.signal import Loss
 
 N, D, V, T = 6, 4, 11, 2.0
 

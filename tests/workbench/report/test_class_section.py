@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from workbench import report
-from workbench.report.class_section import WIDEST, classified
+from workbench.report.class_section import WIDEST, classified, never_predicted
+from workbench.report.findings import findings
 from workbench.report.run_record import read
 
 
@@ -88,3 +89,12 @@ def test_a_run_before_its_predictions(tmp_path: Path) -> None:
         (run / name).unlink()
     assert classified(read(run)) is None
     assert "Answers" not in report.write(run).read_text()
+
+
+def test_classes_that_are_never_predicted_are_named(tmp_path: Path) -> None:
+    rows = [("a", "a")] * 3 + [("b", "b")] * 2 + [("rare", "a")] * 2
+    run = read(make(tmp_path / "run", rows, ["a", "b", "rare", "absent"], accuracy=5 / 7))
+    assert never_predicted(run) == [("rare", 2)]
+    (told,) = [each.text for each in findings(run) if each.text.startswith("Never predicted")]
+    assert told.startswith("Never predicted: rare (2 rows).") and "classes.logit_adjustment=1" in told
+    assert not never_predicted(read(make(tmp_path / "good", [("a", "a"), ("b", "b")], ["a", "b"], accuracy=1.0)))

@@ -25,7 +25,8 @@ from workbench.recipes.sft import next_token_loss
 from workbench.runs import run_directory
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.cached_prefix import CachedPrefix
-from workbench.training.trainer import Loss, Trainer, TrainingSignal
+from workbench.training.signal import Loss, TrainingSignal
+from workbench.training.trainer import Trainer
 
 CLOCK = {"elapsed_s", "tokens_per_second", "peak_bytes"}
 """What no two runs have in common."""
