@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from pydantic import model_validator
-
-from workbench.schema import Section, unknown
+from workbench.schema import Section, Tagged
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -83,8 +81,12 @@ class TrainHook(Protocol):
         """Go on from a checkpoint."""
 
 
-class Method(Section):
+class Method(Tagged):
     """Base of every method. A subclass has `method: Literal[...]`, its settings, `about` and `to_peft`."""
+
+    tag: ClassVar[str] = "method"
+    untagged: ClassVar[str] = "lora"
+    choices: ClassVar[Mapping[str, type[Section]]] = METHODS
 
     about: ClassVar[dict[str, MethodInfo]] = {}
     """Facts for each name that `method` may have."""
@@ -141,24 +143,6 @@ class Method(Section):
             trainable: The float32 values that train, by the parameter's name in the model.
         """
         return None
-
-    @classmethod
-    def section_for(cls, values: Any) -> type[Section]:
-        if cls is not Method:
-            return cls
-        name = values.get("method", "lora") if isinstance(values, dict) else None
-        return METHODS.get(name, cls) if isinstance(name, str) else cls
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _of_its_own_class(cls, values: Any, validate: Callable[[Any], Method]) -> Method:
-        """`adapter: {method: dora}` becomes the section that METHODS has for dora."""
-        section = cls.section_for(values)
-        if cls is not Method or not isinstance(values, dict):
-            return validate(values)
-        if section is Method:
-            raise unknown("method", values["method"], known=METHODS)
-        return section.model_validate({"method": "lora", **values})  # type: ignore[return-value]
 
 
 def register(section: type[Method]) -> type[Method]:

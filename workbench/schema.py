@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from workbench.errors import ConfigError
@@ -24,6 +24,45 @@ class Section(BaseModel):
     def section_for(cls, values: Any) -> type[Section]:
         """The class that `values` are an instance of: a subclass where one of their keys chooses it."""
         return cls
+
+
+class Tagged(Section):
+    """Base of a family of sections, of which one of their keys chooses the class.
+
+    The base of a family sets the three class variables; its subclasses stand in `choices` by their value of the key.
+    """
+
+    tag: ClassVar[str]
+    """The key that chooses."""
+    untagged: ClassVar[str]
+    """Its value where it is left out."""
+    choices: ClassVar[Mapping[str, type[Section]]]
+
+    @classmethod
+    def section_for(cls, values: Any) -> type[Section]:
+        if "choices" not in cls.__dict__:
+            return cls
+        name = values.get(cls.tag, cls.untagged) if isinstance(values, dict) else None
+        return cls.choices.get(name, cls) if isinstance(name, str) else cls
+
+    @classmethod
+    def misplaced(cls, values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+        """Place and cure of settings that other sections of the family have."""
+        return ()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_its_own_class(cls, values: Any, validate: Callable[[Any], Tagged]) -> Tagged:
+        """`{tag: name}` becomes the section that `choices` has for that name."""
+        if "choices" not in cls.__dict__ or not isinstance(values, dict):
+            return validate(values)
+        section = cls.section_for(values)
+        if section is cls and (cls.untagged in cls.choices or values.get(cls.tag, cls.untagged) != cls.untagged):
+            own = () if cls.untagged in cls.choices else (cls.untagged,)
+            raise unknown(cls.tag, values[cls.tag], known=[*own, *cls.choices])
+        if mistakes := list(cls.misplaced(values)):
+            raise Mistakes(mistakes)
+        return validate(values) if section is cls else section.model_validate({cls.tag: cls.untagged, **values})  # type: ignore[return-value]
 
 
 def unknown(key: str, value: Any, *, known: Iterable[str]) -> ValidationError:

@@ -1,13 +1,11 @@
-"""Section `freeze`: which layers train when. A policy is a file of `workbench/policies`; this is what all have."""
+"""Section `freeze`: which layers train when. A policy is a file of `freeze_policies`; this is what all have."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from pydantic import model_validator
-
-from workbench.schema import Mistakes, Section, unknown
+from workbench.schema import Section, Tagged
 
 POLICIES: dict[str, type[FreezeConfig]] = {}
 """Every `freeze.policy` and the section that configures it; `register` fills it."""
@@ -46,11 +44,15 @@ class LayerPlan(NamedTuple):
         return next((number for number, trains in enumerate(self.trains) if trains), len(self.trains))
 
 
-class FreezeConfig(Section):
+class FreezeConfig(Tagged):
     """Base of every policy, and the policy `none`: everything trains that the adapter's method lets train.
 
     A subclass has `policy: Literal[...]`, its settings and `plan`.
     """
+
+    tag: ClassVar[str] = "policy"
+    untagged: ClassVar[str] = "none"
+    choices: ClassVar[Mapping[str, type[Section]]] = POLICIES
 
     policy: str = "none"
     cache: Literal["auto", "memory", "disk", "off"] = "auto"
@@ -95,34 +97,13 @@ class FreezeConfig(Section):
         return LayerPlan((True,) * (blocks + 2), (1.0,) * (blocks + 2))
 
     @classmethod
-    def section_for(cls, values: Any) -> type[Section]:
-        if cls is not FreezeConfig:
-            return cls
-        name = values.get("policy", "none") if isinstance(values, dict) else None
-        return POLICIES.get(name, cls) if isinstance(name, str) else cls
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _of_its_own_class(cls, values: Any, validate: Callable[[Any], FreezeConfig]) -> FreezeConfig:
-        """`freeze: {policy: lisa}` becomes the section that POLICIES has for lisa."""
+    def misplaced(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         section = cls.section_for(values)
-        if cls is not FreezeConfig or not isinstance(values, dict):
-            return validate(values)
-        none = values.get("policy", "none") == "none"
-        if section is FreezeConfig and not none:
-            raise unknown("policy", values["policy"], known=["none", *POLICIES])
-        if mistakes := list(_of_others(section, values)):
-            raise Mistakes(mistakes)
-        return validate(values) if none else section.model_validate(values)  # type: ignore[return-value]
-
-
-def _of_others(section: type[Section], values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Settings that other policies have, with place and cure."""
-    for key in values:
-        able = [name for name, other in POLICIES.items() if key in other.model_fields]
-        if able and key not in section.model_fields:
-            text = f"is for freeze.policy={'|'.join(able)}, not for {values.get('policy', 'none')}."
-            yield f"freeze.{key}", f"{text} Write freeze.policy={able[0]}, or leave freeze.{key} out."
+        for key in values:
+            able = [name for name, other in POLICIES.items() if key in other.model_fields]
+            if able and key not in section.model_fields:
+                text = f"is for freeze.policy={'|'.join(able)}, not for {values.get('policy', 'none')}."
+                yield f"freeze.{key}", f"{text} Write freeze.policy={able[0]}, or leave freeze.{key} out."
 
 
 def register(section: type[FreezeConfig]) -> type[FreezeConfig]:

@@ -215,5 +215,5 @@ def _read(path: Path, reader: Callable[[Path], pd.DataFrame]) -> pd.DataFrame:
 def _metrics(path: Path) -> pd.DataFrame:
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     # A live run may be in the middle of its last line: only what ends in a line break is whole.
-    rows = files.read_lines(path, text[: text.rfind("\n") + 1])
+    rows = files.json_lines(text[: text.rfind("\n") + 1])
     return pd.DataFrame(rows).reindex(columns=list(COLUMNS)).astype(float)

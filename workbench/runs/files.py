@@ -47,16 +47,16 @@ def read_json(path: Path) -> dict[str, Any]:
         ) from None
 
 
-def read_lines(path: Path, text: str) -> list[dict[str, Any]]:
-    """The JSON objects that `text`, all or some lines of `path`, holds; raises FileError where a line holds none."""
+def json_lines(text: str) -> list[dict[str, Any]]:
+    """The JSON objects in the lines of a text; raises ValueError with the line that holds none."""
     found = []
     for number, line in enumerate(text.splitlines(), start=1):
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise FileError(f"{path}, line {number}: damaged ({error}). Restore it, or start a new run.") from None
+            raise ValueError(f"line {number}: {error}") from None
         if not isinstance(value, dict):
-            raise FileError(f"{path}, line {number}: damaged, it holds no JSON object. Restore it, or start a new run.")
+            raise ValueError(f"line {number} holds no JSON object")
         found.append(value)
     return found
 

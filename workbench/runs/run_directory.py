@@ -21,7 +21,7 @@ import torch
 import yaml
 
 from workbench.config import RunConfig, sweep_expansion
-from workbench.errors import ConfigError, ResumeError, WorkbenchError
+from workbench.errors import ConfigError, FileError, ResumeError, WorkbenchError
 from workbench.runs import files, trust
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.timing import Timer
@@ -131,7 +131,10 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """All lines of metrics.jsonl."""
         path = self.path / "metrics.jsonl"
-        return files.read_lines(path, path.read_text(encoding="utf-8")) if path.exists() else []
+        try:
+            return files.json_lines(path.read_text(encoding="utf-8")) if path.exists() else []
+        except ValueError as error:
+            raise FileError(f"{path}: damaged ({error}). Restore it, or start a new run.") from None
 
 
 def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) -> Run:
