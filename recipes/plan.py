@@ -12,17 +12,15 @@ from typing import NamedTuple, NoReturn
 from unittest.mock import patch
 
 import psutil
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation
-from workbench.adapters import Full
 from workbench.config import RunConfig, distill_expansion, sweep_expansion, tasks
 from workbench.config.budget_config import BudgetConfig
 from workbench.config.distill_config import STUDENT, OnPolicyConfig
 from workbench.config.distributed_config import DistributedConfig
 from workbench.config.tasks import Task
 from workbench.data.batching import Examples, first_rows
-from workbench.data.labelled.labelled_data import ClassSplits
 from workbench.data.text.chat import Template
 from workbench.data.text.token_masking import Masking
 from workbench.data.text.tokenized import Splits
@@ -31,10 +29,9 @@ from workbench.evaluation import row_outputs, scores
 from workbench.models import adapter_sizes, backbones, classifier, output_heads
 from workbench.models.adapter_sizes import AdapterSize
 from workbench.models.backbones import Backbone
-from workbench.planning import block_time, step_time
-from workbench.planning.block_time import Measured, Small
+from workbench.planning import step_time
 from workbench.planning.dry_run import OPTIMIZER, DryRun, dry_run, largest_rows
-from workbench.planning.dry_trainings import BankTraining, SingleTraining, Training
+from workbench.planning.dry_trainings import BankTraining, SingleTraining
 from workbench.planning.fake_loading import fake_loading, settle
 from workbench.planning.fake_quantised import packed_bytes
 from workbench.planning.fake_tensors import fake_tensors
@@ -43,7 +40,7 @@ from workbench.planning.plan import Plan
 from workbench.planning.solver import SolverChoice, choose, formats
 from workbench.planning.step_time import StepWork, Timed
 from workbench.planning.zero_memory import Contents
-from workbench.recipes import sft
+from workbench.recipes import plan_blocks, sft
 from workbench.runs import files, run_directory, units
 from workbench.runs.run_directory import Run
 from workbench.training import bank_trainer, limits
@@ -54,9 +51,6 @@ from workbench.training.distributed import layout_checks
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.trainer import Trainer
-
-WHOLE = 60_000_000
-"""Parameters of a backbone up to which all of its blocks are timed."""
 
 Teaching = Callable[[PreTrainedTokenizerBase, Template | Masking, Splits], sft.Supervise]
 
@@ -84,7 +78,7 @@ def _with_possible_weights(config: RunConfig, *, devices: int, memory: int | Non
         return config
     for weights in formats(config):
         fewer = config.model_copy(update={"model": config.model.model_copy(update={"weights": weights})})
-        blueprint = _blueprint(fewer, tasks.of(config))
+        blueprint = plan_blocks.blueprint(fewer, tasks.of(config))
         size = packed_bytes(blueprint.model, blueprint.weights)
         if size <= there:
             return fewer
@@ -187,7 +181,7 @@ def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> DryR
     tokenizer, template, data = sft.prepare(config, run)
     supervise = None if teaching is None else teaching(tokenizer, template, data)
     task = tasks.of(config)
-    backbone = _blueprint(config, task, vocabulary=len(tokenizer))
+    backbone = plan_blocks.blueprint(config, task, vocabulary=len(tokenizer))
     new_tokens = [tokenizer.get_vocab()[token] for token in config.model.new_tokens]
     worst = [data.held_out.subset(rows) for rows in largest_rows(data.held_out, tokens=scores.TOKENS)]
     with _imagined(config, task, backbone, data.train, new_tokens) as freezer, fake_loading() as teachers:
@@ -205,9 +199,16 @@ def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> DryR
         return sft.fitting(own, run, data, small, freezer, output_heads.known(small.model), Silent())
 
     build = partial(
-        _built, config, backbones.hub_config(config.model), task, data.train, fitting, new_tokens, len(tokenizer)
+        plan_blocks.built,
+        config,
+        backbones.hub_config(config.model),
+        task,
+        data.train,
+        fitting,
+        new_tokens,
+        len(tokenizer),
     )
-    work = replace(padded, measure=_measure(config, backbone, fit, build), teacher=supervise is not None)
+    work = replace(padded, measure=plan_blocks.measure(config, backbone, fit, build), teacher=supervise is not None)
     return _parts(config, task, backbone, fit, found, work)
 
 
@@ -216,7 +217,7 @@ def _classes(config: RunConfig, run: Run) -> DryRunParts:
 
     tokenizer, data, _ = classify.prepare(config)
     task = classifier.task(data.labels, seed=config.seed)
-    backbone = _blueprint(config, task)
+    backbone = plan_blocks.blueprint(config, task)
     largest = largest_rows(data.held_out, tokens=row_outputs.TOKENS)
     worst = [data.held_out.batch(rows).to(backbones.device()) for rows in largest]
     with _imagined(config, task, backbone, data.train) as freezer:
@@ -224,20 +225,9 @@ def _classes(config: RunConfig, run: Run) -> DryRunParts:
         fit = classify.fitting(config, run, data, backbone, freezer, model, Silent())
         found = dry_run(SingleTraining(fit), lambda: [model.outputs(batch) for batch in worst])
         padded = step_time.work(SingleTraining(fit))
-    build = _classroom(config, tokenizer, data)
-    work = replace(padded, measure=_measure(config, backbone, fit, build))
+    build = plan_blocks.classes(config, tokenizer, data)
+    work = replace(padded, measure=plan_blocks.measure(config, backbone, fit, build))
     return _parts(config, task, backbone, fit, found, work)
-
-
-def _classroom(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: ClassSplits) -> block_time.Build:
-    from workbench.recipes import classify
-
-    def fitting(own: RunConfig, run: Run, small: Backbone, freezer: Freezer) -> Trainer:
-        model = classifier.classification_model(freezer.model, small.model, tokenizer, data.labels)
-        return classify.fitting(own, run, data, small, freezer, model, Silent())
-
-    task = classifier.task(data.labels, seed=config.seed)
-    return partial(_built, config, backbones.hub_config(config.model), task, data.train, fitting, (), 0)
 
 
 def _taught(config: RunConfig, run: Run) -> DryRunParts:
@@ -287,8 +277,8 @@ def _bank(config: RunConfig, run: Run) -> DryRunParts:
         (sweep if is_sweep else crossval).main(config, run, Silent())
     ((fit, rehearsal, padded),) = found
     # Rows of all members are computed together, and take about as long as those of one.
-    build = _member(sweep_expansion.shared(config) if is_sweep else config, asked[0].task, run)
-    work = replace(padded, measure=_measure(config, asked[0].backbone, fit, build))
+    build = plan_blocks.member(sweep_expansion.shared(config) if is_sweep else config, asked[0].task, run)
+    work = replace(padded, measure=plan_blocks.measure(config, asked[0].backbone, fit, build))
     size = adapter_sizes.predict(config.model, config.adapter, task=asked[0].task)
     courses = [each.course for each in fit.members.values()]
     return DryRunParts(
@@ -302,75 +292,6 @@ def _bank(config: RunConfig, run: Run) -> DryRunParts:
         work=work,
         contents=contents(fit, optimizer=rehearsal.at_peak.get(OPTIMIZER, 0)),
     )
-
-
-def _member(config: RunConfig, task: Task, run: Run) -> block_time.Build:
-    """The training of one member."""
-    from workbench.recipes import classify
-
-    if task.head == "classes":
-        tokenizer, data, _ = classify.prepare(config)
-        return _classroom(config, tokenizer, data)
-    tokenizer, _, texts = sft.prepare(config, run)
-
-    def fitting(own: RunConfig, run: Run, small: Backbone, freezer: Freezer) -> Trainer:
-        return sft.fitting(own, run, texts, small, freezer, output_heads.known(small.model), Silent())
-
-    return partial(_built, config, backbones.hub_config(config.model), task, texts.train, fitting, (), len(tokenizer))
-
-
-def _measure(
-    config: RunConfig, backbone: Backbone, fit: Trainer | BankTrainer, build: block_time.Build
-) -> step_time.Measure:
-    """Times small models of the kind of `backbone`, when it is asked to."""
-    hub = backbones.hub_config(config.model)
-    trainable = sum(each.numel() for each in fit.masters)
-    narrower = block_time.narrowing(hub)
-    depth = block_time.depth(hub)
-    step = 1 if narrower > 1 else 2
-    if sum(each.numel() for each in backbone.model.parameters()) <= WHOLE:
-        step = depth
-
-    def measure(clock: Callable[[], float], seconds: float) -> Measured:
-        return block_time.measure(
-            build,
-            depth=depth,
-            narrower=narrower,
-            trainable=trainable,
-            step=step,
-            dtype=backbone.compute,
-            packed=backbone.weights in backbones.QUANTISED,
-            clock=clock,
-            seconds=seconds,
-        )
-
-    return measure
-
-
-@contextmanager
-def _built(
-    config: RunConfig,
-    hub: PretrainedConfig,
-    task: Task,
-    train: Examples,
-    fitting: Callable[[RunConfig, Run, Backbone, Freezer], Trainer],
-    new_token_ids: Sequence[int],
-    vocabulary: int,
-    small: Small,
-) -> Iterator[Training]:
-    """The run's own training with real tensors, over a backbone that is cut down."""
-    with tempfile.TemporaryDirectory() as folder:
-        model = block_time.smaller(config.model, hub, small, Path(folder) / "model")
-        own = config.model_copy(update={"model": model, "trackers": ()})
-        backbone = _blueprint(own, task, vocabulary=vocabulary)
-        settle(backbone.model, backbone)
-        sample = partial(first_rows, train, seed=own.seed)
-        freezer = freezing.attach(backbone.model, own, seed=own.seed, new_token_ids=new_token_ids, sample=sample)
-        run = run_directory.start(Path(folder) / "run", own, resume=False)
-        try:
-            yield SingleTraining(fitting(own, run, backbone, freezer))
-        finally:
-            run.close()
 
 
 class _Enough(BaseException):
@@ -393,11 +314,6 @@ def _parts(
         work=work,
         contents=contents(fit, optimizer=rehearsed.at_peak.get(OPTIMIZER, 0)),
     )
-
-
-def _blueprint(config: RunConfig, task: Task, *, vocabulary: int = 0) -> Backbone:
-    trainable = isinstance(config.adapter, Full)
-    return backbones.blueprint(config.model, vocabulary=vocabulary, task=task, trainable=trainable)
 
 
 @contextmanager

@@ -17,9 +17,13 @@ CONFIGS = Path(recipes.__file__).parent / "configs"
 SHIPPED = sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.rglob("*.yaml"))
 REFUSED = ("distill/ensemble", "distill/peers")
 """What a plan does not know."""
+SLOW = ("crossval/quickstart", "sweep/quickstart")
+"""Take more than ten seconds; crossval/combo plans a bank too."""
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in SHIPPED]
+)
 def test_every_shipped_recipe_is_planned_or_refused_with_a_sentence(
     name: str, stories: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ def test_operations_of_small_models_add_up_to_those_of_the_whole(adapter: str, m
     monkeypatch.setattr(block_time, "PASSES", (1, 1))
     config = load("sft/quickstart", [*SHORT, f"adapter={adapter}"])
     whole = _measured(plan(config).work)
-    monkeypatch.setattr("workbench.recipes.plan.WHOLE", 0)
+    monkeypatch.setattr("workbench.recipes.plan_blocks.WHOLE", 0)
     assert _measured(plan(config).work).flops == pytest.approx(whole.flops, rel=1e-6)
     monkeypatch.setattr(block_time, "WIDTH", 128)
     assert _measured(plan(config).work).flops == pytest.approx(whole.flops, rel=0.2), (
