@@ -266,7 +266,8 @@ class Trainer:
         batch = self.ahead.get((epoch, rows.tobytes()), partial(self.train.batch, rows, epoch=epoch)).to(self.device)
         if then is None and self.supervision.known:
             later, epoch = self.member.later()
-            then = self._deal(later)[0].rows
+            dealt = self._deal(later)  # nothing, where other processes have all rows of that step
+            then = dealt[0].rows if dealt else None
         if then is not None:
             self.ahead.expect((epoch, then.tobytes()), partial(self.train.batch, then, epoch=epoch))
         return batch
