@@ -266,8 +266,7 @@ class Trainer:
         batch = self.ahead.get((epoch, rows.tobytes()), partial(self.train.batch, rows, epoch=epoch)).to(self.device)
         if then is None and self.supervision.known:
             later, epoch = self.member.later()
-            dealt = self._deal(later)  # nothing, where other processes have all rows of that step
-            then = dealt[0].rows if dealt else None
+            then = next((share.rows for share in self._deal(later)), None)  # None: other processes have all of them
         if then is not None:
             self.ahead.expect((epoch, then.tobytes()), partial(self.train.batch, then, epoch=epoch))
         return batch
