@@ -137,7 +137,7 @@ def together(subject: SweepTask, run: Run, entries: Sequence[SweepMember], watch
     try:
         fit.work()
     finally:
-        chorus.tell()
+        chorus.flush()
         for member, entry in zip(members, entries, strict=True):
             if (error := fit.members[member].error) is not None:
                 entry.run.note(status="failed", reason=str(error))

@@ -207,7 +207,7 @@ def _together(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher:
     try:
         fit.work()
     finally:
-        chorus.tell()
+        chorus.flush()
     for course, error in zip(courses, (each.error for each in fit.members.values()), strict=True):
         if error is not None:
             raise TrainingError(f"{course.run.path.name}: {error}")

@@ -80,7 +80,7 @@ class SingleTraining:
         self._fit = fit
         self.model, self.masters, self.freezer = fit.model, fit.masters, fit.freezer
         self.config, self.train, self.width = fit.config, fit.train, fit.width
-        self.compares = fit.supervision.beside is not None
+        self.compares = fit.supervision.auxiliary is not None
 
     def prepare(self) -> None:
         self._fit.prepare()

@@ -9,10 +9,10 @@ from workbench.training.callbacks import Callback
 
 
 class BankProgress:
-    """Tells a watcher of all members as of one run: mean loss, lowest held-out loss, tokens of all together.
+    """Reports a bank to a callback as one run: mean loss, lowest held-out loss, tokens of all members together.
 
     Args:
-        names: What the members are called, by their names in the bank.
+        names: Displayed name of each member, by its name in the bank.
     """
 
     def __init__(self, watcher: Callback, names: Mapping[str, str]) -> None:
@@ -22,14 +22,14 @@ class BankProgress:
         self._total = 0
 
     def step(self, record: dict[str, Any], *, total: int) -> None:
-        """A member did a step; the step before is told when all members that did it have said so."""
+        """Collect the step of a member; the step before it is reported once all members have done it."""
         if record["member"] in self._round:
-            self.tell()
+            self.flush()
         self._round[record["member"]] = record
         self._total = max(self._total, total)
 
     def say(self, text: str) -> None:
-        """Something that a person should read."""
+        """Show a sentence, with displayed names."""
         for member, name in self._names.items():
             text = text.replace(member, name)
         self._watcher.say(text)
@@ -38,16 +38,16 @@ class BankProgress:
         """Whether to finish the step, save, and end."""
         return self._watcher.stop_requested()
 
-    def tell(self) -> None:
-        """The step that all members did last."""
+    def flush(self) -> None:
+        """Report the last step of all members."""
         records = list(self._round.values())
         if not records:
             return
         self._round = {}
         held_out = [record["held_out_loss"] for record in records if "held_out_loss" in record]
-        told = {
+        summary = {
             **max(records, key=lambda record: int(record["step"])),
             "loss": sum(record["loss"] for record in records) / len(records),
             "tokens_per_second": sum(record["tokens_per_second"] for record in records),
         }
-        self._watcher.step({**told, "held_out_loss": min(held_out)} if held_out else told, total=self._total)
+        self._watcher.step({**summary, "held_out_loss": min(held_out)} if held_out else summary, total=self._total)

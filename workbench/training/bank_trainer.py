@@ -33,14 +33,14 @@ from workbench.training.measurements import measured
 from workbench.training.trainer import trained
 
 Predict = Callable[[MicroBatch], Tensor]
-"""What the model gives for each label of a micro-batch (N, ...): hidden states in front of a head, or logits."""
+"""Outputs of the model for each label of a micro-batch (N, ...): hidden states before the head, or logits."""
 
 Objective = Callable[[Tensor, Tensor, float], Tensor]
-"""Outputs (N, ...) and labels (N,) to their summed loss times a factor, as a scalar with a graph."""
+"""From outputs (N, ...), labels (N,) and a factor to the summed loss times the factor, a scalar with a graph."""
 
 
 def refusal(config: RunConfig) -> str | None:
-    """Why adapters train one after another; None where a bank can hold them."""
+    """Reason why adapters must train one after another; None where a bank can train them together."""
     alone = {
         "model.new_tokens": (bool(config.model.new_tokens), "a bank trains no rows of new tokens"),
         "model.dropout": (config.model.dropout, "the backbone's own dropout would draw other numbers in a bank"),
@@ -161,7 +161,7 @@ class BankTrainer:
         self.masters.refresh()
         records = {name: measured(record, since=started, device=self.device) for name, record in records.items()}
         for name, record in records.items():
-            record = live[name].settle(record, began=began)
+            record = live[name].finish_step(record, began=began)
             self.watcher.step({**record, "member": name}, total=live[name].total)
         stopping = self.watcher.stop_requested()
         if stopping or any(member.due for member in live.values()):

@@ -1,4 +1,4 @@
-"""How many tokens one forward pass may hold: found before the first step, remembered for the next run."""
+"""Size of the micro-batch in tokens: found before the first step, remembered for later runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from workbench.runs import files
 T = TypeVar("T")
 
 WITHOUT_TENSORS = {"seed", "data", "evaluate", "save", "trackers", "budget", "schedule", "plugins"}
-"""Sections that no tensor of a training step depends on, beside the lengths of rows."""
+"""Sections of the configuration on which the tensors of a step do not depend, except by the lengths of rows."""
 
 CPU_ELEMENTS, CPU_TOKENS = 2**18, 640
 """On a CPU, tokens times hidden width of a micro-batch, and the fewest tokens that are worth a pass over the weights:
@@ -50,7 +50,7 @@ def tokens_per_device(config: RunConfig, train: Examples, device: torch.device, 
 
 
 def available(device: torch.device) -> int:
-    """Bytes of memory that a run could have here."""
+    """Free memory of the device, in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)
@@ -72,7 +72,7 @@ def smaller_until_fits(compute: Callable[[int], T], tokens: int, *, longest: int
 
     Args:
         longest: Tokens of the longest row, the fewest that are tried.
-        retry: Called with the fewer tokens before they are tried, to free memory and to tell.
+        retry: Called with the smaller number before it is tried, to free memory and to report.
 
     Raises:
         torch.OutOfMemoryError: not even one row fits.
@@ -110,12 +110,12 @@ def largest_that_fits(
 
 @dataclass(frozen=True)
 class Remembered:
-    """The largest micro-batch that earlier runs of the same memory found; only what memory limited, never the batch.
+    """The largest micro-batch that fitted in earlier runs like this one; written only where memory was the limit.
 
     Args:
-        config: Every section counts but those that hold no tensors: data, evaluations, checkpoints, trackers, limits.
+        config: All sections except `WITHOUT_TENSORS` belong to the key.
         longest: Tokens of the longest row.
-        signal: Settings of the loss that the configuration does not hold, such as the teacher of a distillation.
+        signal: `TrainingSignal.settings`, such as the teacher of a distillation.
     """
 
     config: RunConfig
@@ -123,26 +123,26 @@ class Remembered:
     signal: Mapping[str, Any]
 
     def read(self) -> int | None:
-        """Tokens in a forward pass; None where no run was limited by memory."""
+        """Tokens in a forward pass; None where memory limited no earlier run."""
         if not self._path.exists():
             return None
         return int(json.loads(self._path.read_text())["tokens_per_device"])
 
     def write(self, tokens: int) -> None:
-        """Keep a number of tokens that memory made smaller, before a step or in one."""
+        """Keep the number of tokens that fits."""
         files.write_json(self._path, {"tokens_per_device": tokens})
 
     @cached_property
     def _path(self) -> Path:
-        found = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
-        what = [
+        device = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
+        key = [
             self.config.model_dump(mode="json", exclude=WITHOUT_TENSORS),
             self.longest,
             self.signal,
             str(torch.accelerator.current_accelerator()),
-            found and [found.name, found.total_memory],
+            device and [device.name, device.total_memory],
         ]
-        name = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:24]
+        name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
         return cache_folder() / "fits" / f"{name}.json"
 
 

@@ -1,4 +1,4 @@
-"""Guards a run against a loss that explodes, while the last good checkpoint is still good."""
+"""Stops a run whose loss explodes, before its checkpoints are overwritten."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class LossGuard:
 
     Args:
         rows: The training examples, to name those of a refused batch.
-        kept: Folder of the checkpoints.
+        checkpoints_folder: Named in the error.
         learning_rate: The peak learning rate, to suggest a lower one.
     """
 
-    def __init__(self, rows: Examples, *, kept: Path, learning_rate: float) -> None:
-        self._rows, self._kept, self._learning_rate = rows, kept, learning_rate
+    def __init__(self, rows: Examples, *, checkpoints_folder: Path, learning_rate: float) -> None:
+        self._rows, self._folder, self._learning_rate = rows, checkpoints_folder, learning_rate
         self._recent: deque[float] = deque(maxlen=20)
 
-    def recall(self, losses: Sequence[float]) -> None:
-        """The losses of the steps before a resume."""
+    def load(self, losses: Sequence[float]) -> None:
+        """Load the losses of the steps before a resume."""
         self._recent.extend(losses)
 
     def __call__(self, loss: float, norm: float, rows: Indices, *, step: int) -> TrainingError | None:
@@ -40,21 +40,21 @@ class LossGuard:
         """
         usual = statistics.median(self._recent) if len(self._recent) >= 5 else float("inf")
         if not np.isfinite(loss):
-            what = "The loss is not finite"
+            problem = "The loss is not finite"
         elif not np.isfinite(norm):
-            what = "The norm of the gradient is not finite"
+            problem = "The norm of the gradient is not finite"
         elif loss > max(3 * usual, 2.0):
-            what = "The loss exploded"
+            problem = "The loss exploded"
         else:
             self._recent.append(loss)
             return None
-        kept, _ = checkpoints.newest(self._kept)
+        newest, _ = checkpoints.newest(self._folder)
         places = ", ".join(self._rows.place(int(row)) for row in rows[:8]) + (", ..." if len(rows) > 8 else "")
         return TrainingError(
-            f"{what} at step {step + 1}: loss {loss:.4g}, gradient norm {norm:.4g}, "
+            f"{problem} at step {step + 1}: loss {loss:.4g}, gradient norm {norm:.4g}, "
             f"median of the last steps {usual:.4g}.\n"
             f"  Rows of the batch: {places}\n"
-            f"  Last good checkpoint: {kept or 'none yet'}\n"
+            f"  Last good checkpoint: {newest or 'none yet'}\n"
             f"  Lower train.learning_rate (now {self._learning_rate:g}), raise schedule.warmup, "
             "or look at these rows."
         )

@@ -12,21 +12,21 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from workbench.models.weight_storage import HALVES
 
-BESIDE = "beside"
-"""Before the names of parameters that are no part of the model."""
+AUXILIARY = "auxiliary"
+"""Prefix of the names of parameters that train with the model and are no part of it."""
 
 
 class MasterWeights:
     """Every trainable parameter in float32, and its copy in `compute` that the model multiplies with.
 
-    Where `compute` is no half precision the parameter is its own master. Otherwise the gradient of each backward pass
-    is added to the master's as soon as it is complete, and freed. Masters of what is frozen for now lie in files, which
-    are mapped into memory and have no name that could outlive the process.
+    Where `compute` is no half precision the parameter is its own master. Otherwise each gradient is added to the
+    master's as soon as its backward pass is complete, and freed. Masters of frozen parameters lie in memory-mapped
+    files, which are unlinked at once, so that a killed process leaves none behind.
 
     Args:
-        beside: What trains with the model and is no part of it.
+        auxiliary: A module that trains with the model and is no part of it, such as the projections of a loss.
         frozen: Names of parameters that begin frozen.
-        folder: For those files; made when it is needed.
+        folder: For the files of frozen masters; made when the first is written.
     """
 
     def __init__(
@@ -34,20 +34,23 @@ class MasterWeights:
         model: nn.Module,
         compute: torch.dtype,
         *,
-        beside: nn.Module | None = None,
+        auxiliary: nn.Module | None = None,
         frozen: Collection[str] = (),
         folder: Path | None = None,
     ) -> None:
         self._pairs: dict[str, tuple[nn.Parameter, nn.Parameter]] = {}
         self._folder = folder
-        self._away: dict[str, int] = {}
-        """Names of masters that are in files, with the version of the value that computes."""
-        named = [*model.named_parameters(), *(beside.named_parameters(prefix=BESIDE) if beside is not None else ())]
+        self._in_files: dict[str, int] = {}
+        """Names of masters that lie in files, with the tensor version at the last copy into the computing parameter."""
+        named = [
+            *model.named_parameters(),
+            *(auxiliary.named_parameters(prefix=AUXILIARY) if auxiliary is not None else ()),
+        ]
         for name, parameter in named:
             if parameter.requires_grad:
                 self._pairs[name] = (parameter, _master(parameter, compute))
                 if name in frozen:
-                    self._put_away(name)
+                    self._move_to_file(name)
 
     def __iter__(self) -> Iterator[nn.Parameter]:
         return (master for _, master in self._pairs.values())
@@ -65,14 +68,14 @@ class MasterWeights:
         loss.backward()
 
     def follow(self, frozen: Collection[str]) -> None:
-        """From now on these parameters do not train: their masters leave the memory, and come back when they do."""
+        """Freeze these parameters: their masters move to files, and come back into memory when they train again."""
         for name, (parameter, master) in self._pairs.items():
             if parameter is not master:
                 master.requires_grad_(name not in frozen)
-            if name in frozen and name not in self._away:
-                self._put_away(name)
-            elif name in self._away and name not in frozen:
-                del self._away[name]
+            if name in frozen and name not in self._in_files:
+                self._move_to_file(name)
+            elif name in self._in_files and name not in frozen:
+                del self._in_files[name]
                 master.data = master.data.to(parameter.device, copy=True)
 
     @torch.no_grad()
@@ -81,12 +84,12 @@ class MasterWeights:
         changed = {
             name: pair
             for name, pair in self._pairs.items()
-            if pair[0] is not pair[1] and self._away.get(name) != pair[1]._version
+            if pair[0] is not pair[1] and self._in_files.get(name) != pair[1]._version
         }
         if changed:
             parameters, masters = zip(*changed.values(), strict=True)
             torch._foreach_copy_(list(parameters), list(masters))
-        self._away |= {name: changed[name][1]._version for name in self._away.keys() & changed.keys()}
+        self._in_files |= {name: changed[name][1]._version for name in self._in_files.keys() & changed.keys()}
 
     @contextmanager
     def exposed(self) -> Iterator[None]:
@@ -101,17 +104,17 @@ class MasterWeights:
                 parameter.data = computed[name]
 
     @torch.no_grad()
-    def _put_away(self, name: str) -> None:
+    def _move_to_file(self, name: str) -> None:
         parameter, master = self._pairs[name]
-        # What is only imagined, in a plan, takes no memory anyway.
+        # Fake tensors, in a dry run, take no memory.
         if parameter is master or self._folder is None or isinstance(master.data, FakeTensor) or not master.numel():
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"{len(self._away)}.master"
+        path = self._folder / f"{len(self._in_files)}.master"
         mapped = torch.from_file(str(path), shared=True, size=master.numel(), dtype=master.dtype)
-        path.unlink()  # the mapping keeps it, and a killed process leaves nothing behind
+        path.unlink()  # the mapping keeps the data; a killed process leaves no file
         master.data = mapped.view(master.shape).copy_(master.data)
-        self._away[name] = master._version
+        self._in_files[name] = master._version
 
 
 def _master(parameter: nn.Parameter, compute: torch.dtype) -> nn.Parameter:

@@ -10,7 +10,7 @@ import torch
 
 
 def measured(record: dict[str, Any], *, since: float, device: torch.device) -> dict[str, Any]:
-    """The record of a step that began at `since` (`time.monotonic`), with its speed and the memory it took."""
+    """The record of a step that began at `since` (`time.monotonic`), with tokens per second and peak memory."""
     speed = round(record["tokens"] / (time.monotonic() - since), 1)
     return {**record, "tokens_per_second": speed, "peak_bytes": peak_bytes(device)}
 

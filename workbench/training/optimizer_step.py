@@ -12,17 +12,17 @@ from workbench.errors import TrainingError
 from workbench.training.optim import optimizer_states
 
 Refuse = Callable[[float], TrainingError | None]
-"""From the gradients' norm to what is wrong with it."""
+"""From the norm of the gradients to an error, or None where the step may be taken."""
 
 
 class OptimizerStep(Protocol):
-    """Holds the values that train and what their optimizer knows."""
+    """Takes optimizer steps, and reads and loads trainable values and optimizer states."""
 
     def step(self, max_norm: float, refuse: Refuse) -> tuple[float, TrainingError | None]:
-        """Clip and take the step; the gradients' norm before, and why they are no good."""
+        """Clip the gradients and take the step; returns their norm before clipping, and the error of a refusal."""
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Free the gradients."""
 
     def values(self) -> Mapping[str, Tensor]:
         """Trainable parameters by name, in float32 or wider."""
@@ -31,17 +31,17 @@ class OptimizerStep(Protocol):
         """Optimizer states by name."""
 
     def load(self, values: Mapping[str, Tensor], states: Mapping[str, Tensor] | None = None) -> None:
-        """Set what trains, and what the optimizer knows, to what `values` and `states` gave."""
+        """Load values, and optimizer states, that `values` and `states` gave."""
 
 
 class LocalStep:
-    """Steps of values that are all here."""
+    """Optimizer steps for parameters that this process holds whole."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, trainable: Mapping[str, nn.Parameter]) -> None:
         self._optimizer, self._trainable = optimizer, trainable
 
     def step(self, max_norm: float, refuse: Refuse) -> tuple[float, TrainingError | None]:
-        """Clip and take the step, unless the gradients are no good."""
+        """Clip the gradients and take the step, unless `refuse` gives an error."""
         norm = float(nn.utils.clip_grad_norm_(list(self._trainable.values()), max_norm))
         error = refuse(norm)
         if error is None:
@@ -53,16 +53,16 @@ class LocalStep:
         self._optimizer.zero_grad(set_to_none=True)
 
     def values(self) -> Mapping[str, Tensor]:
-        """The values themselves."""
+        """The trainable parameters."""
         return self._trainable
 
     def states(self) -> Mapping[str, Tensor]:
-        """The optimizer's tensors."""
+        """Tensors of the optimizer's states."""
         return optimizer_states.state_tensors(self._optimizer, self._trainable)
 
     @torch.no_grad()
     def load(self, values: Mapping[str, Tensor], states: Mapping[str, Tensor] | None = None) -> None:
-        """Copy them in."""
+        """Copy values and states in."""
         for name, parameter in self._trainable.items():
             parameter.copy_(values[name])
         if states is not None:

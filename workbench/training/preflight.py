@@ -1,4 +1,4 @@
-"""Reasons not to start that are known before a weight is read: `check` and `run` refuse the same."""
+"""Reasons to refuse a run that are known before weights are read; `check` and `run` refuse the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from workbench.training.optim import optimizers
 
 
 class MeasuredExamples(Examples, Protocol):
-    """Examples that know how much of them a stack of the model reads at once."""
+    """Examples with the longest sequence that one stack (encoder or decoder) of the model reads."""
 
     @property
     def longest_read(self) -> Indices:
@@ -31,7 +31,7 @@ class MeasuredExamples(Examples, Protocol):
 
 
 def require_runnable(config: RunConfig, data: Splits) -> list[str]:
-    """Refuse a run that would fail, or would silently do something else than its configuration says.
+    """Refuse a run that would fail, or would not do what its configuration says.
 
     Returns:
         The names of the modules that get an adapter; none for full fine-tuning.
@@ -88,7 +88,7 @@ def require_recomputable(config: RunConfig, model: Any) -> None:
 
 
 def _require_layers(config: RunConfig, model: PreTrainedModel) -> None:
-    """A policy must have one stack of blocks to freeze, as many as it asks for, and leave something that trains."""
+    """Refuse a freezing policy that finds no stack of blocks, too few of them, or leaves nothing to train."""
     if config.freeze.policy == "none" and config.optimizer.layer_decay == 1:
         return
     blocks = len(stack(model))
@@ -103,7 +103,7 @@ def _require_layers(config: RunConfig, model: PreTrainedModel) -> None:
 
 
 def _require_matrices(config: RunConfig, model: PreTrainedModel) -> None:
-    """Muon must have something to do, or all of it would silently be AdamW. The model is an adapter's from now on."""
+    """Refuse Muon where no matrix would use it, and AdamW would take all steps. Attaches the adapter to `model`."""
     if config.optimizer.name != "muon":
         return
     layers = LayerMap(tuple(stack(model)), frozenset())
@@ -118,7 +118,7 @@ def _require_matrices(config: RunConfig, model: PreTrainedModel) -> None:
 
 
 def _require_tokens(config: RunConfig, train: MeasuredExamples) -> None:
-    """A budget that the first step uses up would take that step at the learning rate of the end."""
+    """Refuse a token budget that the first step would use up: its learning rate would be that of the end."""
     budget, step = config.budget.tokens, round(config.batch.size * float(train.lengths.mean()))
     if budget is not None and budget < step:
         raise ConfigError(
@@ -138,18 +138,18 @@ def longest_sequence(hub: PretrainedConfig) -> int | None:
 
 
 def _require_positions(config: RunConfig, splits: Sequence[MeasuredExamples], hub: PretrainedConfig) -> None:
-    """Beyond its positions a backbone fails, or computes what it never learnt."""
-    limit, taken = longest_sequence(hub), config.adapter.extra_positions
+    """Refuse rows longer than the positions that the backbone was trained with."""
+    limit, virtual = longest_sequence(hub), config.adapter.extra_positions
     if limit is None:
         return
-    room = limit - taken
-    beside = f", {taken} of them for virtual tokens" if taken else ""
+    room = limit - virtual
+    reserved = f", {virtual} of them for virtual tokens" if virtual else ""
     for split in splits:
         if split.longest_read.max() <= room:
             continue
         row = int(split.longest_read.argmax())
         raise ConfigError(
             f"data.max_tokens: {split.place(row)} has {split.longest_read[row]} tokens, but {config.model.id} was "
-            f"made for at most {limit}{beside}. Write data.max_tokens={room}, which cuts longer rows, "
+            f"made for at most {limit}{reserved}. Write data.max_tokens={room}, which cuts longer rows, "
             "or take another backbone."
         )

@@ -1,4 +1,4 @@
-"""The rows and the loss that a model trains with."""
+"""Rows and loss that a model trains with."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Loss = Callable[[MicroBatch, float], Tensor]
 
 
 class TrainingSignal(NamedTuple):
-    """Rows, loss and hooks that a model trains with."""
+    """Rows, loss and auxiliary module that a model trains with."""
 
     train: Examples
     loss: Loss
-    beside: nn.Module | None = None
-    """What trains with the model and is not shipped, such as projections that the loss compares through."""
+    auxiliary: nn.Module | None = None
+    """Trains with the model and is not saved with the adapter, such as the projections of a distillation loss."""
     known: bool = True
-    """Whether the rows of a step are known before the step before it is done."""
+    """Whether the rows of the next step are known before this one ends; not where the student writes them."""
     settings: Mapping[str, Any] = MappingProxyType({})
-    """Settings of the loss that the run's configuration does not hold and memory depends on, as JSON."""
+    """Settings of the loss on which memory depends and that the run's configuration does not hold, as JSON."""
 
 
 @dataclass

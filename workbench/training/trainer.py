@@ -42,60 +42,60 @@ from workbench.training.optim.noise_scale import GradientParts, NoiseScale
 from workbench.training.optimizer_step import LocalStep
 from workbench.training.signal import Loss, ProgressClock, TrainingSignal
 
-LOOKED_AT = 8
-"""Rows that a policy watches the model on."""
+OBSERVED_ROWS = 8
+"""Rows on which a freezing policy reads activations."""
 
 
 @dataclass
 class Trainer:
-    """One run of training; `fit` makes it and works it."""
+    """Trains one adapter, or one whole backbone, on this process and on those that share its work."""
 
     model: nn.Module
     supervision: TrainingSignal
     freezer: Freezer
-    """Of that model."""
+    """Decides which layers of `model` train."""
     width: int
     """Hidden size of the backbone."""
     held_out: Sequence[Examples]
-    """What `held_out_loss` reads, and whatever else the model is to read."""
+    """Rows that `held_out_loss` reads, and others that the model reads later; a prefix cache holds them too."""
     held_out_loss: Callable[[], float]
     config: RunConfig
     compute: torch.dtype
     run: Run
     watcher: Callback
     clock: ProgressClock = field(default_factory=ProgressClock)
-    """Shows the loss how far the run is."""
+    """Share of the run that is done, for losses that follow a schedule."""
     timer: Timer | None = None
-    """Ends it in time, where wall clock limits it."""
+    """Ends the run in time, where `budget.time` limits it."""
     trying: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Inside it, the model may be called with other rows."""
+    """Context in which the model may be called with rows of another kind, to try the prefix cache."""
     kept: PrefixCache | None = None
-    """What frozen blocks gave in other trainings of the same run."""
+    """Outputs of the frozen blocks that earlier trainings of the same run computed."""
 
     def __post_init__(self) -> None:
-        self.train, self.loss, beside, *_ = self.supervision
+        self.train, self.loss, auxiliary, *_ = self.supervision
         self.device = backbones.device()
         self.ranks = self.run.ranks
         self.masters: MasterWeights | Sharded
         self.forward: Loss
         if self.config.distributed.sharded:
-            self.masters = self._sharded(beside)
+            self.masters = self._sharded(auxiliary)
             self.forward = self.masters.forward
         else:
             frozen = [name for name, layer in self.freezer.layers.items() if not self.freezer.plan.trains[layer]]
             self.masters = MasterWeights(
-                self.model, self.compute, beside=beside, frozen=frozen, folder=self.run.path / "evicted"
+                self.model, self.compute, auxiliary=auxiliary, frozen=frozen, folder=self.run.path / "evicted"
             )
             self.forward = self.loss
         self.noise = NoiseScale()
         self.ahead: Ahead | None = None
-        """Collates the next rows, while `work` goes on."""
+        """Collates the next micro-batch in a thread, during `work`."""
         self.tokens = 0
-        """In one forward pass, padding included; known after `prepare`."""
+        """Tokens in one forward pass, padding included; known after `prepare`."""
         self.member = AdapterTrainer(
             TrainTask(self.train, self._held_out_loss, self.config, self.run, self.timer),
             trained(self.masters, self.freezer),
-            beside=self._beside(),
+            hooks=self._hooks(),
         )
         self.prefix = PrefixCacheManager(
             self.freezer,
@@ -132,11 +132,11 @@ class Trainer:
             tracker.finish()
 
     def _steps(self, began: float) -> None:
-        """Every step that is left."""
+        """Train until the run ends."""
         member = self.member
         while self._goes_on():
             self._follow_policy()
-            record = member.settle(self.step(member.batch()), began=began)
+            record = member.finish_step(self.step(member.batch()), began=began)
             self.accelerator.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])
             self.watcher.step(record, total=member.total)
             stopping = self.ranks.any(self.watcher.stop_requested())
@@ -148,7 +148,7 @@ class Trainer:
 
     @contextmanager
     def shipping(self) -> Iterator[None]:
-        """After `work`: the model holds what is to be saved, the float32 masters of the best or of the last step."""
+        """After `work`: inside the block the model holds the float32 values to save, of the best or the last step."""
         self.run.note(elapsed_s=self.member.progress.elapsed_s, peak_bytes=peak_bytes(self.device))
         with self.member.shipping(self.watcher.say), self.masters.exposed():
             yield
@@ -163,7 +163,7 @@ class Trainer:
         began = time.monotonic()
         member = self.member
         self.clock.share = member.progress.share
-        loss, found = self._gradients_that_fit(rows)
+        loss, metrics = self._gradients_that_fit(rows)
         try:
             record = member.update(float(loss), rows)
         except torch.OutOfMemoryError:  # halfway through the parameters: the step cannot be done again
@@ -177,7 +177,7 @@ class Trainer:
         self.masters.refresh()
         if self.timer is not None:
             self.timer.stepped(record["tokens"])
-        return measured({**record, **found}, since=began, device=self.device)
+        return measured({**record, **metrics}, since=began, device=self.device)
 
     def _gradients_that_fit(self, rows: Indices) -> tuple[Tensor, dict[str, float]]:
         """`_gradients`; where memory runs out, the same in smaller micro-batches."""
@@ -192,7 +192,7 @@ class Trainer:
             raise capacity.nothing_fits(self._longest, self.train) from None
 
     def _go_on_with(self, tokens: int) -> None:
-        """Tell, and remember, that memory suffices for so many tokens only."""
+        """Report, and remember for later runs, that only so many tokens fit into memory."""
         if not self.ranks.alone:
             raise TrainingError(
                 f"Out of memory with {self.tokens} tokens in a forward pass, which are the same on every "
@@ -214,74 +214,76 @@ class Trainer:
         return capacity.Remembered(self.config, self._longest, self.supervision.settings)
 
     def _gradients(self, rows: Indices) -> tuple[Tensor, dict[str, float]]:
-        """The gradients of a step's rows; their mean loss, and what else was found out about them."""
+        """Compute the gradients of a step's rows; returns their mean loss, and metrics of the gradients."""
         optimizer, step = self.config.optimizer, self.member.progress.step
         parts = GradientParts(self.masters) if optimizer.noise_scale and step % optimizer.noise_scale == 0 else None
         loss = self.backward(rows, parts)
         if optimizer.sam is not None and step % optimizer.sam_every == 0:
             with sam_lookahead.ascended(self.masters, rho=optimizer.sam, refresh=self.masters.refresh):
                 self.backward(rows)
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         if parts is not None:  # last: a step that runs out of memory is done again
             self.noise.add(parts.estimate())
-            found |= {} if self.noise.value is None else {"noise_scale": self.noise.value}
+            metrics |= {} if self.noise.value is None else {"noise_scale": self.noise.value}
         if self.config.freeze.policy != "none":
-            found["frozen_layers"] = self.freezer.plan.trains.count(False)
-        return loss, found
+            metrics["frozen_layers"] = self.freezer.plan.trains.count(False)
+        return loss, metrics
 
     def backward(self, rows: Indices, parts: GradientParts | None = None) -> Tensor:
         """Add up the gradients of rows, in micro-batches; returns their mean loss.
 
         Args:
-            parts: Is shown the gradients growing.
+            parts: Receives the gradients of parts of the batch, to estimate their noise.
         """
         supervised = self.train.supervised[rows].sum().item()
         sharded = isinstance(self.masters, Sharded)
         factor = self.ranks.world if sharded else 1
         loss = torch.zeros((), device=self.device)
-        for own in [rows] if parts is None else noise_scale.cut(rows):
-            dealt = self._deal(own)
-            for number, (indices, counts) in enumerate(dealt):
+        for part_rows in [rows] if parts is None else noise_scale.cut(rows):
+            shares = self._row_shares(part_rows)
+            for number, (indices, counts) in enumerate(shares):
                 torch.manual_seed(_dropout_seed(self.config.seed, self.member.progress.step, indices))
-                batch = self._batch(indices, then=dealt[number + 1].rows if number + 1 < len(dealt) else None)
+                batch = self._batch(indices, then=shares[number + 1].rows if number + 1 < len(shares) else None)
                 with drawing([Draw(self.config.seed, self.member.progress.step, indices)], self.device):
                     part = self.forward(batch, counts / supervised)
                     self.masters.backward(part)
                 loss += part.detach() / factor
                 del part  # bitsandbytes' 8-bit layers hold their inputs for as long as the graph lives
             if parts is not None:
-                parts.add(len(own), share=self.train.supervised[own].sum().item() / supervised)
+                parts.add(len(part_rows), share=self.train.supervised[part_rows].sum().item() / supervised)
         self._add_up(loss, gradients=not sharded)
         return loss
 
-    def _deal(self, rows: Indices) -> list[RowShare]:
+    def _row_shares(self, rows: Indices) -> list[RowShare]:
         in_step = isinstance(self.masters, Sharded)
         return share_rows(rows, self.train.lengths, tokens=self.tokens, ranks=self.ranks, in_step=in_step)
 
     def _batch(self, rows: Indices, *, then: Indices | None) -> MicroBatch:
-        """Rows of this step on the device; `then`, or where it is None the first of the next step, are made beside."""
+        """A micro-batch on the device; a thread collates the following one: `then`, or the next step's first."""
         epoch = self.member.epoch
         if self.ahead is None:
             return self.train.batch(rows, epoch=epoch).to(self.device)
         batch = self.ahead.get((epoch, rows.tobytes()), partial(self.train.batch, rows, epoch=epoch)).to(self.device)
         if then is None and self.supervision.known:
-            later, epoch = self.member.later()
-            then = next((share.rows for share in self._deal(later)), None)  # None: other processes have all of them
+            upcoming, epoch = self.member.batch_after()
+            then = next(
+                (share.rows for share in self._row_shares(upcoming)), None
+            )  # None: other processes have all of them
         if then is not None:
             self.ahead.expect((epoch, then.tobytes()), partial(self.train.batch, then, epoch=epoch))
         return batch
 
     def _add_up(self, loss: Tensor, *, gradients: bool) -> None:
-        """Over all processes: the loss, and the gradients where nobody else does."""
-        found = [loss]
+        """Sum over all processes: the loss, and the gradients where no sharded engine sums them."""
+        tensors = [loss]
         for master in self.masters if gradients and not self.ranks.alone else ():
-            if master.requires_grad and master.grad is None:  # nobody was sent to this expert here
+            if master.requires_grad and master.grad is None:  # no token went to this expert here
                 master.grad = torch.zeros_like(master)
-            found += [] if master.grad is None else [master.grad]
-        self.ranks.add_up(found, bucket_bytes=self.config.distributed.bucket_bytes)
+            tensors += [] if master.grad is None else [master.grad]
+        self.ranks.add_up(tensors, bucket_bytes=self.config.distributed.bucket_bytes)
 
     def _follow_policy(self) -> None:
-        """Let those layers train whose turn it is in the next step."""
+        """Set which layers train in the next step, as the freezing policy says."""
         progress, freezer = self.member.progress, self.freezer
         freezer.follow(step=progress.step, share=progress.share)
         if isinstance(self.masters, MasterWeights):
@@ -292,30 +294,30 @@ class Trainer:
             # A step is other work where another layer freezes, and where rows are read that were computed before.
             self.timer.steady = self.config.freeze.fixed and self.prefix.trunk is None
 
-    def _sharded(self, beside: nn.Module | None) -> Sharded:
-        whole = Trainable(self.model, self.loss, self.config, self.compute, self.ranks, beside)
+    def _sharded(self, auxiliary: nn.Module | None) -> Sharded:
+        whole = Trainable(self.model, self.loss, self.config, self.compute, self.ranks, auxiliary)
         if self.config.distributed.engine == "fsdp2":
             return FullySharded(whole)
         return ZeroParameters(whole, sample=self._any_batch)
 
-    def _beside(self) -> dict[str, TrainHook]:
+    def _hooks(self) -> dict[str, TrainHook]:
         """Training hooks by the name of their file in a checkpoint."""
-        beside: dict[str, TrainHook] = {}
+        hooks: dict[str, TrainHook] = {}
         observed = self.config.freeze.observes
         if observed == "gradients":
-            beside["freezing"] = GradientCallback(self.freezer, self.masters.named())
+            hooks["freezing"] = GradientCallback(self.freezer, self.masters.named())
         elif observed == "activations":
-            beside["freezing"] = ActivationCallback(self.freezer, self._look)
+            hooks["freezing"] = ActivationCallback(self.freezer, self._observed_batch)
         if self.config.optimizer.noise_scale:
-            beside["noise"] = self.noise
-        return beside
+            hooks["noise"] = self.noise
+        return hooks
 
     def _any_batch(self) -> MicroBatch:
         return self.train.batch(np.arange(1)).to(self.device)
 
-    def _look(self) -> MicroBatch:
-        """Run the model on the first few rows, for who watches it inside."""
-        batch = self.train.batch(np.arange(min(LOOKED_AT, len(self.train)))).to(self.device)
+    def _observed_batch(self) -> MicroBatch:
+        """Run the model on the first rows, for a policy that observes activations; returns these rows."""
+        batch = self.train.batch(np.arange(min(OBSERVED_ROWS, len(self.train)))).to(self.device)
         self.model.eval()
         with torch.no_grad():
             self.loss(batch, 1.0)
@@ -381,7 +383,7 @@ class Trainer:
 
 
 def trained(masters: MasterWeights | Sharded, freezer: Freezer) -> TrainableValues:
-    """All that trains in a model."""
+    """The trainable values of a model, with the layer of each."""
     return TrainableValues(
         masters.named(),
         layers=freezer.layers,

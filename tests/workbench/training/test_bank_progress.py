@@ -30,8 +30,8 @@ def test_steps_are_told_once_for_all_members() -> None:
             record = {"member": f"member000{number}", "step": step, "loss": loss, "tokens_per_second": 100.0}
             held_out = {"held_out_loss": loss + 1} if step == 2 else {}
             chorus.step({**record, **held_out}, total=3 - number)
-    chorus.tell()
-    chorus.tell()
+    chorus.flush()
+    chorus.flush()
     told = [(each["step"], each["loss"], each["tokens_per_second"], total) for each, total in listener.records]
     assert told == [(1, 3.0, 200.0, 3), (2, 2.0, 200.0, 3), (3, 2.5, 100.0, 3)]
     assert [each.get("held_out_loss") for each, _ in listener.records] == [None, 2.0, None]

@@ -18,7 +18,7 @@ from workbench.data.batching import MicroBatch
 from workbench.errors import TrainingError
 from workbench.models import backbones
 from workbench.runs.ranks import Ranks
-from workbench.training.master_weights import BESIDE
+from workbench.training.master_weights import AUXILIARY
 from workbench.training.optimizer_step import Refuse
 
 Loss = Callable[[MicroBatch, float], Tensor]
@@ -68,7 +68,7 @@ class Trainable:
         """By their names in the model."""
         yield from self.model.named_parameters()
         if self.beside is not None:
-            yield from self.beside.named_parameters(prefix=BESIDE)
+            yield from self.beside.named_parameters(prefix=AUXILIARY)
 
 
 class Sharded(ABC):

@@ -26,12 +26,12 @@ def test_lisa_in_half_precision_has_masters_of_what_trains(tmp_path: Path, monke
     def look(fit: Trainer) -> None:
         assert isinstance(fit.masters, MasterWeights)
         away.append({name for name, master in fit.masters.named().items() if not master.requires_grad})
-        assert away[-1] == fit.freezer.frozen == fit.masters._away.keys()
+        assert away[-1] == fit.freezer.frozen == fit.masters._in_files.keys()
 
     found = train(model, config, tmp_path / "found", compute=torch.bfloat16, look=look)
     assert len({frozenset(each) for each in away}) > 1, "the same blocks always trained"
     broken = interrupted(model, config, tmp_path / "broken", after=5, compute=torch.bfloat16)
-    monkeypatch.setattr(MasterWeights, "_put_away", lambda *_: None)
+    monkeypatch.setattr(MasterWeights, "_move_to_file", lambda *_: None)
     wanted = train(model, config, tmp_path / "wanted", compute=torch.bfloat16)
     assert_same_bits(found, wanted)
     assert_same_bits(broken, wanted)
