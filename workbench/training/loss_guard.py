@@ -13,9 +13,15 @@ from workbench.data.batching import Examples, Indices
 from workbench.errors import TrainingError
 from workbench.training import checkpoints
 
+RECENT, FIRST = 20, 5
+"""Steps whose median is the usual loss, and steps at the start of a run whose median is the loss of a fresh model."""
+
 
 class LossGuard:
     """Refuses a step whose loss or gradient is not finite, or whose loss exploded.
+
+    An exploded loss is above 2, three times the usual one, and 1.5 times that of the fresh model: near the end, one
+    hard row of a small batch may multiply its loss, and does no harm.
 
     Args:
         rows: The training examples, to name those of a refused batch.
@@ -25,28 +31,37 @@ class LossGuard:
 
     def __init__(self, rows: Examples, *, checkpoints_folder: Path, learning_rate: float) -> None:
         self._rows, self._folder, self._learning_rate = rows, checkpoints_folder, learning_rate
-        self._recent: deque[float] = deque(maxlen=20)
+        self._first: list[float] = []
+        self._recent: deque[float] = deque(maxlen=RECENT)
 
     def load(self, losses: Sequence[float]) -> None:
         """Load the losses of the steps before a resume."""
-        self._recent.extend(losses)
+        for loss in losses:
+            self._add(loss)
+
+    def _add(self, loss: float) -> None:
+        self._recent.append(loss)
+        if len(self._first) < FIRST:
+            self._first.append(loss)
 
     def __call__(self, loss: float, norm: float, rows: Indices, *, step: int) -> TrainingError | None:
-        """An error for a loss that is not finite, or is three times the recent ones; None where the step may be taken.
+        """An error for a loss that is not finite, or exploded; None where the step may be taken.
 
         Args:
             rows: Of the step's batch.
             step: Optimizer steps done before it.
         """
-        usual = statistics.median(self._recent) if len(self._recent) >= 5 else float("inf")
+        known = len(self._recent) >= FIRST
+        usual = statistics.median(self._recent) if known else float("inf")
+        fresh = statistics.median(self._first) if known else float("inf")
         if not np.isfinite(loss):
             problem = "The loss is not finite"
         elif not np.isfinite(norm):
             problem = "The norm of the gradient is not finite"
-        elif loss > max(3 * usual, 2.0):
+        elif loss > max(3 * usual, 1.5 * fresh, 2.0):
             problem = "The loss exploded"
         else:
-            self._recent.append(loss)
+            self._add(loss)
             return None
         newest, _ = checkpoints.newest(self._folder)
         places = ", ".join(self._rows.place(int(row)) for row in rows[:8]) + (", ..." if len(rows) > 8 else "")
