@@ -14,8 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from workbench.adapters import stock
 from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch
-from workbench.data.labelled import fold_data, labelled_data, records
-from workbench.data.labelled.class_sampling import balanced
+from workbench.data.labelled import class_sampling, fold_data, labelled_data, records
 from workbench.data.labelled.labelled_data import ClassSplits, Labelled
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.text_fields import FieldTokenizer
@@ -28,8 +27,6 @@ from workbench.training.limits import total_steps
 
 SHOWN = 3
 """Rows that are rendered in full."""
-RARE = 0.25
-"""Share of an average class's rows below which a class is called rare."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ class Gap:
 def inspect(config: RunConfig) -> ClassInspection:
     """Everything that `run` does before it loads weights."""
     tokenizer, data, targets = prepare(config)
-    drawn = len(balanced(data.train, config))
+    drawn = len(class_sampling.balanced(data.train, config))
     return ClassInspection(
         config=config,
         data=data,
@@ -90,19 +87,21 @@ def inspect(config: RunConfig) -> ClassInspection:
 
 
 def unequal(rows: Labelled, labels: Labels, config: RunConfig) -> list[str]:
-    """Sentence on a class that is much rarer than the others, where no setting answers that."""
+    """Sentence on a class that is much rarer than the others, and on what answers that."""
     classes = config.classes
-    answered = classes.weights != "none" or classes.sampling != "none" or classes.logit_adjustment > 0
-    if labels.kind == "number" or answered:
+    chosen = classes.weights != "none" or classes.sampling not in ("auto", "none") or classes.logit_adjustment > 0
+    if labels.kind == "number" or chosen or (rarest := class_sampling.rare_class(rows)) is None:
         return []
     count_C = (rows.targets_NC > 0.5).sum(0)
-    rarest, usual = int(count_C.argmin()), float(count_C.mean())
-    if count_C[rarest] >= RARE * usual:
-        return []
-    cure = "classes.logit_adjustment=1 or classes.sampling=over" if labels.kind != "several" else "classes.gamma=2"
+    cure = "classes.gamma=2" if labels.kind == "several" else "classes.sampling=even"
+    answer = (
+        "Every class is drawn equally often; classes.sampling=none draws each row once."
+        if class_sampling.balances(classes)
+        else f"One so rare may never be predicted; {cure} answers that."
+    )
     return [
         f"Classes are unequal: {labels.names[rarest]} has {count_C[rarest]:,} of {len(rows):,} rows, a class on "
-        f"average {usual:,.0f}. One so rare may never be predicted; {cure} answers that."
+        f"average {count_C.mean():,.0f}. {answer}"
     ]
 
 

@@ -51,8 +51,13 @@ class ClassesConfig(Section):
     """Share of a label that is spread over all classes."""
     logit_adjustment: NonNegativeFloat = 0.0
     """Strength with which the classes' log frequencies are added to the logits in training; 1 is the usual."""
-    sampling: Literal["none", "over", "under"] = "none"
-    """Every class is drawn equally often in an epoch: as often as the most frequent one, or as the rarest."""
+    sampling: Literal["auto", "none", "even", "over", "under"] = "auto"
+    """Every class is drawn equally often in an epoch: `even` as many rows as there are, `over` as often as the most
+    frequent class has rows, `under` as the rarest. `none` draws each row once.
+
+    `auto` is `even` for rows of which a class has less than a quarter of its equal share and nothing else here answers
+    that, else `none`: by default such a class is never predicted (scripts/bench/README.md#unequal-classes).
+    """
 
     @field_validator("text")
     @classmethod
@@ -63,7 +68,7 @@ class ClassesConfig(Section):
     def _consistent(self) -> ClassesConfig:
         balancing = {
             "weights": self.weights != "none",
-            "sampling": self.sampling != "none",
+            "sampling": self.sampling not in ("auto", "none"),
             "logit_adjustment": self.logit_adjustment > 0,
         }
         chosen = [name for name, is_on in balancing.items() if is_on]

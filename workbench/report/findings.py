@@ -65,7 +65,7 @@ def _never_predicted(record: RunRecord) -> Finding | None:
     if not never:
         return None
     named = ", ".join(f"{name} ({rows:,} rows)" for name, rows in never[:10]) + (", ..." if never[10:] else "")
-    text = f"Never predicted: {named}. classes.logit_adjustment=1 or classes.sampling=over teaches rare classes."
+    text = f"Never predicted: {named}. classes.sampling=even or classes.weights=balanced teaches rare classes."
     return Finding("warning", text)
 
 

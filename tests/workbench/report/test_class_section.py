@@ -96,5 +96,5 @@ def test_classes_that_are_never_predicted_are_named(tmp_path: Path) -> None:
     run = read(make(tmp_path / "run", rows, ["a", "b", "rare", "absent"], accuracy=5 / 7))
     assert never_predicted(run) == [("rare", 2)]
     (told,) = [each.text for each in findings(run) if each.text.startswith("Never predicted")]
-    assert told.startswith("Never predicted: rare (2 rows).") and "classes.logit_adjustment=1" in told
+    assert told.startswith("Never predicted: rare (2 rows).") and "classes.sampling=even" in told
     assert not never_predicted(read(make(tmp_path / "good", [("a", "a"), ("b", "b")], ["a", "b"], accuracy=1.0)))

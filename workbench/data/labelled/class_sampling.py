@@ -13,9 +13,13 @@ import numpy as np
 import torch
 
 from workbench.config import RunConfig
+from workbench.config.classes_config import ClassesConfig
 from workbench.data.batching import Examples, Indices, MicroBatch, Weights
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.losses.class_losses import class_weights
+
+RARE = 0.25
+"""Share of the rows of an average class below which a class is rare."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +55,8 @@ class Sampled(Redrawn):
     when every other row of its class has come as often, across epochs too.
     """
 
-    sampling: Literal["over", "under"]
-    """As often as the most frequent class, or as the rarest."""
+    sampling: Literal["even", "over", "under"]
+    """As many draws as rows, as many for each class as the most frequent one has rows, or as the rarest."""
     seed: int
 
     def __len__(self) -> int:
@@ -83,14 +87,31 @@ class Sampled(Redrawn):
     @cached_property
     def _each(self) -> int:
         """Draws of a class in an epoch."""
-        return (max if self.sampling == "over" else min)(map(len, self.members))
+        sizes = [len(rows) for rows in self.members]
+        return {"even": round(len(self.rows) / len(sizes)), "over": max(sizes), "under": min(sizes)}[self.sampling]
+
+
+def rare_class(rows: Labelled) -> int | None:
+    """The class with the fewest rows, where that is less than a quarter of its equal share; else None."""
+    count_C = (rows.targets_NC > 0.5).sum(0)
+    rarest = int(count_C.argmin())
+    return rarest if count_C[rarest] < RARE * count_C.mean() else None
+
+
+def balances(classes: ClassesConfig) -> bool:
+    """Whether `classes.sampling: auto` balances unequal classes: labels are one class, and no other setting does."""
+    chosen = classes.weights != "none" or classes.logit_adjustment > 0
+    return classes.sampling == "auto" and classes.kind == "one" and not chosen
 
 
 def balanced(rows: Labelled, config: RunConfig) -> Examples:
     """The training rows with the class weights or the sampling that `classes` asks for."""
     classes = config.classes
-    if classes.sampling != "none":
-        return Sampled(rows, classes.sampling, config.seed)
+    sampling = classes.sampling
+    if sampling == "auto":
+        sampling = "even" if balances(classes) and rare_class(rows) is not None else "none"
+    if sampling != "none":
+        return Sampled(rows, sampling, config.seed)
     if classes.weights == "none":
         return rows
     counts_C = torch.from_numpy(rows.targets_NC.sum(0, dtype=np.float64))

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workbench.config import RunConfig
 from workbench.data.batching import Weights
-from workbench.data.labelled.class_sampling import Sampled
+from workbench.data.labelled.class_sampling import Sampled, balanced
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.records import LabelledRecord
 from workbench.data.labelled.text_fields import FieldTokens
 from workbench.data.rows import RawRow
+
+
+def config(**classes: Any) -> RunConfig:
+    return RunConfig.model_validate({"recipe": "classify", "data": {"train": "x"}, "classes": classes})
 
 
 def labelled(classes: list[int], *, weights: Weights | None = None) -> Labelled:
@@ -31,7 +37,7 @@ def labelled(classes: list[int], *, weights: Weights | None = None) -> Labelled:
 @settings(deadline=None)
 @given(
     classes=st.lists(st.integers(0, 3), min_size=4, max_size=60),
-    sampling=st.sampled_from(["over", "under"]),
+    sampling=st.sampled_from(["even", "over", "under"]),
     seed=st.integers(0, 5),
     epochs=st.integers(1, 5),
 )
@@ -41,7 +47,7 @@ def test_classes_are_drawn_equally_often_and_rows_in_turn(
     rows = labelled(classes)
     found = Sampled(rows, sampling, seed)  # type: ignore[arg-type]
     sizes = Counter(classes)
-    each = (max if sampling == "over" else min)(sizes.values())
+    each = {"even": round(len(rows) / len(sizes)), "over": max(sizes.values()), "under": min(sizes.values())}[sampling]
     assert len(found) == each * len(sizes)
     drawn: Counter[int] = Counter()
     for epoch in range(epochs):
@@ -82,3 +88,21 @@ def test_soft_targets_and_weights_are_kept_through_a_subset() -> None:
         pytest.approx([0.5, 0.1, 0.9]),
     ]
     assert part.place(0) == "row 3"
+
+
+@pytest.mark.parametrize(("rare", "even"), [(9, True), (18, True), (19, False), (100, False)])
+def test_by_default_a_class_below_a_quarter_of_its_share_is_drawn_as_often_as_others(rare: int, even: bool) -> None:
+    """Beside two classes of 100 rows, 18 are less than a quarter of 218 / 3, and 19 more than one of 219 / 3."""
+    rows = labelled([0] * 100 + [1] * 100 + [2] * rare)
+    found = balanced(rows, config())
+    assert isinstance(found, Sampled) == even
+    if isinstance(found, Sampled):
+        assert found.sampling == "even" and abs(len(found) - len(rows)) <= 1
+
+
+@pytest.mark.parametrize(
+    "setting", [{"sampling": "none"}, {"logit_adjustment": 1}, {"kind": "several"}, {"kind": "pair"}]
+)
+def test_another_answer_to_rare_classes_or_another_kind_of_label_leaves_draws_alone(setting: dict[str, Any]) -> None:
+    rows = labelled([0] * 100 + [1] * 100 + [2] * 5)
+    assert balanced(rows, config(**setting)) is rows
