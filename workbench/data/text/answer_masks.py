@@ -13,9 +13,13 @@ from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from workbench.data.bounded import SECONDS, bounded
-from workbench.data.text.messages import Message
+from workbench.data.text.messages import Message, split_thoughts, thoughts
 from workbench.data.text.template_segments import InstrumentedTemplate, Rendering, Segment
 from workbench.errors import BackboneError, DataError
+
+CLOSING = "</think>"
+HIDDEN = "\uf8ff" * len(CLOSING)
+"""Stands in for `</think>` while a template writes it, as long as that, so that spans stay where they are."""
 
 
 class AnswerSpan(NamedTuple):
@@ -129,20 +133,21 @@ class Conversation:
     place: str
     messages: Sequence[Message]
     tools: Sequence[Message]
+    restored: bool = False
+    """Write the reasoning of the last message too, which the template cuts off at `</think>` (DeepSeek's do)."""
 
     def text(self, *, prompt: bool) -> str:
         """The conversation as Transformers writes it when it serves; `prompt` asks for the next answer."""
         try:
             with bounded(self._endless):
-                return str(
-                    self.writer.tokenizer.apply_chat_template(
-                        self._bare(None),
-                        tools=list(self.tools) or None,
-                        chat_template=self.writer.source,
-                        add_generation_prompt=prompt,
-                        tokenize=False,
-                    )
+                text = self.writer.tokenizer.apply_chat_template(
+                    self._bare(None),
+                    tools=list(self.tools) or None,
+                    chat_template=self.writer.source,
+                    add_generation_prompt=prompt,
+                    tokenize=False,
                 )
+                return str(text).replace(HIDDEN, CLOSING)
         except BackboneError:
             raise
         except Exception as error:  # A template is foreign code.
@@ -181,9 +186,10 @@ class Conversation:
     def _render(self, stop: int | None, *, prompt: bool) -> Rendering | None:
         special_tokens: dict[str, Any] = self.writer.tokenizer.special_tokens_map
         with bounded(self._endless):
-            return self.writer.instrumented.render(
+            found = self.writer.instrumented.render(
                 self._bare(stop), self.tools, prompt=prompt, special_tokens=special_tokens
             )
+        return found and replace(found, text=found.text.replace(HIDDEN, CLOSING))
 
     def _endless(self) -> BackboneError:
         return BackboneError(
@@ -192,8 +198,11 @@ class Conversation:
         )
 
     def _bare(self, stop: int | None) -> list[Message]:
-        """The messages without our own key."""
-        return [{key: value for key, value in each.items() if key != "loss"} for each in self.messages[:stop]]
+        """The messages without our own key, and with restored reasoning hidden from the template."""
+        bare = [{key: value for key, value in each.items() if key != "loss"} for each in self.messages[:stop]]
+        if self.restored and len(bare) == len(self.messages):
+            bare[-1] |= {"content": f"<think>\n{thoughts(bare[-1])}\n{HIDDEN}\n\n{split_thoughts(bare[-1])['content']}"}
+        return bare
 
     def _refused(self, error: Exception) -> DataError:
         return DataError(
@@ -277,6 +286,15 @@ class AnswerMasker:
         header = self._generation_prompt(conversation, whole, segment)
         if whole.text.startswith(header, segment.start):
             return segment.start + len(header)
+        message = conversation.messages[segment.message]
+        written = whole.text[segment.start : segment.end]
+        ends = segment.message + 1 == len(conversation.messages)
+        if ends and thoughts(message) and written_out(thoughts(message), written):
+            raise DataError(
+                f"{conversation.place}: message {segment.message + 1} has reasoning, but {self._writer.name} asks for "
+                f"answers with {header!r}, after which it is not generated.\n  Give another template with "
+                "model.chat_template=FILE, take the reasoning out of the row, or write data.on_bad_row=skip."
+            )
         # A prompt may lead further than this turn goes (`<think>` before a turn without reasoning). Whole tokens are
         # compared: by characters, the `<` of an answer in HTML would pass for the prompt's.
         if header not in self._header_ids:
@@ -284,7 +302,6 @@ class AnswerMasker:
         first, last = tokens.between(segment.start, segment.end)
         shared = len(_shared(self._header_ids[header], tokens.ids[first:last]))
         if not shared:
-            written = whole.text[segment.start : segment.end]
             raise self._writer.refusal(
                 f"asks for an answer with {header!r}, but starts one with {written[:40]!r} ({conversation.place})"
             )
@@ -328,16 +345,27 @@ def _check_written(conversation: Conversation, number: int, written: str) -> Non
     Templates may take reasoning away from the front of an answer, and rewrite an answer that comes with tool calls.
     """
     message = conversation.messages[number]
+    if number + 1 == len(conversation.messages) and not written_out(thoughts(message), written):
+        raise DataError(
+            f"{conversation.place}: {conversation.writer.name} leaves out the reasoning of message {number + 1}, and "
+            "the model would learn to answer without.\n  Give another template with model.chat_template=FILE, take "
+            "the reasoning out of the row, or write data.on_bad_row=skip."
+        )
     calls = [call.get("function", call)["name"] for call in message.get("tool_calls") or []]
     missing = [f"the call of `{name}`" for name in calls if name not in written]
     content = str(message.get("content") or "").strip()
-    if content and not calls and content.splitlines()[-1].strip() not in written:
+    if not calls and not written_out(content, written):
         missing.append("the answer")
     if missing:
         raise DataError(
             f"{conversation.place}: {conversation.writer.name} leaves out {missing[0]} in message {number + 1}.\n"
             "  Change the row, write data.on_bad_row=skip, or give another template with model.chat_template=FILE."
         )
+
+
+def written_out(part: str, text: str) -> bool:
+    """Whether `text` holds a part of a message, of which templates may trim the start: its last line tells."""
+    return not part.strip() or part.strip().splitlines()[-1].strip() in text
 
 
 def _tagged_spans(whole: Rendering, messages: Sequence[Message], number: int) -> list[tuple[int, int]]:

@@ -7,16 +7,17 @@ and tool calls, to and including the token that ends the turn.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from workbench.data.batching import MicroBatch, Row, collate
-from workbench.data.text.answer_masks import AnswerMasker, ChatTokenizer, Conversation, assistants
+from workbench.data.text.answer_masks import AnswerMasker, ChatTokenizer, Conversation, assistants, written_out
 from workbench.data.text.formats import Example
-from workbench.data.text.messages import Message
+from workbench.data.text.messages import Message, last_answer_only, split_thoughts, thoughts
 from workbench.errors import BackboneError, DataError
 
 LossOn = Literal["assistant", "last", "all"]
@@ -152,6 +153,59 @@ class Template:
         """Rows as the model sees them."""
         return collate(rows, epoch=epoch)
 
+    def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
+        """The example, or one for each of its answers where the template drops the reasoning of earlier ones.
+
+        Templates of models that reason write the reasoning of the last answer only. To be learnt as it is generated,
+        each answer has to be the last of a conversation, with what came before as it is served.
+        """
+        if self._reads_field and any(split_thoughts(message) is not message for message in example.messages):
+            example = replace(example, messages=tuple(map(split_thoughts, example.messages)))
+        numbers = learnt(example.messages, loss_on) if loss_on == "assistant" else []
+        reasoned = [number for number in numbers if thoughts(example.messages[number])]
+        if not reasoned:
+            return [example]
+        whole = self._conversation(example.place, example.messages, example.tools).whole()
+        written = {
+            number: "".join(whole.text[each.start : each.end] for each in whole.of(number)) for number in reasoned
+        }
+        if all(written_out(thoughts(example.messages[number]), text) for number, text in written.items()):
+            return [example]
+        return [
+            replace(
+                example,
+                place=f"{example.place}, answer {count} of {len(numbers)}",
+                messages=tuple(last_answer_only(example.messages[: number + 1])),
+            )
+            for count, number in enumerate(numbers, start=1)
+        ]
+
+    @cached_property
+    def _reads_field(self) -> bool:
+        """Whether the template writes reasoning from a field of its own, and does not know it in front of an answer."""
+        inline, field, _ = self._reasoning
+        return "REASON" in field and inline.count("<think>") != field.count("<think>")
+
+    @cached_property
+    def _cuts_reasoning(self) -> bool:
+        """Whether the template asks for reasoning, but never writes what it was given."""
+        inline, field, prompt = self._reasoning
+        return prompt.rstrip().endswith("<think>") and "REASON" not in inline + field
+
+    @cached_property
+    def _reasoning(self) -> tuple[str, str, str]:
+        """A first answer with reasoning in front of it, the same with a field for it, and the generation prompt."""
+        asked = {"role": "user", "content": "Why?"}
+        inline = {"role": "assistant", "content": "<think>\nREASON\n</think>\n\nSo."}
+        answers = [
+            self._conversation("a first conversation", (asked, each), ()) for each in (inline, split_thoughts(inline))
+        ]
+        try:
+            texts = [answer.text(prompt=False) for answer in answers]
+            return texts[0], texts[1], replace(answers[0], messages=(asked,)).text(prompt=True)
+        except (BackboneError, DataError):
+            return "", "", ""
+
     def question(self, example: Example) -> list[int]:
         """Ids that an answer to `example` starts from, as in training; raw text without the EOS that ends a row."""
         if example.messages:
@@ -181,6 +235,8 @@ class Template:
 
     def _encode_chat(self, example: Example, loss_on: LossOn) -> Encoded:
         conversation = self._conversation(example.place, example.messages, example.tools)
+        if self._cuts_reasoning and thoughts(example.messages[-1]):
+            conversation = replace(conversation, restored=True)
         tokens, answers = self._finder.find(conversation, learnt(example.messages, loss_on))
         ids = list(tokens.ids)
         supervised = [False] * len(ids)

@@ -46,6 +46,10 @@ class Pairs(Template):
         """All that the written tokens depend on, besides the tokenizer."""
         return ["pairs", self._start, self.source]
 
+    def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
+        """The example alone: an encoder-decoder learns one answer a row."""
+        return [example]
+
     def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
         """Prompt, start token and answer in one row; loss falls on the answer with its eos.
 

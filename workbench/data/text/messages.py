@@ -24,6 +24,7 @@ _SHAREGPT_ROLES = {
     "tool": "tool",
     "system": "system",
 }
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _LOSS_KEYS = ("loss_weight", "weight", "loss")
 
 
@@ -57,6 +58,21 @@ def message_of(item: Any, where: str) -> Message:
         lacking = "has neither content nor tool_calls" if role == "assistant" else "has no content"
         raise DataError(f"{where} ({role}) {lacking}. Remove it, or write what it says.")
     return message
+
+
+def thoughts(message: Message) -> str:
+    """The reasoning of an assistant's message, a field of its own or the content before `</think>`; or empty."""
+    own = next((message[key] for key in _REASONING_KEYS if isinstance(message.get(key), str)), "")
+    return (own or split_thoughts(message).get("reasoning_content", "")).strip()
+
+
+def split_thoughts(message: Message) -> Message:
+    """The message with reasoning in front of its content, `<think>...</think>`, in a field of its own."""
+    before, closing, after = message["content"].partition("</think>")
+    opening, _, inside = before.rpartition("<think>")
+    if message["role"] != "assistant" or not closing or opening.strip() or not inside.strip():
+        return message
+    return {**message, "reasoning_content": inside.strip(), "content": after.strip()}
 
 
 def without_loss(messages: Sequence[Message]) -> list[Message]:

@@ -48,6 +48,10 @@ class Masking:
         """All that the written tokens depend on, besides the tokenizer."""
         return ["masking", self._share]
 
+    def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
+        """The example alone."""
+        return [example]
+
     def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
         """The text between the tokenizer's special tokens; every other token may be predicted.
 

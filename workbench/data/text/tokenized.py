@@ -26,7 +26,7 @@ from workbench.data.text import chat, formats
 from workbench.errors import DataError, FileError
 from workbench.runs import files
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 """Part of the cache key, beside the columns: raise it when rendering or masking changes."""
 
 _FEATURES = Features(
@@ -51,6 +51,9 @@ class RowEncoder(Protocol):
     @property
     def identity(self) -> list[Any]:
         """All that the written tokens depend on, besides the tokenizer; JSON."""
+
+    def expanded(self, example: formats.Example, *, loss_on: chat.LossOn) -> Sequence[formats.Example]:
+        """The examples that the model learns from this one: itself, or several where one does not hold all answers."""
 
     def encode(self, example: formats.Example, *, loss_on: chat.LossOn) -> chat.Encoded:
         """The example's ids, and which of them carry loss."""
@@ -255,31 +258,79 @@ def _without_overlap(train: TokenizedSet, held_out: TokenizedSet, config: DataCo
 def _encoded(
     examples: Iterator[formats.Example], config: DataConfig, template: RowEncoder, skipped: list[str]
 ) -> Iterator[dict[str, Any]]:
+    """Rows of the table; a digest is of the whole example, so that what one is expanded into stays on one side."""
+    emptied = Emptied(config)
     for example in examples:
+        rows: list[tuple[formats.Example, chat.Encoded, chat.Encoded]] = []
         try:
-            whole = template.encode(example, loss_on=config.loss_on)
-            cut = chat.truncate(whole, max_tokens=config.max_tokens, side=config.truncate)
-            if len(cut.input_ids) > config.max_tokens:
-                raise DataError(_too_long(example, whole, config))
-            if not any(cut.supervised[1:]):
-                raise DataError(_nothing_to_learn(example, truncated=any(whole.supervised[1:]), config=config))
+            for part in template.expanded(example, loss_on=config.loss_on):
+                whole = template.encode(part, loss_on=config.loss_on)
+                cut = chat.truncate(whole, max_tokens=config.max_tokens, side=config.truncate)
+                if len(cut.input_ids) > config.max_tokens:
+                    raise DataError(_too_long(part, whole, config))
+                if not any(whole.supervised[1:]):
+                    raise DataError(
+                        f"{part.place}: no token carries loss. Give it an answer, or write data.on_bad_row=skip."
+                    )
+                emptied.add(part, whole, cut)
+                if any(cut.supervised[1:]):
+                    rows.append((part, whole, cut))
         except DataError as error:
             if config.on_bad_row == "refuse":
                 raise
             skipped.append(str(error))
             continue
-        yield {
-            "input_ids": cut.input_ids,
-            "supervised": cut.supervised,
-            "place": example.place,
-            "digest": hashlib.sha256(np.asarray(cut.input_ids, dtype=np.int64).tobytes()).hexdigest()[:32],
-            "length": len(cut.input_ids),
-            "source": cut.source,
-            "targets": template.targets(cut),
-            "ends": cut.ends,
-            "truncated": len(cut.input_ids) < len(whole.input_ids),
-            "chat": bool(example.messages),
-        }
+        digest = hashlib.sha256(np.asarray([id for *_, cut in rows for id in cut.input_ids], dtype=np.int64).tobytes())
+        for part, whole, cut in rows:
+            yield {
+                "input_ids": cut.input_ids,
+                "supervised": cut.supervised,
+                "place": part.place,
+                "digest": digest.hexdigest()[:32],
+                "length": len(cut.input_ids),
+                "source": cut.source,
+                "targets": template.targets(cut),
+                "ends": cut.ends,
+                "truncated": len(cut.input_ids) < len(whole.input_ids),
+                "chat": bool(part.messages),
+            }
+    if reason := emptied.reason():
+        if config.on_bad_row == "refuse":
+            raise DataError(reason)
+        skipped.append(reason)
+
+
+class Emptied:
+    """Counts the examples of which cutting to data.max_tokens leaves no supervised token."""
+
+    def __init__(self, config: DataConfig) -> None:
+        self._config = config
+        self._all = self._count = self._needed = 0
+        self._first = ""
+
+    def add(self, example: formats.Example, whole: chat.Encoded, cut: chat.Encoded) -> None:
+        """An example, whole and cut."""
+        self._all += 1
+        if any(cut.supervised[1:]):
+            return
+        self._count += 1
+        self._first = self._first or example.place
+        # The fewest tokens that keep a supervised one, with one before it to predict it from.
+        carries = [number for number, loss in enumerate(whole.supervised) if loss and number]
+        kept = carries[0] + 1 if self._config.truncate == "right" else len(whole.input_ids) - carries[-1] + 1
+        self._needed = max(self._needed, kept)
+
+    def reason(self) -> str | None:
+        """Sentence on their share, and on what would keep them; None where there are none."""
+        if not self._count:
+            return None
+        share = f"{self._count:,} of {self._all:,} examples ({self._count / self._all:.0%})"
+        side = "left" if self._config.truncate == "right" else "right"
+        return (
+            f"{self._first}: no supervised token is left after cutting to data.max_tokens={self._config.max_tokens}, "
+            f"as in {share}.\n  Write data.max_tokens={self._needed} or more, data.truncate={side}, or "
+            "data.on_bad_row=skip to leave them out."
+        )
 
 
 def _too_long(example: formats.Example, whole: chat.Encoded, config: DataConfig) -> str:
@@ -287,15 +338,6 @@ def _too_long(example: formats.Example, whole: chat.Encoded, config: DataConfig)
         f"{example.place}: {whole.kept} of its {len(whole.input_ids)} tokens are its answer, which is never cut: "
         f"data.max_tokens={config.max_tokens} leaves nothing to read. Raise it, or write data.on_bad_row=skip."
     )
-
-
-def _nothing_to_learn(example: formats.Example, *, truncated: bool, config: DataConfig) -> str:
-    if truncated:
-        return (
-            f"{example.place}: no supervised token is left after cutting to data.max_tokens={config.max_tokens}. "
-            "Raise it, change data.truncate, or write data.on_bad_row=skip."
-        )
-    return f"{example.place}: no token carries loss. Give it an answer, or write data.on_bad_row=skip."
 
 
 def _write(path: Path, rows: Iterator[dict[str, Any]]) -> None:
