@@ -1,4 +1,8 @@
-"""Optimizer states as tensors: saved, set again, and exchanged for the parameters."""
+"""Optimizer states as tensors: saved, set again, and exchanged for the parameters.
+
+Not by `Optimizer.load_state_dict`, which loads all parameters or none and casts each state to its parameter's dtype;
+what it loads holds lists and numbers, for which a file would need a pickle.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Steps that look at more than one point: sharpness-aware gradients, and slow weights that follow the fast ones."""
+"""Steps that look at more than one point: sharpness-aware gradients, and slow weights that follow the fast ones.
+
+Not pytorch-optimizer's: its SAM takes the optimizer's step itself, where here the gradients are first added up over
+processes, checked and clipped; its Lookahead keeps slow weights outside of the optimizer's state, where checkpoints,
+sharding and frozen layers do not reach them.
+"""
 
 from __future__ import annotations
 

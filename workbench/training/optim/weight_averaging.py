@@ -2,17 +2,20 @@
 
 The values of one run stay close to each other, so they are averaged as they are, factors of LoRA too. Those of
 different runs do not: `workbench combine` averages their updates instead.
+
+The updates are those of `torch.optim.swa_utils`. Its AveragedModel is not used: it copies a whole module, the frozen
+backbone included, and has neither LAWA nor an EMA that warms up.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.optim import swa_utils
 
 from workbench.config.average_config import AverageConfig
 from workbench.training.optim import schedules
@@ -21,15 +24,20 @@ Values = dict[str, Tensor]
 """By the parameter's name."""
 
 
+_swa = swa_utils.get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]
+"""Moves the mean of so many samples to that of one more. Of equal samples it is that sample to the bit."""
+
+
 def average(config: AverageConfig, trainable: Mapping[str, nn.Parameter]) -> WeightAverage | None:
     """The average that a run wants of the values that it trains; None where it wants none."""
-    if config.method == "none":
-        return None
-    return LatestAverage(config, trainable) if config.method == "lawa" else RunningAverage(config, trainable)
+    return None if config.method == "none" else WeightAverage(config, trainable)
 
 
-class WeightAverage(ABC):
+class WeightAverage:
     """The average of what `trainable` held after some of the steps. Its state is a function of those values only.
+
+    EMA and SWA keep one copy, which each sample moves towards itself. LAWA keeps the latest k samples, and computes
+    their mean each time, so that no error adds up.
 
     Args:
         trainable: The values that train, in float32 or wider, by name. The average has their precision.
@@ -62,9 +70,15 @@ class WeightAverage(ABC):
             self._take()
             self._count += 1
 
-    @abstractmethod
     def values(self) -> Values:
         """The average, where it is kept. To be read only, and only until the next update."""
+        first, *others = self._kept
+        if not others:
+            return first
+        mean = {name: value.clone() for name, value in first.items()}
+        for done, sample in enumerate(others, start=1):
+            _swa(list(mean.values()), list(sample.values()), done)
+        return mean
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -95,9 +109,23 @@ class WeightAverage(ABC):
         self._count = int(state["count"])
         self._kept = deque(slots[slot] for slot in sorted(slots))
 
-    @abstractmethod
+    @torch.no_grad()
     def _take(self) -> None:
         """Take in what the parameters hold; `_count` samples were taken before."""
+        config, done = self.config, self._count
+        if not self._kept or (config.method == "lawa" and done < config.k):
+            self._kept.append(self._copies())
+        elif config.method == "lawa":
+            # The newest is written over the oldest: there are never more than k copies.
+            self._kept.rotate(-1)
+            for name, value in self._kept[-1].items():
+                value.copy_(self.trainable[name])
+        else:
+            (mean,) = self._kept
+            samples = [self.trainable[name].detach().to(self._place(name)) for name in mean]
+            decay = min(config.decay, (1 + done) / (10 + done))
+            move = _swa if config.method == "swa" else swa_utils.get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+            move(list(mean.values()), samples, done)
 
     def _place(self, name: str) -> torch.device:
         """Where a parameter's average is kept."""
@@ -111,51 +139,3 @@ class WeightAverage(ABC):
     def _set(self, values: Values) -> None:
         for name, parameter in self.trainable.items():
             parameter.copy_(values[name])
-
-
-class RunningAverage(WeightAverage):
-    """EMA and SWA: one copy, which each sample moves towards itself."""
-
-    def values(self) -> Values:
-        (found,) = self._kept
-        return found
-
-    def _take(self) -> None:
-        if not self._kept:
-            self._kept.append(self._copies())
-            return
-        (found,) = self._kept
-        samples = [self.trainable[name].detach().to(self._place(name)) for name in found]
-        torch._foreach_lerp_(list(found.values()), samples, self._share())
-
-    def _share(self) -> float:
-        """How far the next sample moves the average: 0 not at all, 1 all the way."""
-        done = self._count
-        if self.config.method == "swa":
-            return 1 / (done + 1)
-        return 1 - min(self.config.decay, (1 + done) / (10 + done))
-
-
-class LatestAverage(WeightAverage):
-    """LAWA: the latest k samples. Their mean is computed from them each time, so that no error adds up."""
-
-    def values(self) -> Values:
-        return {name: _mean([sample[name] for sample in self._kept]) for name in self.trainable}
-
-    @torch.no_grad()
-    def _take(self) -> None:
-        if len(self._kept) < self.config.k:
-            self._kept.append(self._copies())
-            return
-        # The newest is written over the oldest: there are never more than k copies.
-        self._kept.rotate(-1)
-        for name, parameter in self.trainable.items():
-            self._kept[-1][name].copy_(parameter)
-
-
-def _mean(samples: Sequence[Tensor]) -> Tensor:
-    """Their mean; of equal samples it is that sample to the bit, which a sum that is divided need not be."""
-    found = samples[0].clone()
-    for done, sample in enumerate(samples[1:], start=1):
-        found.lerp_(sample, 1 / (done + 1))
-    return found
