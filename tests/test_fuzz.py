@@ -28,7 +28,8 @@ from workbench.runs import run_directory
 from workbench.training import checkpoints
 
 WEIRD = ["2026-13-45", "9" * 5000, "[" * 5000, "&a [*a]", '"\\ud800"', "{", "null", "[]", "-1", "1e400", ".inf"]
-WEIRD += ["!!python/name:os", "\x00", "\ufeff", "\t", "'", "x: y: z", "%", "yes", "1.0.0", '"x"', "{}", "😀", "\\"]
+WEIRD += ["!!python/name:os", "!!bool maybe", "!!int ''", "!!omap [a: 1, a: 2]", "%YAML 1.3", "&a 1", "yes", "1.0.0"]
+WEIRD += ["\x00", "\ufeff", "\t", "'", "x: y: z", "%", '"x"', "{}", "😀", "\\"]
 Reader = Callable[[Path], object]
 
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import difflib
-import re
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
+from ruamel.yaml import YAML
+from ruamel.yaml.composer import MaxDepthExceededError
+from ruamel.yaml.constructor import SafeConstructor
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.representer import SafeRepresenter
+from ruamel.yaml.scanner import Scanner, ScannerError
 
 from workbench.errors import ConfigError
 
@@ -94,12 +100,41 @@ def read_yaml(path: Path) -> dict[str, Any]:
             f"{path}: cannot be read as UTF-8 text ({error}). Name a YAML file, saved as UTF-8."
         ) from None
     try:
-        values = _load(text)
-    except yaml.YAMLError as error:
+        values = load_yaml(text)
+    except YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML.\n  {str(error).replace(chr(10), chr(10) + '  ')}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ConfigError(f"{path}: expected a mapping such as `recipe: sft`, found {_shown(values)}.")
     return values
+
+
+def load_yaml(text: str) -> Any:
+    """The value that YAML 1.2 holds; raises ruamel's YAMLError for whatever is none."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Scanner, yaml.Constructor, yaml.max_depth = _Scanner, _Constructor, 50
+    try:
+        value = yaml.load(text)
+    except MarkedYAMLError as error:
+        error.note = None  # how a program could do without the check
+        if isinstance(error, MaxDepthExceededError):
+            error.problem = "values are nested too deeply"
+        raise
+    except ValueError as error:  # a number of more digits than Python reads
+        raise YAMLError(str(error)) from None
+    if not _is_unicode(value):
+        raise YAMLError("it holds half of a character, such as \\ud800, that UTF-8 cannot hold")
+    return value
+
+
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    """`values` as YAML that `load_yaml` reads back equal."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.Representer = _Representer
+    text = io.StringIO()
+    yaml.dump(dict(values), text)
+    return text.getvalue()
 
 
 def override(values: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
@@ -111,8 +146,8 @@ def override(values: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
         if not equals or not all(parts):
             raise ConfigError(f"{word!r}: expected key=value, such as train.epochs=3.")
         try:
-            value = _load(text)
-        except yaml.YAMLError:
+            value = load_yaml(text)
+        except YAMLError:
             value = text
         if not _is_unicode(value):
             raise ConfigError(f"{key}: {_shown(value)} is no text that UTF-8 can hold. Write it anew.")
@@ -228,19 +263,6 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _load(text: str) -> Any:
-    """The value that YAML holds; raises YAMLError for whatever is none."""
-    try:
-        value = yaml.load(text, _Loader)
-    except RecursionError:
-        raise yaml.YAMLError("brackets are nested too deeply") from None
-    except ValueError as error:  # a number of more digits than Python reads
-        raise yaml.YAMLError(str(error)) from None
-    if not _is_unicode(value):
-        raise yaml.YAMLError("it holds half of a character, such as \\ud800, that UTF-8 cannot hold")
-    return value
-
-
 def _is_unicode(value: Any) -> bool:
     """Whether all text in a value can be written as UTF-8."""
     if isinstance(value, str):
@@ -250,33 +272,33 @@ def _is_unicode(value: Any) -> bool:
     return not isinstance(value, (list, tuple)) or all(map(_is_unicode, value))
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses keys written twice and aliases, and reads `off`, `no`, `on`, `yes` and dates as text.
+class _Scanner(Scanner):
+    """Refuses what no setting needs: an alias may hold itself, a tag asks for Python's objects."""
 
-    YAML would silently resolve a key to the last, and its version 1.1 these words to truth values, as 1.2 does not. No
-    setting is a date, and an alias may hold itself.
-    """
+    def _refuse(self) -> None:
+        mark = self.reader.get_mark()
+        text = f"{self.reader.peek()} begins an anchor, an alias, a tag or a directive: write the value, or quote it"
+        raise ScannerError(None, None, text, mark)
 
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(None, None, f"the alias *{event.anchor}: write it out", event.start_mark)
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for index, key in enumerate(keys):
-            if key in keys[:index]:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key `{key}` stands twice", node.value[index][0].start_mark
-                )
-        return super().construct_mapping(node, deep=deep)
+    fetch_anchor = fetch_alias = fetch_tag = fetch_directive = _refuse
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in ("bool", "timestamp")]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
+class _Constructor(SafeConstructor):
+    """Reads dates as text: no setting is one."""
+
+
+_Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
+
+
+class _Representer(SafeRepresenter):
+    """Writes no aliases, and escapes what ruamel.yaml does not read back where it is quoted, such as U+0085."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_str(self, data: str) -> ScalarNode:
+        style = None if data.isprintable() else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_Representer.add_representer(str, _Representer.represent_str)

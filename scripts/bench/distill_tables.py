@@ -25,11 +25,11 @@ from typing import Any
 import measuring
 import pandas as pd
 import standing
-import yaml
 from standing import Spread, Wanted
 
 from workbench.data import starter
 from workbench.data.rows import RawRow, read_rows
+from workbench.schema import load_yaml, read_yaml
 
 LOSSES = ("forward_kl", "reverse_kl", "jsd", "skew_forward_kl", "skew_reverse_kl", "total_variation")
 LABELS = "labels alone"
@@ -61,7 +61,7 @@ def _causal(arguments: argparse.Namespace) -> Recipe:
     teacher = _teacher({"recipe": "sft", "model": {"id": arguments.model}, **shared}, arguments)
     arms: dict[str, Recipe] = {LABELS: {"alpha": 0.0}}
     arms |= {name: {"loss": name, "alpha": arguments.alpha} for name in arguments.losses}
-    if match := yaml.safe_load(arguments.match):
+    if match := load_yaml(arguments.match):
         arms[f"forward_kl, {match['what']}"] = {"loss": "forward_kl", "alpha": arguments.alpha, "match": [match]}
     return _students(teacher, arms, shared, "sft", TEXT_SCORES, arguments)
 
@@ -87,7 +87,7 @@ def _encoder(arguments: argparse.Namespace) -> Recipe:
 def _ensemble(arguments: argparse.Namespace) -> Recipe:
     """Test scores of one adapter beside the ensemble that teaches it, and the seconds that both predict in."""
     run: Path = arguments.run
-    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    config = read_yaml(run / "config.yaml")
     if config["recipe"] != "crossval" or config["data"]["test"] is None:
         sys.exit(f"--run {run}: no cross-validation with data.test, on which all are compared.")
     shared = {name: config[name] for name in ("model", "adapter", "classes", "batch", "train", "schedule")}

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import measuring
-import yaml
 from measuring import WARM_UP
+
+from workbench.schema import dump_yaml, load_yaml
 
 HERE = Path(__file__).parent
 ROWS = HERE / "gsm8k_256.jsonl"
@@ -102,7 +103,7 @@ def write_recipe(path: Path, steps: int, sections: Mapping[str, Any]) -> None:
         "save": {"every": None},
         **sections,
     }
-    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    path.write_text(dump_yaml(recipe), encoding="utf-8")
 
 
 def our_command(recipe: Path, arguments: argparse.Namespace, out: Path) -> Sequence[str]:
@@ -131,7 +132,7 @@ def trl_settings(arguments: argparse.Namespace, *, weights: str = "bfloat16") ->
         settings |= FASTER_ON_CPU if arguments.device == "cpu" else FASTER
         settings |= IN_FLOAT32 if arguments.device == "cpu" and not measuring.has_bfloat16_units() else {}
     for key, _, value in (word.partition("=") for word in arguments.theirs):
-        settings[key] = yaml.safe_load(value)
+        settings[key] = load_yaml(value)
     return settings
 
 

@@ -16,8 +16,9 @@ from statistics import mean, median, stdev
 from typing import Any
 
 import measuring
-import yaml
 from measuring import Usage
+
+from workbench.schema import dump_yaml
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Wanted:
     @property
     def text(self) -> str:
         """The recipe file."""
-        return f"# {' '.join(self.words)}\n{yaml.safe_dump(dict(self.recipe), sort_keys=False)}"
+        return f"# {' '.join(self.words)}\n{dump_yaml(self.recipe)}"
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ CONFIGURATIONS = {
     "no recipe": Case("run sft/quikstart", "sft/quikstart: no such recipe", "Did you mean `sft/quickstart`?"),
     "folder": Case("check d.yaml", "d.yaml", "Name a YAML file", lambda folder: (folder / "d.yaml").mkdir()),
     "broken": Case("check my.yaml", "my.yaml: not valid YAML", "line 2", file("my.yaml", "recipe: sft\n\tseed: 0\n")),
-    "key twice": Case("check my.yaml", "line 2", "`seed` stands twice", file("my.yaml", "seed: 0\nseed: 1\n")),
+    "key twice": Case("check my.yaml", "line 2", 'duplicate key "seed"', file("my.yaml", "seed: 0\nseed: 1\n")),
     "empty": Case("check my.yaml", "my.yaml: expected a mapping", "such as `recipe: sft`", file("my.yaml", "")),
     "not UTF-8": Case("check my.yaml", "my.yaml: cannot be read", "saved as UTF-8", file("my.yaml", b"a: \xff\n")),
 }

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -26,6 +25,7 @@ from workbench.recipes import distill_verbs
 from workbench.recipes.load import load
 from workbench.recipes.serve import evaluate
 from workbench.runs import run_directory
+from workbench.schema import dump_yaml
 
 FULL = {"method": "full"}
 LORA = {"method": "lora", "rank": 4, "alpha": 8}
@@ -222,7 +222,7 @@ def test_check_shows_a_student_that_is_still_to_be_made(
     recipe = tmp_path / "my.yaml"
     distill = {"teacher": {"id": str(teachers["full"])}, "student": {"layers": "last-2"}}
     config = _config(stories, rows, model={"id": "teacher"}, distill=distill)
-    recipe.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    recipe.write_text(dump_yaml(config.model_dump(mode="json")))
     from workbench.recipes.check import check
 
     found = check(load(recipe))

@@ -13,11 +13,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import yaml
 from safetensors.torch import load_file
 
 from tests.conftest import MINILM, save_tiny, write_questions
 from tests.recipes.test_crossval import weather, write
+from workbench.schema import dump_yaml
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +71,7 @@ def folds(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "pseudo_label": {"unlabelled": str(folder / "more.jsonl"), "threshold": 0.3, "rounds": 1},
         "tta": {"views": ["typos"], "merge": "mean"},
     }
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    (folder / "recipe.yaml").write_text(dump_yaml(recipe))
     return folder / "recipe.yaml"
 
 
@@ -112,7 +112,7 @@ def test_members_on_two_devices_are_those_of_one(tmp_path: Path, stories: str) -
         "save": {"every": 4},
         "sweep": {"over": {"train.learning_rate": list(RATES), "seed": [0, 1]}},
     }
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    (tmp_path / "recipe.yaml").write_text(dump_yaml(recipe))
     finish(tmp_path / "recipe.yaml", tmp_path / "one")
     stop_at_a_checkpoint(tmp_path / "recipe.yaml", tmp_path / "two")
     finish(tmp_path / "recipe.yaml", tmp_path / "two", "--devices", "2", "--resume")

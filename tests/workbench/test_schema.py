@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from workbench import recipes
 from workbench.config import RunConfig, load_config
 from workbench.errors import ConfigError
-from workbench.schema import override, parse, read_yaml
+from workbench.schema import dump_yaml, load_yaml, override, parse, read_yaml
 
 GOOD = {"recipe": "sft", "data": {"train": "rows.jsonl"}}
 
@@ -62,8 +67,19 @@ def test_malformed_overrides_are_refused(word: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("recipe: sft\nrecipe: sft\n", "the key `recipe` stands twice"),
+        ("recipe: sft\nrecipe: sft\n", 'duplicate key "recipe"'),
+        ("data: {train: a, train: b}\n", 'duplicate key "train"'),
         ("recipe: [", "not valid YAML"),
+        ("recipe: &a [*a]\n", "write the value, or quote it"),
+        ("recipe: *a\n", "write the value, or quote it"),
+        ("recipe: !!bool maybe\n", "write the value, or quote it"),
+        ("recipe: !!int ''\n", "write the value, or quote it"),
+        ("recipe: !!python/name:os\n", "write the value, or quote it"),
+        ("%YAML 1.3\n---\nrecipe: sft\n", "write the value, or quote it"),
+        ("recipe:\n\t- a\n", "cannot start any token"),
+        (f"recipe: {'9' * 5000}\n", "5000 digits"),
+        (f"recipe: {'[' * 5000}\n", "nested too deeply"),
+        ("recipe: sft\n---\nrecipe: sft\n", "another document"),
         ("- 1\n", "expected a mapping"),
         ("", "expected a mapping"),
     ],
@@ -87,6 +103,33 @@ def test_missing_and_binary_files(tmp_path: Path) -> None:
 def test_a_written_configuration_reads_back_equal() -> None:
     config = parse(RunConfig, override(GOOD, ["evaluate.every=0.1", "adapter.targets=[q_proj]"]), source="x")
     assert RunConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
+    ["no", "~", "1e5", "1e-05", "2026-01-01", "2026-13-45", "=", "<<", "010", "1:30", "1_000", "a: b", "*a", "!!int 1"]
+)
+leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts
+trees = st.recursive(leaves, lambda each: st.lists(each, max_size=4) | st.dictionaries(texts, each, max_size=4))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(texts, trees, max_size=4))
+def test_what_is_written_as_yaml_reads_back_equal(values: dict[str, Any]) -> None:
+    assert load_yaml(dump_yaml(values)) == values
+
+
+def test_lists_that_are_one_object_are_written_twice() -> None:
+    one = ["a"]
+    assert load_yaml(dump_yaml({"b": one, "c": one})) == {"b": one, "c": one}
+
+
+@pytest.mark.parametrize("name", recipes.shipped())
+def test_a_shipped_recipe_is_the_same_in_yaml_1_1_and_when_written(name: str) -> None:
+    """PyYAML, which other tools read by, takes `no` and `010` for something else; no recipe depends on that."""
+    values = read_yaml(recipes.find(name))
+    config = parse(RunConfig, values, source=name)
+    assert parse(RunConfig, yaml.safe_load(recipes.find(name).read_text()), source=name) == config
+    assert parse(RunConfig, load_yaml(dump_yaml(config.model_dump(mode="json"))), source=name) == config
 
 
 @pytest.mark.parametrize("word", ["off", "no", "on", "yes", "No", "OFF"])

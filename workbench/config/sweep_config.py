@@ -39,9 +39,4 @@ def _flat(over: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 def shown(value: Any) -> str:
     """A value of a setting, short."""
-    if isinstance(value, str):  # YAML reads 1e-3 as text
-        try:
-            value = float(value)
-        except ValueError:
-            return str(value)
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -18,7 +18,6 @@ from typing import IO, Any
 
 import psutil
 import torch
-import yaml
 
 from workbench.config import RunConfig, sweep_expansion
 from workbench.errors import ConfigError, FileError, ResumeError, WorkbenchError
@@ -26,7 +25,7 @@ from workbench.runs import files, trust
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.timing import Timer
 from workbench.runs.trust import Trust
-from workbench.schema import parse, read_yaml
+from workbench.schema import dump_yaml, parse, read_yaml
 
 FREE = ("batch.tokens_per_device", "trackers", "save.keep", "budget.time")
 """What another process may be told otherwise when it goes on with a run, besides section `distributed`."""
@@ -168,7 +167,7 @@ def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) 
     if not resume:
         for stale in ("metrics.jsonl", "before.json", "report.html", "clock.json", "scored.json"):
             (path / stale).unlink(missing_ok=True)
-        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        text = dump_yaml(config.model_dump(mode="json"))
         run.note(name=path.name, created=datetime.now(timezone.utc).isoformat(timespec="seconds"))
         files.write_bytes(path / "config.yaml", text.encode())
     run.before = {name: run.manifest.get(name) for name in ("status", "reason")}

@@ -15,7 +15,7 @@ BASE: dict[str, Any] = {
     "recipe": "sweep",
     "seed": 7,
     "data": {"train": "rows.jsonl"},
-    "sweep": {"over": {"train.learning_rate": ["1e-3", 0.01], "adapter.rank": [2, 4, 8], "seed": [0, 1]}},
+    "sweep": {"over": {"train.learning_rate": [1e-3, 0.01], "adapter.rank": [2, 4, 8], "seed": [0, 1]}},
 }
 
 

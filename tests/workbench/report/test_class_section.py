@@ -8,17 +8,17 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import yaml
 
 from workbench import report
 from workbench.report.class_section import WIDEST, classified, never_predicted
 from workbench.report.findings import findings
 from workbench.report.run_record import read
+from workbench.schema import dump_yaml
 
 
 def make(folder: Path, rows: list[tuple[Any, Any]], names: list[str], *, kind: str = "one", **scores: float) -> Path:
     folder.mkdir()
-    (folder / "config.yaml").write_text(yaml.safe_dump({"recipe": "classify", "classes": {"kind": kind}}))
+    (folder / "config.yaml").write_text(dump_yaml({"recipe": "classify", "classes": {"kind": kind}}))
     (folder / "manifest.json").write_text(json.dumps({"name": "run", "status": "done"}))
     both = {"loss": 1.0, **scores}
     (folder / "scores.json").write_text(json.dumps({"before": both, "after": both}))

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from rich.console import Console
 from scipy import special
 
@@ -24,6 +23,7 @@ from workbench.report import reliability
 from workbench.report.crossval_section import CONFLICTS, crossvalidated
 from workbench.report.findings import findings, verdict
 from workbench.report.run_record import read
+from workbench.schema import dump_yaml
 
 NAMES = ("card", "loan & <b>", "fee")
 ROWS, FOLDS, STEPS = 60, 3, 8
@@ -117,7 +117,7 @@ def make(folder: Path, kind: str = "one", *, repeats: int = 1, status: str = "do
     """A directory as recipe crossval writes it, whole where the status is done, else only what training left."""
     folder.mkdir()
     config = {"recipe": "crossval", "classes": {"kind": kind}, "batch": {"size": 4}, "train": {"max_grad_norm": 1.0}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "config.yaml").write_text(dump_yaml(config))
     data = {"train": SPLIT, "test": SPLIT | {"rows": 20, "fingerprint": "cd"}, "unlabelled": SPLIT | {"rows": 99}}
     manifest = {"name": folder.name, "status": status, "data": data}
     (folder / "manifest.json").write_text(json.dumps(manifest))

@@ -10,10 +10,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import yaml
 
 from workbench import report
 from workbench.errors import ConfigError
+from workbench.schema import dump_yaml
 
 CONFIG = {
     "recipe": "sft",
@@ -112,7 +112,7 @@ def make_run(
     answers: pd.DataFrame | None = None,
 ) -> Path:
     folder.mkdir()
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "config.yaml").write_text(dump_yaml(config))
     (folder / "manifest.json").write_text(json.dumps(manifest))
     if lines is not None:
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

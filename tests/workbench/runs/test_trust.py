@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from workbench import report
 from workbench.adapters import METHODS
@@ -24,6 +23,7 @@ from workbench.recipes.combine import combine_runs
 from workbench.recipes.merge import merge
 from workbench.runs import run_directory
 from workbench.runs.trust import Trust
+from workbench.schema import dump_yaml, read_yaml
 
 METHOD = """
 from typing import ClassVar, Literal
@@ -55,7 +55,7 @@ def foreign(trained: Path, tmp_path: Path) -> Path:
     shutil.copytree(trained, run)
     _mark(run)
     (run / "asked.jsonl").write_text('{"question": "What comes after 1?"}\n')
-    values = yaml.safe_load((run / "config.yaml").read_text())
+    values = read_yaml(run / "config.yaml")
     values["plugins"] = [str(run / "plugin.py")]
     values["model"]["trust_remote_code"] = True
     _write(run, values)
@@ -68,7 +68,7 @@ def _mark(run: Path) -> None:
 
 
 def _write(run: Path, values: dict[str, Any]) -> None:
-    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    (run / "config.yaml").write_text(dump_yaml(values))
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -101,7 +101,7 @@ def test_comparing_runs_executes_nothing(foreign: Path, tmp_path: Path) -> None:
 
 def test_a_method_that_only_a_plugin_knows_needs_trust(foreign: Path) -> None:
     (foreign / "plugin.py").write_text(METHOD)
-    values = yaml.safe_load((foreign / "config.yaml").read_text())
+    values = read_yaml(foreign / "config.yaml")
     plain = {**values["model"], "new_tokens": []}
     _write(foreign, {**values, "model": plain, "adapter": {"method": "foreign"}})
     with pytest.raises(ConfigError, match=r"cannot be read without plugins=.*plugin\.py.*--trust"):
@@ -111,7 +111,7 @@ def test_a_method_that_only_a_plugin_knows_needs_trust(foreign: Path) -> None:
 
 
 def test_views_that_a_run_uses_need_trust_and_others_are_left_out(foreign: Path) -> None:
-    values = yaml.safe_load((foreign / "config.yaml").read_text())
+    values = read_yaml(foreign / "config.yaml")
     views = {"views": ["user"], "function": str(foreign / "plugin.py")}
     plain = {**values["model"], "new_tokens": [], "chat_template": None}
     _write(foreign, {**values, "recipe": "crossval", "model": plain, "tta": views, "data": {"train": "rows.csv"}})
@@ -128,7 +128,7 @@ def test_members_of_a_sweep_bring_no_code(trained: Path, tmp_path: Path) -> None
     run = tmp_path / "swept"
     shutil.copytree(trained, run)
     _mark(run)
-    values = yaml.safe_load((run / "config.yaml").read_text())
+    values = read_yaml(run / "config.yaml")
     sweep = {"of": "sft", "over": {"adapter.rank": [2, 4]}}
     _write(run, {**values, "recipe": "sweep", "sweep": sweep, "evaluate": {"every": 0.5}})
     member = {"member": "one", "settings": {"plugins": [str(run / "plugin.py")], "model.trust_remote_code": True}}
@@ -138,7 +138,7 @@ def test_members_of_a_sweep_bring_no_code(trained: Path, tmp_path: Path) -> None
 
 
 def test_a_resumed_run_executes_only_what_the_person_names(foreign: Path) -> None:
-    values = yaml.safe_load((foreign / "config.yaml").read_text())
+    values = read_yaml(foreign / "config.yaml")
     mine = {**values, "plugins": [], "model": {**values["model"], "trust_remote_code": False}}
     with pytest.raises(ResumeError, match=r"plugins: .*plugin\.py'\] there"):
         run_directory.start(foreign, RunConfig.model_validate(mine), resume=True)
@@ -148,7 +148,7 @@ def test_a_resumed_run_executes_only_what_the_person_names(foreign: Path) -> Non
 def test_a_run_of_another_version_is_told_in_one_sentence(trained: Path, tmp_path: Path) -> None:
     run = tmp_path / "old"
     shutil.copytree(trained, run)
-    values = yaml.safe_load((run / "config.yaml").read_text())
+    values = read_yaml(run / "config.yaml")
     _write(run, {**values, "engine": {"kind": "v0"}, "optimiser": "adamw", "batch": {"rows": 3}})
     for reader in READERS.values():
         with pytest.raises(ConfigError) as caught:

@@ -24,7 +24,7 @@ Values = dict[str, Tensor]
 """By the parameter's name."""
 
 
-_swa = swa_utils.get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]
+_swa = swa_utils.get_swa_multi_avg_fn()
 """Moves the mean of so many samples to that of one more. Of equal samples it is that sample to the bit."""
 
 
@@ -124,7 +124,7 @@ class WeightAverage:
             (mean,) = self._kept
             samples = [self.trainable[name].detach().to(self._place(name)) for name in mean]
             decay = min(config.decay, (1 + done) / (10 + done))
-            move = _swa if config.method == "swa" else swa_utils.get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+            move = _swa if config.method == "swa" else swa_utils.get_ema_multi_avg_fn(decay)
             move(list(mean.values()), samples, done)
 
     def _place(self, name: str) -> torch.device:

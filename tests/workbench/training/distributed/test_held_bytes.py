@@ -7,11 +7,11 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.workbench.training.distributed import layouts
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
+from workbench.schema import dump_yaml
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "evaluate": {"every": None, "answers": 0},
         "save": {"every": None},
     }
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    (folder / "recipe.yaml").write_text(dump_yaml(recipe))
     layouts.in_two_processes(folder, [(name, words, None) for name, words in CASES.items()], "steps")
     return folder
 

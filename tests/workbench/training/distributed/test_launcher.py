@@ -11,8 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 from safetensors.torch import load_file
+
+from workbench.schema import dump_yaml
 
 STEPS = 150
 GONE = 30.0
@@ -34,7 +35,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
         "evaluate": {"every": None, "answers": 0},
         "save": {"every": 5},
     }
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(content))
+    (folder / "recipe.yaml").write_text(dump_yaml(content))
     return folder / "recipe.yaml"
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import workbench
 from tests.workbench.training.distributed import layouts
+from workbench.schema import dump_yaml
 
 pytestmark = pytest.mark.slow
 
@@ -114,7 +114,7 @@ def write_recipe(folder: Path, model: Path) -> None:
         "evaluate": {"every": None, "answers": 0},
         "save": {"every": STEPS // 2, "keep": 2},
     }
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    (folder / "recipe.yaml").write_text(dump_yaml(recipe))
 
 
 def curve(run: Path) -> list[float]:

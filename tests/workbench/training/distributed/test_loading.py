@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from tests.workbench.training.distributed import layouts
+from workbench.schema import dump_yaml
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
         "evaluate": {"every": None, "answers": 1, "max_new_tokens": 2},
         "save": {"every": None},
     }
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    (folder / "recipe.yaml").write_text(dump_yaml(recipe))
     jobs = [
         (name, [f"distributed={layout}", f"model.weights={weights}"], None)
         for name, (layout, weights, _) in CASES.items()
