@@ -40,6 +40,18 @@ def mixed_batches(batches: Sequence[Indices], lengths: Sequence[Indices], *, tok
         yield [OwnerRows(int(owner), rows[chosen[owners[chosen] == owner]]) for owner in np.unique(owners[chosen])]
 
 
+class JoinedRows(NamedTuple):
+    """A micro-batch with the rows of several owners."""
+
+    batch: MicroBatch
+    labels: list[int]
+    """Number of labels of each owner's rows."""
+
+    def pinned(self) -> JoinedRows:
+        """The same in memory from which an accelerator copies while it computes."""
+        return self._replace(batch=self.batch.pinned())
+
+
 def join(batches: Sequence[MicroBatch]) -> MicroBatch:
     """One micro-batch with the rows of all, in their order, padded to the longest with zeros that nothing looks at."""
     counts = [len(_tokens(batch)) for batch in batches]

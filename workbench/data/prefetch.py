@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-
-from workbench.data.batching import MicroBatch
-
-Make = Callable[[], MicroBatch]
+from typing import Generic, Protocol, TypeVar
 
 
-class Ahead:
+class Pinnable(Protocol):
+    """Tensors that can move to pinned memory."""
+
+    def pinned(self: BatchT) -> BatchT:
+        """The same in memory from which an accelerator copies while it computes."""
+
+
+BatchT = TypeVar("BatchT", bound=Pinnable)
+
+
+class Prefetcher(Generic[BatchT]):
     """Makes micro-batches before they are asked for, one at a time; what it makes is the same as without it.
 
     Args:
@@ -20,9 +27,9 @@ class Ahead:
     def __init__(self, *, pin: bool) -> None:
         self._pin = pin
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="workbench-rows")
-        self._expected: tuple[Hashable, Future[MicroBatch]] | None = None
+        self._expected: tuple[Hashable, Future[BatchT]] | None = None
 
-    def get(self, key: Hashable, make: Make) -> MicroBatch:
+    def get(self, key: Hashable, make: Callable[[], BatchT]) -> BatchT:
         """The micro-batch of this key; raises what making it raised."""
         expected, self._expected = self._expected, None
         if expected is not None and expected[0] == key:
@@ -30,7 +37,7 @@ class Ahead:
         self._drop(expected)
         return self._made(make)
 
-    def expect(self, key: Hashable, make: Make) -> None:
+    def expect(self, key: Hashable, make: Callable[[], BatchT]) -> None:
         """Begin to make the micro-batch that is probably asked for next; another one that was expected is forgotten."""
         self._drop(self._expected)
         self._expected = key, self._worker.submit(self._made, make)
@@ -40,11 +47,11 @@ class Ahead:
         self._worker.shutdown(wait=True, cancel_futures=True)
         self._expected = None
 
-    def _made(self, make: Make) -> MicroBatch:
+    def _made(self, make: Callable[[], BatchT]) -> BatchT:
         batch = make()
         return batch.pinned() if self._pin else batch
 
     @staticmethod
-    def _drop(expected: tuple[Hashable, Future[MicroBatch]] | None) -> None:
+    def _drop(expected: tuple[Hashable, Future[BatchT]] | None) -> None:
         if expected is not None:
             expected[1].cancel()

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +21,9 @@ from workbench.adapters.bank import Bank
 from workbench.adapters.bank_layers import MemberRows
 from workbench.adapters.row_dropout import Draw, drawing
 from workbench.config import RunConfig
-from workbench.data.batching import Examples, MicroBatch
-from workbench.data.mixed_batches import OwnerRows, join, mixed_batches, padded_length
+from workbench.data.batching import Examples, Indices, MicroBatch
+from workbench.data.mixed_batches import JoinedRows, OwnerRows, join, mixed_batches, padded_length
+from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped
 from workbench.training import capacity
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
@@ -37,6 +39,18 @@ Predict = Callable[[MicroBatch], Tensor]
 
 Objective = Callable[[Tensor, Tensor, float], Tensor]
 """From outputs (N, ...), labels (N,) and a factor to the summed loss times the factor, a scalar with a graph."""
+
+
+class EpochRows(NamedTuple):
+    """Rows of a member in a micro-batch, as they are seen in a pass over its data."""
+
+    member: AdapterTrainer
+    indices: Indices
+    epoch: int
+
+    def collated(self) -> MicroBatch:
+        """The rows, padded."""
+        return self.member.course.train.batch(self.indices, epoch=self.epoch)
 
 
 def refusal(config: RunConfig) -> str | None:
@@ -93,6 +107,8 @@ class BankTrainer:
         self.tokens = tokens
         self.watcher = watcher
         self.device = next(bank.model.parameters()).device
+        self.ahead: Prefetcher[JoinedRows] | None = None
+        """Collates the next rows, while `work` goes on."""
         self.masters = MasterWeights(bank.model, compute)
         every = trained(self.masters, freezer)
         own = {name: bank.parameters_of(name) for name in bank.members}
@@ -127,8 +143,10 @@ class BankTrainer:
         self.bank.train()
         self.prefix.follow()
         began = time.monotonic() - max(member.progress.elapsed_s for member in self.members.values())
-        while live := {name: member for name, member in self.members.items() if member.live}:
-            self._step(live, began)
+        with closing(Prefetcher(pin=self.device.type == "cuda")) as self.ahead:
+            while live := {name: member for name, member in self.members.items() if member.live}:
+                self._step(live, began)
+        self.ahead = None
         self.prefix.close()
         errors = [member.error for member in self.members.values() if member.error is not None]
         if len(errors) == len(self.members):
@@ -199,20 +217,50 @@ class BankTrainer:
         ]
         lengths = [member.course.train.lengths for member in members]
         losses = torch.zeros(len(members), dtype=torch.float64, device=self.device)
-        for parts in mixed_batches(batches, lengths, tokens=self.tokens):
+        cut = list(mixed_batches(batches, lengths, tokens=self.tokens))
+        for parts, then in zip(cut, [*cut[1:], None], strict=True):
             scales = [1 / supervised[part.owner] for part in parts]
-            found = self.backward(live, parts, scales)
+            found = self.backward(live, parts, scales, then=_rows(members, then) if then else self._next_step(members))
             losses[[part.owner for part in parts]] += found
         means: list[float] = losses.tolist()
         return means
 
-    def backward(self, live: dict[str, AdapterTrainer], parts: Sequence[OwnerRows], scales: Sequence[float]) -> Tensor:
-        """Add the gradients of a micro-batch; returns the scaled loss of each part."""
+    def _next_step(self, members: Sequence[AdapterTrainer]) -> list[EpochRows]:
+        """The first rows of the next step, where no member ends before its last one."""
+        going = [member for member in members if member.progress.step + 1 < member.total]
+        if not going:
+            return []
+        batches, epochs = zip(*(member.later() for member in going), strict=True)
+        lengths = [member.course.train.lengths for member in going]
+        first = next(mixed_batches(batches, lengths, tokens=self.tokens))
+        return [EpochRows(going[owner], indices, epochs[owner]) for owner, indices in first]
+
+    def _collated(self, rows: Sequence[EpochRows], *, then: Sequence[EpochRows]) -> JoinedRows:
+        """A micro-batch; from now on the one of `then` is made beside."""
+        if self.ahead is None:
+            return _joined(rows)
+        found = self.ahead.get(_key(rows), partial(_joined, rows))
+        if then:
+            self.ahead.expect(_key(then), partial(_joined, then))
+        return found
+
+    def backward(
+        self,
+        live: dict[str, AdapterTrainer],
+        parts: Sequence[OwnerRows],
+        scales: Sequence[float],
+        *,
+        then: Sequence[EpochRows] = (),
+    ) -> Tensor:
+        """Add the gradients of a micro-batch; returns the scaled loss of each part.
+
+        Args:
+            then: Rows of the micro-batch that probably comes next.
+        """
         names, members = list(live), list(live.values())
-        owned = [members[owner].course.train.batch(indices, epoch=members[owner].epoch) for owner, indices in parts]
-        batch = join(owned).to(self.device)
+        collated, labels = self._collated(_rows(members, parts), then=then)
+        batch = collated.to(self.device)
         rows = [MemberRows(names[owner], len(indices)) for owner, indices in parts]
-        labels = [len(each.labels_N) for each in owned]
         draws = [
             Draw(members[owner].course.config.seed, members[owner].progress.step, indices) for owner, indices in parts
         ]
@@ -224,6 +272,19 @@ class BankTrainer:
             ]
             torch.stack(losses).sum().backward()
         return torch.stack([loss.detach() for loss in losses]).double()
+
+
+def _rows(members: Sequence[AdapterTrainer], parts: Sequence[OwnerRows]) -> list[EpochRows]:
+    return [EpochRows(members[owner], indices, members[owner].epoch) for owner, indices in parts]
+
+
+def _joined(rows: Sequence[EpochRows]) -> JoinedRows:
+    owned = [each.collated() for each in rows]
+    return JoinedRows(join(owned), [len(each.labels_N) for each in owned])
+
+
+def _key(rows: Sequence[EpochRows]) -> Hashable:
+    return tuple((id(member), indices.tobytes(), epoch) for member, indices, epoch in rows)
 
 
 def _passes(members: Collection[AdapterTrainer]) -> float:

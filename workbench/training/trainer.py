@@ -19,7 +19,7 @@ from workbench.adapters.method import TrainHook
 from workbench.adapters.row_dropout import Draw, drawing
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices, MicroBatch
-from workbench.data.prefetch import Ahead
+from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError
 from workbench.models import backbones, fused_lora
 from workbench.runs.run_directory import Run
@@ -88,7 +88,7 @@ class Trainer:
             )
             self.forward = self.loss
         self.noise = NoiseScale()
-        self.ahead: Ahead | None = None
+        self.ahead: Prefetcher[MicroBatch] | None = None
         """Collates the next micro-batch in a thread, during `work`."""
         self.tokens = 0
         """Tokens in one forward pass, padding included; known after `prepare`."""
@@ -124,7 +124,7 @@ class Trainer:
         began = time.monotonic() - member.progress.elapsed_s
         if self.timer is not None:
             self.timer.begin(member.progress.share)
-        with closing(Ahead(pin=self.device.type == "cuda")) as self.ahead:
+        with closing(Prefetcher(pin=self.device.type == "cuda")) as self.ahead:
             self._steps(began)
         self.ahead = None
         self.prefix.close()

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.workbench.training.freezing.fits import assert_same_bits, build, configured, train
-from tests.workbench.training.together import Texts
+from tests.workbench.training.together import Labelled, Silent, Texts, Together, bert, class_outputs, section
 from workbench.data.batching import Indices, MicroBatch
-from workbench.data.prefetch import Ahead
+from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped
 
 ROWS = Texts(20, 0)
@@ -28,7 +28,7 @@ def _alive() -> list[str]:
 
 
 def test_what_was_expected_and_what_was_not_are_the_rows_that_are_asked_for() -> None:
-    ahead = Ahead(pin=False)
+    ahead = Prefetcher(pin=False)
     for expected, asked in (((1, 2), (1, 2)), ((3, 4), (5,)), ((6,), (3, 4))):
         ahead.expect(*_making(*expected))
         found, wanted = ahead.get(*_making(*asked)), ROWS.batch(np.array(asked))
@@ -41,7 +41,7 @@ def test_an_error_of_the_thread_is_raised_where_the_rows_are_asked_for() -> None
     def broken() -> MicroBatch:
         raise ValueError("row 7 is broken")
 
-    ahead = Ahead(pin=False)
+    ahead = Prefetcher(pin=False)
     ahead.expect("key", broken)
     with pytest.raises(ValueError, match="row 7 is broken"):
         ahead.get("key", broken)
@@ -62,8 +62,39 @@ def test_a_training_reads_ahead_and_no_bit_changes(tmp_path: Path, monkeypatch: 
         found = train(model, config, tmp_path / "found")
     beside = sum(each.startswith("workbench-rows") for each in threads)
     assert beside > 10 and not _alive()
-    monkeypatch.setattr(Ahead, "expect", lambda *_: None)
+    monkeypatch.setattr(Prefetcher, "expect", lambda *_: None)
     assert_same_bits(found, train(model, config, tmp_path / "wanted"))
+
+
+def test_a_bank_reads_ahead_and_no_bit_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the ends of steps, of epochs and of members; also after it was stopped and resumed."""
+    configs = [section(steps=12, size=3), section(steps=4, seed=1), section(steps=9, seed=2)]
+    data, threads = [Labelled(20, 1), Labelled(20, 2), Labelled(20, 3)], list[str]()
+    original = Labelled.batch
+
+    def batch(self: Labelled, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        threads.append(threading.current_thread().name)
+        return original(self, indices, epoch=epoch)
+
+    def together(name: str) -> Together:
+        return Together(bert(), data, configs, tmp_path / name, class_outputs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Labelled, "batch", batch)
+        found = together("found").fit()
+        ahead = [each.startswith("workbench-rows") for each in threads]
+        assert sum(ahead) > 0.8 * len(ahead) and not _alive()
+        stopped = together("stopped")
+        with pytest.raises(Stopped):
+            stopped.fit(Silent(stop_after=5))
+        assert not _alive()
+        resumed = stopped.fit(resume=True)
+    monkeypatch.setattr(Prefetcher, "expect", lambda *_: None)
+    wanted = together("wanted").fit()
+    for each in (found, resumed):
+        assert each.losses == wanted.losses
+        for tensors, others in zip(each.tensors, wanted.tensors, strict=True):
+            assert all(torch.equal(tensors[name], others[name]) for name in others)
 
 
 def test_no_thread_outlives_a_run_that_stops_or_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
