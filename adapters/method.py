@@ -38,8 +38,6 @@ class MethodInfo:
     """Reason for which it cannot be added into the backbone's weights; empty where it can."""
     starts_elsewhere: str = ""
     """Reason for which a fresh adapter changes the outputs of the backbone; empty where it does not."""
-    no_checkpointing: str = ""
-    """Reason for which gradient checkpointing does not go with it, on some backbones or all; empty where it does."""
     plans_steps: bool = False
     """Whether it has to know how many steps there will be."""
     no_freezing: str = ""
@@ -102,9 +100,8 @@ class Method(Tagged):
         """Share of what it computes that is dropped at random while training."""
         return 0.0
 
-    @property
-    def extra_positions(self) -> int:
-        """Positions of the backbone that it takes before each row."""
+    def extra_positions(self, model: PreTrainedModel) -> int:
+        """Number of positions of the backbone that it takes before each row."""
         return 0
 
     def refusal(self, model: PreTrainedModel) -> str | None:
@@ -113,7 +110,7 @@ class Method(Tagged):
 
     def no_checkpointing(self, model: PreTrainedModel) -> str:
         """Say why gradient checkpointing does not go with this backbone; empty where it does."""
-        return self.facts.no_checkpointing
+        return ""
 
     def modules(self, model: PreTrainedModel) -> list[str]:
         """Names of the modules that it changes, as `check` shows them; raises ConfigError where there are none."""

@@ -72,6 +72,10 @@ class _Prefix(VirtualTokens):
 
         return places(model)
 
+    def extra_positions(self, model: PreTrainedModel) -> int:
+        """Number of virtual tokens in the cache; 0 where they stand in the attention modules."""
+        return self.virtual_tokens if _cached(model) else 0
+
     def no_checkpointing(self, model: PreTrainedModel) -> str:
         """Say why not where the prefix stands in the cache; empty where it stands in the attention modules."""
         return CHECKPOINTING if _cached(model) else ""
@@ -124,7 +128,6 @@ class Prefix(_Prefix):
             no_merge=NO_MERGE,
             no_freezing="one set of values serves all layers",
             starts_elsewhere="the text attends to the prefix from the start",
-            no_checkpointing=CHECKPOINTING,
         )
     }
     method: Literal["prefix"] = "prefix"
@@ -150,7 +153,6 @@ class DeepPrompt(_Prefix):
             no_merge=NO_MERGE,
             no_freezing="one set of values serves all layers",
             starts_elsewhere="the text attends to the prefix from the start",
-            no_checkpointing=CHECKPOINTING,
         )
     }
     method: Literal["p-tuning-v2"] = "p-tuning-v2"

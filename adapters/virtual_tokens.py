@@ -20,10 +20,10 @@ class VirtualTokens(Method):
     """Base of the methods that put trainable tokens before each row."""
 
     virtual_tokens: PositiveInt = 20
-    """Number of virtual tokens before each row. They take positions of the backbone's, memory and time."""
+    """Number of virtual tokens before each row. They take memory, time, and, but for prefixes in attention
+    modules, positions of the backbone."""
 
-    @property
-    def extra_positions(self) -> int:
+    def extra_positions(self, model: PreTrainedModel) -> int:
         """Number of virtual tokens."""
         return self.virtual_tokens
 

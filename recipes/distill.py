@@ -106,7 +106,7 @@ def require_teachable(
         Alignment(data.train, _read_by(source, base), tokenizer, source.tokenizer()).require_enough()
     if section.on_policy.share:
         on_policy.require_able(hub)
-        on_policy.require_room(config, data.train, hub)
+        on_policy.require_room(config, data.train, backbones.skeleton(base.model, task=task))
     if section.peers is not None:
         peers.require_able(base)
     if section.cache.folder is not None:

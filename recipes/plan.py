@@ -156,6 +156,7 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         process=process,
         memory=memory or available(backbones.device()) + process,  # which this process holds already
         notes=tuple(_notes(config)),
+        recomputable=not config.adapter.no_checkpointing(parts.backbone.model),
         devices=devices,
         distributed=own.distributed if config.distributed.zero == "auto" else config.distributed,
     )

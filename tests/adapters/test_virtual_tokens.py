@@ -202,10 +202,9 @@ def test_parameters_of_llama_32_3b_as_published(config: Method, expected: int) -
 
 
 def test_every_method_of_the_family_counts_its_positions() -> None:
-    assert {name: METHODS[name]().extra_positions for name in ("prompt", "p-tuning", "prefix", "p-tuning-v2")} == {
-        "prompt": 20,
-        "p-tuning": 20,
-        "prefix": 20,
-        "p-tuning-v2": 20,
-    }
-    assert METHODS["lora"]().extra_positions == 0
+    """Embeddings and a cache take positions of the backbone, keys and values in attention modules none."""
+    causal, encoder = tiny("Llama"), tiny("Bert", head="SequenceClassification", num_labels=3)
+    in_cache = {"prompt": 20, "p-tuning": 20, "prefix": 20, "p-tuning-v2": 20, "lora": 0}
+    assert {name: METHODS[name]().extra_positions(causal) for name in in_cache} == in_cache
+    beside = {"prefix": 0, "p-tuning-v2": 0, "lora": 0}
+    assert {name: METHODS[name]().extra_positions(encoder) for name in beside} == beside

@@ -76,6 +76,17 @@ def test_virtual_tokens_take_positions(stories: str, questions: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["prefix", "p-tuning-v2"])
+def test_prefixes_of_an_encoder_take_no_positions(method: str, tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "bert", "Bert", "SequenceClassification", MINILM)
+    words_of = " ".join(f"word{n * n}" for n in range(12))
+    rows = [{"text": f"The sun of day {n}. {words_of}", "label": ("dry", "wet")[n % 2]} for n in range(60)]
+    source = tmp_path / "rows.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = [*words(method, model, source)[:3], "adapter.virtual_tokens=500", f"data.train={source}"]
+    check(load("classify/quickstart", [*given, "data.held_out=0.2"]))
+
+
+@pytest.mark.parametrize("method", ["prefix", "p-tuning-v2"])
 def test_prefixes_of_an_encoder_decoder_learn_the_same_when_activations_are_recomputed(
     method: str, encoder_decoder: str, questions: Path, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from peft import PeftModel, PeftType
 from torch import Tensor, nn
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.generic import ModelOutput
 
 from workbench import evaluation
@@ -131,12 +131,12 @@ def require_able(hub: PretrainedConfig) -> None:
         )
 
 
-def require_room(config: RunConfig, train: TokenizedSet, hub: PretrainedConfig) -> None:
+def require_room(config: RunConfig, train: TokenizedSet, model: PreTrainedModel) -> None:
     """Refuse answers that no row has a prompt for, or that are longer than the model or the memory budget allows.
 
     Args:
         config: With its section `distill`.
-        hub: The student's architecture.
+        model: The student, with weights or without.
 
     Raises:
         ConfigError: says what to write instead.
@@ -152,8 +152,8 @@ def require_room(config: RunConfig, train: TokenizedSet, hub: PretrainedConfig) 
         )
     lengths = longest(train, prompts, settings)
     row, most = int(lengths.argmax()), int(lengths.max())
-    limit, budget = preflight.longest_sequence(hub), config.batch.tokens_per_device
-    room = most if limit is None else limit - config.adapter.extra_positions
+    limit, budget = preflight.longest_sequence(model.config), config.batch.tokens_per_device
+    room = most if limit is None else limit - config.adapter.extra_positions(model)
     told = (
         f"distill.on_policy.max_new_tokens={settings.max_new_tokens}: with an answer of this length {train.place(row)}"
     )

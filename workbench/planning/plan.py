@@ -64,6 +64,8 @@ class Plan:
     """What devices compute of these seconds, with its interval."""
     tried: tuple[Candidate, ...] = ()
     """All ways that were compared, this one included."""
+    recomputable: bool = True
+    """Whether its adapter goes with checkpointing on this backbone."""
 
     def held(self, moment: Moment) -> HeldBytes:
         """Bytes of the model's state at a moment of a step."""

@@ -135,6 +135,8 @@ class _Solver:
         """All that are worth comparing; only the first where that fits, as nothing can be faster."""
         found: list[_Way] = []
         for checkpointing in _checkpointing(self._config):
+            if checkpointing and not self._first.recomputable:
+                return found
             if any(way.plan.fits and (way.plan.seconds or 0.0) <= (self._first.seconds or 0.0) for way in found):
                 return found  # with fewer passes none is faster, and computing twice is none
             config = _with(self._config, "train", checkpointing=checkpointing)
@@ -254,7 +256,7 @@ def _checkpointing(config: RunConfig) -> list[bool]:
     wanted = config.train.checkpointing
     if wanted != "auto":
         return [wanted]
-    return [False] if config.adapter.facts.no_checkpointing else [False, True]
+    return [False, True]
 
 
 def _layouts(config: RunConfig, first: Plan) -> Iterator[DistributedConfig]:
@@ -314,7 +316,7 @@ def _changes(config: RunConfig, least: SolverChoice, rehearse: Rehearse) -> Iter
     """Single changes, those that lose least first."""
     if config.batch.tokens_per_device != "auto":
         yield "batch.tokens_per_device=auto", _with(config, "batch", tokens_per_device="auto")
-    if config.train.checkpointing is False and not config.adapter.facts.no_checkpointing:
+    if config.train.checkpointing is False and least.plan.recomputable:
         yield "train.checkpointing=true", _with(config, "train", checkpointing=True)
     if config.distributed.zero == 0 and (least.plan.devices > 1 or least.plan.device != "cpu"):
         yield "distributed.zero=auto", _with(config, "distributed", zero="auto")

@@ -65,7 +65,7 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
     _require_tokens(config, splits[0])
     optimizers.require(config, device=backbones.device())
     model = backbones.skeleton(config.model, task=task, trainable=isinstance(config.adapter, Full))
-    _require_positions(config, splits, model.config)
+    _require_positions(config, splits, model)
     adapters.require_fit(model, config.adapter)
     require_recomputable(config, model)
     _require_layers(config, model)
@@ -137,9 +137,9 @@ def longest_sequence(hub: PretrainedConfig) -> int | None:
     return max(limit, int(rope["factor"] * rope.get("original_max_position_embeddings", limit)))
 
 
-def _require_positions(config: RunConfig, splits: Sequence[MeasuredExamples], hub: PretrainedConfig) -> None:
+def _require_positions(config: RunConfig, splits: Sequence[MeasuredExamples], model: PreTrainedModel) -> None:
     """Refuse rows longer than the positions that the backbone was trained with."""
-    limit, virtual = longest_sequence(hub), config.adapter.extra_positions
+    limit, virtual = longest_sequence(model.config), config.adapter.extra_positions(model)
     if limit is None:
         return
     room = limit - virtual

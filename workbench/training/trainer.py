@@ -358,7 +358,7 @@ class Trainer:
         try:
             return capacity.largest_that_fits(tokens, self.train, self._trial, remembered=self._remembered)
         except torch.OutOfMemoryError:
-            if self.config.train.checkpointing != "auto" or self.config.adapter.facts.no_checkpointing:
+            if self.config.train.checkpointing != "auto" or self.config.adapter.no_checkpointing(self.freezer.backbone):
                 raise capacity.nothing_fits(self._longest, self.train) from None
         self.watcher.say("One example does not fit: recomputing activations in the backward pass.")
         _recompute_activations(self.model)

@@ -18,6 +18,7 @@ from workbench import adapters
 from workbench.adapters import DeepPrompt, Lora, Method, Prompt
 from workbench.config import DataConfig, RunConfig
 from workbench.config.distill_config import OnPolicyConfig
+from workbench.config.tasks import TEXT
 from workbench.data.batching import Indices
 from workbench.data.text import tokenized
 from workbench.data.text.chat import Template
@@ -26,6 +27,7 @@ from workbench.distillation import on_policy
 from workbench.distillation.on_policy import AnswerWriter, OnPolicy, require_able, require_room, writer
 from workbench.errors import ConfigError
 from workbench.losses.next_token import NO_LABEL
+from workbench.models import backbones
 
 METHODS: list[Method] = [Lora(rank=4, dropout=0.5), Prompt(virtual_tokens=3), DeepPrompt(virtual_tokens=3)]
 PROMPTS = [np.asarray(ids) for ids in ([1, 403, 407, 261], [1, 268, 388, 342, 432, 398, 299, 280], [1, 410])]
@@ -286,12 +288,12 @@ def test_memory_bounds_what_is_written_at_once(
 def test_too_long_an_answer_is_refused(
     settings: dict[str, Any], words: list[str], rows: TokenizedSet, stories: str
 ) -> None:
-    hub = AutoConfig.from_pretrained(stories)
+    student = backbones.skeleton(_config(stories, **settings).model, task=TEXT)
     with pytest.raises(ConfigError) as refused:
-        require_room(_config(stories, **settings), rows, hub)
+        require_room(_config(stories, **settings), rows, student)
     assert all(word in str(refused.value) for word in words)
-    require_room(_config(stories, **{**settings, "share": 0.0}), rows, hub)
-    require_room(_config(stories, share=0.5, max_new_tokens=20), rows, hub)
+    require_room(_config(stories, **{**settings, "share": 0.0}), rows, student)
+    require_room(_config(stories, share=0.5, max_new_tokens=20), rows, student)
 
 
 def test_an_encoder_decoder_is_refused(encoder_decoder: str, stories: str) -> None:

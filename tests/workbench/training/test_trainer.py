@@ -13,10 +13,12 @@ from safetensors.torch import load_file
 
 import workbench
 from tests.stopping import stop_after
+from tests.workbench.training.freezing.fits import build, configured
+from tests.workbench.training.freezing.fits import train as train_tiny
 from workbench.data.batching import Indices
 from workbench.errors import ResumeError, Stopped, TrainingError
 from workbench.runs.ranks import Ranks
-from workbench.training import checkpoints, trainer
+from workbench.training import capacity, checkpoints, trainer
 from workbench.training.adapter_trainer import AdapterTrainer
 
 RECIPE = """
@@ -131,6 +133,29 @@ def test_running_out_of_memory_repeats_the_step_in_smaller_pieces(
     hurt = train("batch.tokens_per_device=100000", name="hurt")
     assert tokens[0] == 100_000 and tokens[-1] <= 1000
     _assert_same_curve(hurt, calm)
+
+
+@pytest.mark.parametrize(("family", "recomputes"), [("Bert", True), ("Llama", False)])
+def test_a_prefix_that_needs_no_cache_is_recomputed_where_one_example_does_not_fit(
+    family: str, recomputes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(adapter={"method": "p-tuning-v2", "virtual_tokens": 3}, train={"steps": 1})
+    fit = train_tiny(build(family), config, tmp_path / "run").fit
+    tried: list[bool] = []
+
+    def largest(tokens: int, *_: Any, **__: Any) -> int:
+        tried.append(fit.freezer.backbone.is_activation_checkpointing)
+        if not tried[-1]:
+            raise torch.OutOfMemoryError("fake")
+        return tokens
+
+    monkeypatch.setattr(capacity, "largest_that_fits", largest)
+    if recomputes:
+        assert fit._largest_that_fits(45) == 45 and tried == [False, True]
+    else:
+        with pytest.raises(TrainingError):
+            fit._largest_that_fits(45)
+        assert tried == [False]
 
 
 def test_running_out_of_memory_in_the_optimizer_never_applies_a_step_twice(
