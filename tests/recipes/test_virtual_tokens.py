@@ -73,6 +73,8 @@ def test_virtual_tokens_take_positions(stories: str, questions: Path) -> None:
     text = r"made for at most 512, 500 of them for virtual tokens. Write data.max_tokens=12,"
     with pytest.raises(ConfigError, match=text):
         check(load("sft/quickstart", given))
+    with pytest.raises(ConfigError, match=r"virtual_tokens=600: .* at most 512 tokens, .* Write .*virtual_tokens=51"):
+        check(load("sft/quickstart", [*given, "adapter.virtual_tokens=600"]))
 
 
 @pytest.mark.parametrize("method", ["prefix", "p-tuning-v2"])
