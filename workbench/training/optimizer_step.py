@@ -35,7 +35,7 @@ class OptimizerStep(Protocol):
 
 
 class LocalStep:
-    """Optimizer steps for parameters that this process holds whole."""
+    """Optimizer step for unsharded parameters."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, trainable: Mapping[str, nn.Parameter]) -> None:
         self._optimizer, self._trainable = optimizer, trainable

@@ -1,4 +1,4 @@
-"""A model of whose weights, gradients or optimizer each process holds a share: in the places of masters and stepper."""
+"""A model of whose weights, gradients or optimizer states each process holds a share."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from workbench.adapters import anatomy
 from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch
-from workbench.errors import TrainingError
 from workbench.models import backbones
 from workbench.runs.ranks import Ranks
 from workbench.training.master_weights import AUXILIARY
-from workbench.training.optimizer_step import Refuse
+from workbench.training.optimizer_step import OptimizerStep
 
 Loss = Callable[[MicroBatch, float], Tensor]
 T = TypeVar("T")
@@ -71,8 +70,11 @@ class Trainable:
             yield from self.beside.named_parameters(prefix=AUXILIARY)
 
 
-class Sharded(ABC):
-    """The trainable parameters of a model that processes share."""
+class Sharded(OptimizerStep, ABC):
+    """The trainable parameters of a model that processes share, and the steps of their optimizer.
+
+    `values` and `states` gather tensors one by one on the host of the first process, and give empty ones elsewhere.
+    """
 
     def __init__(self, whole: Trainable) -> None:
         self._ranks, named = whole.ranks, whole.parameters()
@@ -106,26 +108,6 @@ class Sharded(ABC):
     def reading(self, work: Callable[[], T]) -> T:
         """Result of `work`, which calls the model otherwise than `forward` does; all processes call it together."""
         return work()
-
-    @abstractmethod
-    def step(self, max_norm: float, refuse: Refuse) -> tuple[float, TrainingError | None]:
-        """Clip and take the step; the gradients' norm before, and why they are no good."""
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Forget the gradients."""
-
-    @abstractmethod
-    def values(self) -> Mapping[str, Tensor]:
-        """The float32 masters, gathered on the host of the first process one by one; empty tensors elsewhere."""
-
-    @abstractmethod
-    def states(self) -> Mapping[str, Tensor]:
-        """Optimizer states as if one process held all; empty tensors where `values` gives such."""
-
-    @abstractmethod
-    def load(self, values: Mapping[str, Tensor], states: Mapping[str, Tensor] | None = None) -> None:
-        """Set the masters, what computes, and the optimizer's share of this process."""
 
     @abstractmethod
     def exposed(self) -> AbstractContextManager[None]:

@@ -50,7 +50,7 @@ class CachedPrefix:
     Args:
         backbone: Without an adapter around it; adapters may be in it.
         blocks: Its whole stack, in order.
-        depth: How many of the first ones are frozen, 1 or more; `predicting.refusal` says where that cannot work.
+        depth: How many of the first ones are frozen, 1 or more; `cache_estimate.refusal` says where that cannot work.
         trailing: Most zeros that a real row ends with that comes without an attention mask. Zeros pad such rows, so
             that as many are kept as if they were real.
         batch_of: The rows that a row, given by its key, is computed with; None: with those of the call that are lacked.
@@ -83,8 +83,8 @@ class CachedPrefix:
         self._batch_of = batch_of
         self._names = list(inspect.signature(self._stack.forward).parameters)
         self._beside: dict[int, tuple[None, ...] | None] = {}
-        """What a block gives beside hidden states, by its number: nothing in a tuple, which the trial of
-        `predicting.refusal` shows to be enough (it is attention's weights, if anything), or None: it is no tuple."""
+        """The outputs of a block beside hidden states, by its number: as many None as there are (attention weights, if
+        anything), which `cache_estimate.refusal` tries, or None where a block gives no tuple."""
         self._dtype = states.dtype
         self._given_BLD: Tensor | None = None
         """States that the running call is to read."""

@@ -23,7 +23,7 @@ class PrefixBatches:
 
     Args:
         sets: Of rows that are the same in every epoch.
-        read: Gives the rows of a model's inputs; see `trunk.reader`.
+        read: Gives the rows of a model's inputs; see `cached_prefix.reader`.
     """
 
     def __init__(self, sets: Sequence[Examples], read: Callable[[Mapping[str, Tensor]], UnpaddedRows | None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -164,16 +165,17 @@ Builder = Callable[[list[Group], float, Settings], torch.optim.Optimizer]
 """Makes an optimizer from groups, a learning rate, and those of betas, eps and momentum that are configured."""
 
 
-def _adamw(groups: list[Group], rate: float, given: Settings) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(groups, lr=rate, fused=True, **given)
+def _from(package: str, kind: str, **fixed: Any) -> Builder:
+    """Builder of a class of a package, which is imported where it is used: some take a second, some are not there."""
+
+    def build(groups: list[Group], rate: float, given: Settings) -> torch.optim.Optimizer:
+        made: torch.optim.Optimizer = getattr(importlib.import_module(package), kind)(groups, lr=rate, **fixed, **given)
+        return made
+
+    return build
 
 
-def _adafactor(groups: list[Group], rate: float, given: Settings) -> torch.optim.Optimizer:
-    return torch.optim.Adafactor(groups, lr=rate, **given)
-
-
-def _sgd(groups: list[Group], rate: float, given: Settings) -> torch.optim.Optimizer:
-    return torch.optim.SGD(groups, lr=rate, **given)
+_adamw = _from("torch.optim", "AdamW", fused=True)
 
 
 def _muon(groups: list[Group], rate: float, given: Settings) -> torch.optim.Optimizer:
@@ -194,38 +196,18 @@ def _muon(groups: list[Group], rate: float, given: Settings) -> torch.optim.Opti
     return CombinedOptimizer(groups, [(orthogonal, muon), (others, lambda own: _adamw(own, rate, rest))])
 
 
-def _bitsandbytes(kind: str) -> Builder:
-    def build(groups: list[Group], rate: float, given: Settings) -> torch.optim.Optimizer:
-        import bitsandbytes  # a second to import, and most runs need none of it
-
-        made: torch.optim.Optimizer = getattr(bitsandbytes.optim, kind)(groups, lr=rate, **given)
-        return made
-
-    return build
-
-
-def _pytorch_optimizer(kind: str, fixed: Settings | None = None) -> Builder:
-    def build(groups: list[Group], rate: float, given: Settings) -> torch.optim.Optimizer:
-        import pytorch_optimizer  # an optional dependency
-
-        made: torch.optim.Optimizer = getattr(pytorch_optimizer, kind)(groups, lr=rate, **(fixed or {}), **given)
-        return made
-
-    return build
-
-
 _BUILDERS: dict[str, Builder] = {
     "adamw": _adamw,
-    "adamw8bit": _bitsandbytes("AdamW8bit"),
-    "paged_adamw": _bitsandbytes("PagedAdamW"),
-    "paged_adamw8bit": _bitsandbytes("PagedAdamW8bit"),
-    "adafactor": _adafactor,
-    "lion": _pytorch_optimizer("Lion"),
-    "sgd": _sgd,
+    "adamw8bit": _from("bitsandbytes.optim", "AdamW8bit"),
+    "paged_adamw": _from("bitsandbytes.optim", "PagedAdamW"),
+    "paged_adamw8bit": _from("bitsandbytes.optim", "PagedAdamW8bit"),
+    "adafactor": _from("torch.optim", "Adafactor"),
+    "lion": _from("pytorch_optimizer", "Lion"),
+    "sgd": _from("torch.optim", "SGD"),
     "muon": _muon,
     # As in the paper's last version: no bias correction, and weight decay inside of what is scaled.
-    "lamb": _pytorch_optimizer("Lamb", {"adam_debias": True, "weight_decouple": False}),
-    "lars": _pytorch_optimizer("LARS"),
-    "soap": _pytorch_optimizer("SOAP"),
-    "schedule_free": _pytorch_optimizer("ScheduleFreeAdamW"),
+    "lamb": _from("pytorch_optimizer", "Lamb", adam_debias=True, weight_decouple=False),
+    "lars": _from("pytorch_optimizer", "LARS"),
+    "soap": _from("pytorch_optimizer", "SOAP"),
+    "schedule_free": _from("pytorch_optimizer", "ScheduleFreeAdamW"),
 }
