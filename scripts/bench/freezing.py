@@ -1,4 +1,4 @@
-"""Train with half of the layers frozen: this workbench with and without its trunk cache, and transformers' Trainer.
+"""Train with half of the layers frozen: this workbench with and without its cache, and transformers' Trainer.
 
     python scripts/bench/freezing.py                                # 100 M parameters, LoRA and full, 2 rounds
     python scripts/bench/freezing.py --only full --layers 0.75 --pairs 3 --json freezing.json

@@ -54,8 +54,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def trunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CachedPrefix]]:
-    """Every trunk of a run."""
+def prefixes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CachedPrefix]]:
+    """Every cached prefix of a run."""
     found: list[CachedPrefix] = []
 
     def remembered(*args: Any, **named: Any) -> CachedPrefix:
@@ -92,12 +92,12 @@ def plain(home: Path) -> Path:
     return _crossval(home, "plain", HALF % "off")
 
 
-def test_a_bank_computes_each_row_once_in_the_whole_run(home: Path, plain: Path, trunks: list[CachedPrefix]) -> None:
+def test_a_bank_computes_each_row_once_in_the_whole_run(home: Path, plain: Path, prefixes: list[CachedPrefix]) -> None:
     """Five adapters, three epochs, predictions out of fold and of the test rows: fifty rows, fifty computed."""
     run = _crossval(home, "kept", HALF % "memory")
-    assert len(trunks) == 1 + FOLDS, "one in training, and one for the predictions of each adapter"
-    assert sum(trunk.computed for trunk in trunks) == ROWS + TEST
-    assert sum(trunk.read for trunk in trunks) > 10 * (ROWS + TEST) and not any(trunk.passed for trunk in trunks)
+    assert len(prefixes) == 1 + FOLDS, "one in training, and one for the predictions of each adapter"
+    assert sum(cached.computed for cached in prefixes) == ROWS + TEST
+    assert sum(each.read for each in prefixes) > 10 * (ROWS + TEST) and not any(each.passed for each in prefixes)
     for found, wanted in zip(_outputs(run), _outputs(plain), strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-5)
     members = sorted(path.parent.relative_to(plain) for path in plain.glob("members/round-0/*/metrics.jsonl"))
@@ -106,19 +106,19 @@ def test_a_bank_computes_each_row_once_in_the_whole_run(home: Path, plain: Path,
         assert _losses(run / member) == pytest.approx(_losses(plain / member), rel=1e-5)
 
 
-def test_on_disk_the_next_run_computes_none(home: Path, plain: Path, trunks: list[CachedPrefix]) -> None:
+def test_on_disk_the_next_run_computes_none(home: Path, plain: Path, prefixes: list[CachedPrefix]) -> None:
     first = _crossval(home, "disk", HALF % "disk")
-    assert sum(trunk.computed for trunk in trunks) == ROWS + TEST
-    trunks.clear()
+    assert sum(cached.computed for cached in prefixes) == ROWS + TEST
+    prefixes.clear()
     second = _crossval(home, "disk-again", HALF % "disk", "train.learning_rate=5e-3")
-    assert trunks and sum(trunk.computed for trunk in trunks) == 0
+    assert prefixes and sum(cached.computed for cached in prefixes) == 0
     for found, wanted in zip(_outputs(first), _outputs(plain), strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-5)
     assert not np.allclose(_outputs(second)[0], _outputs(first)[0], atol=1e-5)
 
 
 def test_a_bank_that_was_stopped_ends_with_the_same_result(
-    home: Path, trunks: list[CachedPrefix], monkeypatch: pytest.MonkeyPatch
+    home: Path, prefixes: list[CachedPrefix], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In its second epoch: what was kept is gone."""
     whole = _crossval(home, "whole", HALF % "memory")
@@ -127,9 +127,9 @@ def test_a_bank_that_was_stopped_ends_with_the_same_result(
         patch.setattr(Terminal, "stop_requested", lambda _: next(asked))
         with pytest.raises(Stopped):
             _crossval(home, "stopped", HALF % "memory")
-    trunks.clear()
+    prefixes.clear()
     resumed = _crossval(home, "stopped", HALF % "memory", resume=True)
-    assert sum(trunk.computed for trunk in trunks) == ROWS + TEST
+    assert sum(cached.computed for cached in prefixes) == ROWS + TEST
     for found, wanted in zip(_outputs(resumed), _outputs(whole), strict=True):
         np.testing.assert_array_equal(found, wanted)
 
@@ -160,11 +160,11 @@ def _sft(stories: str, questions: Path, out: Path, *words: str) -> Path:
 
 
 def test_an_adapter_over_a_frozen_half_is_one_that_stock_peft_loads(
-    stories: str, questions: Path, tmp_path: Path, trunks: list[CachedPrefix]
+    stories: str, questions: Path, tmp_path: Path, prefixes: list[CachedPrefix]
 ) -> None:
     """It has nothing below the line, and says so."""
     run = _sft(stories, questions, tmp_path / "run", HALF % "memory")
-    assert len(trunks) == 1 and trunks[0].computed <= 60
+    assert len(prefixes) == 1 and prefixes[0].computed <= 60
     tensors = load_file(run / "adapter" / "adapter_model.safetensors")
     blocks = {int(name.split("layers.")[1].split(".")[0]) for name in tensors}
     number = AutoModelForCausalLM.from_pretrained(stories).config.num_hidden_layers

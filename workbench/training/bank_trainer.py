@@ -126,7 +126,7 @@ class BankTrainer:
             ),
             first.config,
             compute=compute,
-            folder=first.run.path / "trunk",
+            folder=first.run.path / "prefix",
             say=watcher.say,
             trying=partial(bank.only, bank.members[0]),
             kept=kept,

@@ -102,7 +102,7 @@ class Trainer:
             PrefixForward([self.train, *self.held_out], passes=self.member.passes),
             self.config,
             compute=self.compute,
-            folder=self.run.path / "trunk",
+            folder=self.run.path / "prefix",
             say=self.watcher.say,
             trying=self.trying,
             kept=self.kept,
@@ -292,7 +292,7 @@ class Trainer:
         self.prefix.follow()
         if self.timer is not None:
             # A step is other work where another layer freezes, and where rows are read that were computed before.
-            self.timer.steady = self.config.freeze.fixed and self.prefix.trunk is None
+            self.timer.steady = self.config.freeze.fixed and self.prefix.cached is None
 
     def _sharded(self, auxiliary: nn.Module | None) -> Sharded:
         whole = Trainable(self.model, self.loss, self.config, self.compute, self.ranks, auxiliary)

@@ -247,16 +247,16 @@ def _refusal_of_trial(backbone: PreTrainedModel, blocks: Sequence[nn.Module], de
         return f"the blocks of {family} give other positions than those of the tokens"
     if names := _trained(backbone, hidden_BLD):
         return f"{names[0]} trains, and the frozen blocks read it"
-    trunk = CachedPrefix(backbone, blocks=blocks, depth=depth, states=MemoryStore(hidden_BLD.dtype))
-    trunk.install()
+    cached = CachedPrefix(backbone, blocks=blocks, depth=depth, states=MemoryStore(hidden_BLD.dtype))
+    cached.install()
     try:
         with torch.no_grad():
             found = backbone(input_ids=tokens_BL)[0]
     except (LookupError, TypeError, AttributeError):
         return f"the upper blocks of {family} read more of the lower ones than hidden states"
     finally:
-        trunk.remove()
-    if not trunk.read or not torch.allclose(found, wanted, rtol=1e-2, atol=1e-2 * float(wanted.abs().max())):
+        cached.remove()
+    if not cached.read or not torch.allclose(found, wanted, rtol=1e-2, atol=1e-2 * float(wanted.abs().max())):
         return f"{family} gives something else with outputs of its frozen blocks that were kept"
     return None
 

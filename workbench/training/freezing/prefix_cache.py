@@ -41,7 +41,7 @@ class PrefixCache:
     batches: PrefixBatches | None = None
     """In which its rows are computed."""
 
-    def trunk(self, backbone: PreTrainedModel, blocks: Sequence[nn.Module]) -> CachedPrefix:
+    def cached_prefix(self, backbone: PreTrainedModel, blocks: Sequence[nn.Module]) -> CachedPrefix:
         """For a backbone with these blocks."""
         assert self.states is not None and self.batches is not None
         return CachedPrefix(
@@ -61,12 +61,12 @@ def reading(kept: PrefixCache, backbone: PreTrainedModel) -> Iterator[None]:
         yield
         return
     blocks = [backbone.get_submodule(path) for path in stack(backbone)]
-    trunk = kept.trunk(backbone, blocks)
-    trunk.install()
+    cached = kept.cached_prefix(backbone, blocks)
+    cached.install()
     try:
         yield
     finally:
-        trunk.remove()
+        cached.remove()
 
 
 class PrefixForward(NamedTuple):
@@ -105,7 +105,7 @@ class PrefixCacheManager:
         self._dtype = compute if config.freeze.stored == "compute" else _DTYPES[config.freeze.stored]
         self._compute, self._folder, self._say, self._trying = compute, folder, say, trying
         self._kept = kept or PrefixCache()
-        self.trunk: CachedPrefix | None = None
+        self.cached: CachedPrefix | None = None
         self._survey: DataProfile | None = None
         self._depth = 0
 
@@ -134,17 +134,17 @@ class PrefixCacheManager:
             # What is read last may hold the rest: all rows of a run, of which some training sets are a part.
             read = reader(self._freezer.backbone, trailing=kept.trailing)
             kept.batches = PrefixBatches(self._work.rows[::-1], read)
-        self.trunk = kept.trunk(self._freezer.backbone, self._freezer.blocks)
-        self.trunk.install()
+        self.cached = kept.cached_prefix(self._freezer.backbone, self._freezer.blocks)
+        self.cached.install()
 
     def close(self) -> None:
         """Compute as ever from now on."""
-        if self.trunk is not None:
-            self.trunk.remove()
+        if self.cached is not None:
+            self.cached.remove()
             if not self._config.freeze.fixed:
                 self._kept.states = None
                 shutil.rmtree(self._folder, ignore_errors=True)
-        self.trunk = None
+        self.cached = None
 
     def _chosen(self, depth: int, passes: float) -> CacheDecision:
         freezer, config = self._freezer, self._config
@@ -180,7 +180,7 @@ class PrefixCacheManager:
         about = {"compute": str(self._compute), "weights": self._config.model.weights, **run_directory.versions()}
         name = fingerprint(freezer.backbone, blocks=freezer.blocks, depth=depth, dtype=self._dtype, about=about)
         # What other runs can use is shared; a prefix that has trained is this run's alone.
-        folder = cache_folder() / "trunks" if self._config.freeze.fixed else self._folder
+        folder = cache_folder() / "prefixes" if self._config.freeze.fixed else self._folder
         return DiskStore(folder, fingerprint=name, dtype=self._dtype)
 
 

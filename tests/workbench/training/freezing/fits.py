@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from tests.conftest import tiny
-from tests.workbench.training.freezing.trunks import STILL
+from tests.workbench.training.freezing.prefixes import STILL
 from tests.workbench.training.together import Labelled, Silent, Texts
 from workbench.config import RunConfig
 from workbench.errors import Stopped
@@ -57,20 +57,20 @@ def configured(**sections: Any) -> RunConfig:
 
 
 class Looking(Silent):
-    """Remembers which trunks there were, and looks at the training after each step."""
+    """Remembers which cached prefixes there were, and looks at the training after each step."""
 
     def __init__(self, *, stop_after: int, look: Callable[[Trainer], None]) -> None:
         super().__init__(stop_after=stop_after)
         self.fit: Trainer | None = None
-        self.trunks: list[CachedPrefix] = []
+        self.prefixes: list[CachedPrefix] = []
         self._look = look
 
     def step(self, record: dict[str, Any], *, total: int) -> None:
         super().step(record, total=total)
         assert self.fit is not None
-        trunk = self.fit.prefix.trunk
-        if trunk is not None and trunk not in self.trunks:
-            self.trunks.append(trunk)
+        cached = self.fit.prefix.cached
+        if cached is not None and cached not in self.prefixes:
+            self.prefixes.append(cached)
         self._look(self.fit)
 
 

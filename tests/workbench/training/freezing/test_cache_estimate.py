@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.conftest import FAMILIES, tiny
-from tests.workbench.training.freezing.trunks import ENCODERS, OTHERS, build, installed, stack, trunk_of
+from tests.workbench.training.freezing.prefixes import ENCODERS, OTHERS, build, installed, prefix_of, stack
 from workbench.adapters import Lora, attach, bank
 from workbench.data.batching import Indices, MicroBatch, Row, collate, encoder_inputs
 from workbench.errors import ConfigError
@@ -71,11 +71,11 @@ def test_what_is_predicted_is_what_is_kept(masked: bool) -> None:
     tokens = 3 + 2 + (5 if masked else 3) + 50 * 2 + 2
     assert found == DataProfile(rows=54, tokens=tokens + 54 * trailing, trailing=trailing)
     kept = MemoryStore(torch.float32)
-    with torch.no_grad(), installed(trunk_of(model, 2, kept, trailing=found.trailing)) as trunk:
+    with torch.no_grad(), installed(prefix_of(model, 2, kept, trailing=found.trailing)) as cached:
         for start in range(0, len(rows), 32):
             model(**table.batch(np.arange(start, min(start + 32, len(rows)))).inputs)
         model(**Table([[7, 7], [8, 9]], masked).batch(np.arange(2)).inputs)
-    assert trunk.computed == found.rows
+    assert cached.computed == found.rows
     said = predict(model, found, blocks=stack(model), depth=2, itemsize=4, passes=3, everything=True)
     assert said.bytes == sum(each.nbytes for each in kept._rows.values()) and said.rows == 54
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from tests.conftest import FAMILIES, MINILM
-from tests.workbench.training.freezing.trunks import (
+from tests.workbench.training.freezing.prefixes import (
     DROPOUTS,
     ENCODERS,
     OTHERS,
@@ -21,8 +21,8 @@ from tests.workbench.training.freezing.trunks import (
     build,
     freeze,
     installed,
+    prefix_of,
     stack,
-    trunk_of,
 )
 from workbench import adapters
 from workbench.adapters import Lora
@@ -87,7 +87,7 @@ def test_passes_equal_those_without_and_the_second_computes_nothing(name: str, d
         outputs = [learn(model, [ROWS[row] for row in rows], masked=masked) for rows in deal]
         wanted.append((outputs, gradients(model)))
     states = MemoryStore(dtype)
-    with installed(trunk_of(model, depth, states)) as trunk, counted(stack(model)[0]) as calls:
+    with installed(prefix_of(model, depth, states)) as cached, counted(stack(model)[0]) as calls:
         for number, (deal, (outputs, grads)) in enumerate(zip(DEALS, wanted, strict=True)):
             for rows, each in zip(deal, outputs, strict=True):
                 found = learn(model, [ROWS[row] for row in rows], masked=masked, more=2 * number)
@@ -95,9 +95,9 @@ def test_passes_equal_those_without_and_the_second_computes_nothing(name: str, d
             now = gradients(model)
             assert now.keys() == grads.keys() and grads
             require_like(now.values(), grads.values())
-            assert trunk.computed == len(ROWS) - TWICE
+            assert cached.computed == len(ROWS) - TWICE
             assert len(calls) == len(DEALS[0])
-        assert trunk.read == sum(len(rows) for deal in DEALS for rows in deal) and trunk.passed == 0
+        assert cached.read == sum(len(rows) for deal in DEALS for rows in deal) and cached.passed == 0
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["stories", "minilm"])
@@ -105,20 +105,20 @@ def test_real_models(masked: bool, stories: str) -> None:
     model = (AutoModel.from_pretrained(MINILM) if masked else AutoModelForCausalLM.from_pretrained(stories)).eval()
     inputs = {"use_cache": False, **batch(ROWS, masked=masked)}
     real_BL = batch(ROWS, masked=True)["attention_mask"] > 0
-    with torch.no_grad(), installed(trunk_of(model, len(stack(model)) // 2)) as trunk:
+    with torch.no_grad(), installed(prefix_of(model, len(stack(model)) // 2)) as cached:
         found = [model(**inputs)[0][real_BL] for _ in range(2)]
-        trunk.remove()
+        cached.remove()
         wanted = model(**inputs)[0][real_BL]
     require_like(found, [wanted, wanted])
-    assert (trunk.computed, trunk.read) == (len(ROWS) - TWICE, 2 * len(ROWS))
+    assert (cached.computed, cached.read) == (len(ROWS) - TWICE, 2 * len(ROWS))
 
 
 def test_of_a_batch_only_unknown_rows_are_computed(llama: PreTrainedModel) -> None:
     wanted = learn(llama.eval().requires_grad_(False), ROWS, masked=False)
-    with installed(trunk_of(llama, 1)) as trunk, counted(stack(llama)[0]) as calls:
+    with installed(prefix_of(llama, 1)) as cached, counted(stack(llama)[0]) as calls:
         learn(llama, ROWS[:2], masked=False)
         require_like(learn(llama, ROWS, masked=False), wanted)
-    assert calls == [2, 4] and trunk.computed == 6
+    assert calls == [2, 4] and cached.computed == 6
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT2", "OPT"])
@@ -128,31 +128,31 @@ def test_rows_that_end_in_zeros(name: str, trailing: int) -> None:
     model = build(name).requires_grad_(False)
     rows = [[5, 6, 0], [5, 6], [7, 8, 9, 4], [5, 0, 6, 0], [0], [11] * 63 + [0], [12] * 64]
     wanted = [learn(model, [row], masked=False)[0] for row in rows]
-    with installed(trunk_of(model, 2, trailing=trailing)) as trunk:
+    with installed(prefix_of(model, 2, trailing=trailing)) as cached:
         for more in (0, 1):
             for few in ([0], [1], [3, 2, 1], [4, 0]):
                 found = learn(model, [rows[row] for row in few], masked=False, more=more)
                 require_like(found, [wanted[row] for row in few])
         require_like(learn(model, rows[-2:], masked=False), wanted[-2:])
-    assert trunk.computed == len(rows) - 1  # [5, 6] and [5, 6, 0] hold the same
+    assert cached.computed == len(rows) - 1  # [5, 6] and [5, 6, 0] hold the same
 
 
 def test_a_mask_says_which_zeros_are_real() -> None:
     model = build("Bert").requires_grad_(False)
     rows = [[5, 6, 0], [5, 6], [0], [0, 0, 0]]
     wanted = [learn(model, [row], masked=True)[0] for row in rows]
-    with installed(trunk_of(model, 2)) as trunk:
+    with installed(prefix_of(model, 2)) as cached:
         require_like(learn(model, rows, masked=True), wanted)
-    assert trunk.computed == 4
+    assert cached.computed == 4
 
 
 def test_without_a_mask_an_encoder_looks_at_everything() -> None:
     model = build("Bert").requires_grad_(False)
     rows = [torch.tensor([row]) for row in ([5, 6], [5, 6, 0], [5, 6, 0, 0])]
     wanted = [model(input_ids=row).logits for row in rows]
-    with installed(trunk_of(model, 2)) as trunk:
+    with installed(prefix_of(model, 2)) as cached:
         require_like([model(input_ids=row).logits for row in rows], wanted)
-    assert trunk.computed == 3
+    assert cached.computed == 3
 
 
 def test_token_types_are_part_of_a_row() -> None:
@@ -160,11 +160,11 @@ def test_token_types_are_part_of_a_row() -> None:
     inputs = batch([ROWS[0], ROWS[0], ROWS[1]], masked=True)
     types_BL = torch.tensor([[0] * 7, [0, 0, 0, 1, 1, 1, 1], [0] * 7])
     wanted = model(**inputs, token_type_ids=types_BL).logits
-    with installed(trunk_of(model, 2)) as trunk:
+    with installed(prefix_of(model, 2)) as cached:
         for _ in range(2):
             found = model(**inputs, token_type_ids=types_BL).logits
             require_like([found[:2], found[2, :4]], [wanted[:2], wanted[2, :4]])
-    assert trunk.computed == 3
+    assert cached.computed == 3
 
 
 def test_what_is_no_plain_call_computes_as_ever(llama: PreTrainedModel) -> None:
@@ -179,16 +179,16 @@ def test_what_is_no_plain_call_computes_as_ever(llama: PreTrainedModel) -> None:
     ]
     wanted = [llama(**call) for call in calls]
     written = llama.generate(ids_BL, max_new_tokens=5, do_sample=False)
-    with installed(trunk_of(llama, 1)) as trunk:
+    with installed(prefix_of(llama, 1)) as cached:
         for call, each in zip(calls, wanted, strict=True):
             assert torch.equal(llama(**call).logits, each.logits)
-        assert trunk.passed == len(calls)
+        assert cached.passed == len(calls)
         assert torch.equal(llama.generate(ids_BL, max_new_tokens=5, do_sample=False), written)
-        assert trunk.read == 0 < len(calls) < trunk.passed
+        assert cached.read == 0 < len(calls) < cached.passed
 
 
 def everything(model: nn.Module) -> list[Any]:
-    """All that a trunk might leave behind."""
+    """All that a cached prefix might leave behind."""
     parts = list(model.modules())
     hooks = [(len(part._forward_hooks), len(part._forward_pre_hooks)) for part in parts]
     return [[sorted(vars(part)) for part in parts], hooks, list(model.state_dict())]
@@ -196,9 +196,9 @@ def everything(model: nn.Module) -> list[Any]:
 
 def test_nothing_is_left_behind(llama: PreTrainedModel) -> None:
     before, wanted = everything(llama), learn(llama, ROWS, masked=False)
-    trunk = trunk_of(llama, 2)
+    cached = prefix_of(llama, 2)
     for _ in range(2):
-        with installed(trunk):
+        with installed(cached):
             assert list(llama.state_dict()) == before[-1]
             learn(llama, ROWS, masked=False)
         assert everything(llama) == before
@@ -208,7 +208,7 @@ def test_nothing_is_left_behind(llama: PreTrainedModel) -> None:
 
 def test_a_call_that_fails_leaves_nothing_for_the_next(llama: PreTrainedModel) -> None:
     wanted = learn(llama.requires_grad_(False), ROWS, masked=False)
-    with installed(trunk_of(llama, 1)) as trunk:
+    with installed(prefix_of(llama, 1)) as cached:
         learn(llama, ROWS, masked=False)
         block, hidden_BLD = stack(llama)[0], torch.randn(1, 3, 32)
         places = llama.model.rotary_emb(hidden_BLD, torch.arange(3)[None])
@@ -219,7 +219,7 @@ def test_a_call_that_fails_leaves_nothing_for_the_next(llama: PreTrainedModel) -
         hook.remove()
         assert torch.equal(block(hidden_BLD, position_embeddings=places), alone)
         require_like(learn(llama, ROWS, masked=False), wanted)
-    assert trunk.computed == 6
+    assert cached.computed == 6
 
 
 def fail(*_: object) -> None:
@@ -234,7 +234,7 @@ def test_hooks_above_the_line_see_each_call_once(llama: PreTrainedModel) -> None
     ]
     learn(llama, ROWS, masked=False)
     expected, wanted[:] = list(wanted), []
-    with installed(trunk_of(llama, 1)):
+    with installed(prefix_of(llama, 1)):
         learn(llama, ROWS, masked=False)
     for hook in hooks:
         hook.remove()
@@ -247,7 +247,7 @@ def test_with_checkpointing_and_dropout_above(name: str) -> None:
     """Dropout above the line draws the same numbers, because nothing below draws any."""
     model = freeze(build(name, **dict.fromkeys(DROPOUTS, 0.1)), 2)
     model.activation_checkpointing_enable()
-    trunk = trunk_of(model, 2)
+    cached = prefix_of(model, 2)
 
     def found() -> list[Tensor]:
         torch.manual_seed(3)
@@ -255,9 +255,9 @@ def test_with_checkpointing_and_dropout_above(name: str) -> None:
         return list(gradients(model).values())
 
     wanted = found()
-    with installed(trunk):
+    with installed(cached):
         require_like(found() + found(), wanted + wanted, share=1e-5)
-    assert trunk.computed == 2
+    assert cached.computed == 2
 
 
 def test_blocks_that_were_compiled(llama: PreTrainedModel) -> None:
@@ -266,7 +266,7 @@ def test_blocks_that_were_compiled(llama: PreTrainedModel) -> None:
     for number, block in enumerate(stack(llama)):
         block.compile(backend=lambda graph, _, number=number: compiled.append(number) or graph)
     before = everything(llama)
-    with installed(trunk_of(llama, 1)):
+    with installed(prefix_of(llama, 1)):
         for _ in range(2):
             require_like(learn(llama, ROWS, masked=False), wanted)
         assert set(compiled) == {1}
@@ -293,18 +293,18 @@ def test_adapters_above_and_below(below: bool) -> None:
     wanted, grads = learn(model, ROWS, masked=False), gradients(model)
     with model.disable_adapter():
         bare = learn(model, ROWS, masked=False)
-    with installed(trunk_of(backbone, 2)) as trunk:
+    with installed(prefix_of(backbone, 2)) as cached:
         for _ in range(2):
             require_like(learn(model, ROWS, masked=False), wanted, share=1e-5)
             now = gradients(model)
             assert now.keys() == grads.keys() and all("layers.2" in name or "layers.3" in name for name in now)
             require_like(now.values(), grads.values(), share=1e-5)
-        assert trunk.passed == 0
+        assert cached.passed == 0
         with model.disable_adapter():  # below the line, other adapters mean other outputs
             require_like(learn(model, ROWS, masked=False), bare)
-        assert trunk.passed == 1 and trunk.computed == 6
+        assert cached.passed == 1 and cached.computed == 6
         require_like(learn(model, ROWS, masked=False), wanted, share=1e-5)
-        assert trunk.passed == 1
+        assert cached.passed == 1
 
 
 @pytest.mark.parametrize("name", ["Falcon", "Llama", "DebertaV2"])
@@ -314,9 +314,9 @@ def test_another_run_computes_nothing(name: str, tmp_path: Path) -> None:
     for computed in (6, 0):
         model = build(name).requires_grad_(False)
         states = DiskStore(tmp_path, fingerprint=name, dtype=torch.float32)
-        with installed(trunk_of(model, 2, states)) as trunk:
+        with installed(prefix_of(model, 2, states)) as cached:
             wanted.append(learn(model, ROWS, masked=masked))
-        assert (trunk.computed, trunk.read) == (computed, 7)
+        assert (cached.computed, cached.read) == (computed, 7)
     for one, other in zip(*wanted, strict=True):
         assert torch.equal(one, other)
 
@@ -325,7 +325,7 @@ def test_another_run_computes_nothing(name: str, tmp_path: Path) -> None:
 def test_a_model_in_half_precision_is_given_what_it_computed(llama: PreTrainedModel, kept: torch.dtype) -> None:
     llama.bfloat16().requires_grad_(False)
     wanted = learn(llama, ROWS, masked=False)
-    with installed(trunk_of(llama, 1, MemoryStore(kept))):
+    with installed(prefix_of(llama, 1, MemoryStore(kept))):
         for one, other in zip(learn(llama, ROWS, masked=False) * 2, wanted * 2, strict=True):
             assert torch.equal(one, other)
 
@@ -334,17 +334,17 @@ def test_half_the_bytes_round_once(llama: PreTrainedModel) -> None:
     seen: list[Tensor] = []
     stack(llama)[1].register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
     for states in (MemoryStore(torch.float32), MemoryStore(torch.bfloat16)):
-        with installed(trunk_of(llama, 1, states)):
+        with installed(prefix_of(llama, 1, states)):
             learn(llama, ROWS, masked=False)
     assert torch.equal(seen[0].bfloat16().float(), seen[1]) and not torch.equal(seen[0], seen[1])
 
 
 def test_a_stack_that_pads_by_itself() -> None:
     model = build("Bert", num_hidden_layers=2)
-    trunk = trunk_of(model, 1)
+    cached = prefix_of(model, 1)
     longer = lambda _, __, output: nn.functional.pad(output, (0, 0, 0, 1))  # noqa: E731
     hook = model.base_model.embeddings.register_forward_hook(longer)
-    with installed(trunk), pytest.raises(BackboneError, match=r"BertModel pads long rows.*\n?.*freeze.cache=off"):
+    with installed(cached), pytest.raises(BackboneError, match=r"BertModel pads long rows.*\n?.*freeze.cache=off"):
         model(input_ids=torch.tensor([ROWS[0]]))
     hook.remove()
 

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import tiny
-from tests.workbench.training.freezing.trunks import stack
+from tests.workbench.training.freezing.prefixes import stack
 from tests.workbench.training.together import Labelled, Texts
 from workbench.training.freezing import prefix_batches
 from workbench.training.freezing.cached_prefix import CachedPrefix, UnpaddedRows, reader
@@ -67,15 +67,15 @@ def test_what_is_kept_of_a_row_is_the_same_whichever_row_came_first(
     def kept(order: list[np.ndarray[Any, Any]], *, dealt: bool) -> list[torch.Tensor]:
         states = MemoryStore(torch.float32)
         batch_of = PrefixBatches([rows], read).of if dealt else (lambda _: None)
-        trunk = CachedPrefix(model, blocks=stack(model), depth=3, states=states, batch_of=batch_of)
-        trunk.install()
+        cached = CachedPrefix(model, blocks=stack(model), depth=3, states=states, batch_of=batch_of)
+        cached.install()
         try:
             with torch.no_grad():
                 for indices in order:
                     model(**rows.batch(indices).inputs)
         finally:
-            trunk.remove()
-        assert trunk.computed == 17
+            cached.remove()
+        assert cached.computed == 17
         return [states.get([key], length) for key, length in zip(_keys(read, rows), rows.lengths, strict=True)]
 
     together, alone = [np.arange(17)], [np.array([row]) for row in range(16, -1, -1)]

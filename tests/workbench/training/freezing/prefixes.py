@@ -63,7 +63,7 @@ def freeze(model: PreTrainedModel, depth: int) -> PreTrainedModel:
     return model
 
 
-def trunk_of(
+def prefix_of(
     model: PreTrainedModel, depth: int, states: HiddenStateStore | None = None, *, trailing: int = 0
 ) -> CachedPrefix:
     states = states or MemoryStore(torch.float32)
@@ -71,12 +71,12 @@ def trunk_of(
 
 
 @contextmanager
-def installed(trunk: CachedPrefix) -> Iterator[CachedPrefix]:
-    trunk.install()
+def installed(cached: CachedPrefix) -> Iterator[CachedPrefix]:
+    cached.install()
     try:
-        yield trunk
+        yield cached
     finally:
-        trunk.remove()
+        cached.remove()
 
 
 def batch(rows: Sequence[Sequence[int]], *, masked: bool, more: int = 0) -> dict[str, Tensor]:
