@@ -63,7 +63,7 @@ class CacheDecision(NamedTuple):
     sentence: str
 
 
-def survey(sets: Sequence[Examples], *, causal: bool) -> DataProfile:
+def profile(sets: Sequence[Examples], *, causal: bool) -> DataProfile:
     """Read every row once, as in the first epoch.
 
     Args:
@@ -85,7 +85,7 @@ def survey(sets: Sequence[Examples], *, causal: bool) -> DataProfile:
     return DataProfile(len(found), sum(found.values()) + trailing * len(found), trailing)
 
 
-def predict(
+def estimate(
     backbone: PreTrainedModel,
     found: DataProfile,
     *,
@@ -118,8 +118,8 @@ def predict(
     )
 
 
-def choose(
-    prediction: CacheEstimate,
+def decide(
+    estimated: CacheEstimate,
     wanted: Where | Literal["auto"],
     *,
     available_memory: int,
@@ -143,18 +143,18 @@ def choose(
             f"freeze.cache={wanted} cannot be: {obstacle}.\n"
             "  Change that, or write freeze.cache=off; auto keeps outputs only where that changes no result."
         )
-    reason = obstacle or (_hardly_pays(prediction) if wanted == "auto" else None)
+    reason = obstacle or (_hardly_pays(estimated) if wanted == "auto" else None)
     if reason is not None:
         return _off(reason)
-    size = units.size(prediction.bytes)
+    size = units.size(estimated.bytes)
     limits: dict[Where, float] = {"memory": MEMORY_SHARE * available_memory, "disk": DISK_SHARE * free_disk}
     asked: list[Where] = ["memory", "disk"] if wanted == "auto" else [wanted]
     for where in asked:
-        if prediction.bytes <= limits[where]:
+        if estimated.bytes <= limits[where]:
             return CacheDecision(
                 where,
-                f"Outputs of the frozen blocks are kept {_PLACES[where]}, {size} of {prediction.rows:,} rows: that "
-                f"saves {units.percent(prediction.saved)} of the computing.",
+                f"Outputs of the frozen blocks are kept {_PLACES[where]}, {size} of {estimated.rows:,} rows: that "
+                f"saves {units.percent(estimated.saved)} of the computing.",
             )
     room = ", and ".join(f"{_PLACES[where]} at most {units.size(limits[where])} ({_LIMITS[where]})" for where in asked)
     return _off(f"they would take {size}, and {room} may be filled. freeze.stored=bfloat16 halves float32")
@@ -164,12 +164,12 @@ def _off(reason: str) -> CacheDecision:
     return CacheDecision("off", f"Outputs of the frozen blocks are not kept: {reason}.")
 
 
-def _hardly_pays(prediction: CacheEstimate) -> str | None:
+def _hardly_pays(estimated: CacheEstimate) -> str | None:
     """Why computing them each time is as good; None where it is not."""
-    if prediction.passes <= 1:
+    if estimated.passes <= 1:
         return "each row is seen only once"
-    if prediction.saved < WORTHWHILE:
-        return f"that would save {units.percent(prediction.saved)} of the computing, which is not worth it"
+    if estimated.saved < WORTHWHILE:
+        return f"that would save {units.percent(estimated.saved)} of the computing, which is not worth it"
     return None
 
 

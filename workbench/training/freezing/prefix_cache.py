@@ -106,7 +106,7 @@ class PrefixCacheManager:
         self._compute, self._folder, self._say, self._trying = compute, folder, say, trying
         self._kept = kept or PrefixCache()
         self.cached: CachedPrefix | None = None
-        self._survey: DataProfile | None = None
+        self._profile: DataProfile | None = None
         self._depth = 0
 
     def follow(self) -> None:
@@ -125,11 +125,11 @@ class PrefixCacheManager:
         self._say(choice.sentence)
         if choice.where == "off":
             return
-        assert self._survey is not None, "the choice was made by it"
+        assert self._profile is not None, "the choice was made by it"
         kept = self._kept
         if kept.states is None:
             kept.states = MemoryStore(self._dtype) if choice.where == "memory" else self._on_disk(depth)
-            kept.depth, kept.trailing = depth, self._survey.trailing
+            kept.depth, kept.trailing = depth, self._profile.trailing
         if kept.batches is None:
             # What is read last may hold the rest: all rows of a run, of which some training sets are a part.
             read = reader(self._freezer.backbone, trailing=kept.trailing)
@@ -154,12 +154,12 @@ class PrefixCacheManager:
         obstacle = obstacle or cache_estimate.nondeterministic(
             backbone, blocks=blocks, depth=depth, changing=_changing(config)
         )
-        if self._survey is None:
-            self._survey = cache_estimate.survey(self._work.rows, causal=backbone.can_generate())
+        if self._profile is None:
+            self._profile = cache_estimate.profile(self._work.rows, causal=backbone.can_generate())
         train = self._work.rows[0]
-        prediction = cache_estimate.predict(
+        estimated = cache_estimate.estimate(
             backbone,
-            self._survey,
+            self._profile,
             blocks=blocks,
             depth=depth,
             itemsize=self._dtype.itemsize,
@@ -167,8 +167,8 @@ class PrefixCacheManager:
             everything=isinstance(config.adapter, Full),
             supervised=min(1.0, float(train.supervised.sum() / train.lengths.sum())),
         )
-        return cache_estimate.choose(
-            prediction,
+        return cache_estimate.decide(
+            estimated,
             config.freeze.cache,
             available_memory=psutil.virtual_memory().available,
             free_disk=shutil.disk_usage(self._folder.parent).free,

@@ -21,11 +21,11 @@ from workbench.training.freezing import cache_estimate
 from workbench.training.freezing.cache_estimate import (
     CacheEstimate,
     DataProfile,
-    choose,
+    decide,
+    estimate,
     nondeterministic,
-    predict,
+    profile,
     refusal,
-    survey,
 )
 from workbench.training.freezing.hidden_state_store import MemoryStore
 
@@ -66,7 +66,7 @@ class Table:
 def test_what_is_predicted_is_what_is_kept(masked: bool) -> None:
     rows = [[5, 6, 7], [8, 9], [5, 6, 7], [4, 0, 3, 0, 0]] + [[number, 3] for number in range(10, 60)] * 6
     table, model = Table(rows, masked), build("Bert" if masked else "Llama").requires_grad_(False)
-    found = survey([table, Table([[7, 7], [8, 9]], masked)], causal=not masked)
+    found = profile([table, Table([[7, 7], [8, 9]], masked)], causal=not masked)
     trailing = 0 if masked else 2
     tokens = 3 + 2 + (5 if masked else 3) + 50 * 2 + 2
     assert found == DataProfile(rows=54, tokens=tokens + 54 * trailing, trailing=trailing)
@@ -76,7 +76,7 @@ def test_what_is_predicted_is_what_is_kept(masked: bool) -> None:
             model(**table.batch(np.arange(start, min(start + 32, len(rows)))).inputs)
         model(**Table([[7, 7], [8, 9]], masked).batch(np.arange(2)).inputs)
     assert cached.computed == found.rows
-    said = predict(model, found, blocks=stack(model), depth=2, itemsize=4, passes=3, everything=True)
+    said = estimate(model, found, blocks=stack(model), depth=2, itemsize=4, passes=3, everything=True)
     assert said.bytes == sum(each.nbytes for each in kept._rows.values()) and said.rows == 54
 
 
@@ -85,12 +85,12 @@ def test_half_of_a_deep_backbone_for_many_epochs(everything: bool, speedup: floa
     """The ceilings of freezing: `shared` times as fast as all trainable by itself, `speedup` with the cache."""
     model = build("Llama", num_hidden_layers=8)
     found = DataProfile(rows=100, tokens=900, trailing=0)
-    said = predict(
+    said = estimate(
         model, found, blocks=stack(model), depth=4, itemsize=2, passes=1e9, everything=everything, supervised=0
     )
     assert said.bytes == 900 * 32 * 2
     assert 1 - said.saved == pytest.approx(shared / speedup)
-    twice = predict(
+    twice = estimate(
         model, found, blocks=stack(model), depth=4, itemsize=2, passes=2, everything=everything, supervised=0
     )
     assert twice.saved == pytest.approx(said.saved / 2)
@@ -99,7 +99,7 @@ def test_half_of_a_deep_backbone_for_many_epochs(everything: bool, speedup: floa
 def test_a_head_is_computed_too(llama: PreTrainedModel) -> None:
     found = DataProfile(rows=100, tokens=900, trailing=0)
     said = [
-        predict(
+        estimate(
             llama, found, blocks=stack(llama), depth=1, itemsize=2, passes=3, everything=False, supervised=supervised
         )
         for supervised in (0.0, 0.5)
@@ -114,8 +114,8 @@ def test_a_head_is_computed_too(llama: PreTrainedModel) -> None:
 GOOD = CacheEstimate(rows=9003, bytes=GIB, passes=4, saved=0.25)
 
 
-def chosen(wanted: Any, prediction: CacheEstimate = GOOD, *, memory: int = 64, disk: int = 64, **more: str) -> Any:
-    return choose(prediction, wanted, available_memory=memory * GIB, free_disk=disk * GIB, **more)
+def chosen(wanted: Any, estimated: CacheEstimate = GOOD, *, memory: int = 64, disk: int = 64, **more: str) -> Any:
+    return decide(estimated, wanted, available_memory=memory * GIB, free_disk=disk * GIB, **more)
 
 
 @pytest.mark.parametrize(
@@ -154,10 +154,10 @@ def test_sentences() -> None:
     ],
 )
 def test_what_hardly_pays_is_done_where_it_is_asked_for(changed: dict[str, float], said: str) -> None:
-    prediction = GOOD._replace(**changed)  # type: ignore[arg-type]
-    declined = chosen("auto", prediction)
+    estimated = GOOD._replace(**changed)  # type: ignore[arg-type]
+    declined = chosen("auto", estimated)
     assert declined.where == "off" and re.search(said, declined.sentence)
-    assert chosen("disk", prediction).where == "disk"
+    assert chosen("disk", estimated).where == "disk"
 
 
 def test_an_obstacle_is_told_and_where_it_was_asked_for_an_error() -> None:
