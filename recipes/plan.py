@@ -266,7 +266,7 @@ def _bank(config: RunConfig, run: Run) -> DryRunParts:
     found: list[tuple[BankTrainer, DryRun, StepWork]] = []
 
     def rehearsed(fit: BankTrainer) -> NoReturn:
-        first = next(iter(fit.members.values())).course
+        first = next(iter(fit.members.values())).task
         evaluates = first.config.evaluate.every is not None
         together = BankTraining(fit)
         rehearsal = dry_run(together, first.held_out_loss if evaluates else lambda: None)
@@ -281,12 +281,12 @@ def _bank(config: RunConfig, run: Run) -> DryRunParts:
     build = plan_blocks.member(sweep_expansion.shared(config) if is_sweep else config, asked[0].task, run)
     work = replace(padded, measure=plan_blocks.measure(config, asked[0].backbone, fit, build))
     size = adapter_sizes.predict(config.model, config.adapter, task=asked[0].task)
-    courses = [each.course for each in fit.members.values()]
+    train_tasks = [each.task for each in fit.members.values()]
     return DryRunParts(
         backbone=asked[0].backbone,
         size=size._replace(trainable=sum(each.numel() for each in fit.masters)),
-        rows=max(len(each.train) for each in courses),
-        longest=max(int(each.train.lengths.max()) for each in courses),
+        rows=max(len(each.train) for each in train_tasks),
+        longest=max(int(each.train.lengths.max()) for each in train_tasks),
         steps=max(each.total for each in fit.members.values()),
         tokens=fit.tokens,
         rehearsed=rehearsal,

@@ -187,33 +187,33 @@ def _together(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher:
     run.note(model=model_summary.model(room.config, backbone, together.model, own=own))
     with together.only(together.members[0]):
         model = classifier.classification_model(together.model, backbone.model, room.tokenizer, room.labels)
-    courses = [
-        _course(run.own(each.name), room.config, each, model, partial(together.only, member))
+    train_tasks = [
+        _train_task(run.own(each.name), room.config, each, model, partial(together.only, member))
         for each, member in zip(lessons, together.members, strict=True)
     ]
     chorus = BankProgress(watcher, {member: each.name for each, member in zip(lessons, together.members, strict=True)})
     fit = BankTrainer(
         together,
-        courses,
+        train_tasks,
         freezer=freezer,
         rows=room.rows,
         kept=room.kept,
         objectives=[_objective(room.config, each) for each in lessons],
         predict=model.outputs,
         compute=backbone.compute,
-        tokens=_tokens(run, courses, model),
+        tokens=_tokens(run, train_tasks, model),
         watcher=chorus,
     )
     try:
         fit.work()
     finally:
         chorus.flush()
-    for course, error in zip(courses, (each.error for each in fit.members.values()), strict=True):
+    for task, error in zip(train_tasks, (each.error for each in fit.members.values()), strict=True):
         if error is not None:
-            raise TrainingError(f"{course.run.path.name}: {error}")
-    for course, member in zip(courses, together.members, strict=True):
+            raise TrainingError(f"{task.run.path.name}: {error}")
+    for task, member in zip(train_tasks, together.members, strict=True):
         with fit.shipping(member):
-            classifier.save(model, course.run.adapter, adapter=partial(together.save, member))
+            classifier.save(model, task.run.adapter, adapter=partial(together.save, member))
 
 
 def _apart(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher: Callback) -> None:
@@ -230,16 +230,16 @@ def _apart(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher: Ca
         attached = freezer.model
         run.note(model=model_summary.model(room.config, backbone, attached))
         model = classifier.classification_model(attached, backbone.model, room.tokenizer, room.labels)
-        course = _course(own, room.config, each, model, nullcontext)
+        task = _train_task(own, room.config, each, model, nullcontext)
         fit = Trainer(
             model=attached,
-            supervision=TrainingSignal(course.train, model.row_loss(_objective(room.config, each))),
+            supervision=TrainingSignal(task.train, model.row_loss(_objective(room.config, each))),
             freezer=freezer,
             held_out=room.rows,
             kept=room.kept,
             width=backbone.model.config.get_text_config().hidden_size,
-            held_out_loss=course.held_out_loss,
-            config=course.config,
+            held_out_loss=task.held_out_loss,
+            config=task.config,
             compute=backbone.compute,
             run=own,
             watcher=watcher,
@@ -251,7 +251,7 @@ def _apart(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher: Ca
         backbone = None if bare is None else replace(backbone, model=bare)
 
 
-def _course(
+def _train_task(
     own: Run,
     config: RunConfig,
     each: FoldTask,
@@ -272,10 +272,12 @@ def _objective(config: RunConfig, each: FoldTask) -> Objective:
     return criterion(config.classes, from_numpy(each.train.targets_NC))
 
 
-def _tokens(run: Run, courses: Sequence[TrainTask], model: Classifier) -> int:
+def _tokens(run: Run, train_tasks: Sequence[TrainTask], model: Classifier) -> int:
     """Tokens of a forward pass; a resumed run keeps its first value, which decides the last bits of a sum."""
     device, width = model.backbone.device, model.backbone.config.get_text_config().hidden_size
     known = run.manifest.get("batch", {}).get("tokens_per_device")
-    found = known or max(capacity.tokens_per_device(each.config, each.train, device, width=width) for each in courses)
+    found = known or max(
+        capacity.tokens_per_device(each.config, each.train, device, width=width) for each in train_tasks
+    )
     run.note(batch={"tokens_per_device": found})
     return int(found)

@@ -114,16 +114,16 @@ class BankTraining:
     def __init__(self, fit: BankTrainer) -> None:
         self._fit = fit
         self._members: list[AdapterTrainer] = list(fit.members.values())
-        courses = [each.course for each in self._members]
+        train_tasks = [each.task for each in self._members]
         self.model, self.masters, self.freezer = fit.model, fit.masters, fit.freezer
-        self.config = courses[0].config
+        self.config = train_tasks[0].config
         self.width: int = fit.freezer.backbone.config.get_text_config().hidden_size
         self.compares = False
-        counts = [len(each.train) for each in courses]
+        counts = [len(each.train) for each in train_tasks]
         self._starts = np.cumsum([0, *counts[:-1]])
         self.train = BankRows(
-            np.concatenate([each.train.lengths for each in courses]),
-            np.concatenate([each.train.supervised for each in courses]),
+            np.concatenate([each.train.lengths for each in train_tasks]),
+            np.concatenate([each.train.supervised for each in train_tasks]),
         )
 
     def prepare(self) -> None:
@@ -132,7 +132,7 @@ class BankTraining:
 
     def micro_batches(self) -> Iterator[list[Indices]]:
         first = self._members[0]
-        per_epoch = steps_per_epoch(len(first.course.train), self.config.batch.size)
+        per_epoch = steps_per_epoch(len(first.task.train), self.config.batch.size)
         for step in range(min(per_epoch, first.total)):
             yield list(
                 micro_batches(np.concatenate(list(self._batches(step))), self.train.lengths, tokens=self._fit.tokens)
@@ -149,6 +149,6 @@ class BankTraining:
 
     def _batches(self, step: int) -> Iterator[Indices]:
         for start, member in zip(self._starts, self._members, strict=True):
-            train, config = member.course.train, member.course.config
+            train, config = member.task.train, member.task.config
             draws = global_batch(step, rows=len(train), size=config.batch.size, seed=config.seed)
             yield start + train.drawn(draws, epoch=0)

@@ -71,13 +71,13 @@ class AdapterTrainer:
     """
 
     def __init__(
-        self, course: TrainTask, trained: TrainableValues, *, hooks: Mapping[str, TrainHook] | None = None
+        self, task: TrainTask, trained: TrainableValues, *, hooks: Mapping[str, TrainHook] | None = None
     ) -> None:
-        self.course = course
+        self.task = task
         self.trainable = trainable = trained.values
-        config = course.config
-        self._per_epoch = steps_per_epoch(len(course.train), config.batch.size)
-        self._limits = limits(config, len(course.train), course.timer)
+        config = task.config
+        self._per_epoch = steps_per_epoch(len(task.train), config.batch.size)
+        self._limits = limits(config, len(task.train), task.timer)
         self._refresh = trained.refresh
         self.progress = Progress()
         self.error: TrainingError | None = None
@@ -85,7 +85,7 @@ class AdapterTrainer:
         groups = optimizers.groups(trainable, config, layers=trained.layers, blocks=trained.blocks, fresh=trained.fresh)
         self._optimizer = optimizers.build(groups, config)
         self._optimizer_step = trained.stepper(self._optimizer, trainable)
-        self._evicted = EvictedStates(course.run.path / "evicted")
+        self._evicted = EvictedStates(task.run.path / "evicted")
         self._rates: Sequence[float] | None = None
         self._frozen: Collection[str] | None = None
         self._average = weight_averaging.average(config.average, trainable)
@@ -93,7 +93,7 @@ class AdapterTrainer:
         if (own := config.adapter.companion(trainable, steps=self._limits.steps)) is not None:
             self._hooks["companion"] = own
         self._loss_guard = LossGuard(
-            course.train, checkpoints_folder=course.run.checkpoints, learning_rate=config.train.learning_rate
+            task.train, checkpoints_folder=task.run.checkpoints, learning_rate=config.train.learning_rate
         )
         self._before = 0.0
         """Share of the run that was done before the last step."""
@@ -103,7 +103,7 @@ class AdapterTrainer:
         """Bytes that the optimizer will add in its first step, where it takes one here; 0 after that."""
         if self._optimizer.state or not isinstance(self._optimizer_step, LocalStep):
             return 0
-        return optimizers.state_bytes(self._optimizer.param_groups, self.course.config)
+        return optimizers.state_bytes(self._optimizer.param_groups, self.task.config)
 
     @property
     def total(self) -> int:
@@ -113,11 +113,11 @@ class AdapterTrainer:
 
     def passes(self) -> float | None:
         """Mean number of times that each row is computed; None where `budget.time` alone ends the run, at its start."""
-        ends, train = self._limits, self.course.train
+        ends, train = self._limits, self.task.train
         if ends.steps is None and ends.tokens is None:
             known = self.progress.step >= PACE_STEPS
-            return self.total * self.course.config.batch.size / len(train) if known else None
-        steps = math.inf if ends.steps is None else ends.steps * self.course.config.batch.size / len(train)
+            return self.total * self.task.config.batch.size / len(train) if known else None
+        steps = math.inf if ends.steps is None else ends.steps * self.task.config.batch.size / len(train)
         tokens = math.inf if ends.tokens is None else ends.tokens / float(train.lengths.sum())
         return min(steps, tokens)
 
@@ -134,7 +134,7 @@ class AdapterTrainer:
     @property
     def due(self) -> bool:
         """Whether to save a checkpoint now: as often as `save.every` says, and at the end."""
-        return self._is_due(self.course.config.save.every) or not self.live
+        return self._is_due(self.task.config.save.every) or not self.live
 
     @property
     def epoch(self) -> int:
@@ -151,7 +151,7 @@ class AdapterTrainer:
         return self._rows(step), step // self._per_epoch
 
     def _rows(self, step: int) -> Indices:
-        config, train = self.course.config, self.course.train
+        config, train = self.task.config, self.task.train
         draws = global_batch(step, rows=len(train), size=config.batch.size, seed=config.seed)
         return train.drawn(draws, epoch=step // self._per_epoch)
 
@@ -164,7 +164,7 @@ class AdapterTrainer:
         if frozen == self._frozen:
             return
         self._frozen = frozen
-        keep = self.course.config.freeze.thaws
+        keep = self.task.config.freeze.thaws
         for name, parameter in self.trainable.items():
             if name in frozen:
                 state = optimizer_states.state_tensors(self._optimizer, {name: parameter})
@@ -180,11 +180,11 @@ class AdapterTrainer:
         Returns:
             The step's line of metrics.jsonl; None where the loss exploded, for which `error` then gives the reason.
         """
-        config, before = self.course.config, self.progress
+        config, before = self.task.config, self.progress
         for hook in self._hooks.values():
             hook.on_gradients()
         optimizers.penalise(self.trainable, config)
-        tokens = int(self.course.train.lengths[rows].sum())
+        tokens = int(self.task.train.lengths[rows].sum())
         rate = self._set_rate(self._share(0.5, tokens))
         norm, self.error = self._optimizer_step.step(
             config.train.max_grad_norm, lambda norm: self._loss_guard(loss, norm, rows, step=before.step)
@@ -205,7 +205,7 @@ class AdapterTrainer:
             "learning_rate": rate,
             "grad_norm": norm,
             "tokens": tokens,
-            "supervised_tokens": self.course.train.supervised[rows].sum().item(),
+            "supervised_tokens": self.task.train.supervised[rows].sum().item(),
         }
 
     def finish_step(self, record: dict[str, Any], *, began: float) -> dict[str, Any]:
@@ -217,17 +217,17 @@ class AdapterTrainer:
         self._end_in_time()
         if self._average is not None:
             self._average.update(self.progress.step, before=self._before, after=self.progress.share)
-        if self._is_due(self.course.config.evaluate.every) and self._affords_evaluation():
+        if self._is_due(self.task.config.evaluate.every) and self._affords_evaluation():
             record = {**record, **self._evaluate()}
             self._end_in_time()
         self.progress = replace(self.progress, elapsed_s=round(time.monotonic() - began, 3))
         record = {**record, "elapsed_s": self.progress.elapsed_s}
-        self.course.run.log(record)
+        self.task.run.log(record)
         return record
 
     def save(self, *, keep: int) -> None:
         """Write the state as the newest of `keep` checkpoints, and a failure into the manifest."""
-        run = self.course.run
+        run = self.task.run
         # A failed member may stand where it saved before: replacing that is a moment in which there is none.
         if self._saved_step != self.progress.step:
             state = self._state()  # all processes that hold a share of it give it
@@ -250,9 +250,9 @@ class AdapterTrainer:
     def _load_final(self) -> str | None:
         """Load the final values; returns a sentence on which these are, None where there is no choice."""
         progress = self.progress
-        if self.course.config.save.ship == "best":
-            self.course.run.ranks.wait()  # until it is written
-            self._optimizer_step.load(checkpoints.read_tensors(self.course.run.best, "trainable"))
+        if self.task.config.save.ship == "best":
+            self.task.run.ranks.wait()  # until it is written
+            self._optimizer_step.load(checkpoints.read_tensors(self.task.run.best, "trainable"))
             which = "the average at step" if progress.best_averaged else "step"
             return f"Shipping {which} {progress.best_step}, which has the lowest held-out loss."
         if self._average is None:
@@ -264,7 +264,7 @@ class AdapterTrainer:
 
     def reaches(self, step: float) -> float:
         """The last step up to `step` that can be resumed; `step` itself where training had ended by then."""
-        path, _ = checkpoints.newest(self.course.run.checkpoints, at_most=step)
+        path, _ = checkpoints.newest(self.task.run.checkpoints, at_most=step)
         progress = Progress() if path is None else checkpoints.read_progress(path)
         return step if self._failed_by(step) or self._is_end(progress) else progress.step
 
@@ -273,7 +273,7 @@ class AdapterTrainer:
 
         A failure by step `at_most` stays one. Returns sentences for the user.
         """
-        run = self.course.run
+        run = self.task.run
         if not run.resumed:
             return []
         path, damaged = run.ranks.agreed(checkpoints.newest(run.checkpoints, at_most=at_most))
@@ -292,12 +292,12 @@ class AdapterTrainer:
         return [*sentences, f"Resuming after {self.place}."]
 
     def _is_end(self, progress: Progress) -> bool:
-        patience = self.course.config.evaluate.patience
+        patience = self.task.config.evaluate.patience
         out_of_patience = patience is not None and progress.evaluations_without_gain >= patience
         return out_of_patience or progress.share >= 1
 
     def _failed_by(self, step: float) -> bool:
-        failed = self.course.run.manifest.get("failed_step")
+        failed = self.task.run.manifest.get("failed_step")
         return failed is not None and failed <= step
 
     def _is_due(self, every: int | float | None) -> bool:
@@ -305,13 +305,13 @@ class AdapterTrainer:
         return schedules.due(every, step=self.progress.step, before=self._before, after=self.progress.share)
 
     def _end_in_time(self) -> None:
-        timer = self.course.timer
+        timer = self.task.timer
         if timer is not None and not timer.fits_another():
             self.progress = replace(self.progress, share=1.0)
 
     def _affords_evaluation(self) -> bool:
         """Whether there is time to evaluate and to train on; after the last step always."""
-        timer = self.course.timer
+        timer = self.task.timer
         return timer is None or self.progress.share >= 1 or timer.affords("evaluation")
 
     def _share(self, part: float, tokens: int) -> float:
@@ -326,7 +326,7 @@ class AdapterTrainer:
 
     def _set_rate(self, share: float) -> float:
         """Set the learning rate of a share of the run; returns it."""
-        rate = optimizers.peak_rate(self.course.config) * schedules.factor(share, self.course.config.schedule)
+        rate = optimizers.peak_rate(self.task.config) * schedules.factor(share, self.task.config.schedule)
         for group in self._optimizer.param_groups:
             own = 1.0 if self._rates is None or group["layer"] is None else self._rates[group["layer"]]
             group["lr"] = rate * group["rate_factor"] * own
@@ -337,7 +337,7 @@ class AdapterTrainer:
         losses, average = {"held_out_loss": self._held_out_loss()}, self._average
         if average is not None and average.ready:
             with self._averaged(average):
-                losses["averaged_held_out_loss"] = self.course.held_out_loss()
+                losses["averaged_held_out_loss"] = self.task.held_out_loss()
         loss = min(losses.values())
         before = replace(self.progress, averaged=loss < losses["held_out_loss"])
         if before.best_loss is None or loss < before.best_loss:
@@ -350,15 +350,15 @@ class AdapterTrainer:
             )
             with optimizer_states.evaluating(self._optimizer, refresh=self._refresh):
                 values = average.values() if average is not None and before.averaged else self._optimizer_step.values()
-                if self.course.run.ranks.first:
-                    checkpoints.write(self.course.run.best, {"trainable": values}, self.progress)
+                if self.task.run.ranks.first:
+                    checkpoints.write(self.task.run.best, {"trainable": values}, self.progress)
         else:
             self.progress = replace(before, evaluations_without_gain=before.evaluations_without_gain + 1)
         return losses
 
     def _held_out_loss(self) -> float:
         with optimizer_states.evaluating(self._optimizer, refresh=self._refresh):
-            return self.course.held_out_loss()
+            return self.task.held_out_loss()
 
     @contextmanager
     def _averaged(self, average: WeightAverage) -> Iterator[None]:

@@ -48,10 +48,6 @@ class EpochRows(NamedTuple):
     indices: Indices
     epoch: int
 
-    def collated(self) -> MicroBatch:
-        """The rows, padded."""
-        return self.member.course.train.batch(self.indices, epoch=self.epoch)
-
 
 def refusal(config: RunConfig) -> str | None:
     """Reason why adapters must train one after another; None where a bank can train them together."""
@@ -77,9 +73,9 @@ class BankTrainer:
     do that are still learning; a bank that was killed, also between two of these checkpoints, resumes to the same bits.
 
     Args:
-        courses: One for each member of the bank.
+        train_tasks: One for each member of the bank.
         freezer: Of the bank's model.
-        rows: What else the run reads besides the courses' rows.
+        rows: What else the run reads besides the train_tasks' rows.
         kept: What frozen blocks gave in an earlier training of the same run.
         objectives: One for each member, for the labels that its rows have.
         compute: What matrix products run in.
@@ -89,7 +85,7 @@ class BankTrainer:
     def __init__(
         self,
         bank: Bank,
-        courses: Sequence[TrainTask],
+        train_tasks: Sequence[TrainTask],
         *,
         freezer: Freezer,
         rows: Sequence[Examples] = (),
@@ -114,15 +110,15 @@ class BankTrainer:
         own = {name: bank.parameters_of(name) for name in bank.members}
         self.members = {
             name: AdapterTrainer(
-                course, replace(every, values={key: each for key, each in every.values.items() if key in own[name]})
+                task, replace(every, values={key: each for key, each in every.values.items() if key in own[name]})
             )
-            for name, course in zip(bank.members, courses, strict=True)
+            for name, task in zip(bank.members, train_tasks, strict=True)
         }
-        first = courses[0]
+        first = train_tasks[0]
         self.prefix = PrefixCacheManager(
             freezer,
             PrefixForward(
-                [*(course.train for course in courses), *rows], passes=partial(_passes, self.members.values())
+                [*(task.train for task in train_tasks), *rows], passes=partial(_passes, self.members.values())
             ),
             first.config,
             compute=compute,
@@ -185,13 +181,13 @@ class BankTrainer:
         if stopping or any(member.due for member in live.values()):
             for member in live.values():
                 # Two, because a kill may fall between the writes of two members: one of them then goes a save back.
-                member.save(keep=max(2, member.course.config.save.keep))
+                member.save(keep=max(2, member.task.config.save.keep))
         if stopping and any(member.live for member in live.values()):
             raise Stopped(f"Stopped after step {max(member.progress.step for member in live.values())}.")
 
     def _losses_that_fit(self, live: dict[str, AdapterTrainer]) -> list[float]:
         """`_losses`; where memory runs out, the same in smaller micro-batches."""
-        rows = max((each.course.train for each in live.values()), key=lambda rows: int(rows.lengths.max()))
+        rows = max((each.task.train for each in live.values()), key=lambda rows: int(rows.lengths.max()))
         longest = int(rows.lengths.max())
 
         def compute(tokens: int) -> list[float]:
@@ -213,9 +209,9 @@ class BankTrainer:
         members = list(live.values())
         batches = [member.batch() for member in members]
         supervised = [
-            each.course.train.supervised[rows].sum().item() for each, rows in zip(members, batches, strict=True)
+            each.task.train.supervised[rows].sum().item() for each, rows in zip(members, batches, strict=True)
         ]
-        lengths = [member.course.train.lengths for member in members]
+        lengths = [member.task.train.lengths for member in members]
         losses = torch.zeros(len(members), dtype=torch.float64, device=self.device)
         cut = list(mixed_batches(batches, lengths, tokens=self.tokens))
         for parts, then in zip(cut, [*cut[1:], None], strict=True):
@@ -231,7 +227,7 @@ class BankTrainer:
         if not going:
             return []
         batches, epochs = zip(*(member.later() for member in going), strict=True)
-        lengths = [member.course.train.lengths for member in going]
+        lengths = [member.task.train.lengths for member in going]
         first = next(mixed_batches(batches, lengths, tokens=self.tokens))
         return [EpochRows(going[owner], indices, epochs[owner]) for owner, indices in first]
 
@@ -262,7 +258,7 @@ class BankTrainer:
         batch = collated.to(self.device)
         rows = [MemberRows(names[owner], len(indices)) for owner, indices in parts]
         draws = [
-            Draw(members[owner].course.config.seed, members[owner].progress.step, indices) for owner, indices in parts
+            Draw(members[owner].task.config.seed, members[owner].progress.step, indices) for owner, indices in parts
         ]
         with self.bank.route(rows, length=padded_length(batch)), drawing(draws, self.device):
             outputs_N, labels_N = self.predict(batch).split(labels), batch.labels_N.split(labels)
@@ -279,7 +275,7 @@ def _rows(members: Sequence[AdapterTrainer], parts: Sequence[OwnerRows]) -> list
 
 
 def _joined(rows: Sequence[EpochRows]) -> JoinedRows:
-    owned = [each.collated() for each in rows]
+    owned = [member.task.train.batch(indices, epoch=epoch) for member, indices, epoch in rows]
     return JoinedRows(join(owned), [len(each.labels_N) for each in owned])
 
 
@@ -289,5 +285,5 @@ def _key(rows: Sequence[EpochRows]) -> Hashable:
 
 def _passes(members: Collection[AdapterTrainer]) -> float:
     """How often training computes each row, where all members have about the same rows."""
-    drawn = sum((member.passes() or math.inf) * len(member.course.train) for member in members)
-    return drawn / max(len(member.course.train) for member in members)
+    drawn = sum((member.passes() or math.inf) * len(member.task.train) for member in members)
+    return drawn / max(len(member.task.train) for member in members)

@@ -154,16 +154,16 @@ class Together:
         predict, objective = self.outputs(model, bank.members[0], bank)
         run = run_directory.start(self.folder, self.configs[0], resume=resume)
         members = [run.child(f"members/{number}") for number in range(len(self.data))]
-        courses = [
+        train_tasks = [
             TrainTask(data, lambda: 1.0, config, member)  # never better: patience runs out
             for data, config, member in zip(self.data, self.configs, members, strict=True)
         ]
         watcher = watcher or Silent()
         fit = BankTrainer(
             bank,
-            courses,
+            train_tasks,
             freezer=freezer,
-            objectives=[objective] * len(courses),
+            objectives=[objective] * len(train_tasks),
             predict=predict,
             compute=self.compute,
             tokens=self.tokens,
