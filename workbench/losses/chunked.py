@@ -10,9 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 CHUNK_ELEMENTS = 2**24
 """Logits that exist at once; 64 MiB in float32."""
+PART = 4096
+"""Rows of a head's gradient that are computed at once where their sum has another precision."""
 
 Project = Callable[[Tensor], Tensor]
 """Hidden states (n, D) to logits (n, V)."""
@@ -75,23 +79,75 @@ class _Chunked(torch.autograd.Function):
         hidden_grad = torch.empty_like(hidden_ND)
         weight_grads = [torch.zeros_like(weight, dtype=wide(weight.dtype)) for weight in weights]
         start = 0
-        for hidden, *beside in chunks(vocabulary, hidden_ND, *known):
-            with torch.enable_grad():
+        for hidden, *parts in chunks(vocabulary, hidden_ND, *known):
+            with torch.enable_grad(), _GradientsInPlace(weights, weight_grads):
                 hidden = hidden.detach().requires_grad_()
-                loss = criterion(project(hidden), *beside) * scale
-                grads = torch.autograd.grad(loss, [hidden, *weights])
+                loss = criterion(project(hidden), *parts) * scale
+                # Weights of linear layers have their gradients already, and are unused in the graph.
+                grads = torch.autograd.grad(loss, [hidden, *weights], allow_unused=True)
             hidden_grad[start : start + len(hidden)] = grads[0]
             for sum_, grad in zip(weight_grads, grads[1:], strict=True):
-                sum_ += grad
+                if grad is not None:
+                    sum_ += grad
             total += loss.detach()
             start += len(hidden)
-        ctx.save_for_backward(hidden_grad, *(g.to(w.dtype) for g, w in zip(weight_grads, weights, strict=True)))
+        ctx.save_for_backward(hidden_grad)
+        # Not saved tensors, which would stay until `backward` has returned their products.
+        ctx.weight_grads = [grad.to(weight.dtype) for grad, weight in zip(weight_grads, weights, strict=True)]
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_grad, *weight_grads = ctx.saved_tensors
-        return hidden_grad * grad, None, None, None, None, None, *(g * grad for g in weight_grads)
+        (hidden_grad,) = ctx.saved_tensors
+        weight_grads = ctx.__dict__.pop("weight_grads")  # a second backward pass fails
+        return hidden_grad * grad, None, None, None, None, None, *(each.mul_(grad) for each in weight_grads)
+
+
+class _GradientsInPlace(TorchFunctionMode):
+    """Inside, linear layers add the gradients of `weights` to `sums` instead of making a new array for each.
+
+    A head of 128,000 tokens and width 4,096 has 1 GB of them in bfloat16.
+    """
+
+    def __init__(self, weights: Sequence[Tensor], sums: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._sums = {id(weight): sum_ for weight, sum_ in zip(weights, sums, strict=True)}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.linear:
+            input_, weight, bias = _linear_arguments(*args, **(kwargs or {}))
+            if id(weight) in self._sums:
+                return _Linear.apply(input_, weight.detach(), bias, self._sums[id(weight)])  # type: ignore[no-untyped-call]
+        return func(*args, **(kwargs or {}))
+
+
+def _linear_arguments(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    return input, weight, bias
+
+
+class _Linear(torch.autograd.Function):
+    """`F.linear` of inputs (n, I) and a weight (O, I), whose gradient is added to `sum_OI`."""
+
+    @staticmethod
+    def forward(ctx: Any, input_nI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, sum_OI: Tensor) -> Tensor:
+        ctx.save_for_backward(input_nI, weight_OI)
+        ctx.sum_OI = sum_OI
+        return F.linear(input_nI, weight_OI, bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, grad_nO: Tensor) -> tuple[Tensor | None, ...]:
+        input_nI, weight_OI = ctx.saved_tensors
+        if ctx.sum_OI.dtype == grad_nO.dtype:
+            ctx.sum_OI.addmm_(grad_nO.T, input_nI)
+        else:  # products have the precision of their factors, so that a part of the sum needs an array of its own
+            for grad_no, sum_oI in zip(grad_nO.split(PART, 1), ctx.sum_OI.split(PART), strict=True):
+                sum_oI += grad_no.T @ input_nI
+        bias_grad_O = grad_nO.sum(0) if ctx.needs_input_grad[2] else None
+        return grad_nO @ weight_OI, None, bias_grad_O, None
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

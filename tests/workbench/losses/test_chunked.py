@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+import weakref
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from workbench.losses import chunked
+from workbench.losses import chunked, next_token
 from workbench.losses.divergences import forward_kl, log_probs
 
 N, D, V = 10, 8, 13
@@ -43,3 +46,39 @@ def test_value_and_gradients_equal_the_whole(
     found_grads = torch.autograd.grad(found * 3, [hidden, *weights])
     torch.testing.assert_close((found, *found_grads), (wanted, *wanted_grads))
     assert max(seen) == min(rows, N) and sum(seen) == N
+
+
+class _Peak(TorchDispatchMode):
+    """The most float32 copies of a tensor that are in memory at once, by bytes, counting all arrays of its size."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self.size, self.most = tensor.numel(), 0.0
+        self._live = {tensor.untyped_storage()._cdata: 0}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, Tensor) and found.numel() >= self.size:
+            storage = found.untyped_storage()
+            if storage._cdata not in self._live:
+                self._live[storage._cdata] = found.nbytes
+                weakref.finalize(storage, self._live.pop, storage._cdata)
+        self.most = max(self.most, sum(self._live.values()) / (4 * self.size))
+        return found
+
+
+@pytest.mark.parametrize(("dtype", "arrays"), [(torch.float32, 1), (torch.bfloat16, 1.5)])
+def test_a_trained_head_takes_one_gradient(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, arrays: float) -> None:
+    """Of float32, beside its copy in the precision of the head: no array of its size for a chunk or the backward."""
+    vocabulary, width = 9000, 40
+    monkeypatch.setattr(sys.modules["workbench.losses.chunked"], "CHUNK_ELEMENTS", 4 * vocabulary)
+    head = nn.Linear(width, vocabulary, bias=False, dtype=dtype)
+    hidden = torch.randn(12, width, dtype=dtype, requires_grad=True)
+    labels = torch.randint(vocabulary, (12,))
+    next_token(hidden, labels, head, vocabulary=vocabulary, weights=[head.weight], scale=1.0).backward()
+    assert head.weight.grad is not None
+    wanted, head.weight.grad = head.weight.grad, None
+    with _Peak(head.weight) as peak:
+        next_token(hidden, labels, head, vocabulary=vocabulary, weights=[head.weight], scale=1.0).backward()
+    assert peak.most <= arrays
+    assert torch.equal(head.weight.grad, wanted)
