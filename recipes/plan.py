@@ -25,7 +25,6 @@ from workbench.data.text.chat import Template
 from workbench.data.text.token_masking import Masking
 from workbench.data.text.tokenized import Splits
 from workbench.errors import ConfigError
-from workbench.evaluation import row_outputs, scores
 from workbench.models import adapter_sizes, backbones, classifier, output_heads
 from workbench.models.adapter_sizes import AdapterSize
 from workbench.models.backbones import Backbone
@@ -43,10 +42,9 @@ from workbench.planning.zero_memory import Contents
 from workbench.recipes import plan_blocks, sft
 from workbench.runs import files, run_directory, units
 from workbench.runs.run_directory import Run
-from workbench.training import bank_trainer, limits
+from workbench.training import bank_trainer, capacity, limits
 from workbench.training.bank_trainer import BankTrainer
 from workbench.training.callbacks import Silent
-from workbench.training.capacity import available
 from workbench.training.distributed import layout_checks
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
@@ -73,7 +71,7 @@ def _with_possible_weights(config: RunConfig, *, devices: int, memory: int | Non
     Raises:
         ConfigError: those of every format are.
     """
-    there = (memory or available(backbones.device())) * devices
+    there = (memory or capacity.available(backbones.device())) * devices
     if config.distributed.nvme is not None:
         return config
     for weights in formats(config):
@@ -154,7 +152,7 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         work=parts.work,
         contents=parts.contents,
         process=process,
-        memory=memory or available(backbones.device()) + process,  # which this process holds already
+        memory=memory or capacity.available(backbones.device()) + process,  # which this process holds already
         notes=tuple(_notes(config)),
         recomputable=not config.adapter.no_checkpointing(parts.backbone.model),
         devices=devices,
@@ -184,7 +182,7 @@ def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> DryR
     task = tasks.of(config)
     backbone = plan_blocks.blueprint(config, task, vocabulary=len(tokenizer))
     new_tokens = [tokenizer.get_vocab()[token] for token in config.model.new_tokens]
-    worst = [data.held_out.subset(rows) for rows in largest_rows(data.held_out, tokens=scores.TOKENS)]
+    worst = [data.held_out.subset(rows) for rows in largest_rows(data.held_out, tokens=capacity.FORWARD_TOKENS)]
     with _imagined(config, task, backbone, data.train, new_tokens) as freezer, fake_loading() as teachers:
         head = output_heads.known(backbone.model)
         fit = sft.fitting(config, run, data, backbone, freezer, head, Silent(), supervise)
@@ -219,7 +217,7 @@ def _classes(config: RunConfig, run: Run) -> DryRunParts:
     tokenizer, data, _ = classify.prepare(config)
     task = classifier.task(data.labels, seed=config.seed)
     backbone = plan_blocks.blueprint(config, task)
-    largest = largest_rows(data.held_out, tokens=row_outputs.TOKENS)
+    largest = largest_rows(data.held_out, tokens=capacity.FORWARD_TOKENS)
     worst = [data.held_out.batch(rows).to(backbones.device()) for rows in largest]
     with _imagined(config, task, backbone, data.train) as freezer:
         model = classifier.classification_model(freezer.model, backbone.model, tokenizer, data.labels)

@@ -31,7 +31,6 @@ import standing
 
 import workbench
 from workbench.data.batching import Indices
-from workbench.evaluation import row_outputs, scores
 from workbench.planning.dry_run import hold
 from workbench.planning.memory_ledger import MemoryLedger
 from workbench.planning.plan import Plan
@@ -39,6 +38,7 @@ from workbench.planning.solver import SolverChoice, choose
 from workbench.planning.step_time import timed
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
+from workbench.training import capacity
 from workbench.training.trainer import Trainer
 
 SHORT = (
@@ -49,7 +49,7 @@ SHORT = (
     "evaluate.every=null",
     "save.every=null",
 )
-scores.TOKENS = row_outputs.TOKENS = 1
+capacity.FORWARD_TOKENS = 1
 """Scoring reads one row at a time, so that it is never what takes most: it is the same for all ways."""
 PLANNED = 6
 """Steps of a run whose bytes are counted, and of its plan."""

@@ -28,6 +28,7 @@ from workbench.recipes.load import load
 from workbench.recipes.merge import merge
 from workbench.recipes.serve import evaluate, generate, predict
 from workbench.runs import run_directory
+from workbench.training import capacity
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -110,7 +111,7 @@ def test_rows_that_time_did_not_suffice_for_are_counted(
 ) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text("".join(json.dumps({**row, "text": f"Then {row['text']}"}) + "\n" for row in weather(30)))
-    monkeypatch.setattr(row_outputs, "TOKENS", 100)
+    monkeypatch.setattr(capacity, "FORWARD_TOKENS", 100)
     monkeypatch.setattr(classify, "left", lambda _: iter([9.0, *[0.0] * 99]).__next__)
     run = train("late", taught.parent / "taught.jsonl", f"data.test={other}", "train.steps=2")
     scored = json.loads((run / "manifest.json").read_text())["cut"]

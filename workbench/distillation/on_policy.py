@@ -24,9 +24,9 @@ from workbench.config.distill_config import OnPolicyConfig
 from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs, micro_batches
 from workbench.data.text.tokenized import TokenizedSet
 from workbench.errors import ConfigError
-from workbench.evaluation.scores import TOKENS
 from workbench.losses.next_token import NO_LABEL
 from workbench.training import preflight
+from workbench.training.capacity import FORWARD_TOKENS as TOKENS
 
 
 class AnswerWriter(Protocol):

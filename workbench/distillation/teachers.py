@@ -27,12 +27,12 @@ from workbench.data.text.tokenized import TokenizedSet
 from workbench.distillation.shared_model import SWITCHED, SharedModel
 from workbench.distillation.teacher_signals import TeacherLogits
 from workbench.distillation.teacher_sources import TeacherSource
-from workbench.evaluation.scores import TOKENS
 from workbench.losses.chunked import chunks
 from workbench.models import backbones, output_heads
 from workbench.models.backbones import Backbone
 from workbench.models.output_heads import Head
 from workbench.runs import files
+from workbench.training.capacity import FORWARD_TOKENS as TOKENS
 
 Speaking = Callable[[], AbstractContextManager[None]]
 

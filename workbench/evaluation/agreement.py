@@ -1,22 +1,22 @@
 """How far two models differ on the same tokens.
 
-Legend: N positions, D hidden.
+Legend: B rows, L padded length, D hidden, N positions.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.data.batching import micro_batches
+from workbench.data.batching import Indices
 from workbench.data.text.tokenized import TokenizedSet
+from workbench.evaluation.row_passes import over_rows
+from workbench.losses.chunked import chunks
 from workbench.models.output_heads import Head
-
-POSITIONS = 256
-"""Positions that are projected to the vocabulary at once."""
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,28 @@ class Agreement:
         )
 
 
-@torch.no_grad()
-def hidden_states(model: nn.Module, head: Head, tokens: TokenizedSet, *, rows: int, budget: int = 4096) -> Tensor:
-    """Hidden states (N, D) in front of the head, at the supervised positions of the first `rows` examples."""
-    first = tokens.subset(torch.arange(min(rows, len(tokens))).numpy())
-    states = []
-    for indices in micro_batches(torch.arange(len(first)).numpy(), first.lengths, tokens=budget):
-        batch = first.batch(indices).to(next(model.parameters()).device)
-        states.append(head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N])
-    return torch.cat(states)
+def hidden_states(model: nn.Module, head: Head, tokens: TokenizedSet, *, rows: int) -> Tensor:
+    """Hidden states (N, D) in front of the head, at the supervised positions of the first `rows` examples, in order."""
+    first = tokens.subset(np.arange(min(rows, len(tokens))))
+    device = next(model.parameters()).device
+
+    def compute(numbers: Indices) -> list[Tensor]:
+        batch = first.batch(numbers).to(device)
+        hidden_BLD = head.hidden(model, batch.inputs)
+        supervised_BL = torch.zeros(hidden_BLD.shape[:2], dtype=torch.bool, device=device)
+        supervised_BL.view(-1)[batch.positions_N] = True
+        return [hidden_LD[supervised_L] for hidden_LD, supervised_L in zip(hidden_BLD, supervised_BL, strict=True)]
+
+    found = over_rows(model, first.lengths, compute)
+    return torch.cat([found[row] for row in range(len(first))])
 
 
 @torch.no_grad()
 def agreement(a: Head, hidden_a_ND: Tensor, b: Head, hidden_b_ND: Tensor) -> Agreement:
     """Compare the distributions that two heads give for their own model's hidden states at the same positions."""
     divergence, same = 0.0, 0
-    for first, second in zip(hidden_a_ND.split(POSITIONS), hidden_b_ND.split(POSITIONS), strict=True):
-        # In float64, because a divergence of almost nothing would round to less than nothing.
+    # In float64, because a divergence of almost nothing would round to less than nothing: twice as large, for two models.
+    for first, second in chunks(4 * a.vocabulary, hidden_a_ND, hidden_b_ND):
         log_a = F.log_softmax(a.project(first).double(), dim=-1)
         log_b = F.log_softmax(b.project(second).double(), dim=-1)
         divergence += float(F.kl_div(log_b, log_a, reduction="sum", log_target=True))

@@ -9,17 +9,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor, nn
 
-from workbench.data.batching import MicroBatch, micro_batches
+from workbench.data.batching import Indices, MicroBatch
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Floats, Label, Labels
+from workbench.evaluation.row_passes import over_rows
 from workbench.evaluation.scored import Scoring
-from workbench.evaluation.timely import Left, in_time
-
-TOKENS = 4096
-"""Padded tokens in one forward pass without gradients."""
+from workbench.evaluation.timely import Left
 
 
 def outputs(
@@ -29,7 +26,6 @@ def outputs(
     return outputs_in_time(model, predict, rows, None, scoring=scoring)[1]
 
 
-@torch.no_grad()
 def outputs_in_time(
     model: nn.Module,
     predict: Callable[[MicroBatch], Tensor],
@@ -43,22 +39,20 @@ def outputs_in_time(
 
     Args:
         left: Seconds for it; None where nothing limits it.
-        batch_tokens: Padded tokens in one forward pass; None: TOKENS.
-        scoring: What is known already, where it may be interrupted.
+        batch_tokens: Padded tokens in one forward pass; None: as many as memory holds.
+        scoring: Results of an earlier process, where a person may stop this one.
     """
     device = next(model.parameters()).device
-    found: dict[int, Floats] = {}
-    for indices in in_time(micro_batches(np.arange(len(rows)), rows.lengths, tokens=batch_tokens or TOKENS), left):
-        batch = rows.batch(indices)
 
-        def say(batch: MicroBatch = batch) -> list[list[float]]:
-            said: list[list[float]] = predict(batch.to(device)).double().cpu().tolist()
-            return said
+    def compute(numbers: Indices) -> list[list[float]]:
+        outputs_BC: list[list[float]] = predict(rows.batch(numbers).to(device)).double().cpu().tolist()
+        return outputs_BC
 
-        said_BC = say() if scoring is None else scoring.asked(batch.inputs, None, say)
-        found.update(zip(indices.tolist(), np.asarray(said_BC), strict=True))
+    content = (each.input_ids for each in rows.written)
+    found = over_rows(model, rows.lengths, compute, left=left, tokens=batch_tokens, scoring=scoring, content=content)
     done = sorted(found)
-    return rows if len(done) == len(rows) else rows.subset(np.asarray(done)), np.stack([found[row] for row in done])
+    some = rows if len(done) == len(rows) else rows.subset(np.asarray(done))
+    return some, np.asarray([found[number] for number in done])
 
 
 def table(labels: Labels, rows: Labelled, values_NC: Floats, *, texts: list[str], labelled: bool) -> pd.DataFrame:

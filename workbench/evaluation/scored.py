@@ -1,110 +1,97 @@
-"""Scoring that ends on request: what was found out is kept, and a resumed run goes on from there."""
+"""Scoring that can be stopped: results of rows are kept, and a resumed run computes the others."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import numpy as np
 
 from workbench.config import RunConfig
 from workbench.errors import Stopped
 from workbench.runs import files
+from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.run_directory import Run
 from workbench.training.distributed import layout_settings
 
-FILE = "scored.json"
+FILE = "scored_rows.json"
 """In a run directory, from a stop while it scored until its scores are written."""
 
 
-@dataclass
 class Scored:
-    """Outputs of models for batches of rows so far.
+    """Results of rows by model and set of rows.
 
-    A batch is known by its content, so that nothing is taken for something else.
+    Args:
+        folder: Where FILE is; None in a process that keeps nothing.
+        stop_requested: Whether a person asked for an end.
+        ranks: Processes that score the same rows together, and stop together.
     """
 
-    folder: Path | None
-    """Where FILE stands; None in a process that keeps nothing."""
-    stop_requested: Callable[[], bool]
-    found: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.folder is not None:
-            self.found.update(files.read_json(self.folder / FILE))
+    def __init__(self, folder: Path | None, stop_requested: Callable[[], bool], ranks: Ranks = ALONE) -> None:
+        self._folder, self._stop_requested, self._ranks = folder, stop_requested, ranks
+        kept: dict[str, list[tuple[int, Any]]] = {} if folder is None else files.read_json(folder / FILE)
+        self._found = {name: dict(rows) for name, rows in ranks.agreed(kept).items()}
 
     def by(self, model: str) -> Scoring:
-        """For one model, by a name of its own in the run."""
+        """Results of one model, by a name of its own in the run."""
         return Scoring(self, model)
+
+    def results(self, name: str) -> dict[int, Any]:
+        """Results of a model for the rows of a set, by their numbers."""
+        return self._found.setdefault(name, {})
 
     def clear(self) -> None:
         """Forget everything: the scores are written."""
-        self.found.clear()
-        if self.folder is not None:
-            (self.folder / FILE).unlink(missing_ok=True)
+        self._found.clear()
+        if self._folder is not None:
+            (self._folder / FILE).unlink(missing_ok=True)
 
-    def stop(self) -> None:
-        """Raise Stopped where that was asked for, with everything kept."""
-        if not self.stop_requested():
+    @property
+    def stopping(self) -> bool:
+        """Whether a person asked one of the processes for an end; all of them have to call this together."""
+        return self._ranks.any(self._stop_requested())
+
+    def stop_if_asked(self) -> None:
+        """Raise Stopped where a person asked for it, with all results saved."""
+        if not self.stopping:
             return
-        if self.folder is not None and self.found:
-            files.write_json(self.folder / FILE, self.found)
+        if self._folder is not None and any(self._found.values()):
+            files.write_json(self._folder / FILE, {name: list(rows.items()) for name, rows in self._found.items()})
         raise Stopped("Stopped while scoring; what is scored so far is kept.")
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """Outputs of one model for batches of rows so far."""
+    """Results of one model."""
 
     everything: Scored
     model: str
 
-    def asked(
-        self,
-        inputs: Mapping[str, Tensor],
-        labels: Tensor | None,
-        say: Callable[[], Sequence[Any]],
-        *,
-        whole: Callable[[], bool] = lambda: True,
-    ) -> list[Any]:
-        """Outputs of the model for a batch: those that were kept, or those that `say` gives. They must survive JSON.
-
-        Args:
-            whole: Asked afterwards, whether it said all that it had to say.
-
-        Raises:
-            Stopped: a person asked for it.
-        """
-        self.everything.stop()
-        name = self._name(inputs, labels)
-        found = self.everything.found
-        if name in found:
-            return list(found[name])
-        said = list(say())
-        if whole():
-            found[name] = said
-        self.everything.stop()
-        return said
-
     @property
     def stopping(self) -> bool:
-        """Whether a person asked for an end."""
-        return self.everything.stop_requested()
+        """As `Scored.stopping`."""
+        return self.everything.stopping
 
-    def _name(self, inputs: Mapping[str, Tensor], labels: Tensor | None) -> str:
-        content = hashlib.sha256()
-        for part in (*inputs.values(), *([] if labels is None else [labels])):
-            content.update(f"{tuple(part.shape)}".encode() + part.cpu().numpy().tobytes())
-        return f"{self.model} {content.hexdigest()[:32]}"
+    def results(self, content: Iterable[np.ndarray[Any, Any]]) -> dict[int, Any]:
+        """Results for a set of rows by their numbers, to be added to; they must survive JSON.
+
+        Args:
+            content: All arrays that the rows consist of, so that no set is taken for another.
+        """
+        digest = hashlib.sha256()
+        for array in content:
+            digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+        return self.everything.results(f"{self.model} {digest.hexdigest()[:32]}")
+
+    def stop_if_asked(self) -> None:
+        """As `Scored.stop_if_asked`."""
+        self.everything.stop_if_asked()
 
 
-def interruptible(
-    config: RunConfig, run: Run, stop_requested: Callable[[], bool], *, model: str = "after"
-) -> Scoring | None:
-    """The scoring of a run that may be stopped, and is gone on with; None where processes score together."""
-    if layout_settings.cuts_weights(config.distributed) and not run.ranks.alone:
-        return None
-    return Scored(run.path, stop_requested).by(model)
+def interruptible(config: RunConfig, run: Run, stop_requested: Callable[[], bool], *, model: str = "after") -> Scoring:
+    """The scoring of a run that may be stopped and resumed; by all processes together where they share weights."""
+    together = run.ranks if layout_settings.cuts_weights(config.distributed) else ALONE
+    return Scored(run.path if run.ranks.first else None, stop_requested, together).by(model)

@@ -1,6 +1,6 @@
 """Held-out loss, and answers to held-out prompts, of a model as it stands.
 
-Legend: B batch, L sequence, N supervised positions.
+Legend: B rows, L padded length, D hidden, N supervised positions.
 """
 
 from __future__ import annotations
@@ -9,26 +9,27 @@ import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from workbench import losses
-from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs, micro_batches
+from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs
 from workbench.data.text.tokenized import TokenizedSet
 from workbench.evaluation import text_overlap
 from workbench.evaluation.decoding import generate
+from workbench.evaluation.row_passes import over_rows
 from workbench.evaluation.scored import Scoring
-from workbench.evaluation.timely import Left, in_time
+from workbench.evaluation.timely import Left
 from workbench.models.output_heads import Head
 from workbench.runs import files
 
-TOKENS = 4096
-"""Padded tokens in one forward pass without gradients."""
+Floats = npt.NDArray[np.float64]
+Hits = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -81,17 +82,21 @@ def likelihood(
 
     Args:
         left: Seconds for it, where it has to end in time; then of as many rows as there is time for.
-        batch_tokens: Padded tokens in one forward pass; None: TOKENS.
-        scoring: What is known already, where it may be interrupted.
+        batch_tokens: Padded tokens in one forward pass; None: as many as memory holds.
+        scoring: Results of an earlier process, where a person may stop this one.
     """
-    losses, hits, count, rows = 0.0, 0, 0, 0
-    everything: Indices = np.arange(len(tokens))
-    for indices in in_time(micro_batches(everything, tokens.lengths, tokens=batch_tokens or TOKENS), left):
-        batch = tokens.batch(indices)
-        said = partial(_token_scores, model, head, batch)
-        loss, hit, number = said() if scoring is None else scoring.asked(batch.inputs, batch.labels_N, said)
-        losses, hits, count, rows = losses + loss, hits + hit, count + number, rows + len(indices)
-    return Likelihood(losses / count, hits / count, rows)
+
+    def compute(rows: Indices) -> list[tuple[float, int, int]]:
+        loss_N, hit_N, row_N = _token_losses(model, head, tokens.batch(rows))
+        # A sum for each row, in order: so that it does not depend on which rows share a micro-batch.
+        sums = (np.bincount(row_N, each_N, minlength=len(rows)) for each_N in (loss_N, hit_N, np.ones_like(hit_N)))
+        return [(float(loss), int(hits), int(count)) for loss, hits, count in zip(*sums, strict=True)]
+
+    rows = _first(tokens, len(tokens))
+    content = (each for row in rows for each in (row.input_ids, row.supervised, np.asarray([row.source, row.number])))
+    found = over_rows(model, tokens.lengths, compute, left=left, tokens=batch_tokens, scoring=scoring, content=content)
+    losses, hits, counts = zip(*found.values(), strict=True)
+    return Likelihood(math.fsum(losses) / sum(counts), sum(hits) / sum(counts), rows=len(found))
 
 
 def answers(
@@ -180,7 +185,6 @@ def write_predictions(path: Path, answers: Sequence[GeneratedAnswer], *, before:
     files.write_bytes(path, buffer.getvalue())
 
 
-@torch.no_grad()
 def complete(
     model: nn.Module,
     prompts: Sequence[Indices],
@@ -197,40 +201,30 @@ def complete(
     """
     device = next(model.parameters()).device
     encodes: bool = model.config.is_encoder_decoder  # type: ignore[union-attr, assignment]
-    written: dict[int, str] = {}
 
     def late() -> bool:
-        return (left is not None and left() <= 0) or (scoring is not None and scoring.stopping)
+        return (left is not None and left() <= 0) or stopping()
 
-    lengths = np.asarray([len(prompt) + max_new_tokens for prompt in prompts], dtype=np.int64)
-    for indices in in_time(micro_batches(np.arange(len(prompts)), lengths, tokens=TOKENS), left):
+    def stopping() -> bool:
+        return scoring is not None and scoring.stopping
+
+    def compute(rows: Indices) -> list[str] | None:
         if late():
-            break
-        chosen = [prompts[index] for index in indices]
+            return None
+        chosen = [prompts[row] for row in rows]
         inputs = encoder_inputs(chosen) if encodes else _padded_on_the_left(chosen)
         settings = generation(stop, max_new_tokens=max_new_tokens, most_s=None if left is None else left())
         on_device = {name: tensor.to(device) for name, tensor in inputs.items()}
-        begin = 1 if encodes else inputs["input_ids"].shape[1]  # a decoder's own first token is its start token
-        say = partial(_written, model, on_device, settings, tokenizer, begin, scoring)
-        texts = say() if scoring is None else scoring.asked(inputs, None, say, whole=lambda: not late())
+        output = generate(model, on_device, settings, halt=None if scoring is None else stopping)
         if late():
-            break  # they may be unfinished
-        written.update(zip(indices.tolist(), texts, strict=True))
-    return [written.get(index) for index in range(len(prompts))]
+            return None  # they may be unfinished
+        begin = 1 if encodes else inputs["input_ids"].shape[1]  # a decoder's own first token is its start token
+        return [_text(tokenizer, ids).strip() for ids in output[:, begin:]]
 
-
-def _written(
-    model: nn.Module,
-    inputs: Mapping[str, Tensor],
-    settings: GenerationConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    begin: int,
-    scoring: Scoring | None,
-) -> list[str]:
-    """The continuations of a batch of prompts, whose tokens from `begin` on are the model's own."""
-    halt = None if scoring is None else lambda: scoring.stopping
-    output = generate(model, inputs, settings, halt=halt)
-    return [_text(tokenizer, ids).strip() for ids in output[:, begin:]]
+    lengths = np.asarray([len(prompt) + max_new_tokens for prompt in prompts], dtype=np.int64)
+    content = map(np.asarray, prompts)
+    written = over_rows(model, lengths, compute, left=left, scoring=scoring, content=content)
+    return [written.get(row) for row in range(len(prompts))]
 
 
 def generation(stop: Sequence[int], *, max_new_tokens: int, most_s: float | None = None) -> GenerationConfig:
@@ -289,9 +283,10 @@ def _first(tokens: TokenizedSet, count: int) -> Iterator[Row]:
 
 
 @torch.no_grad()
-def _token_scores(model: nn.Module, head: Head, batch: MicroBatch) -> tuple[float, int, int]:
-    """Summed loss, hits and number of a batch's supervised tokens."""
-    batch = batch.to(next(model.parameters()).device)
-    hidden = head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N]
-    loss_N, hit_N = losses.token_scores(hidden, batch.labels_N, head.project, vocabulary=head.vocabulary)
-    return float(loss_N.double().sum()), int(hit_N.sum()), len(loss_N)
+def _token_losses(model: nn.Module, head: Head, batch: MicroBatch) -> tuple[Floats, Hits, Indices]:
+    """Negative log-likelihood of a batch's supervised tokens (N,), whether each is the first choice, and its row."""
+    positions_N, batch = batch.positions_N, batch.to(next(model.parameters()).device)
+    hidden_BLD = head.hidden(model, batch.inputs)
+    hidden_ND = hidden_BLD.flatten(0, 1)[batch.positions_N]
+    loss_N, hit_N = losses.token_scores(hidden_ND, batch.labels_N, head.project, vocabulary=head.vocabulary)
+    return loss_N.double().cpu().numpy(), hit_N.cpu().numpy(), (positions_N // hidden_BLD.shape[1]).numpy()

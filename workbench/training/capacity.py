@@ -35,6 +35,13 @@ Processor time of a step, of 2,300 tokens in short rows at width 384 (512 / 768 
 """
 
 
+FORWARD_TOKENS, MOST_FORWARD_TOKENS = 4096, 2**16
+"""Padded tokens of a forward pass without gradients: on a CPU and at least elsewhere, and at most."""
+FORWARD_ELEMENTS = 32
+"""Float32 numbers that such a pass holds for each token and hidden feature: hidden states, an MLP four times as wide
+with its gate, keys and values of a generation."""
+
+
 def tokens_per_device(config: RunConfig, train: Examples, device: torch.device, *, width: int) -> int:
     """The configured budget, checked against the longest row; for `auto` the largest worth trying.
 
@@ -54,6 +61,21 @@ def available(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)
+
+
+def forward_tokens(device: torch.device, *, width: int) -> int:
+    """Padded tokens worth trying in one forward pass without gradients.
+
+    On an accelerator those that fill half of its free memory, rounded down to a power of two, so that the last bits of
+    scores do not depend on each megabyte that is free. On a CPU a constant: more are not faster.
+
+    Args:
+        width: Hidden size of the backbone.
+    """
+    if device.type == "cpu":
+        return FORWARD_TOKENS
+    room = available(device) // 2 // (4 * FORWARD_ELEMENTS * width)
+    return max(FORWARD_TOKENS, min(MOST_FORWARD_TOKENS, 1 << max(0, room.bit_length() - 1)))
 
 
 def require_longest_fits(config: RunConfig, train: Examples) -> None:

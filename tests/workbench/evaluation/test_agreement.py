@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
+import sys
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from workbench.data.text.tokenized import TokenizedSet
-from workbench.evaluation import agreement as module
 from workbench.evaluation.agreement import agreement, hidden_states
 from workbench.models import output_heads
 from workbench.models.output_heads import Head
+from workbench.training import capacity
 
 
 def _head(weight: torch.Tensor) -> Head:
@@ -25,7 +25,9 @@ def _head(weight: torch.Tensor) -> Head:
 
 @torch.no_grad()
 def test_equals_the_divergence_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "POSITIONS", 3)  # several pieces, the last one smaller
+    monkeypatch.setattr(
+        sys.modules["workbench.losses.chunked"], "CHUNK_ELEMENTS", 4 * 7 * 3
+    )  # several pieces, the last one smaller
     torch.manual_seed(0)
     a, b = _head(torch.randn(7, 4)), _head(torch.randn(7, 4))
     hidden_a, hidden_b = torch.randn(11, 4), torch.randn(11, 4)
@@ -53,12 +55,15 @@ def test_a_model_agrees_with_itself_and_nothing_is_below_zero() -> None:
     assert 0 < nearly.kl < 1e-9 and nearly.top1 == 1.0
 
 
-def test_hidden_states_are_those_in_front_of_supervised_tokens(llama: PreTrainedModel, rows: TokenizedSet) -> None:
+@pytest.mark.parametrize("tokens", [16, 4096])
+def test_hidden_states_are_those_in_front_of_supervised_tokens_in_order(
+    llama: PreTrainedModel, rows: TokenizedSet, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capacity, "FORWARD_TOKENS", tokens)
     head = output_heads.find(llama, llama)
-    found = hidden_states(llama, head, rows, rows=3, budget=16)
+    found = hidden_states(llama, head, rows, rows=3)
     wanted = []
-    for number in np.lexsort((np.arange(3), -rows.lengths[:3])):
-        row = rows[int(number)]
+    for row in (rows[number] for number in range(3)):
         states = head.hidden(llama, {"input_ids": torch.from_numpy(row.input_ids)[None]})[0]
         wanted.append(states[:-1][torch.from_numpy(row.supervised)[1:]])
     torch.testing.assert_close(found, torch.cat(wanted).detach(), rtol=1e-5, atol=1e-5)

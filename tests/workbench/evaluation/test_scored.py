@@ -13,7 +13,9 @@ from workbench import evaluation
 from workbench.config import RunConfig
 from workbench.errors import Stopped
 from workbench.evaluation import row_outputs, scored, scores
+from workbench.evaluation.row_passes import over_rows
 from workbench.recipes.run import run
+from workbench.training import capacity
 
 Sections = dict[str, Any]
 
@@ -66,25 +68,28 @@ def classes(tmp_path: Path, short_stories: str) -> Sections:
 
 
 @pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often models were asked to score, in small batches."""
+def scored_rows(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many rows models scored, in small batches."""
     found: Counter[str] = Counter()
 
-    def counted(self: scored.Scoring, inputs: Any, labels: Any, say: Any, **more: Any) -> Any:
-        return asked(self, inputs, labels, lambda: (found.update([self.model]), say())[1], **more)
+    def counted(model: Any, lengths: Any, compute: Any, *, scoring: Any = None, **more: Any) -> Any:
+        def counting(rows: Any) -> Any:
+            found.update({scoring.model: len(rows)} if scoring else {})
+            return compute(rows)
 
-    asked = scored.Scoring.asked
-    monkeypatch.setattr(scored.Scoring, "asked", counted)
-    monkeypatch.setattr(scores, "TOKENS", 128)
-    monkeypatch.setattr(row_outputs, "TOKENS", 64)
+        return over_rows(model, lengths, counting, scoring=scoring, **more)
+
+    for module in (scores, row_outputs):
+        monkeypatch.setattr(module, "over_rows", counted)
+    monkeypatch.setattr(capacity, "FORWARD_TOKENS", 64)
     return found
 
 
-def _ends_equal(config: RunConfig, folder: Path, passes: Counter[str], *, after: str) -> None:
+def _ends_equal(config: RunConfig, folder: Path, scored_rows: Counter[str], *, after: str) -> None:
     """Stopped in the third forward pass after it said `after`, and gone on with."""
     run(config, out=folder / "straight", resume=False, watcher=Impatient())
-    wanted = passes.copy()
-    passes.clear()
+    wanted = scored_rows.copy()
+    scored_rows.clear()
     with pytest.raises(Stopped, match=r"what is scored so far is kept\.\nContinue with: --out .* --resume"):
         run(config, out=folder / "broken", resume=False, watcher=Impatient(after=after, passes=4))
     assert json.loads((folder / "broken/manifest.json").read_text())["status"] == "stopped"
@@ -93,22 +98,22 @@ def _ends_equal(config: RunConfig, folder: Path, passes: Counter[str], *, after:
     ended = [json.loads((folder / name / "scores.json").read_text()) for name in ("straight", "broken")]
     assert ended[0] == ended[1]
     assert not (folder / "broken" / scored.FILE).exists()
-    assert passes == wanted, "something was scored twice"
+    assert scored_rows == wanted, "something was scored twice"
 
 
 @pytest.mark.parametrize("after", ["Scoring the backbone", "Scoring what was saved"])
-def test_text(after: str, text: RunConfig, tmp_path: Path, passes: Counter[str]) -> None:
-    _ends_equal(text, tmp_path, passes, after=after)
+def test_text(after: str, text: RunConfig, tmp_path: Path, scored_rows: Counter[str]) -> None:
+    _ends_equal(text, tmp_path, scored_rows, after=after)
 
 
-def test_classes(classes: Sections, tmp_path: Path, passes: Counter[str]) -> None:
+def test_classes(classes: Sections, tmp_path: Path, scored_rows: Counter[str]) -> None:
     config = RunConfig.model_validate({**classes, "recipe": "classify", "data": {**classes["data"], "held_out": 0.5}})
-    _ends_equal(config, tmp_path, passes, after="Scoring what was saved")
+    _ends_equal(config, tmp_path, scored_rows, after="Scoring what was saved")
 
 
-def test_folds(classes: Sections, tmp_path: Path, passes: Counter[str]) -> None:
+def test_folds(classes: Sections, tmp_path: Path, scored_rows: Counter[str]) -> None:
     config = RunConfig.model_validate({**classes, "recipe": "crossval", "folds": {"k": 2}})
-    _ends_equal(config, tmp_path, passes, after="Asking what was saved")
+    _ends_equal(config, tmp_path, scored_rows, after="Asking what was saved")
 
 
 def test_answers_that_were_cut_short_are_not_kept(text: RunConfig, trained: Path, tmp_path: Path) -> None:
@@ -128,4 +133,4 @@ def test_answers_that_were_cut_short_are_not_kept(text: RunConfig, trained: Path
     scoring = scored.Scored(tmp_path, in_the_middle).by("after")
     with pytest.raises(Stopped):
         evaluation.answers(model.model, rows, model.tokenizer, count=4, max_new_tokens=99, scoring=scoring)
-    assert not scoring.everything.found
+    assert not (tmp_path / scored.FILE).exists()

@@ -14,8 +14,9 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import evaluation
 from workbench.data.text.tokenized import TokenizedSet
-from workbench.evaluation import GeneratedAnswer, Likelihood, scores
+from workbench.evaluation import GeneratedAnswer, Likelihood
 from workbench.models import output_heads
+from workbench.training import capacity
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def tokenizer(stories: str) -> PreTrainedTokenizerBase:
 def test_likelihood_is_the_labelled_loss_of_each_row(
     llama: PreTrainedModel, rows: TokenizedSet, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scores, "TOKENS", budget)
+    monkeypatch.setattr(capacity, "FORWARD_TOKENS", budget)
     found = evaluation.likelihood(llama, output_heads.find(llama, llama), rows)
     total, hits, count = 0.0, 0, 0
     for number in range(len(rows)):
@@ -81,7 +82,7 @@ def test_completions_in_batches_are_those_of_each_prompt_alone(
         written = [int(token) for token in ids[0, len(prompt) :] if token != stop]
         assert text == str(tokenizer.decode(written, skip_special_tokens=True)).strip()
     assert found[0] == "" and any(found)
-    monkeypatch.setattr(scores, "TOKENS", 20)
+    monkeypatch.setattr(capacity, "FORWARD_TOKENS", 20)
     assert evaluation.complete(llama, prompts, tokenizer, stop=[stop], max_new_tokens=8) == found
 
 

@@ -1,0 +1,87 @@
+"""Forward passes without gradients over the rows of a set, as many rows in each as memory holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from workbench.data.batching import Indices, micro_batches
+from workbench.errors import TrainingError
+from workbench.evaluation.scored import Scoring
+from workbench.evaluation.timely import Left, in_time
+from workbench.training import capacity
+
+T = TypeVar("T")
+
+
+@torch.no_grad()
+def over_rows(
+    model: nn.Module,
+    lengths: Indices,
+    compute: Callable[[Indices], Sequence[T] | None],
+    *,
+    left: Left | None = None,
+    tokens: int | None = None,
+    scoring: Scoring | None = None,
+    content: Iterable[np.ndarray[Any, Any]] = (),
+) -> dict[int, T]:
+    """Results of rows by their numbers, computed in micro-batches of similar lengths.
+
+    Where memory runs out, the rows without a result are computed in smaller micro-batches.
+
+    Args:
+        lengths: Tokens of each row.
+        compute: From the numbers of the rows of a micro-batch to a result for each, or to None if time ran out.
+        left: Seconds for it; then of as many rows as there is time for. None: of all.
+        tokens: Padded tokens in one forward pass; None: as many as `capacity.forward_tokens` says.
+        scoring: Results of an earlier process, which are not computed again, where a person may stop this one.
+        content: All arrays that the rows consist of; read where there is a `scoring`.
+
+    Raises:
+        Stopped: a person asked for it.
+        TrainingError: not even one row fits into memory.
+    """
+    device = next(model.parameters()).device
+    size = tokens or capacity.forward_tokens(device, width=_width(model))
+    found: dict[int, T] = {} if scoring is None else scoring.results(content)
+    indices: Indices
+
+    def remaining(fewer: int) -> None:
+        nonlocal size
+        size = fewer
+        missing = np.asarray([row for row in indices if int(row) not in found], dtype=np.int64)
+        for rows in micro_batches(missing, lengths, tokens=fewer):
+            if scoring is not None:
+                scoring.stop_if_asked()
+            results = compute(rows)
+            if results is not None:
+                found.update(zip(rows.tolist(), results, strict=True))
+            if scoring is not None:
+                scoring.stop_if_asked()
+
+    for indices in in_time(micro_batches(np.arange(len(lengths)), lengths, tokens=size), left):
+        longest = int(lengths[indices].max())
+        try:
+            # Processes that share weights pass through each block together, so that none may repeat a pass.
+            smallest = size if _shares_weights(model) else longest
+            capacity.smaller_until_fits(remaining, size, longest=smallest, retry=lambda _: None)
+        except torch.OutOfMemoryError:
+            raise TrainingError(
+                f"Out of memory while scoring: a row of {longest} tokens does not fit.\n"
+                "  Lower data.max_tokens, or write model.weights=nf4."
+            ) from None
+    return found
+
+
+def _width(model: nn.Module) -> int:
+    return int(model.config.get_text_config().hidden_size)  # type: ignore[union-attr, operator]
+
+
+def _shares_weights(model: nn.Module) -> bool:
+    """Whether this process holds a share of each weight, by FSDP2 or DeepSpeed."""
+    return any(isinstance(each, DTensor) or hasattr(each, "ds_id") for each in model.parameters())
