@@ -58,7 +58,7 @@ def hidden_states(model: nn.Module, head: Head, tokens: TokenizedSet, *, rows: i
 def agreement(a: Head, hidden_a_ND: Tensor, b: Head, hidden_b_ND: Tensor) -> Agreement:
     """Compare the distributions that two heads give for their own model's hidden states at the same positions."""
     divergence, same = 0.0, 0
-    # In float64, because a divergence of almost nothing would round to less than nothing: twice as large, for two models.
+    # In float64, which takes twice as much: a divergence of almost nothing would round to less than nothing.
     for first, second in chunks(4 * a.vocabulary, hidden_a_ND, hidden_b_ND):
         log_a = F.log_softmax(a.project(first).double(), dim=-1)
         log_b = F.log_softmax(b.project(second).double(), dim=-1)

@@ -14,7 +14,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 CHUNK_ELEMENTS = 2**24
-"""Logits that exist at once; 64 MiB in float32."""
+"""Logits that exist at once on a CPU, and at least elsewhere; 64 MiB in float32."""
+MEMORY_SHARE = 1 / 256
+"""Of an accelerator's memory, how much the logits of a chunk take in float32."""
 PART = 4096
 """Rows of a head's gradient that are computed at once where their sum has another precision."""
 
@@ -59,8 +61,16 @@ def chunked(
 
 def chunks(vocabulary: int, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
     """Tensors (N, ...) cut alike, so that a chunk of logits over `vocabulary` stays small."""
-    rows = max(1, CHUNK_ELEMENTS // vocabulary)
+    rows = max(1, _chunk_elements(tensors[0].device) // vocabulary)
     return list(zip(*(tensor.split(rows) for tensor in tensors), strict=True))
+
+
+def _chunk_elements(device: torch.device) -> int:
+    """Logits that exist at once; by the whole memory, as what is free changes and the last bits of a sum with it."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return CHUNK_ELEMENTS
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return max(CHUNK_ELEMENTS, int(MEMORY_SHARE * memory) // 4)
 
 
 class _Chunked(torch.autograd.Function):

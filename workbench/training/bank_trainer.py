@@ -118,7 +118,9 @@ class BankTrainer:
         self.prefix = PrefixCacheManager(
             freezer,
             PrefixForward(
-                [*(task.train for task in train_tasks), *rows], passes=partial(_passes, self.members.values())
+                [*(task.train for task in train_tasks), *rows],
+                passes=partial(_passes, self.members.values()),
+                tokens=lambda: self.tokens,
             ),
             first.config,
             compute=compute,
@@ -226,7 +228,7 @@ class BankTrainer:
         going = [member for member in members if member.progress.step + 1 < member.total]
         if not going:
             return []
-        batches, epochs = zip(*(member.later() for member in going), strict=True)
+        batches, epochs = zip(*(member.batch_after() for member in going), strict=True)
         lengths = [member.task.train.lengths for member in going]
         first = next(mixed_batches(batches, lengths, tokens=self.tokens))
         return [EpochRows(going[owner], indices, epochs[owner]) for owner, indices in first]

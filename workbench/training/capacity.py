@@ -93,6 +93,7 @@ def smaller_until_fits(compute: Callable[[int], T], tokens: int, *, longest: int
     """Result of `compute(tokens)`; where memory runs out, of the same with half of the tokens, and so on.
 
     Args:
+        tokens: The most to try, of tokens or of whatever else takes memory.
         longest: Tokens of the longest row, the fewest that are tried.
         retry: Called with the smaller number before it is tried, to free memory and to report.
 

@@ -145,8 +145,8 @@ def _require_positions(config: RunConfig, splits: Sequence[MeasuredExamples], mo
     room = limit - virtual
     if room < 1:
         raise ConfigError(
-            f"adapter.virtual_tokens={virtual}: {config.model.id} was made for at most {limit} tokens, so that none of a "
-            f"row is left. Write adapter.virtual_tokens={max(1, limit // 10)}."
+            f"adapter.virtual_tokens={virtual}: {config.model.id} was made for at most {limit} tokens, which "
+            f"leaves none for a row. Write adapter.virtual_tokens={max(1, limit // 10)}."
         )
     reserved = f", {virtual} of them for virtual tokens" if virtual else ""
     for split in splits:

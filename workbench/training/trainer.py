@@ -99,7 +99,7 @@ class Trainer:
         )
         self.prefix = PrefixCacheManager(
             self.freezer,
-            PrefixForward([self.train, *self.held_out], passes=self.member.passes),
+            PrefixForward([self.train, *self.held_out], passes=self.member.passes, tokens=lambda: self.tokens),
             self.config,
             compute=self.compute,
             folder=self.run.path / "prefix",

@@ -25,9 +25,8 @@ def _head(weight: torch.Tensor) -> Head:
 
 @torch.no_grad()
 def test_equals_the_divergence_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        sys.modules["workbench.losses.chunked"], "CHUNK_ELEMENTS", 4 * 7 * 3
-    )  # several pieces, the last one smaller
+    # Several pieces, the last one smaller.
+    monkeypatch.setattr(sys.modules["workbench.losses.chunked"], "CHUNK_ELEMENTS", 4 * 7 * 3)
     torch.manual_seed(0)
     a, b = _head(torch.randn(7, 4)), _head(torch.randn(7, 4))
     hidden_a, hidden_b = torch.randn(11, 4), torch.randn(11, 4)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.workbench.evaluation.scoring_together import Impatient
 from workbench import evaluation
 from workbench.config import RunConfig
 from workbench.errors import Stopped
@@ -18,22 +22,6 @@ from workbench.recipes.run import run
 from workbench.training import capacity
 
 Sections = dict[str, Any]
-
-
-class Impatient:
-    """A watcher that asks for an end once so many sentences or forward passes have been."""
-
-    def __init__(self, *, after: str = "nothing", passes: int = 0) -> None:
-        self.after, self.passes, self.heard = after, passes, False
-
-    def say(self, text: str) -> None:
-        self.heard = self.heard or self.after in text
-
-    def step(self, record: dict[str, Any], *, total: int) -> None: ...
-
-    def stop_requested(self) -> bool:
-        self.passes -= self.heard
-        return self.heard and self.passes < 0
 
 
 @pytest.fixture
@@ -114,6 +102,20 @@ def test_classes(classes: Sections, tmp_path: Path, scored_rows: Counter[str]) -
 def test_folds(classes: Sections, tmp_path: Path, scored_rows: Counter[str]) -> None:
     config = RunConfig.model_validate({**classes, "recipe": "crossval", "folds": {"k": 2}})
     _ends_equal(config, tmp_path, scored_rows, after="Asking what was saved")
+
+
+@pytest.mark.slow
+def test_processes_that_share_weights_stop_together(text: RunConfig, tmp_path: Path) -> None:
+    config = text.model_dump(mode="json", exclude_unset=True) | {"distributed": {"zero": 3}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
+    command += ["--rdzv-endpoint=localhost:0", str(Path(__file__).with_name("scoring_together.py")), str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr[-5000:]
+    ended = [json.loads((tmp_path / run / "scores.json").read_text()) for run in ("straight", "broken")]
+    assert ended[0] == ended[1]
+    assert not (tmp_path / "broken" / scored.FILE).exists()
 
 
 def test_answers_that_were_cut_short_are_not_kept(text: RunConfig, trained: Path, tmp_path: Path) -> None:

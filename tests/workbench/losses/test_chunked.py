@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,3 +83,14 @@ def test_a_trained_head_takes_one_gradient(monkeypatch: pytest.MonkeyPatch, dtyp
         next_token(hidden, labels, head, vocabulary=vocabulary, weights=[head.weight], scale=1.0).backward()
     assert peak.most <= arrays
     assert torch.equal(head.weight.grad, wanted)
+
+
+@pytest.mark.parametrize(("memory", "elements"), [(2**30, 2**24), (80 * 2**30, 80 * 2**20)])
+def test_a_chunk_takes_a_share_of_an_accelerators_memory(
+    monkeypatch: pytest.MonkeyPatch, memory: int, elements: int
+) -> None:
+    module = sys.modules["workbench.losses.chunked"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=memory))
+    assert module._chunk_elements(torch.device("cuda")) == elements
+    assert module._chunk_elements(torch.device("cpu")) == 2**24

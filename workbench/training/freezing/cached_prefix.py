@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from workbench.data.batching import Indices, padded
 from workbench.errors import BackboneError
 from workbench.models import first_token
+from workbench.training.capacity import smaller_until_fits
 from workbench.training.freezing.hidden_state_store import HiddenStateStore
 
 _TOKENS, _MASK, _TYPES = "input_ids", "attention_mask", "token_type_ids"
@@ -153,9 +154,20 @@ class CachedPrefix:
         self.states.put([keys[number] for number in unknown], [found[number] for number in unknown])
         self.computed += len(unknown)
 
-    @torch.no_grad()
     def _compute(self, call: Mapping[str, Any], rows: UnpaddedRows, places: Sequence[int]) -> list[Tensor]:
-        """States (l, D) of some rows of a call."""
+        """States (l, D) of some rows of a call; of fewer at once where memory runs out."""
+        found: list[Tensor] = []
+
+        def remaining(count: int) -> list[Tensor]:
+            while len(found) < len(places):
+                found.extend(self._compute_together(call, rows, places[len(found) : len(found) + count]))
+            return found
+
+        return smaller_until_fits(remaining, len(places), longest=1, retry=lambda _: None)
+
+    @torch.no_grad()
+    def _compute_together(self, call: Mapping[str, Any], rows: UnpaddedRows, places: Sequence[int]) -> list[Tensor]:
+        """States (l, D) of some rows of a call, in one forward pass."""
         tokens = [rows.tokens[place] for place in places]
         arrays = {_TOKENS: padded(tokens)}
         if call.get(_MASK) is not None:

@@ -14,8 +14,8 @@ from torch import Tensor
 from workbench.data.batching import Examples, Indices, micro_batches
 from workbench.training.freezing.cached_prefix import UnpaddedRows
 
-TOKENS = 1024
-"""Of a batch, padding included; a longer row has one of its own."""
+CPU_TOKENS = 1024
+"""Of a batch on a CPU, where more are not faster."""
 
 
 class PrefixBatches:
@@ -24,13 +24,20 @@ class PrefixBatches:
     Args:
         sets: Of rows that are the same in every epoch.
         read: Gives the rows of a model's inputs; see `cached_prefix.reader`.
+        tokens: Of a batch, padding included; a longer row has one of its own. A resumed run needs the same.
     """
 
-    def __init__(self, sets: Sequence[Examples], read: Callable[[Mapping[str, Tensor]], UnpaddedRows | None]) -> None:
+    def __init__(
+        self,
+        sets: Sequence[Examples],
+        read: Callable[[Mapping[str, Tensor]], UnpaddedRows | None],
+        *,
+        tokens: int = CPU_TOKENS,
+    ) -> None:
         self._read = read
         self._places: dict[bytes, tuple[Examples, Indices]] = {}
         for examples in sets:
-            for indices in micro_batches(np.arange(len(examples.lengths)), examples.lengths, tokens=TOKENS):
+            for indices in micro_batches(np.arange(len(examples.lengths)), examples.lengths, tokens=tokens):
                 self._add(examples, indices)
 
     def of(self, key: bytes) -> UnpaddedRows | None:

@@ -26,7 +26,7 @@ from workbench.training.freezing.cached_prefix import CachedPrefix, reader
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.hidden_state_store import DiskStore, HiddenStateStore, MemoryStore, fingerprint
 from workbench.training.freezing.layer_map import stack
-from workbench.training.freezing.prefix_batches import PrefixBatches
+from workbench.training.freezing.prefix_batches import CPU_TOKENS, PrefixBatches
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -76,6 +76,8 @@ class PrefixForward(NamedTuple):
     """All sets that it reads, those that it trains on first."""
     passes: Callable[[], float | None]
     """How often training computes each row; gives None while nobody knows."""
+    tokens: Callable[[], int]
+    """Padded tokens that fit into a forward pass of training; the same in a resumed run."""
 
 
 class PrefixCacheManager:
@@ -133,7 +135,7 @@ class PrefixCacheManager:
         if kept.batches is None:
             # What is read last may hold the rest: all rows of a run, of which some training sets are a part.
             read = reader(self._freezer.backbone, trailing=kept.trailing)
-            kept.batches = PrefixBatches(self._work.rows[::-1], read)
+            kept.batches = PrefixBatches(self._work.rows[::-1], read, tokens=self._tokens)
         self.cached = kept.cached_prefix(self._freezer.backbone, self._freezer.blocks)
         self.cached.install()
 
@@ -175,9 +177,15 @@ class PrefixCacheManager:
             obstacle=obstacle,
         )
 
+    @property
+    def _tokens(self) -> int:
+        """Padded tokens of a batch that goes through the prefix: what memory lets training have, with gradients too."""
+        return CPU_TOKENS if self._freezer.backbone.device.type == "cpu" else max(CPU_TOKENS, self._work.tokens())
+
     def _on_disk(self, depth: int) -> HiddenStateStore:
-        freezer = self._freezer
-        about = {"compute": str(self._compute), "weights": self._config.model.weights, **run_directory.versions()}
+        freezer, model = self._freezer, self._config.model
+        about = {"compute": str(self._compute), "weights": model.weights, "tokens": str(self._tokens)}
+        about |= run_directory.versions()
         name = fingerprint(freezer.backbone, blocks=freezer.blocks, depth=depth, dtype=self._dtype, about=about)
         # What other runs can use is shared; a prefix that has trained is this run's alone.
         folder = cache_folder() / "prefixes" if self._config.freeze.fixed else self._folder

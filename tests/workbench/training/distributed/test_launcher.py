@@ -13,6 +13,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
+from workbench.evaluation import scored
 from workbench.schema import dump_yaml
 
 STEPS = 150
@@ -171,3 +172,23 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("localhost", 0))
         return int(found.getsockname()[1])
+
+
+@pytest.mark.slow
+def test_a_polite_stop_while_processes_score_together_keeps_what_is_scored(recipe: Path, tmp_path: Path) -> None:
+    words = [
+        "distributed={engine: fsdp2, zero: 3}",
+        "evaluate={every: null, answers: 9, max_new_tokens: 2000}",
+        "train.steps=1",
+    ]
+    launcher = start(recipe, tmp_path / "run", *words)
+    assert launcher.stderr is not None
+    lines = iter(launcher.stderr.readline, "")
+    assert any("Scoring the backbone" in line for line in lines), launcher.communicate()
+    time.sleep(3)  # it knows the loss of all rows, and is in the middle of the answers
+    launcher.send_signal(signal.SIGTERM)
+    heard, said = launcher.communicate(timeout=60)
+    assert launcher.returncode == 3, heard + said
+    assert "what is scored so far is kept" in heard + said and "Traceback" not in heard + said
+    assert (tmp_path / "run" / scored.FILE).exists()
+    assert not (tmp_path / "run" / "before.json").exists()

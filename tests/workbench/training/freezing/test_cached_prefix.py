@@ -100,6 +100,23 @@ def test_passes_equal_those_without_and_the_second_computes_nothing(name: str, d
         assert cached.read == sum(len(rows) for deal in DEALS for rows in deal) and cached.passed == 0
 
 
+def test_memory_that_runs_out_makes_passes_smaller_and_computes_no_row_twice() -> None:
+    model = freeze(build("Llama").double(), 2)
+    wanted = learn(model, ROWS, masked=False)
+    with installed(prefix_of(model, 2, MemoryStore(torch.float64))) as cached, counted(stack(model)[0]) as calls:
+
+        def limited(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            if len(arguments[0]) > 3:
+                raise torch.OutOfMemoryError("fake")
+
+        handle = stack(model)[1].mlp.register_forward_pre_hook(limited)
+        found = learn(model, ROWS, masked=False)
+        handle.remove()
+        assert cached.computed == len(ROWS) - TWICE
+        assert [rows for rows in calls if rows <= 3] == [3, 3]
+    require_like(found, wanted)
+
+
 @pytest.mark.parametrize("masked", [False, True], ids=["stories", "minilm"])
 def test_real_models(masked: bool, stories: str) -> None:
     model = (AutoModel.from_pretrained(MINILM) if masked else AutoModelForCausalLM.from_pretrained(stories)).eval()

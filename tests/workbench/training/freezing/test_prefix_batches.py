@@ -6,14 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import tiny
 from tests.workbench.training.freezing.prefixes import stack
 from tests.workbench.training.together import Labelled, Texts
-from workbench.training.freezing import prefix_batches
 from workbench.training.freezing.cached_prefix import CachedPrefix, UnpaddedRows, reader
 from workbench.training.freezing.hidden_state_store import MemoryStore
 from workbench.training.freezing.prefix_batches import PrefixBatches
@@ -36,12 +34,11 @@ def _keys(read: Read, rows: Texts) -> list[bytes]:
     return found.keys
 
 
-def test_each_row_is_in_one_batch_which_all_rows_of_it_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_row_is_in_one_batch_which_all_rows_of_it_name() -> None:
     """Rows come twice in a set, and those of one set in another again."""
-    monkeypatch.setattr(prefix_batches, "TOKENS", 60)
     read = reader(tiny("Bert", head="MaskedLM"), trailing=0)
     sets = [Twice(24, 1), Labelled(15, 2), Twice(24, 1)]
-    found = PrefixBatches(sets, read)
+    found = PrefixBatches(sets, read, tokens=60)
     keys = {key for rows in sets for key in _keys(read, rows)}
     seen: dict[bytes, frozenset[bytes]] = {}
     for key in keys:
@@ -55,18 +52,15 @@ def test_each_row_is_in_one_batch_which_all_rows_of_it_name(monkeypatch: pytest.
     assert found.of(bytes(16)) is None
 
 
-def test_what_is_kept_of_a_row_is_the_same_whichever_row_came_first(
-    stories: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_kept_of_a_row_is_the_same_whichever_row_came_first(stories: str) -> None:
     """Single rows and all at once, whose products have other shapes and so other last bits."""
-    monkeypatch.setattr(prefix_batches, "TOKENS", 30)
     model = AutoModelForCausalLM.from_pretrained(stories).requires_grad_(False).eval()
     rows = Texts(17, 1, vocabulary=500)
     read = reader(model, trailing=0)
 
     def kept(order: list[np.ndarray[Any, Any]], *, dealt: bool) -> list[torch.Tensor]:
         states = MemoryStore(torch.float32)
-        batch_of = PrefixBatches([rows], read).of if dealt else (lambda _: None)
+        batch_of = PrefixBatches([rows], read, tokens=30).of if dealt else (lambda _: None)
         cached = CachedPrefix(model, blocks=stack(model), depth=3, states=states, batch_of=batch_of)
         cached.install()
         try:
