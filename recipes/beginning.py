@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from workbench.config import RunConfig
 from workbench.recipes import memory_check
-from workbench.runs import run_clock
+from workbench.runs import deadline
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import layout_checks
 
@@ -18,7 +18,7 @@ def require(config: RunConfig, ranks: Ranks, *, memory: bool = True) -> None:
     Raises:
         WorkbenchError: says what to change.
     """
-    run_clock.require_end(config.budget)
+    deadline.require_end(config.budget)
     layout_checks.require(config, ranks)
     if memory and ranks.first:
         memory_check.require_memory(config, ranks)

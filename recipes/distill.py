@@ -127,12 +127,12 @@ def _text(config: RunConfig, base: RunConfig, source: TeacherSource | None, run:
     tokenizer, template, data = sft.prepare(base, run)
     require_teachable(config, base, source, tokenizer, template, data)
     students.make(config, source, run.path / STUDENT, weights=True, watcher=watcher)
+    student = sft.TextRun(base, run, watcher, tokenizer, template, data)
     if config.distill.peers is not None:
-        distill_peers.train(config, base, run, data, tokenizer, template, watcher)
+        distill_peers.train(config, student)
     else:
-        learning = supervise(config, base, source, run, data, tokenizer, watcher)
-        sft.train(base, run, data, tokenizer, template, watcher, learning)
-    scores = sft.finish(base, run, data, watcher)
+        student.train(supervise(config, base, source, run, data, tokenizer, watcher))
+    scores = student.finish()
     if (loss := run.manifest.get("distill", {}).get("teacher_loss")) is not None:
         scores["teacher"] = {"loss": loss}
         files.write_json(run.path / "scores.json", scores)

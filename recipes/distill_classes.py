@@ -49,8 +49,9 @@ def main(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, wa
     if extra is not None:
         provenance.note_data(run, {"unlabelled": extra.facts()})
     said = asking.teacher_outputs(config, source, data, extra, run, watcher)
-    classify.train(base, run, data, tokenizer, watcher, _supervise(config, base, source, data, extra, said))
-    scores = classify.finish(base, run, data, watcher)
+    student = classify.ClassRun(base, run, watcher, tokenizer, data)
+    student.train(_supervise(config, base, source, data, extra, said))
+    scores = student.finish()
     scores["teacher"] = target_scores.scores(data.labels, said.held_out_NC, data.held_out.targets_NC)
     if data.test is not None and said.test_NC is not None:
         scores["teacher_test"] = target_scores.scores(data.labels, said.test_NC, data.test.targets_NC)

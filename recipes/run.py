@@ -10,7 +10,7 @@ from workbench.config import RunConfig
 from workbench.errors import ResumeError, Stopped, WorkbenchError
 from workbench.recipes import beginning, classify, crossval, distill, inputs, sft, sweep
 from workbench.report import pages  # here, so that a run's clock does not take it for the time of its report
-from workbench.runs import files, process_memory, run_clock, run_directory
+from workbench.runs import deadline, files, process_memory, run_directory
 from workbench.runs.ranks import Ranks, joined, require_same
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
@@ -44,8 +44,8 @@ def run(config: RunConfig, *, out: Path, resume: bool, watcher: Callback, began:
     watcher.say(f"Run directory: {directory.path}")
     clock = directory.path / "clock.json"
     try:
-        directory.timer = run_clock.start(config.budget, clock, began=began)
-        with run_clock.kept(directory.timer, clock):
+        directory.deadline = deadline.start(config.budget, clock, began=began)
+        with deadline.kept(directory.deadline, clock):
             if ranks.first:
                 inputs.require_same(config, directory)
             RECIPES[config.recipe](config, directory, watcher)

@@ -12,7 +12,8 @@ from workbench.config import RunConfig, sweep_expansion
 from workbench.config.sweep_expansion import Trial
 from workbench.errors import TrainingError
 from workbench.models import model_summary
-from workbench.recipes.sweep_tasks import ClassTask, SweepBank, SweepTask, TextTask
+from workbench.recipes import sweep_tasks
+from workbench.recipes.sweep_tasks import SweepBank, SweepTask
 from workbench.runs import files, units
 from workbench.runs.run_directory import Run
 from workbench.training import bank_trainer, capacity
@@ -42,7 +43,7 @@ def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
     the sweep's own seed.
     """
     trials, shared = sweep_expansion.trials(config), sweep_expansion.shared(config)
-    subject: SweepTask = (ClassTask if shared.recipe == "classify" else TextTask).prepare(shared, run, trials)
+    subject = sweep_tasks.prepare(shared, run, trials, watcher)
     layout_checks.require_members(len(trials), run.ranks)
     if not run.resumed:
         shutil.rmtree(run.path / "members", ignore_errors=True)
@@ -77,7 +78,7 @@ def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
     run.note(elapsed_s=max(max(seconds) if reason is None else sum(seconds) for seconds in spent))
     ship(run, _member(run, best))
     watcher.say(f"Shipping {best.name}, which has the lowest held-out loss of {len(trials)} members.")
-    return subject.finish(run, best.config.model_copy(update={"seed": config.seed}), watcher)
+    return subject.single(best.config.model_copy(update={"seed": config.seed}), run).finish()
 
 
 def apart(config: RunConfig) -> str | None:
@@ -109,7 +110,7 @@ def train(subject: SweepTask, run: Run, entries: Sequence[SweepMember], watcher:
 
 def together(subject: SweepTask, run: Run, entries: Sequence[SweepMember], watcher: Callback) -> None:
     """All members in one bank; each that came to its end is saved in its own directory."""
-    bench = subject.bench(run, [entry.trial for entry in entries], watcher)
+    bench = subject.bench([entry.trial for entry in entries])
     members = bench.bank.members
     for member, entry in zip(members, entries, strict=True):
         entry.run.note(model=_model_facts(bench, member, entry.trial.config))
@@ -159,7 +160,7 @@ def one_after_another(subject: SweepTask, run: Run, entries: Sequence[SweepMembe
         watcher.say(f"Member {trial.name}:")
         _copy_missing(run, own, "before.json")  # the backbone before training is the same for all
         try:
-            subject.alone(own, trial.config, watcher)
+            subject.single(trial.config, own).train()
         except TrainingError as error:
             errors.append(error)
             own.note(status="failed", reason=str(error))

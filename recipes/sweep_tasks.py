@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor, from_numpy
-from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation, losses
-from workbench.adapters import anatomy
+from workbench.adapters import anatomy, bank
 from workbench.adapters.bank import Bank
-from workbench.config import RunConfig, tasks
+from workbench.config import RunConfig
 from workbench.config.sweep_expansion import Trial
 from workbench.data.batching import Examples, MicroBatch
 from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import ClassSplits
-from workbench.data.text.chat import Template
-from workbench.data.text.token_masking import Masking
 from workbench.data.text.tokenized import Splits
 from workbench.losses.criterion import criterion
-from workbench.models import backbones, classifier, exported, model_summary, output_heads
+from workbench.models import backbones, classifier, exported, output_heads
 from workbench.models.backbones import Backbone
 from workbench.recipes import classify, sft
+from workbench.recipes.classify import ClassRun
+from workbench.recipes.sft import TextRun
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
@@ -33,6 +32,7 @@ from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
 
 Objective = Callable[[Tensor, Tensor, float], Tensor]
+Trials = Sequence[Trial[RunConfig]]
 
 
 @dataclass(frozen=True)
@@ -52,43 +52,47 @@ class SweepBank:
     """Writes a folder to ship, with what writes the adapter into it."""
 
 
-class SweepTask(Protocol):
-    """Task of the members, together or one after another."""
+@dataclass(frozen=True)
+class SweepTask(ABC):
+    """The task of the members, together or one after another."""
 
-    def bench(self, run: Run, trials: Sequence[Trial[RunConfig]], watcher: Callback) -> SweepBank:
+    shared: TextRun | ClassRun
+    """The run of what all members have in common."""
+
+    def single(self, config: RunConfig, run: Run) -> TextRun | ClassRun:
+        """A member as a run of its own, with the same data."""
+        return replace(self.shared, config=config, run=run)
+
+    @abstractmethod
+    def bench(self, trials: Trials) -> SweepBank:
         """The members over one loaded backbone, at their start."""
 
-    def alone(self, run: Run, config: RunConfig, watcher: Callback) -> None:
-        """Train one run by itself and save its adapter."""
 
-    def finish(self, run: Run, config: RunConfig, watcher: Callback) -> dict[str, Any]:
-        """Score what the run ships."""
+def prepare(config: RunConfig, run: Run, trials: Trials, watcher: Callback) -> SweepTask:
+    """The task with its data, checked for every member."""
+    if config.recipe != "classify":
+        text = TextRun(config, run, watcher, *sft.prepare(config, run))
+        require_members(config, trials, text.data)
+        return TextTask(text)
+    tokenizer, data, _ = classify.prepare(config)
+    require_members(config, trials, data)
+    classify.begin(run, data)
+    return ClassTask(ClassRun(config, run, watcher, tokenizer, data))
 
 
-@dataclass(frozen=True)
-class TextTask:
+class TextTask(SweepTask):
     """Next or hidden tokens."""
 
-    config: RunConfig
-    tokenizer: PreTrainedTokenizerBase
-    template: Template | Masking
-    data: Splits
+    shared: TextRun
 
-    @classmethod
-    def prepare(cls, config: RunConfig, run: Run, trials: Sequence[Trial[RunConfig]]) -> TextTask:
-        """Data, checked for every member."""
-        tokenizer, template, data = sft.prepare(config, run)
-        require_members(config, trials, data)
-        return cls(config, tokenizer, template, data)
-
-    def bench(self, run: Run, trials: Sequence[Trial[RunConfig]], watcher: Callback) -> SweepBank:
-        backbone = backbones.load(self.config.model, self.tokenizer, task=tasks.of(self.config))
-        watcher.say(model_summary.storage(backbone, self.config.adapter))
-        sft.score_before(self.config, run, backbone, self.data, self.tokenizer, self.template, watcher)
-        together, freezer = _attach(backbone, self.config, trials)
+    def bench(self, trials: Trials) -> SweepBank:
+        text = self.shared
+        backbone = text.backbone()
+        text.score_before(backbone)
+        together, freezer = _attach(backbone, text.config, trials)
         with together.only(together.members[0]):
             head = output_heads.find(together.model, backbone.model)
-        stop = evaluation.stop_tokens(self.tokenizer, self.data.train)
+        stop = evaluation.stop_tokens(text.tokenizer, text.data.train)
 
         def objective(hidden_ND: Tensor, labels_N: Tensor, scale: float) -> Tensor:
             return losses.next_token(
@@ -100,70 +104,44 @@ class TextTask:
             freezer=freezer,
             backbone=backbone,
             predict=lambda batch: head.hidden(together.model, batch.inputs).flatten(0, 1)[batch.positions_N],
-            train=[self.data.train] * len(trials),
+            train=[text.data.train] * len(trials),
             objectives=[objective] * len(trials),
-            held_out_loss=lambda: evaluation.likelihood(together.model, head, self.data.held_out).loss,
+            held_out_loss=lambda: evaluation.likelihood(together.model, head, text.data.held_out).loss,
             save=lambda folder, adapter: exported.save(
-                together.model, folder, self.tokenizer, self.template, stop, adapter=adapter
+                together.model, folder, text.tokenizer, text.template, stop, adapter=adapter
             ),
         )
 
-    def alone(self, run: Run, config: RunConfig, watcher: Callback) -> None:
-        sft.train(config, run, self.data, self.tokenizer, self.template, watcher)
 
-    def finish(self, run: Run, config: RunConfig, watcher: Callback) -> dict[str, Any]:
-        return sft.finish(config, run, self.data, watcher)
-
-
-@dataclass(frozen=True)
-class ClassTask:
+class ClassTask(SweepTask):
     """Labels of rows."""
 
-    config: RunConfig
-    tokenizer: PreTrainedTokenizerBase
-    data: ClassSplits
+    shared: ClassRun
 
-    @classmethod
-    def prepare(cls, config: RunConfig, run: Run, trials: Sequence[Trial[RunConfig]]) -> ClassTask:
-        """Data, checked for every member."""
-        tokenizer, data, _ = classify.prepare(config)
-        require_members(config, trials, data)
-        classify.begin(run, data)
-        return cls(config, tokenizer, data)
-
-    def bench(self, run: Run, trials: Sequence[Trial[RunConfig]], watcher: Callback) -> SweepBank:
-        backbone = self._backbone(self.config.seed)
-        watcher.say(model_summary.storage(backbone, self.config.adapter))
-        together, freezer = _attach(backbone, self.config, trials)
-        for seed in {trial.config.seed for trial in trials} - {self.config.seed}:
-            members = [name for name, trial in zip(together.members, trials, strict=True) if trial.config.seed == seed]
-            _begin_heads(together, members, self._backbone(seed))
+    def bench(self, trials: Trials) -> SweepBank:
+        classes, data, seed = self.shared, self.shared.data, self.shared.config.seed
+        backbone = classes.backbone()
+        together, freezer = _attach(backbone, classes.config, trials)
+        for other in {trial.config.seed for trial in trials} - {seed}:
+            members = [name for name, trial in zip(together.members, trials, strict=True) if trial.config.seed == other]
+            task = classifier.task(data.labels, seed=other)
+            _begin_heads(together, members, backbones.load(classes.config.model, classes.tokenizer, task=task))
         with together.only(together.members[0]):
-            model = classifier.classification_model(together.model, backbone.model, self.tokenizer, self.data.labels)
-        targets_NC = from_numpy(self.data.train.targets_NC)
+            model = classes.assemble(together.model, backbone)
+        targets_NC = from_numpy(data.train.targets_NC)
         return SweepBank(
             bank=together,
             freezer=freezer,
             backbone=backbone,
             predict=model.outputs,
-            train=[balanced(self.data.train, trial.config) for trial in trials],
+            train=[balanced(data.train, trial.config) for trial in trials],
             objectives=[criterion(trial.config.classes, targets_NC) for trial in trials],
-            held_out_loss=lambda: classify.score(model, self.data.held_out)[0]["loss"],
+            held_out_loss=lambda: classify.score(model, data.held_out)[0]["loss"],
             save=lambda folder, adapter: classifier.save(model, folder, adapter=adapter),
         )
 
-    def alone(self, run: Run, config: RunConfig, watcher: Callback) -> None:
-        classify.train(config, run, self.data, self.tokenizer, watcher)
 
-    def finish(self, run: Run, config: RunConfig, watcher: Callback) -> dict[str, Any]:
-        return classify.finish(config, run, self.data, watcher)
-
-    def _backbone(self, seed: int) -> Backbone:
-        task = classifier.task(self.data.labels, seed=seed)
-        return backbones.load(self.config.model, self.tokenizer, task=task)
-
-
-def require_members(config: RunConfig, trials: Sequence[Trial[RunConfig]], data: Splits | ClassSplits) -> None:
+def require_members(config: RunConfig, trials: Trials, data: Splits | ClassSplits) -> None:
     """Refuse what would fail or teach nothing in a member with another adapter than `config`, which is known good."""
     adapters = {trial.config.adapter.model_dump_json(): trial.config for trial in trials}
     adapters.pop(config.adapter.model_dump_json(), None)
@@ -175,9 +153,16 @@ def require_members(config: RunConfig, trials: Sequence[Trial[RunConfig]], data:
             preflight.require_runnable(other, data)
 
 
-def _attach(backbone: Backbone, shared: RunConfig, trials: Sequence[Trial[RunConfig]]) -> tuple[Bank, Freezer]:
-    methods, seeds = [trial.config.adapter for trial in trials], [trial.config.seed for trial in trials]
-    return freezing.attach_bank(backbone.model, shared, methods, seeds=seeds)
+def _attach(backbone: Backbone, shared: RunConfig, trials: Trials) -> tuple[Bank, Freezer]:
+    """A bare backbone with a fresh adapter for each member, none where the policy freezes for good."""
+    layers = freezing.layers_of(backbone.model, shared)
+    together = bank.attach(
+        backbone.model,
+        [trial.config.adapter for trial in trials],
+        seeds=[trial.config.seed for trial in trials],
+        below=shared.freeze.never(len(layers.blocks)),
+    )
+    return together, Freezer(together.model, backbone.model, layers, shared.freeze, seed=shared.seed)
 
 
 @torch.no_grad()

@@ -10,15 +10,23 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import workbench
-from workbench.errors import ConfigError, ResumeError
+from workbench.errors import ConfigError, ResumeError, Stopped
+from workbench.recipes.load import load
+from workbench.recipes.run import run
+from workbench.recipes.serve import evaluate
+from workbench.runs import deadline
+from workbench.training.callbacks import Callback, Silent
 
-WINDOW = 0.03
+WINDOW = 0.15
+"""Share of its time that a run may leave unused while other processes come and go."""
 BURN = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end: sum(range(10_000))"
 
 
@@ -32,7 +40,7 @@ def overrides(limit: float) -> list[str]:
 
 
 @contextmanager
-def load(*, after: float, seconds: float) -> Iterator[None]:
+def busy(*, after: float, seconds: float) -> Iterator[None]:
     """Other processes use every core for some of the time."""
     cores = len(os.sched_getaffinity(0))
     code = f"import time\ntime.sleep({after})\n" + BURN.format(seconds=seconds)
@@ -55,6 +63,7 @@ def require_finished(out: Path) -> None:
     assert json.loads((out / "manifest.json").read_text())["status"] == "done"
     assert (out / "adapter" / "adapter_model.safetensors").exists()
     scores = json.loads((out / "scores.json").read_text())
+    assert set(scores) == {"before", "after"}, "nothing that depends on how fast the machine was"
     assert scores["after"]["loss"] < scores["before"]["loss"]
     assert (out / "report.html").exists()
     rates = [line["learning_rate"] for line in lines(out)]
@@ -77,7 +86,7 @@ def test_a_killed_run_ends_in_time_while_others_use_the_cores(tmp_path: Path) ->
 
     began = time.monotonic()
     words = [*command(out, limit), "--resume"]
-    with load(after=0.2 * limit, seconds=0.2 * limit):
+    with busy(after=0.2 * limit, seconds=0.2 * limit):
         done = subprocess.run(words, capture_output=True, text=True, timeout=2 * limit)
     took = spent + time.monotonic() - began
     assert done.returncode == 0, done.stderr
@@ -93,3 +102,64 @@ def test_a_budget_that_is_too_small_says_what_to_write(tmp_path: Path, stories: 
         workbench.run("sft/quickstart", words, out=tmp_path / "run", quiet=True)
     assert not lines(tmp_path / "run")
     assert not (tmp_path / "run" / "adapter").exists()
+
+
+@dataclass
+class Clock:
+    """Time that goes on whenever somebody looks at it."""
+
+    tick: float = 0.05
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        self.now += self.tick
+        return self.now
+
+
+@dataclass
+class SlowAtTheEnd(Silent):
+    """Makes the machine slow when training is over."""
+
+    clock: Clock
+
+    def say(self, text: str) -> None:
+        if text.startswith("Scoring what was saved"):
+            self.clock.tick *= 40
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(deadline, "Deadline", partial(deadline.Deadline, clock=found))
+    monkeypatch.setattr(deadline, "BEAT", 1e9)
+    return found
+
+
+def train(out: Path, stories: str, watcher: Callback, *, limit: str = "60s", resume: bool = False) -> dict[str, Any]:
+    """Scores of a run on a few rows."""
+    words = ["data.limit=60", "data.max_tokens=64", "evaluate.answers=4", "evaluate.max_new_tokens=3", "batch.size=4"]
+    given = [*words, f"model.id={stories}", "train.epochs=null", f"budget.time={limit}", "batch.tokens_per_device=256"]
+    run(load("sft/quickstart", given), out=out, resume=resume, watcher=watcher, began=0.0)
+    return dict(json.loads((out / "scores.json").read_text()))
+
+
+def test_no_score_depends_on_how_fast_the_machine_was(tmp_path: Path, stories: str, clock: Clock) -> None:
+    scores = train(tmp_path / "run", stories, Silent())
+    assert clock.now <= 60 and lines(tmp_path / "run")
+    assert set(scores) == {"before", "after"}
+    assert scores["after"] == evaluate(tmp_path / "run", [])
+
+
+def test_a_run_whose_time_is_over_while_it_is_scored_is_scored_later(
+    tmp_path: Path, stories: str, clock: Clock
+) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(Stopped, match=r"Write budget\.time=\d+ or more .*\nContinue with: --out .* --resume"):
+        train(out, stories, SlowAtTheEnd(clock))
+    steps, saved = lines(out), (out / "adapter" / "adapter_model.safetensors").read_bytes()
+    assert steps and not (out / "scores.json").exists()
+    clock.tick = 0.05
+    scores = train(out, stories, Silent(), limit="1h", resume=True)
+    assert scores["after"] == evaluate(out, [])
+    assert lines(out) == steps
+    assert (out / "adapter" / "adapter_model.safetensors").read_bytes() == saved

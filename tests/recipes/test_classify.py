@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,12 @@ from workbench.data.labelled import labelled_data
 from workbench.errors import ConfigError, Stopped
 from workbench.evaluation import row_outputs
 from workbench.models import classifier
-from workbench.recipes import classify
 from workbench.recipes.check import check
 from workbench.recipes.classify_verbs import ClassInspection
 from workbench.recipes.load import load
 from workbench.recipes.merge import merge
 from workbench.recipes.serve import evaluate, generate, predict
 from workbench.runs import run_directory
-from workbench.training import capacity
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -104,20 +101,6 @@ def test_classes_are_learnt_and_the_report_shows_them(taught: Path) -> None:
     for shown in ("Accuracy", "Confusion", "Baseline", "nats per row", "taken for"):
         assert shown in page
     assert "nats per token" not in page and "Answers" not in page
-
-
-def test_rows_that_time_did_not_suffice_for_are_counted(
-    train: Train, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = tmp_path / "other.jsonl"
-    other.write_text("".join(json.dumps({**row, "text": f"Then {row['text']}"}) + "\n" for row in weather(30)))
-    monkeypatch.setattr(capacity, "FORWARD_TOKENS", 100)
-    monkeypatch.setattr(classify, "left", lambda _: iter([9.0, *[0.0] * 99]).__next__)
-    run = train("late", taught.parent / "taught.jsonl", f"data.test={other}", "train.steps=2")
-    scored = json.loads((run / "manifest.json").read_text())["cut"]
-    counts = [int(number) for number in re.findall(r"\d+", scored)]
-    assert scored == "Time ran out: {} of {} held-out rows were scored, {} of {} test rows were scored.".format(*counts)
-    assert counts[1::2] == [18, 30] and 0 < counts[0] < 18 and 0 < counts[2] < 30
 
 
 def test_same_curve_for_any_micro_batch(train: Train, taught: Path) -> None:

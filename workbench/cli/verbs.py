@@ -52,10 +52,10 @@ def run(
     with importing():
         import workbench.recipes.run
         from workbench.cli import render
-        from workbench.runs import run_clock
+        from workbench.runs import deadline
         from workbench.runs.ranks import joined
 
-    path = workbench.run(recipe, overrides or (), out=out, resume=resume, began=run_clock.process_began())
+    path = workbench.run(recipe, overrides or (), out=out, resume=resume, began=deadline.process_began())
     if joined().first:
         render.outcome(path)
 

@@ -16,31 +16,15 @@ from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Floats, Label, Labels
 from workbench.evaluation.row_passes import over_rows
 from workbench.evaluation.scored import Scoring
-from workbench.evaluation.timely import Left
 
 
 def outputs(
     model: nn.Module, predict: Callable[[MicroBatch], Tensor], rows: Labelled, *, scoring: Scoring | None = None
 ) -> Floats:
-    """Outputs (N, C) of rows in their order."""
-    return outputs_in_time(model, predict, rows, None, scoring=scoring)[1]
-
-
-def outputs_in_time(
-    model: nn.Module,
-    predict: Callable[[MicroBatch], Tensor],
-    rows: Labelled,
-    left: Left | None,
-    *,
-    batch_tokens: int | None = None,
-    scoring: Scoring | None = None,
-) -> tuple[Labelled, Floats]:
-    """As many of the rows as there is time for, in their order, and their outputs (N, C).
+    """Outputs (N, C) of rows in their order.
 
     Args:
-        left: Seconds for it; None where nothing limits it.
-        batch_tokens: Padded tokens in one forward pass; None: as many as memory holds.
-        scoring: Results of an earlier process, where a person may stop this one.
+        scoring: Results of an earlier process, where this one may be stopped.
     """
     device = next(model.parameters()).device
 
@@ -49,10 +33,8 @@ def outputs_in_time(
         return outputs_BC
 
     content = (each.input_ids for each in rows.written)
-    found = over_rows(model, rows.lengths, compute, left=left, tokens=batch_tokens, scoring=scoring, content=content)
-    done = sorted(found)
-    some = rows if len(done) == len(rows) else rows.subset(np.asarray(done))
-    return some, np.asarray([found[number] for number in done])
+    found = over_rows(model, rows.lengths, compute, scoring=scoring, content=content)
+    return np.asarray([found[number] for number in range(len(rows))])
 
 
 def table(labels: Labels, rows: Labelled, values_NC: Floats, *, texts: list[str], labelled: bool) -> pd.DataFrame:

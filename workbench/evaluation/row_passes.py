@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor
 from workbench.data.batching import Indices, micro_batches
 from workbench.errors import TrainingError
 from workbench.evaluation.scored import Scoring
-from workbench.evaluation.timely import Left, in_time
 from workbench.training import capacity
 
 T = TypeVar("T")
@@ -25,8 +24,6 @@ def over_rows(
     lengths: Indices,
     compute: Callable[[Indices], Sequence[T] | None],
     *,
-    left: Left | None = None,
-    tokens: int | None = None,
     scoring: Scoring | None = None,
     content: Iterable[np.ndarray[Any, Any]] = (),
 ) -> dict[int, T]:
@@ -36,18 +33,16 @@ def over_rows(
 
     Args:
         lengths: Tokens of each row.
-        compute: From the numbers of the rows of a micro-batch to a result for each, or to None if time ran out.
-        left: Seconds for it; then of as many rows as there is time for. None: of all.
-        tokens: Padded tokens in one forward pass; None: as many as `capacity.forward_tokens` says.
-        scoring: Results of an earlier process, which are not computed again, where a person may stop this one.
+        compute: From the numbers of the rows of a micro-batch to a result for each, or to None where `scoring` stops.
+        scoring: Results of an earlier process, which are not computed again, where this one may be stopped.
         content: All arrays that the rows consist of; read where there is a `scoring`.
 
     Raises:
-        Stopped: a person asked for it.
+        Stopped: a person asked for it, or the time is over.
         TrainingError: not even one row fits into memory.
     """
     device = next(model.parameters()).device
-    size = tokens or capacity.forward_tokens(device, width=_width(model))
+    size = capacity.forward_tokens(device, width=_width(model))
     found: dict[int, T] = {} if scoring is None else scoring.results(content)
     indices: Indices
 
@@ -64,7 +59,7 @@ def over_rows(
             if scoring is not None:
                 scoring.stop_if_asked()
 
-    for indices in in_time(micro_batches(np.arange(len(lengths)), lengths, tokens=size), left):
+    for indices in micro_batches(np.arange(len(lengths)), lengths, tokens=size):
         longest = int(lengths[indices].max())
         try:
             # Processes that share weights pass through each block together, so that none may repeat a pass.

@@ -13,9 +13,10 @@ import numpy as np
 from workbench.config import RunConfig
 from workbench.errors import Stopped
 from workbench.runs import files
+from workbench.runs.deadline import Deadline
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.run_directory import Run
-from workbench.training.distributed import layout_settings
+from workbench.training.distributed.placement import Placement
 
 FILE = "scored_rows.json"
 """In a run directory, from a stop while it scored until its scores are written."""
@@ -27,11 +28,19 @@ class Scored:
     Args:
         folder: Where FILE is; None in a process that keeps nothing.
         stop_requested: Whether a person asked for an end.
+        deadline: Of the run.
         ranks: Processes that score the same rows together, and stop together.
     """
 
-    def __init__(self, folder: Path | None, stop_requested: Callable[[], bool], ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        stop_requested: Callable[[], bool],
+        deadline: Deadline | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
         self._folder, self._stop_requested, self._ranks = folder, stop_requested, ranks
+        self._deadline = deadline or Deadline()
         kept: dict[str, list[tuple[int, Any]]] = {} if folder is None else files.read_json(folder / FILE)
         self._found = {name: dict(rows) for name, rows in ranks.agreed(kept).items()}
 
@@ -51,16 +60,19 @@ class Scored:
 
     @property
     def stopping(self) -> bool:
-        """Whether a person asked one of the processes for an end; all of them have to call this together."""
-        return self._ranks.any(self._stop_requested())
+        """Whether a person asked one of the processes for an end, or time is over; all have to call this together."""
+        return self._ranks.any(self._stop_requested() or self._deadline.over)
 
     def stop_if_asked(self) -> None:
-        """Raise Stopped where a person asked for it, with all results saved."""
-        if not self.stopping:
+        """Raise Stopped where a person asked for it or time is over, with all results saved."""
+        requested = self._ranks.any(self._stop_requested())
+        if not requested and not self._ranks.any(self._deadline.over):
             return
         if self._folder is not None and any(self._found.values()):
             files.write_json(self._folder / FILE, {name: list(rows.items()) for name, rows in self._found.items()})
-        raise Stopped("Stopped while scoring; what is scored so far is kept.")
+        if requested:
+            raise Stopped("Stopped while scoring; what is scored so far is kept.")
+        raise self._deadline.overrun()
 
 
 @dataclass(frozen=True)
@@ -93,5 +105,5 @@ class Scoring:
 
 def interruptible(config: RunConfig, run: Run, stop_requested: Callable[[], bool], *, model: str = "after") -> Scoring:
     """The scoring of a run that may be stopped and resumed; by all processes together where they share weights."""
-    together = run.ranks if layout_settings.cuts_weights(config.distributed) else ALONE
-    return Scored(run.path if run.ranks.first else None, stop_requested, together).by(model)
+    together = run.ranks if Placement(config.distributed, run.ranks).cuts_weights else ALONE
+    return Scored(run.path if run.ranks.first else None, stop_requested, run.deadline, together).by(model)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,6 @@ from workbench.evaluation import text_overlap
 from workbench.evaluation.decoding import generate
 from workbench.evaluation.row_passes import over_rows
 from workbench.evaluation.scored import Scoring
-from workbench.evaluation.timely import Left
 from workbench.models.output_heads import Head
 from workbench.runs import files
 
@@ -40,8 +39,6 @@ class Likelihood:
     """Mean negative log-likelihood, nats per supervised token."""
     token_accuracy: float
     """Share of supervised tokens that are the model's first choice."""
-    rows: int
-    """Rows that were looked at."""
 
     @property
     def perplexity(self) -> float:
@@ -69,21 +66,11 @@ class GeneratedAnswer:
         return text_overlap.rouge_l(self.answer, self.reference)
 
 
-def likelihood(
-    model: nn.Module,
-    head: Head,
-    tokens: TokenizedSet,
-    *,
-    left: Left | None = None,
-    batch_tokens: int | None = None,
-    scoring: Scoring | None = None,
-) -> Likelihood:
+def likelihood(model: nn.Module, head: Head, tokens: TokenizedSet, *, scoring: Scoring | None = None) -> Likelihood:
     """Loss and accuracy over every supervised token of `tokens`, each counted once.
 
     Args:
-        left: Seconds for it, where it has to end in time; then of as many rows as there is time for.
-        batch_tokens: Padded tokens in one forward pass; None: as many as memory holds.
-        scoring: Results of an earlier process, where a person may stop this one.
+        scoring: Results of an earlier process, where this one may be stopped.
     """
 
     def compute(rows: Indices) -> list[tuple[float, int, int]]:
@@ -94,9 +81,9 @@ def likelihood(
 
     rows = _first(tokens, len(tokens))
     content = (each for row in rows for each in (row.input_ids, row.supervised, np.asarray([row.source, row.number])))
-    found = over_rows(model, tokens.lengths, compute, left=left, tokens=batch_tokens, scoring=scoring, content=content)
+    found = over_rows(model, tokens.lengths, compute, scoring=scoring, content=content)
     losses, hits, counts = zip(*found.values(), strict=True)
-    return Likelihood(math.fsum(losses) / sum(counts), sum(hits) / sum(counts), rows=len(found))
+    return Likelihood(math.fsum(losses) / sum(counts), sum(hits) / sum(counts))
 
 
 def answers(
@@ -106,15 +93,14 @@ def answers(
     *,
     count: int,
     max_new_tokens: int,
-    left: Left | None = None,
     scoring: Scoring | None = None,
 ) -> list[GeneratedAnswer]:
     """Greedy answers to the last supervised turn of `count` examples, evenly spaced over the set.
 
-    Examples without a prompt (plain text) have no answer to compare and are passed over. So are those that `left`,
-    which gives the seconds for all, leaves no time for.
+    Examples without a prompt (plain text) have no answer to compare and are passed over.
     """
-    turns = {index: _last_turn(tokens[index]) for index in asked(tokens, count=count)}
+    spaced = np.unique(np.linspace(0, len(tokens) - 1, num=min(count, len(tokens)), dtype=np.int64))
+    turns = {index: turn for index in spaced.tolist() if (turn := _last_turn(tokens[index])).start > 1}
     prompts = [turn.input_ids[: turn.asked] for turn in turns.values()]
     written = complete(
         model,
@@ -122,7 +108,6 @@ def answers(
         tokenizer,
         stop=stop_tokens(tokenizer, tokens),
         max_new_tokens=max_new_tokens,
-        left=left,
         scoring=scoring,
     )
     return [
@@ -133,14 +118,7 @@ def answers(
             answer=answer,
         )
         for (index, turn), answer in zip(turns.items(), written, strict=True)
-        if answer is not None
     ]
-
-
-def asked(tokens: TokenizedSet, *, count: int) -> list[int]:
-    """Numbers of the examples that `answers` answers, if it has the time."""
-    spaced = np.unique(np.linspace(0, len(tokens) - 1, num=min(count, len(tokens)), dtype=np.int64))
-    return [index for index in spaced.tolist() if _last_turn(tokens[index]).start > 1]
 
 
 def summary(found: Likelihood, answers: Sequence[GeneratedAnswer]) -> dict[str, float]:
@@ -155,11 +133,6 @@ def answer_scores(answers: Sequence[GeneratedAnswer]) -> dict[str, float]:
         return {}
     f1, rouge_l = sum(each.f1 for each in answers), sum(each.rouge_l for each in answers)
     return {"f1": round(f1 / len(answers), 6), "rouge_l": round(rouge_l / len(answers), 6)}
-
-
-def answered_before(answers: Sequence[GeneratedAnswer], before: Mapping[str, str]) -> list[GeneratedAnswer]:
-    """The same prompts with what was answered before training, by place."""
-    return [replace(each, answer=before[each.place]) for each in answers]
 
 
 def write_predictions(path: Path, answers: Sequence[GeneratedAnswer], *, before: Mapping[str, str]) -> None:
@@ -192,48 +165,38 @@ def complete(
     *,
     stop: Sequence[int],
     max_new_tokens: int,
-    left: Left | None = None,
     scoring: Scoring | None = None,
-) -> list[str | None]:
-    """Greedy continuations of prompts, or a decoder's answers to them, in their order; similar lengths go together.
-
-    None where `left`, which gives the seconds for all of them, leaves no time for one.
-    """
+) -> list[str]:
+    """Greedy continuations of prompts, or a decoder's answers to them, in their order; similar lengths go together."""
     device = next(model.parameters()).device
     encodes: bool = model.config.is_encoder_decoder  # type: ignore[union-attr, assignment]
-
-    def late() -> bool:
-        return (left is not None and left() <= 0) or stopping()
+    settings = generation(stop, max_new_tokens=max_new_tokens)
 
     def stopping() -> bool:
         return scoring is not None and scoring.stopping
 
     def compute(rows: Indices) -> list[str] | None:
-        if late():
-            return None
         chosen = [prompts[row] for row in rows]
         inputs = encoder_inputs(chosen) if encodes else _padded_on_the_left(chosen)
-        settings = generation(stop, max_new_tokens=max_new_tokens, most_s=None if left is None else left())
         on_device = {name: tensor.to(device) for name, tensor in inputs.items()}
         output = generate(model, on_device, settings, halt=None if scoring is None else stopping)
-        if late():
+        if stopping():
             return None  # they may be unfinished
         begin = 1 if encodes else inputs["input_ids"].shape[1]  # a decoder's own first token is its start token
         return [_text(tokenizer, ids).strip() for ids in output[:, begin:]]
 
     lengths = np.asarray([len(prompt) + max_new_tokens for prompt in prompts], dtype=np.int64)
     content = map(np.asarray, prompts)
-    written = over_rows(model, lengths, compute, left=left, scoring=scoring, content=content)
-    return [written.get(row) for row in range(len(prompts))]
+    written = over_rows(model, lengths, compute, scoring=scoring, content=content)
+    return [written[row] for row in range(len(prompts))]
 
 
-def generation(stop: Sequence[int], *, max_new_tokens: int, most_s: float | None = None) -> GenerationConfig:
-    """Greedy decoding that ends at any of the tokens `stop`, or after `most_s` seconds."""
+def generation(stop: Sequence[int], *, max_new_tokens: int) -> GenerationConfig:
+    """Greedy decoding that ends at any of the tokens `stop`."""
     return GenerationConfig(
         do_sample=False,
         num_beams=1,
         max_new_tokens=max_new_tokens,
-        max_time=most_s,
         eos_token_id=list(stop),
         pad_token_id=stop[0] if stop else 0,
     )

@@ -42,7 +42,6 @@ def findings(record: RunRecord) -> list[Finding]:
     # The steps of a cross-validation are chosen before: what a better one would have been is no advice.
     best_step = None if record.crossvalidates else _best_step(record)
     found = [
-        _out_of_time(record),
         _taught(record),
         _never_predicted(record),
         _chance(record),
@@ -53,11 +52,6 @@ def findings(record: RunRecord) -> list[Finding]:
     ]
     stages = [Finding(tone, text) for tone, text in crossval_section.sentences(record)]
     return stages + [finding for finding in found if finding]
-
-
-def _out_of_time(record: RunRecord) -> Finding | None:
-    cut = record.manifest.get("cut")
-    return Finding("warning", cut) if cut else None
 
 
 def _never_predicted(record: RunRecord) -> Finding | None:

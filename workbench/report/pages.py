@@ -25,7 +25,7 @@ SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
 }
 """What each score is called on the page, and which way is better."""
 
-COLUMNS = ("before", "after", "teacher", "test", "teacher_test", "refit", "train")
+COLUMNS = ("before", "after", "teacher", "test", "teacher_test", "refit")
 """Of the score table, where there are such scores."""
 SAMPLES = 3
 LONGEST_TEXT = 4000

@@ -22,8 +22,8 @@ import torch
 from workbench.config import RunConfig, sweep_expansion
 from workbench.errors import ConfigError, FileError, ResumeError, WorkbenchError
 from workbench.runs import files, trust
+from workbench.runs.deadline import Deadline
 from workbench.runs.ranks import ALONE, Ranks
-from workbench.runs.timing import Timer
 from workbench.runs.trust import Trust
 from workbench.schema import dump_yaml, parse, read_yaml
 
@@ -52,8 +52,8 @@ class Run:
         self.resumed = resumed
         """Whether the directory held a run that this process continues."""
         self.adapter = path / "adapter"
-        self.timer: Timer | None = None
-        """Its clock, where wall clock limits it."""
+        self.deadline = Deadline()
+        """Its clock, which has a limit where `budget` says one."""
         self.checkpoints = self.home / "checkpoints"
         self.best = self.checkpoints / "best"
         self.before: dict[str, Any] = {}

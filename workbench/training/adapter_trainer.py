@@ -17,8 +17,8 @@ from workbench.adapters.method import TrainHook
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices, global_batch, steps_per_epoch
 from workbench.errors import ResumeError, TrainingError
+from workbench.runs.deadline import Deadline
 from workbench.runs.run_directory import Run
-from workbench.runs.timing import Timer
 from workbench.training import checkpoints
 from workbench.training.checkpoints import Progress
 from workbench.training.freezing.state_eviction import EvictedStates
@@ -59,8 +59,6 @@ class TrainTask:
     config: RunConfig
     run: Run
     """Directory of its metrics and checkpoints, as if it trained alone."""
-    timer: Timer | None = None
-    """Ends the run in time, where `budget.time` limits it."""
 
 
 class AdapterTrainer:
@@ -77,7 +75,7 @@ class AdapterTrainer:
         self.trainable = trainable = trained.values
         config = task.config
         self._per_epoch = steps_per_epoch(len(task.train), config.batch.size)
-        self._limits = limits(config, len(task.train), task.timer)
+        self._limits = limits(config, len(task.train), task.run.deadline)
         self._refresh = trained.refresh
         self.progress = Progress()
         self.error: TrainingError | None = None
@@ -185,6 +183,7 @@ class AdapterTrainer:
             hook.on_gradients()
         optimizers.penalise(self.trainable, config)
         tokens = int(self.task.train.lengths[rows].sum())
+        self._deadline.stepped()
         rate = self._set_rate(self._share(0.5, tokens))
         norm, self.error = self._optimizer_step.step(
             config.train.max_grad_norm, lambda norm: self._loss_guard(loss, norm, rows, step=before.step)
@@ -305,14 +304,16 @@ class AdapterTrainer:
         return schedules.due(every, step=self.progress.step, before=self._before, after=self.progress.share)
 
     def _end_in_time(self) -> None:
-        timer = self.task.timer
-        if timer is not None and not timer.fits_another():
+        if not self._deadline.fits_another():
             self.progress = replace(self.progress, share=1.0)
 
     def _affords_evaluation(self) -> bool:
         """Whether there is time to evaluate and to train on; after the last step always."""
-        timer = self.task.timer
-        return timer is None or self.progress.share >= 1 or timer.affords("evaluation")
+        return self.progress.share >= 1 or self._deadline.affords("evaluation")
+
+    @property
+    def _deadline(self) -> Deadline:
+        return self.task.run.deadline
 
     def _share(self, part: float, tokens: int) -> float:
         """Share of the run that is done after this part of the step whose gradients are computed.
@@ -321,8 +322,7 @@ class AdapterTrainer:
             tokens: In the step.
         """
         done = self.progress
-        share = self._limits.share(steps=done.step + part, tokens=done.tokens + part * tokens, ahead=part - 1)
-        return max(done.share, share)
+        return self._limits.share(done.share, steps=done.step + part, tokens=done.tokens + part * tokens, part=part)
 
     def _set_rate(self, share: float) -> float:
         """Set the learning rate of a share of the run; returns it."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from workbench.config import RunConfig
 from workbench.data.batching import steps_per_epoch
-from workbench.runs.timing import Timer
+from workbench.runs.deadline import Deadline
 
 
 @dataclass(frozen=True)
@@ -17,22 +17,28 @@ class Limits:
     """Optimizer steps; None where epochs and steps do not limit it."""
     tokens: int | None = None
     """Tokens read in training."""
-    timer: Timer | None = None
+    deadline: Deadline = field(default_factory=Deadline)
 
-    def share(self, *, steps: float, tokens: float, ahead: float) -> float:
-        """Share of the run that is done after so many steps and tokens, the last `ahead` of these steps yet to come."""
+    def share(self, done: float, *, steps: float, tokens: float, part: float) -> float:
+        """Share of the run that is done after so many steps and tokens; it never falls.
+
+        Args:
+            done: The same before the step whose gradients are there.
+            part: Share of that step which these steps and tokens count.
+        """
         shares = [
+            done,
             0.0 if self.steps is None else steps / self.steps,
             0.0 if self.tokens is None else tokens / self.tokens,
-            0.0 if self.timer is None else self.timer.share(ahead=ahead),
+            self.deadline.share(done, part),
         ]
         return min(max(shares), 1.0)
 
 
-def limits(config: RunConfig, draws: int, timer: Timer | None = None) -> Limits:
+def limits(config: RunConfig, draws: int, deadline: Deadline) -> Limits:
     """The limits of a run whose epochs draw so many rows."""
-    assert timer is not None or not config.budget.timed, "only a timer can end a run in time"
-    return Limits(total_steps(config, draws), config.budget.tokens, timer)
+    assert deadline.limited or not config.budget.timed, "only a clock can end a run in time"
+    return Limits(total_steps(config, draws), config.budget.tokens, deadline)
 
 
 def total_steps(config: RunConfig, draws: int) -> int | None:

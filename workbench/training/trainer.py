@@ -23,15 +23,12 @@ from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError
 from workbench.models import backbones, fused_lora
 from workbench.runs.run_directory import Run
-from workbench.runs.timing import Timer, phase
 from workbench.training import capacity, preflight
 from workbench.training.adapter_trainer import AdapterTrainer, TrainableValues, TrainTask
 from workbench.training.callbacks import Callback
-from workbench.training.distributed import layout_settings
-from workbench.training.distributed.fsdp import FullySharded
+from workbench.training.distributed.placement import Placement
 from workbench.training.distributed.row_shares import RowShare, share_rows
 from workbench.training.distributed.sharding import Sharded, Trainable
-from workbench.training.distributed.zero import ZeroParameters
 from workbench.training.freezing.freeze_callbacks import ActivationCallback, GradientCallback
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheManager, PrefixForward
@@ -65,8 +62,6 @@ class Trainer:
     watcher: Callback
     clock: ProgressClock = field(default_factory=ProgressClock)
     """Share of the run that is done, for losses that follow a schedule."""
-    timer: Timer | None = None
-    """Ends the run in time, where `budget.time` limits it."""
     trying: Callable[[], AbstractContextManager[object]] = nullcontext
     """Context in which the model may be called with rows of another kind, to try the prefix cache."""
     kept: PrefixCache | None = None
@@ -76,11 +71,12 @@ class Trainer:
         self.train, self.loss, auxiliary, *_ = self.supervision
         self.device = backbones.device()
         self.ranks = self.run.ranks
+        self.placement = Placement(self.config.distributed, self.ranks)
         self.masters: MasterWeights | Sharded
         self.forward: Loss
-        if self.config.distributed.sharded:
-            self.masters = self._sharded(auxiliary)
-            self.forward = self.masters.forward
+        whole = Trainable(self.model, self.loss, self.config, self.compute, self.ranks, auxiliary)
+        if (shared := self.placement.shared(whole, sample=self._any_batch)) is not None:
+            self.masters, self.forward = shared, shared.forward
         else:
             frozen = [name for name, layer in self.freezer.layers.items() if not self.freezer.plan.trains[layer]]
             self.masters = MasterWeights(
@@ -93,7 +89,7 @@ class Trainer:
         self.tokens = 0
         """Tokens in one forward pass, padding included; known after `prepare`."""
         self.member = AdapterTrainer(
-            TrainTask(self.train, self._held_out_loss, self.config, self.run, self.timer),
+            TrainTask(self.train, self._held_out_loss, self.config, self.run),
             trained(self.masters, self.freezer),
             hooks=self._hooks(),
         )
@@ -122,8 +118,8 @@ class Trainer:
             left = member.total - member.progress.step
             self.watcher.say(f"Training: {left:,} steps of {self.config.batch.size} rows.")
         began = time.monotonic() - member.progress.elapsed_s
-        if self.timer is not None:
-            self.timer.begin(member.progress.share)
+        if member.live:
+            self.run.deadline.begin(member.progress.share)
         with closing(Prefetcher(pin=self.device.type == "cuda")) as self.ahead:
             self._steps(began)
         self.ahead = None
@@ -134,14 +130,14 @@ class Trainer:
     def _steps(self, began: float) -> None:
         """Train until the run ends."""
         member = self.member
-        while self._goes_on():
+        while member.live:
             self._follow_policy()
             record = member.finish_step(self.step(member.batch()), began=began)
             self.accelerator.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])
             self.watcher.step(record, total=member.total)
             stopping = self.ranks.any(self.watcher.stop_requested())
             if member.due or stopping:
-                with phase(self.timer, "checkpoint"):
+                with self.run.deadline.phase("checkpoint"):
                     member.save(keep=self.config.save.keep)
             if member.live and stopping:
                 raise Stopped(f"Stopped after {member.place}; checkpoint saved.")
@@ -152,11 +148,6 @@ class Trainer:
         self.run.note(elapsed_s=self.member.progress.elapsed_s, peak_bytes=peak_bytes(self.device))
         with self.member.shipping(self.watcher.say), self.masters.exposed():
             yield
-
-    def _goes_on(self) -> bool:
-        """Whether there is another step to do; a run does at least one."""
-        member = self.member
-        return member.live and (self.timer is None or member.progress.step == 0 or self.timer.fits_another())
 
     def step(self, rows: Indices) -> dict[str, Any]:
         """One optimizer step on these rows; its line of metrics.jsonl."""
@@ -175,8 +166,6 @@ class Trainer:
             assert member.error is not None
             raise member.error
         self.masters.refresh()
-        if self.timer is not None:
-            self.timer.stepped(record["tokens"])
         return measured({**record, **metrics}, since=began, device=self.device)
 
     def _gradients_that_fit(self, rows: Indices) -> tuple[Tensor, dict[str, float]]:
@@ -290,15 +279,6 @@ class Trainer:
             self.masters.follow(freezer.frozen)
         self.member.follow(freezer.frozen, freezer.plan.rates)
         self.prefix.follow()
-        if self.timer is not None:
-            # A step is other work where another layer freezes, and where rows are read that were computed before.
-            self.timer.steady = self.config.freeze.fixed and self.prefix.cached is None
-
-    def _sharded(self, auxiliary: nn.Module | None) -> Sharded:
-        whole = Trainable(self.model, self.loss, self.config, self.compute, self.ranks, auxiliary)
-        if self.config.distributed.engine == "fsdp2":
-            return FullySharded(whole)
-        return ZeroParameters(whole, sample=self._any_batch)
 
     def _hooks(self) -> dict[str, TrainHook]:
         """Training hooks by the name of their file in a checkpoint."""
@@ -335,7 +315,7 @@ class Trainer:
         """Training mode, gradient checkpointing, compilation, the tokens of a forward pass."""
         self.masters.refresh()
         self.model.train()
-        if not layout_settings.cuts_weights(self.config.distributed):
+        if not self.placement.cuts_weights:
             fused_lora.fuse(self.model)
         if self.config.train.compile:
             for layer in anatomy.decoder_layers(self.model):

@@ -58,18 +58,26 @@ def test_sums_do_not_depend_on_how_rows_are_cut(
         return (labels_N * 0.7).exp(), labels_N > 30  # more digits together than a float64 has
 
     monkeypatch.setattr(losses, "token_scores", token_scores)
-    found = {evaluation.likelihood(llama, head, rows, batch_tokens=tokens) for tokens in (1, 12, 20, 30, 4096)}
+    found = set()
+    for tokens in (1, 12, 20, 30, 4096):
+        monkeypatch.setattr(capacity, "FORWARD_TOKENS", tokens)
+        found.add(evaluation.likelihood(llama, head, rows))
     assert len(found) == 1
 
 
 def test_memory_that_runs_out_makes_passes_smaller_and_changes_no_score(
-    llama: PreTrainedModel, head: Head, rows: TokenizedSet, memory: Callable[[int], list[int]]
+    llama: PreTrainedModel,
+    head: Head,
+    rows: TokenizedSet,
+    memory: Callable[[int], list[int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wanted = evaluation.likelihood(llama, head, rows)
     tried = memory(26)
-    found = evaluation.likelihood(llama, head, rows, batch_tokens=60)
+    monkeypatch.setattr(capacity, "FORWARD_TOKENS", 60)
+    found = evaluation.likelihood(llama, head, rows)
     assert found.loss == pytest.approx(wanted.loss, rel=1e-6)
-    assert (found.token_accuracy, found.rows) == (wanted.token_accuracy, wanted.rows)
+    assert found.token_accuracy == wanted.token_accuracy
     fits = [tokens for tokens in tried if tokens <= 26]
     assert tried[: len(tried) - len(fits)] == tried[:1] == [60], "a size that did not fit is not tried again"
 
@@ -83,13 +91,13 @@ def test_a_row_that_does_not_fit_is_refused(
 
 
 def test_rows_that_are_known_are_left_out_whatever_their_micro_batches_were(
-    llama: PreTrainedModel, head: Head, rows: TokenizedSet, tmp_path: Path
+    llama: PreTrainedModel, head: Head, rows: TokenizedSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = evaluation.likelihood(llama, head, rows)
     questions = iter([False, False, True])
-    with pytest.raises(Stopped):
-        stopped = Scored(tmp_path, questions.__next__).by("after")
-        evaluation.likelihood(llama, head, rows, batch_tokens=24, scoring=stopped)
+    with monkeypatch.context() as smaller, pytest.raises(Stopped):
+        smaller.setattr(capacity, "FORWARD_TOKENS", 24)
+        evaluation.likelihood(llama, head, rows, scoring=Scored(tmp_path, questions.__next__).by("after"))
     resumed = Scored(tmp_path, lambda: False).by("after")
     seen: list[int] = []
     handle = llama.register_forward_pre_hook(
@@ -98,9 +106,10 @@ def test_rows_that_are_known_are_left_out_whatever_their_micro_batches_were(
     found = evaluation.likelihood(llama, head, rows, scoring=resumed)
     handle.remove()
     assert 0 < sum(seen) < len(rows)
-    assert found.loss == pytest.approx(wanted.loss, rel=1e-6) and found.rows == len(rows)
+    assert found.loss == pytest.approx(wanted.loss, rel=1e-6)
     other = rows.subset(np.arange(4))
-    assert evaluation.likelihood(llama, head, other, scoring=resumed).rows == 4, "a set of its own"
+    alone = evaluation.likelihood(llama, head, other)
+    assert evaluation.likelihood(llama, head, other, scoring=resumed) == alone, "a set of its own"
 
 
 def test_a_micro_batch_is_not_cut_again_as_long_as_it_fits() -> None:

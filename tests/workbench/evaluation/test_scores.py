@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -49,7 +48,7 @@ def test_likelihood_is_the_labelled_loss_of_each_row(
 
 
 def test_perplexity_of_a_hopeless_model_is_infinite() -> None:
-    assert Likelihood(1000.0, 0.0, rows=1).perplexity == math.inf
+    assert Likelihood(1000.0, 0.0).perplexity == math.inf
 
 
 def test_answers_ask_for_the_last_turn_of_evenly_spaced_rows(
@@ -109,7 +108,7 @@ def test_an_end_of_turn_that_was_added_as_a_special_token_stops_generation(
 
 
 def test_summary_rounds_and_leaves_out_what_was_not_measured() -> None:
-    found = Likelihood(1 / 3, 0.25, rows=2)
+    found = Likelihood(1 / 3, 0.25)
     assert evaluation.summary(found, []) == {"loss": 0.333333, "perplexity": 1.395612, "token_accuracy": 0.25}
     answers = [GeneratedAnswer("a", "p", "a cat", "cat"), GeneratedAnswer("b", "p", "a dog", "cat")]
     assert evaluation.summary(found, answers)["f1"] == evaluation.summary(found, answers)["rouge_l"] == 0.5
@@ -125,28 +124,3 @@ def test_predictions_hold_both_answers_and_their_scores(tmp_path: Path) -> None:
     assert list(table["before"]) == ["dog", "猫"] and list(table["after"]) == ["cat", "犬"]
     for score in ("f1", "rouge_l"):
         assert list(table[f"{score}_before"]) == [0.0, 1.0] and list(table[f"{score}_after"]) == [1.0, 0.0]
-
-
-class Hurry:
-    """Time for so many questions about what is left of it."""
-
-    def __init__(self, questions: int) -> None:
-        self.questions = questions
-
-    def __call__(self) -> float:
-        self.questions -= 1
-        return float(self.questions)
-
-
-def test_as_many_rows_are_scored_as_there_is_time_for(llama: PreTrainedModel, rows: TokenizedSet) -> None:
-    head = output_heads.find(llama, llama)
-    whole = evaluation.likelihood(llama, head, rows)
-    assert whole.rows == len(rows)
-    assert evaluation.likelihood(llama, head, rows, left=lambda: math.inf).loss == pytest.approx(whole.loss)
-    assert evaluation.likelihood(llama, head, rows, left=Hurry(2), batch_tokens=1).rows == 1
-
-
-def test_no_answer_is_given_after_its_time(llama: PreTrainedModel, rows: TokenizedSet, tokenizer: Any) -> None:
-    whole = evaluation.answers(llama, rows, tokenizer, count=99, max_new_tokens=3)
-    assert evaluation.answers(llama, rows, tokenizer, count=99, max_new_tokens=3, left=lambda: 60.0) == whole
-    assert evaluation.answers(llama, rows, tokenizer, count=99, max_new_tokens=3, left=lambda: 0.0) == []

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -8,21 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.config import RunConfig
+from workbench.runs import deadline
+from workbench.runs.deadline import Deadline
 from workbench.training.limits import Limits, limits, total_steps
-
-
-@dataclass
-class Clock:
-    """A timer whose shares are known."""
-
-    at: float
-    a_step: float = 0.0
-
-    def share(self, *, ahead: float) -> float:
-        return self.at + ahead * self.a_step
-
-    def fits_another(self) -> bool:
-        return self.at < 1
 
 
 def config(**sections: Any) -> RunConfig:
@@ -31,20 +18,26 @@ def config(**sections: Any) -> RunConfig:
     )
 
 
-@given(steps=st.floats(0, 50), tokens=st.floats(0, 5000), at=st.floats(0, 1))
-def test_the_largest_share_counts(steps: float, tokens: float, at: float) -> None:
-    found = Limits(40, 4000, Clock(at)).share(steps=steps, tokens=tokens, ahead=0)
-    assert found == min(1.0, max(steps / 40, tokens / 4000, at))
+@given(steps=st.floats(0, 50), tokens=st.floats(0, 5000), done=st.floats(0, 1))
+def test_the_largest_share_counts(steps: float, tokens: float, done: float) -> None:
+    found = Limits(40, 4000).share(done, steps=steps, tokens=tokens, part=1)
+    assert found == min(1.0, max(steps / 40, tokens / 4000, done))
 
 
 def test_what_is_not_limited_counts_nothing() -> None:
-    assert Limits(None).share(steps=1e9, tokens=1e9, ahead=0) == 0
-    assert Limits(None, tokens=100).share(steps=1e9, tokens=25, ahead=0) == 0.25
-    assert Limits(8).share(steps=2, tokens=1e9, ahead=0) == 0.25
+    assert Limits(None).share(0, steps=1e9, tokens=1e9, part=1) == 0
+    assert Limits(None, tokens=100).share(0, steps=1e9, tokens=25, part=1) == 0.25
+    assert Limits(8).share(0, steps=2, tokens=1e9, part=1) == 0.25
 
 
-def test_the_clock_is_asked_for_the_same_moment() -> None:
-    assert Limits(None, timer=Clock(0.5, 0.1)).share(steps=0, tokens=0, ahead=-0.5) == pytest.approx(0.45)
+@pytest.mark.parametrize("part", [0.5, 1.0])
+def test_the_clock_is_asked_for_the_same_part_of_a_step(part: float) -> None:
+    now = [0.0]
+    clock = Deadline(100 / (1 - deadline.SPARE), began=0.0, clock=lambda: now[0])
+    clock.begin(0.0)
+    now[0] = 10.0
+    clock.stepped()
+    assert Limits(None, deadline=clock).share(0.0, steps=0, tokens=0, part=part) == pytest.approx(part / 10)
 
 
 @pytest.mark.parametrize(
@@ -64,12 +57,12 @@ def test_steps_of_a_run(sections: dict[str, Any], steps: int | None) -> None:
 
 
 def test_limits_of_a_configuration() -> None:
-    found = limits(config(budget={"tokens": 5000}, train={"epochs": 3}), draws=95)
-    assert (found.steps, found.tokens, found.timer) == (30, 5000, None)
-    clock = Clock(0.0)
-    assert limits(config(budget={"time": 60}), draws=95, timer=clock) == Limits(None, None, clock)
+    clock = Deadline()
+    assert limits(config(budget={"tokens": 5000}, train={"epochs": 3}), 95, clock) == Limits(30, 5000, clock)
+    clock = Deadline(60.0)
+    assert limits(config(budget={"time": 60}), 95, clock) == Limits(None, None, clock)
 
 
 def test_a_run_that_ends_in_time_has_a_clock() -> None:
     with pytest.raises(AssertionError):
-        limits(config(budget={"time": 60}), draws=95)
+        limits(config(budget={"time": 60}), 95, Deadline())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,6 @@ from workbench.errors import TrainingError
 from workbench.models import backbones
 from workbench.models.weight_storage import HALVES
 from workbench.runs.ranks import Ranks
-from workbench.training.distributed import layout_settings
 from workbench.training.distributed.sharding import Sharded, Trainable, place_model
 from workbench.training.optim import optimizer_states
 from workbench.training.optimizer_step import Refuse
@@ -75,22 +74,6 @@ class ShardedReader:
             if isinstance(module, FSDPModule):
                 module.reshard()
         return found
-
-
-class Reading(Protocol):
-    """Does work that reads a model."""
-
-    def __call__(self, work: Callable[[], T]) -> T:
-        """Result of `work`."""
-
-
-def reading(model: nn.Module, section: DistributedConfig, ranks: Ranks) -> Reading:
-    """For a model in evaluation mode: processes that would share its weights in training read it together."""
-    return ShardedReader(model, section, ranks) if layout_settings.cuts_weights(section) else _called
-
-
-def _called(work: Callable[[], T]) -> T:
-    return work()
 
 
 class FullySharded(Sharded):

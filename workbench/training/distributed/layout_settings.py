@@ -10,7 +10,6 @@ import torch
 from workbench.config import RunConfig
 from workbench.config.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
-from workbench.runs.ranks import Ranks
 
 Settings = dict[str, Any]
 
@@ -62,11 +61,6 @@ def cuts_weights(section: DistributedConfig) -> bool:
     if section.deepspeed is not None:
         return bool(read(section)["zero_optimization"].get("stage") == 3)
     return section.zero == 3 or section.engine == "fsdp2"
-
-
-def reads(section: DistributedConfig, ranks: Ranks) -> bool:
-    """Whether this process scores: the first does, or all of those that share weights."""
-    return ranks.first or cuts_weights(section)
 
 
 def _zero(section: DistributedConfig, trained: int) -> Settings:

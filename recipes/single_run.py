@@ -1,0 +1,219 @@
+"""A run of one adapter, from a backbone to scores of what was saved; subclasses say what differs between tasks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+from typing_extensions import Self
+
+from workbench import adapters, report
+from workbench.adapters import Full
+from workbench.config import RunConfig
+from workbench.config.tasks import Task
+from workbench.data.batching import Examples, Indices, first_rows
+from workbench.evaluation.scored import Scoring, interruptible
+from workbench.models import backbones, model_summary
+from workbench.models.backbones import Backbone
+from workbench.runs import deadline, files
+from workbench.runs.run_directory import Run
+from workbench.training.callbacks import Callback
+from workbench.training.distributed.placement import Placement
+from workbench.training.freezing import freezer as freezing
+from workbench.training.freezing.freezer import Freezer
+from workbench.training.trainer import Trainer
+
+SAMPLE_TOKENS = 1024
+"""Padded tokens of held-out rows that tell how long scoring takes, where nothing was scored before training."""
+Scores = dict[str, Any]
+
+
+class Rows(Examples, Protocol):
+    """Rows, of which some can be taken."""
+
+    def subset(self, keep: Indices) -> Self:
+        """Those that `keep` indexes."""
+
+
+class Scorable(Protocol):
+    """A backbone with what was trained on it, and what scoring needs."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The two together."""
+
+
+class Scored(NamedTuple):
+    """Scores of a split by name, and outputs for each of its rows."""
+
+    scores: dict[str, float]
+    outputs: Any
+
+
+M = TypeVar("M", bound=Scorable)
+R = TypeVar("R", bound=Rows)
+
+
+@dataclass(frozen=True)
+class SingleRun(ABC, Generic[M, R]):
+    """A run of one adapter, whose rows are read."""
+
+    config: RunConfig
+    run: Run
+    watcher: Callback
+    tokenizer: PreTrainedTokenizerBase
+
+    def train(self, supervise: Callable[..., Any] | None = None) -> None:
+        """From a backbone to a saved adapter; everything live is freed on return.
+
+        Args:
+            supervise: What the model learns from; by default the labels of its rows.
+        """
+        config, run = self.config, self.run
+        backbone = self.backbone()
+        if self.score_before(backbone) and self.placement.cuts_weights:
+            del backbone  # what was scored is cut
+            backbone = self._loaded()
+
+        # Frozen backbone, trainable adapter.
+        layers = freezing.layers_of(backbone.model, config)
+        model = adapters.attach(
+            backbone.model,
+            config.adapter,
+            seed=config.seed,
+            new_token_ids=self.new_token_ids,
+            sample=lambda: first_rows(self.rows["train"], seed=config.seed),
+            below=config.freeze.never(len(layers.blocks)),
+        )
+        freezer = Freezer(model, backbone.model, layers, config.freeze, seed=config.seed)
+        run.note(model=model_summary.model(config, backbone, model))
+
+        live = self.assemble(model, backbone)
+        self.plan_time(live)
+        trainer = self.trainer(backbone, freezer, live, supervise)
+        trainer.work()
+        with trainer.shipping():
+            if run.ranks.first:
+                self.save(live, run.adapter)
+        run.ranks.wait()
+
+    def finish(self) -> Scores:
+        """Score what was saved: reload it, do not trust the live one."""
+        run = self.run
+        if not self.placement.scores:
+            return {}
+        self.watcher.say("Scoring what was saved ...")
+        with run.deadline.phase("load"):
+            saved = self.load()
+        read = self.placement.reading(saved.model)
+        scoring = interruptible(self.config, run, self.watcher.stop_requested)
+        splits = {"after": self.rows["held_out"]} | ({"test": self.rows["test"]} if "test" in self.rows else {})
+        found = {name: read(partial(self.score, saved, rows, scoring)) for name, rows in splits.items()}
+        if not run.ranks.first:
+            return {}
+        before = files.read_json(run.path / "before.json")
+        scores = {"before": before["scores"]} | {name: each.scores for name, each in found.items()}
+        with run.deadline.phase("report"):
+            files.write_json(run.path / "scores.json", scores)
+            self.write_predictions(saved, found["after"].outputs, before)
+            run.note(status="done")
+            if scoring is not None:
+                scoring.everything.clear()
+            report.write(run.path)
+        return scores
+
+    def backbone(self) -> Backbone:
+        """The backbone that trains; on the host where processes share it."""
+        backbone = self._loaded()
+        self.watcher.say(model_summary.storage(backbone, self.config.adapter))
+        return backbone
+
+    def _loaded(self) -> Backbone:
+        with self.run.deadline.phase("load"):
+            return backbones.load(
+                self.config.model,
+                self.tokenizer,
+                task=self.task,
+                trainable=isinstance(self.config.adapter, Full),
+                waiting=self.placement.cuts_weights,
+            )
+
+    def plan_time(self, live: M | None = None, *, peers: int = 1) -> None:
+        """Tell a clock with a limit what the run will do, and how long scoring takes.
+
+        Args:
+            live: Scores some rows, where nothing was scored so far.
+            peers: Models that train together, the best of which is shipped.
+        """
+        clock, held_out = self.run.deadline, self.rows["held_out"]
+        if not clock.limited:
+            return
+        test = int(self.rows["test"].lengths.sum()) if "test" in self.rows else 0
+        clock.plan(deadline.plan(self.config, held_out=int(held_out.lengths.sum()), test=test, peers=peers))
+        if live is not None and not clock.knows("scoring"):
+            chosen = np.random.default_rng(0).permutation(len(held_out))
+            some = held_out.subset(chosen[: max(1, SAMPLE_TOKENS // int(held_out.lengths.max()))])
+            for _ in range(2):  # the first time is slower
+                self.score(live, some)
+
+    def scoring_time(self, rows: Rows) -> Any:
+        """Inside it, the time for rows is measured, as a multiple of that for the held-out ones."""
+        units = int(rows.lengths.sum()) / int(self.rows["held_out"].lengths.sum())
+        return self.run.deadline.phase("scoring", units)
+
+    @property
+    def placement(self) -> Placement:
+        """Where weights and gradients live."""
+        return Placement(self.config.distributed, self.run.ranks)
+
+    @property
+    @abstractmethod
+    def rows(self) -> Mapping[str, R]:
+        """`train`, `held_out`, and where there are such rows `test`."""
+
+    @property
+    @abstractmethod
+    def task(self) -> Task:
+        """What the backbone is to give."""
+
+    @property
+    def new_token_ids(self) -> Sequence[int]:
+        """Tokens whose embeddings train."""
+        return ()
+
+    def score_before(self, backbone: Backbone) -> bool:
+        """Whether the backbone was scored as it came, once in a run, and so cut by processes that share weights."""
+        return False
+
+    @abstractmethod
+    def assemble(self, model: nn.Module, backbone: Backbone) -> M:
+        """The model that trains, with what scoring needs."""
+
+    @abstractmethod
+    def trainer(
+        self, backbone: Backbone, freezer: Freezer, live: M, supervise: Callable[..., Any] | None = None
+    ) -> Trainer:
+        """The training of a backbone with a fresh adapter, not begun."""
+
+    @abstractmethod
+    def save(self, live: M, folder: Path) -> None:
+        """Write what the run ships."""
+
+    @abstractmethod
+    def load(self) -> M:
+        """What the run shipped."""
+
+    @abstractmethod
+    def score(self, model: M, rows: R, scoring: Scoring | None = None) -> Scored:
+        """Scores of a model on rows; their time is measured."""
+
+    @abstractmethod
+    def write_predictions(self, model: M, outputs: Any, before: Mapping[str, Any]) -> None:
+        """Write predictions.parquet: the held-out rows and what the model says of each."""

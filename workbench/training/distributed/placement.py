@@ -1,0 +1,65 @@
+"""Where the weights, gradients and optimizer states of a run live: whole in every process, or a share in each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from torch import nn
+
+from workbench.config.distributed_config import DistributedConfig
+from workbench.data.batching import MicroBatch
+from workbench.runs.ranks import Ranks
+from workbench.training.distributed import layout_settings
+from workbench.training.distributed.fsdp import FullySharded, ShardedReader
+from workbench.training.distributed.sharding import Sharded, Trainable
+from workbench.training.distributed.zero import ZeroParameters
+
+T = TypeVar("T")
+
+
+class Reading(Protocol):
+    """Does work that reads a model."""
+
+    def __call__(self, work: Callable[[], T]) -> T:
+        """Result of `work`."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The layout of one run over the processes that train it."""
+
+    config: DistributedConfig
+    ranks: Ranks
+
+    @property
+    def cuts_weights(self) -> bool:
+        """Whether a process holds a share of each weight: a backbone is loaded on the host then, and cut later."""
+        return layout_settings.cuts_weights(self.config)
+
+    @property
+    def scores(self) -> bool:
+        """Whether this process scores: the first does, or all of those that share weights."""
+        return self.ranks.first or self.cuts_weights
+
+    def reading(self, model: nn.Module) -> Reading:
+        """For a model in evaluation mode: processes that would share its weights in training cut and read it together.
+
+        Where they do not, work is just done.
+        """
+        return ShardedReader(model, self.config, self.ranks) if self.cuts_weights else _called
+
+    def shared(self, whole: Trainable, *, sample: Callable[[], MicroBatch]) -> Sharded | None:
+        """What trains, in shares of DeepSpeed or FSDP2; None where every process holds all of it.
+
+        Args:
+            sample: Rows that the model may be called with.
+        """
+        if not self.config.sharded:
+            return None
+        return FullySharded(whole) if self.config.engine == "fsdp2" else ZeroParameters(whole, sample=sample)
+
+
+def _called(work: Callable[[], T]) -> T:
+    return work()
