@@ -66,8 +66,8 @@ def begin(run: Run, data: ClassSplits) -> None:
     """Note the data, and what can be said without looking at a row: a fresh head says nothing to compare with."""
     sets = {"train": data.train, "held_out": data.held_out, "test": data.test}
     provenance.note_data(run, {name: None if split is None else split.facts() for name, split in sets.items()})
-    said = target_scores.baseline(data.labels, data.train.targets_NC, rows=len(data.held_out))
-    before = target_scores.scores(data.labels, said, data.held_out.targets_NC)
+    baseline = target_scores.baseline(data.labels, data.train.targets_NC, rows=len(data.held_out))
+    before = target_scores.scores(data.labels, baseline, data.held_out.targets_NC)
     files.write_json(run.path / "before.json", {"scores": before})
 
 

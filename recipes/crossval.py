@@ -38,35 +38,37 @@ Scores = dict[str, Any]
 def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
     """Train, choose and score as `config` says; returns what stands in scores.json."""
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
-    tokenizer, data, seen, _, notes = prepare(config)
+    tokenizer, data, views, _, notes = prepare(config)
     for note in notes:
         watcher.say(note)
     sets = {"train": data.rows, "test": data.test, "unlabelled": data.unlabelled}
     provenance.note_data(run, {name: None if rows is None else rows.facts() for name, rows in sets.items()})
-    who = fold_adapters(data.folds, seeds=config.folds.seeds)
+    members = fold_adapters(data.folds, seeds=config.folds.seeds)
     known = combining.out_of_fold(
-        data.labels, data.rows.targets_NC, [each.split for each in who], cluster_N=data.cluster_N, seed=config.seed
+        data.labels, data.rows.targets_NC, [each.split for each in members], cluster_N=data.cluster_N, seed=config.seed
     )
-    layout_checks.require_members(len(who), run.ranks)
+    layout_checks.require_members(len(members), run.ranks)
     rows = [rows for rows in sets.values() if rows is not None]
     scored = Scored(run.path if run.ranks.first else None, watcher.stop_requested)
-    room = FoldContext(config, data.labels, tokenizer, rows=rows, ranks=run.ranks, scored=scored)
-    gates = CrossvalContext.gates(config, data, known, seen)
-    work = CrossvalContext(room, run, data, who, known, StageLog(run, data, watcher, gates), watcher)
+    fold_context = FoldContext(config, data.labels, tokenizer, rows=rows, ranks=run.ranks, scored=scored)
+    gates = CrossvalContext.gates(config, data, known, views)
+    context = CrossvalContext(fold_context, run, data, members, known, StageLog(run, data, watcher, gates), watcher)
 
     # Each fold is judged by adapters that trained on the others; so is every stage that follows.
-    said = training_rounds.train_round(room, run, data, who, [None] * len(who), watcher, number=0)
-    combiner = work.calibrate(said)
-    said = work.label(said, combiner)
-    combiner = work.merge(said, combiner)
-    decision = work.view(said, combiner, seen)
-    work.agree()
+    round_outputs = training_rounds.train_round(
+        fold_context, run, data, members, [None] * len(members), watcher, number=0
+    )
+    combiner = context.calibrate(round_outputs)
+    round_outputs = context.pseudo_label(round_outputs, combiner)
+    combiner = context.merge(round_outputs, combiner)
+    decision = context.augment(round_outputs, combiner, views)
+    context.consensus()
 
     # Nothing changes from here on.
-    refit = work.refit(said, combiner) if config.folds.refit else None
+    refit = context.refit(round_outputs, combiner) if config.folds.refit else None
     if not run.ranks.first:
         return {}
-    scores = crossval_files.write(work, said, combiner, decision, refit)
+    scores = crossval_files.write(context, round_outputs, combiner, decision, refit)
     run.note(elapsed_s=sum(run.manifest["seconds"].values()), peak_bytes=peak_bytes(backbones.device()))
     run.note(status="done")
     scored.clear()
@@ -84,8 +86,8 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, FoldData, list[
     data = fold_data.load(config, tokenizer)
     sets = [rows for rows in (data.rows, data.test, data.unlabelled) if rows is not None]
     modules = preflight.require_backbone(config, sets, classifier.task(data.labels, seed=config.seed))
-    seen = text_views.make(config.tta, config.classes, data.labels, seed=config.seed, example=data.rows.records[0])
-    seen, notes = text_views.useful(seen, data.rows, tokenizer, config)
+    views = text_views.make(config.tta, config.classes, data.labels, seed=config.seed, example=data.rows.records[0])
+    views, notes = text_views.useful(views, data.rows, tokenizer, config)
     if (merge := user_merge(config.tta)) is not None:
-        tta.rehearse(data.labels, 1 + len(seen), merge)
-    return tokenizer, data, seen, modules, notes
+        tta.rehearse(data.labels, 1 + len(views), merge)
+    return tokenizer, data, views, modules, notes

@@ -30,19 +30,23 @@ _BOUNDS = ("accuracy_low", "accuracy_high")
 
 
 def write(
-    work: CrossvalContext, said: RoundOutputs, combiner: Combiner, decision: TtaDecision | None, refit: Scores | None
+    context: CrossvalContext,
+    round_outputs: RoundOutputs,
+    combiner: Combiner,
+    decision: TtaDecision | None,
+    refit: Scores | None,
 ) -> Scores:
     """All files but the report; returns what stands in scores.json."""
-    data, labels, belief = work.data, work.data.labels, work.ledger.belief
-    _parquet(work.run.path / "out_of_fold.parquet", _out_of_fold(work, said, combiner))
+    data, labels, belief = context.data, context.data.labels, context.log.belief
+    _parquet(context.run.path / "out_of_fold.parquet", _out_of_fold(context, round_outputs, combiner))
     shown, values_NC = (data.rows, belief.oof_NC)
     if data.test is not None and belief.test_TC is not None:
         shown, values_NC = data.test, belief.test_TC
-    _parquet(work.run.path / "predictions.parquet", _table(work, shown, values_NC))
-    files.write_json(work.run.path / "classes.json", labels.facts)
-    files.write_json(work.run.path / "decision.json", decided(work, said, combiner, decision))
-    folds, summary = _folds(work, said, combiner)
-    work.ledger.write(folds=folds, summary=summary, duplicates=_duplicates(work))
+    _parquet(context.run.path / "predictions.parquet", _table(context, shown, values_NC))
+    files.write_json(context.run.path / "classes.json", labels.facts)
+    files.write_json(context.run.path / "decision.json", decided(context, round_outputs, combiner, decision))
+    folds, summary = _folds(context, round_outputs, combiner)
+    context.log.write(folds=folds, summary=summary, duplicates=_duplicates(context))
     said_NC = target_scores.baseline(labels, data.rows.targets_NC, rows=len(data.rows))
     scores: Scores = {
         "before": target_scores.scores(labels, said_NC, data.rows.targets_NC),
@@ -52,18 +56,18 @@ def write(
         scores["test"] = target_scores.value_scores(labels, belief.test_TC, data.test.targets_NC)
     if refit is not None:
         scores["refit"] = refit
-    files.write_json(work.run.path / "scores.json", scores)
+    files.write_json(context.run.path / "scores.json", scores)
     return scores
 
 
 def decided(
-    work: CrossvalContext, said: RoundOutputs, combiner: Combiner, decision: TtaDecision | None
+    context: CrossvalContext, round_outputs: RoundOutputs, combiner: Combiner, decision: TtaDecision | None
 ) -> dict[str, Any]:
     """Decisions that predicting other rows needs."""
-    fitted = combiner.fit(work.known, said.oof_MNC)
+    fitted = combiner.fit(context.known, round_outputs.oof_MNC)
     return {
-        "round": said.number,
-        "members": work.names,
+        "round": round_outputs.number,
+        "members": context.names,
         "temperature": fitted.temperature,
         "how": fitted.how,
         "weights": None if fitted.weights_M is None else fitted.weights_M.tolist(),
@@ -71,44 +75,46 @@ def decided(
     }
 
 
-def _out_of_fold(work: CrossvalContext, said: RoundOutputs, combiner: Combiner) -> pd.DataFrame:
+def _out_of_fold(context: CrossvalContext, round_outputs: RoundOutputs, combiner: Combiner) -> pd.DataFrame:
     """One line for each row and repeat; with a single repeat, by all stages that stayed."""
-    repeats = work.data.folds.fold_RN
+    repeats = context.data.folds.fold_RN
     tables = []
     for repeat, fold_N in enumerate(repeats):
-        own_M = np.asarray([each.split.repeat == repeat for each in work.who])
+        own_M = np.asarray([each.split.repeat == repeat for each in context.members])
         values_NC = (
-            work.ledger.belief.oof_NC
+            context.log.belief.oof_NC
             if len(repeats) == 1
-            else combiner.out_of_fold(work.known.only(own_M), said.oof_MNC)
+            else combiner.out_of_fold(context.known.only(own_M), round_outputs.oof_MNC)
         )
-        found = _table(work, work.data.rows, values_NC)
+        found = _table(context, context.data.rows, values_NC)
         found.insert(2, "repeat", repeat)
-        found.insert(3, "fold", [work.data.folds.names[fold] for fold in fold_N])
+        found.insert(3, "fold", [context.data.folds.names[fold] for fold in fold_N])
         tables.append(found)
     return pd.concat(tables, ignore_index=True)
 
 
-def _table(work: CrossvalContext, rows: Labelled, values_NC: Floats) -> pd.DataFrame:
-    written = texts(work.room.config, work.room.tokenizer, rows)
-    return row_outputs.table(work.data.labels, rows, values_NC, texts=written, labelled=True)
+def _table(context: CrossvalContext, rows: Labelled, values_NC: Floats) -> pd.DataFrame:
+    written = texts(context.fold_context.config, context.fold_context.tokenizer, rows)
+    return row_outputs.table(context.data.labels, rows, values_NC, texts=written, labelled=True)
 
 
 def _folds(
-    work: CrossvalContext, said: RoundOutputs, combiner: Combiner
+    context: CrossvalContext, round_outputs: RoundOutputs, combiner: Combiner
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
     """Scores of each adapter on the rows of its fold, and how they vary."""
-    labels, rows = work.data.labels, work.data.rows
+    labels, rows = context.data.labels, context.data.rows
     found: list[dict[str, Any]] = []
-    for number, each in enumerate(work.who):
+    for number, each in enumerate(context.members):
         mask_N = each.split.validation_N
-        heat = combiner.fit(work.known, said.oof_MNC, ~mask_N).temperature
-        scores = target_scores.scores(labels, said.oof_MNC[number, mask_N] / heat, rows.targets_NC[mask_N])
+        temperature = combiner.fit(context.known, round_outputs.oof_MNC, ~mask_N).temperature
+        scores = target_scores.scores(
+            labels, round_outputs.oof_MNC[number, mask_N] / temperature, rows.targets_NC[mask_N]
+        )
         found.append(
             {
                 "member": each.name,
                 "repeat": each.split.repeat,
-                "fold": work.data.folds.names[each.split.fold],
+                "fold": context.data.folds.names[each.split.fold],
                 "seed": each.seed,
                 "train_rows": int(each.split.train_N.sum()),
                 "rows": int(mask_N.sum()),
@@ -121,11 +127,11 @@ def _folds(
     return found, summary
 
 
-def _duplicates(work: CrossvalContext) -> dict[str, Any] | None:
-    report = work.data.duplicates
+def _duplicates(context: CrossvalContext) -> dict[str, Any] | None:
+    report = context.data.duplicates
     if report is None:
         return None
-    more = {"conflicts": work.data.conflicts, "leak": work.data.leak, "left_out": work.data.rows.skipped}
+    more = {"conflicts": context.data.conflicts, "leak": context.data.leak, "left_out": context.data.rows.skipped}
     return {**report._asdict(), **more}
 
 

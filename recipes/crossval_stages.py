@@ -30,79 +30,79 @@ Scores = dict[str, Any]
 class CrossvalContext:
     """Model, data and books that all stages need, and the short stages."""
 
-    room: FoldContext
+    fold_context: FoldContext
     run: Run
     data: FoldData
-    who: list[FoldAdapter]
+    members: list[FoldAdapter]
     known: OutOfFold
-    ledger: StageLog
+    log: StageLog
     watcher: Callback
 
     @staticmethod
-    def gates(config: RunConfig, data: FoldData, known: OutOfFold, seen: Sequence[View]) -> int:
+    def gates(config: RunConfig, data: FoldData, known: OutOfFold, views: Sequence[View]) -> int:
         """Stages that out-of-fold rows may decide about: rounds of pseudo-labels, ensembles, views, consensus."""
         rounds = config.pseudo_label.rounds if data.unlabelled is not None else 0
         wanted = config.ensemble.merge
         tried = [how for how in combining.candidates(wanted, known) if how != wanted]
-        return rounds + len(tried) + bool(seen) + config.ensemble.consensus
+        return rounds + len(tried) + bool(views) + config.ensemble.consensus
 
-    def belief(self, combiner: Combiner, said: RoundOutputs) -> Predictions:
+    def belief(self, combiner: Combiner, round_outputs: RoundOutputs) -> Predictions:
         """Predictions of a round's adapters together, for labelled rows by fits that did not see them."""
-        fitted = combiner.fit(self.known, said.oof_MNC)
-        test_TC = None if said.test_MTC is None else fitted.values(self.data.labels, said.test_MTC)
-        return Predictions(combiner.out_of_fold(self.known, said.oof_MNC), test_TC)
+        fitted = combiner.fit(self.known, round_outputs.oof_MNC)
+        test_TC = None if round_outputs.test_MTC is None else fitted.values(self.data.labels, round_outputs.test_MTC)
+        return Predictions(combiner.out_of_fold(self.known, round_outputs.oof_MNC), test_TC)
 
-    def calibrate(self, said: RoundOutputs) -> Combiner:
+    def calibrate(self, round_outputs: RoundOutputs) -> Combiner:
         """The first belief, and a temperature, without which later stages could not be compared."""
         plain, heated = Combiner(calibrate=False, how="mean"), Combiner(calibrate=True, how="mean")
-        self.ledger.begin("supervised", "Adapters of the folds", self.belief(plain, said))
-        if not self.room.config.ensemble.calibrate or self.data.labels.kind == "number":
+        self.log.begin("supervised", "Adapters of the folds", self.belief(plain, round_outputs))
+        if not self.fold_context.config.ensemble.calibrate or self.data.labels.kind == "number":
             return plain
-        facts = {"temperature": heated.fit(self.known, said.oof_MNC).temperature}
-        self.ledger.offer("calibration", "Calibration", self.belief(heated, said), facts, forced=True)
+        facts = {"temperature": heated.fit(self.known, round_outputs.oof_MNC).temperature}
+        self.log.offer("calibration", "Calibration", self.belief(heated, round_outputs), facts, forced=True)
         return heated
 
-    def label(self, said: RoundOutputs, combiner: Combiner) -> RoundOutputs:
+    def pseudo_label(self, round_outputs: RoundOutputs, combiner: Combiner) -> RoundOutputs:
         """Rounds of pseudo-labels, for as long as each makes the labels of its folds' rows likelier."""
-        config = self.room.config.pseudo_label
+        config = self.fold_context.config.pseudo_label
         for number in range(1, config.rounds + 1) if self.data.unlabelled is not None else ():
             name, title = f"pseudo_label {number}", f"Pseudo-labels, round {number}"
             chosen = training_rounds.choices(
-                self.room, self.data, self.who, self.known, said, calibrate=combiner.calibrate
+                self.fold_context, self.data, self.members, self.known, round_outputs, calibrate=combiner.calibrate
             )
             facts = pseudo_labels.summary(chosen)
             if not any(len(each.rows) for each in chosen):
-                self.ledger.abstain(name, title, facts, why=chosen[0].reason)
+                self.log.abstain(name, title, facts, why=chosen[0].reason)
                 break
             more = [training_rounds.added(self.data, each) for each in chosen]
             taught = training_rounds.train_round(
-                self.room, self.run, self.data, self.who, more, self.watcher, number=number
+                self.fold_context, self.run, self.data, self.members, more, self.watcher, number=number
             )
             belief = self.belief(combiner, taught)
-            if not self.ledger.offer(name, title, belief, facts, least=config.least_gain, sure=config.sure):
+            if not self.log.offer(name, title, belief, facts, least=config.least_gain, sure=config.sure):
                 break
-            said = taught
-        return said
+            round_outputs = taught
+        return round_outputs
 
-    def merge(self, said: RoundOutputs, combiner: Combiner) -> Combiner:
+    def merge(self, round_outputs: RoundOutputs, combiner: Combiner) -> Combiner:
         """Another way to make one prediction of many, where it is better than the mean or asked for by name."""
-        wanted = self.room.config.ensemble.merge
+        wanted = self.fold_context.config.ensemble.merge
         for how in combining.candidates(wanted, self.known):
             tried = Combiner(combiner.calibrate, how)
-            weights_M = tried.fit(self.known, said.oof_MNC).weights_M
+            weights_M = tried.fit(self.known, round_outputs.oof_MNC).weights_M
             facts = {} if weights_M is None else {"weights": dict(zip(self.names, weights_M.tolist(), strict=True))}
-            belief = self.belief(tried, said)
-            if self.ledger.offer(f"ensemble {how}", f"Ensemble, {how}", belief, facts, forced=how == wanted):
+            belief = self.belief(tried, round_outputs)
+            if self.log.offer(f"ensemble {how}", f"Ensemble, {how}", belief, facts, forced=how == wanted):
                 combiner = tried
         return combiner
 
-    def view(self, said: RoundOutputs, combiner: Combiner, seen: list[View]) -> TtaDecision | None:
+    def augment(self, round_outputs: RoundOutputs, combiner: Combiner, views: list[View]) -> TtaDecision | None:
         """Views of each row, where reading them pays."""
-        if not seen:
+        if not views:
             return None
-        config, labels, before = self.room.config.tta, self.data.labels, self.ledger.belief
+        config, labels, before = self.fold_context.config.tta, self.data.labels, self.log.belief
         values_VNC = tta_predict.out_of_fold(
-            self.room, self.run, self.who, self.known, said, combiner, seen, self.data.rows
+            self.fold_context, self.run, self.members, self.known, round_outputs, combiner, views, self.data.rows
         )
         decision, oof_NC = tta.fit(
             config,
@@ -110,35 +110,35 @@ class CrossvalContext:
             values_VNC,
             self.data.rows.targets_NC,
             self.known.part_N,
-            names=[view.name for view in seen],
+            names=[view.name for view in views],
             calibrate=combiner.calibrate,
             groups_N=self.data.cluster_N,
             user_merge=user_merge(config),
-            sure=self.ledger.sure(),
+            sure=self.log.sure(),
         )
         test_TC = before.test_TC
         if test_TC is not None and self.data.test is not None and decision.accepted:
-            fitted = combiner.fit(self.known, said.oof_MNC)
-            folders = training_rounds.adapters(self.run, said.number, self.who)
-            test_TC = tta_predict.merged(self.room, folders, fitted, decision, seen, self.data.test, test_TC)
+            fitted = combiner.fit(self.known, round_outputs.oof_MNC)
+            folders = training_rounds.adapters(self.run, round_outputs.number, self.members)
+            test_TC = tta_predict.merged(self.fold_context, folders, fitted, decision, views, self.data.test, test_TC)
         belief = Predictions(oof_NC, test_TC)
-        self.ledger.judged(
+        self.log.judged(
             "tta", "Test-time augmentation", belief, decision.facts, gain=decision.gain, why=decision.reason
         )
         return decision
 
-    def agree(self) -> None:
+    def consensus(self) -> None:
         """Near-duplicates are given the mean of what is said of them."""
-        if not self.room.config.ensemble.consensus:
+        if not self.fold_context.config.ensemble.consensus:
             return
-        before, cluster_T = self.ledger.belief, self.data.cluster_T
+        before, cluster_T = self.log.belief, self.data.cluster_T
         oof_NC = pseudo_labels.consensus(before.oof_NC, self.data.cluster_N)
         test_TC = None
         if before.test_TC is not None and cluster_T is not None:
             test_TC = pseudo_labels.consensus(before.test_TC, cluster_T)
-        self.ledger.offer("consensus", "Consensus of near-duplicates", Predictions(oof_NC, test_TC), {})
+        self.log.offer("consensus", "Consensus of near-duplicates", Predictions(oof_NC, test_TC), {})
 
-    def refit(self, said: RoundOutputs, combiner: Combiner) -> Scores | None:
+    def refit(self, round_outputs: RoundOutputs, combiner: Combiner) -> Scores | None:
         """One adapter trained on all rows, with the pseudo-labels of all adapters where rounds of them stayed.
 
         Returns:
@@ -146,20 +146,20 @@ class CrossvalContext:
         """
         self.watcher.say("One adapter on all rows ...")
         more = None
-        if said.number:
-            teachers = training_rounds.read(self.run, said.number - 1)
+        if round_outputs.number:
+            teachers = training_rounds.read(self.run, round_outputs.number - 1)
             chosen = training_rounds.all_choices(
-                self.room, self.data, self.known, teachers, calibrate=combiner.calibrate
+                self.fold_context, self.data, self.known, teachers, calibrate=combiner.calibrate
             )
             more = training_rounds.added(self.data, chosen)
-        folder = training_rounds.refitted(self.room, self.run, self.data, more, self.watcher)
+        folder = training_rounds.refitted(self.fold_context, self.run, self.data, more, self.watcher)
         if self.data.test is None:
             return None
-        heat = combiner.fit(self.known, said.oof_MNC).temperature
-        ((outputs_TC,),) = outputs(self.room, [folder], [[self.data.test]])
-        return target_scores.scores(self.data.labels, outputs_TC / heat, self.data.test.targets_NC)
+        temperature = combiner.fit(self.known, round_outputs.oof_MNC).temperature
+        ((outputs_TC,),) = outputs(self.fold_context, [folder], [[self.data.test]])
+        return target_scores.scores(self.data.labels, outputs_TC / temperature, self.data.test.targets_NC)
 
     @property
     def names(self) -> list[str]:
         """Names of the adapters."""
-        return [each.name for each in self.who]
+        return [each.name for each in self.members]

@@ -43,15 +43,15 @@ class CrossvalInspection:
 def inspect(config: RunConfig) -> CrossvalInspection:
     """Everything that `run` does before it loads weights."""
     tokenizer, data, _, targets, notes = prepare(config)
-    who = fold_adapters(data.folds, seeds=config.folds.seeds)
-    rows = max(int(each.split.train_N.sum()) for each in who)
+    members = fold_adapters(data.folds, seeds=config.folds.seeds)
+    rows = max(int(each.split.train_N.sum()) for each in members)
     return CrossvalInspection(
         config=config,
         data=data,
         examples=chosen_examples(data.rows, tokenizer),
         targets=targets,
         steps=total_steps(config, rows),
-        members=len(who),
+        members=len(members),
         notes=[
             *(f"Left out: {reason}" for reason in data.rows.skipped[:5]),
             *notes,
@@ -67,19 +67,21 @@ def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
             "evaluate scores the ensemble of a cross-validation on other rows: name them, data.test=FILE. "
             f"Out-of-fold scores stand in {run}/scores.json."
         )
-    room, source = tta_predict.fold_context(run, config), records.read(config.data.test, config.data, config.classes)
-    rows = labelled_data.encode(source, _writer(room), room.labels)
-    return target_scores.value_scores(room.labels, tta_predict.decided(run, room, rows), rows.targets_NC)
+    context, source = tta_predict.fold_context(run, config), records.read(config.data.test, config.data, config.classes)
+    rows = labelled_data.encode(source, _writer(context), context.labels)
+    return target_scores.value_scores(context.labels, tta_predict.decided(run, context, rows), rows.targets_NC)
 
 
 def predict(run: Path, source: str, config: RunConfig) -> pd.DataFrame:
     """The ensemble's predictions for every row of a file; labels there are ignored."""
-    room = tta_predict.fold_context(run, config)
+    context = tta_predict.fold_context(run, config)
     read = records.read(source, config.data, config.classes, labelled=False)
-    rows = labelled_data.encode(read, _writer(room), room.labels)
-    written = texts(config, room.tokenizer, rows)
-    return row_outputs.table(room.labels, rows, tta_predict.decided(run, room, rows), texts=written, labelled=False)
+    rows = labelled_data.encode(read, _writer(context), context.labels)
+    written = texts(config, context.tokenizer, rows)
+    return row_outputs.table(
+        context.labels, rows, tta_predict.decided(run, context, rows), texts=written, labelled=False
+    )
 
 
-def _writer(room: FoldContext) -> FieldTokenizer:
-    return FieldTokenizer(room.tokenizer, room.config.classes, max_tokens=room.config.data.max_tokens)
+def _writer(context: FoldContext) -> FieldTokenizer:
+    return FieldTokenizer(context.tokenizer, context.config.classes, max_tokens=context.config.data.max_tokens)

@@ -14,8 +14,7 @@ from workbench.config import RunConfig
 from workbench.config.distill_config import STUDENT
 from workbench.data.batching import MicroBatch
 from workbench.data.labelled.labelled_data import ClassSplits, Labelled
-from workbench.distillation import class_distillation as asking
-from workbench.distillation import class_teachers, soft_labels, students
+from workbench.distillation import class_distillation, class_teachers, soft_labels, students
 from workbench.distillation.class_distillation import TeacherOutputs
 from workbench.distillation.feature_matching import FeatureMatching
 from workbench.distillation.teacher_sources import TeacherSource
@@ -48,13 +47,13 @@ def main(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, wa
     classify.begin(run, data)
     if extra is not None:
         provenance.note_data(run, {"unlabelled": extra.facts()})
-    said = asking.teacher_outputs(config, source, data, extra, run, watcher)
+    teacher_outputs = class_distillation.teacher_outputs(config, source, data, extra, run, watcher)
     student = classify.ClassRun(base, run, watcher, tokenizer, data)
-    student.train(_supervise(config, base, source, data, extra, said))
+    student.train(_supervise(config, base, source, data, extra, teacher_outputs))
     scores = student.finish()
-    scores["teacher"] = target_scores.scores(data.labels, said.held_out_NC, data.held_out.targets_NC)
-    if data.test is not None and said.test_NC is not None:
-        scores["teacher_test"] = target_scores.scores(data.labels, said.test_NC, data.test.targets_NC)
+    scores["teacher"] = target_scores.scores(data.labels, teacher_outputs.held_out_NC, data.held_out.targets_NC)
+    if data.test is not None and teacher_outputs.test_NC is not None:
+        scores["teacher_test"] = target_scores.scores(data.labels, teacher_outputs.test_NC, data.test.targets_NC)
     files.write_json(run.path / "scores.json", scores)
     report.write(run.path)
     return scores
@@ -64,16 +63,16 @@ def prepare(
     config: RunConfig, base: RunConfig, source: TeacherSource, data: ClassSplits, tokenizer: PreTrainedTokenizerBase
 ) -> Labelled | None:
     """The rows without labels; refuses, before a weight is read, a teacher that could not be asked."""
-    extra = asking.unlabelled(config, data, tokenizer)
+    extra = class_distillation.unlabelled(config, data, tokenizer)
     sets = [data.train, *([] if extra is None else [extra])]
     if extra is not None:
         preflight.require_backbone(base, sets, task(data.labels, seed=base.seed))
-    for voice in class_teachers.class_teachers(source, config, data.labels):
+    for teacher in class_teachers.class_teachers(source, config, data.labels):
         for rows in sets:
-            voice.require_columns(rows, config)
+            teacher.require_columns(rows, config)
         if config.distill.teacher.out_of_fold:
             assert source.run is not None, "nobody else says anything out of fold"
-            asking.require_own_rows(voice, source.run, data.train, config)
+            class_distillation.require_own_rows(teacher, source.run, data.train, config)
     if config.distill.match:
         class_teachers.require_one(source)
         meant = task(data.labels, seed=base.seed)
@@ -93,13 +92,13 @@ def _supervise(
     source: TeacherSource,
     data: ClassSplits,
     extra: Labelled | None,
-    said: TeacherOutputs,
+    teacher_outputs: TeacherOutputs,
 ) -> classify.Supervise:
     """The student's training signal: labels, teacher outputs, and matched layers."""
-    rows = soft_labels.taught(data.train, said.train_NC, labelled=True)
+    rows = soft_labels.taught(data.train, teacher_outputs.train_NC, labelled=True)
     if extra is not None:
-        assert said.extra_NC is not None
-        extra = soft_labels.taught(extra, said.extra_NC, labelled=False)
+        assert teacher_outputs.extra_NC is not None
+        extra = soft_labels.taught(extra, teacher_outputs.extra_NC, labelled=False)
     examples = soft_labels.examples(base, rows, extra)
     hard = criterion(base.classes, from_numpy(data.train.targets_NC))
 

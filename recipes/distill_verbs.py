@@ -37,7 +37,7 @@ def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:
         else:
             template = form(base, backbones.hub_config(base.model), tokenizer, template=read_template(base))
             distill.require_teachable(config, base, source, tokenizer, template, found.data)
-    return replace(found, notes=[_told(config), *found.notes])
+    return replace(found, notes=[_sentence(config), *found.notes])
 
 
 def cache(config: RunConfig, watcher: Callback) -> dict[str, Any]:
@@ -58,10 +58,10 @@ def cache(config: RunConfig, watcher: Callback) -> dict[str, Any]:
         return distill.cache(config, base, source, None, data, tokenizer, watcher).facts
 
 
-def _told(config: RunConfig) -> str:
+def _sentence(config: RunConfig) -> str:
     section = config.distill
     if section.peers is not None:
         return f"{section.peers} adapters teach each other."
-    who = section.teacher.id if section.teacher.id is not None else section.cache.folder
-    named = ", ".join(who) if isinstance(who, tuple) else str(who)
+    teacher = section.teacher.id if section.teacher.id is not None else section.cache.folder
+    named = ", ".join(teacher) if isinstance(teacher, tuple) else str(teacher)
     return f"Teacher: {named}. Loss: {section.loss}, alpha {section.alpha}, temperature {section.temperature}."

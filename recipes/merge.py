@@ -34,7 +34,7 @@ class Merged:
     """Outcome of a merge, and its measured error."""
 
     agreement: Agreement | Gap
-    said: str
+    sentence: str
 
 
 def merge(run: Path, *, out: Path, weights: str, trust: bool = False) -> Merged:
@@ -77,7 +77,7 @@ def merge(run: Path, *, out: Path, weights: str, trust: bool = False) -> Merged:
     backbone = backbones.load(section, backbones.tokenizer(section), task=tasks.of(config))
     head = output_heads.find(backbone.model, backbone.model)
     found = hidden_states(backbone.model, head, held_out, rows=ROWS)
-    return Merged(agreement(unmerged.head, wanted, head, found), _said(config, weights))
+    return Merged(agreement(unmerged.head, wanted, head, found), _sentence(config, weights))
 
 
 def _merge_classifier(run: Path, config: RunConfig, *, out: Path, weights: str) -> Merged:
@@ -93,10 +93,10 @@ def _merge_classifier(run: Path, config: RunConfig, *, out: Path, weights: str) 
     del model
     section = ModelConfig(id=str(out.resolve()), weights=_weights(weights))
     stock = backbones.load(section, backbones.tokenizer(section), task=task).model
-    said = _said(config, weights)
+    sentence = _sentence(config, weights)
     if labels.kind == "number":
-        said += f" Its output times {labels.scale:g} plus {labels.mean:g} is the number."
-    return Merged(classify_verbs.gap(labels, wanted, classify_verbs.stock_outputs(stock, rows)), said)
+        sentence += f" Its output times {labels.scale:g} plus {labels.mean:g} is the number."
+    return Merged(classify_verbs.gap(labels, wanted, classify_verbs.stock_outputs(stock, rows)), sentence)
 
 
 def _merged(run: Path, config: RunConfig, tokenizer: PreTrainedTokenizerBase, task: Task) -> PreTrainedModel:
@@ -120,7 +120,7 @@ def _settle(generation: GenerationConfig, stop: list[int]) -> None:
         setattr(generation, name, None)
 
 
-def _said(config: RunConfig, weights: str) -> str:
+def _sentence(config: RunConfig, weights: str) -> str:
     if isinstance(config.adapter, Full):
         return f"Fully trained model written in {weights}."
     backbone = f"{config.model.weights} backbone, dequantised," if config.model.weights in QUANTISED else "Backbone"

@@ -43,7 +43,7 @@ def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
     the sweep's own seed.
     """
     trials, shared = sweep_expansion.trials(config), sweep_expansion.shared(config)
-    subject = sweep_tasks.prepare(shared, run, trials, watcher)
+    task = sweep_tasks.prepare(shared, run, trials, watcher)
     layout_checks.require_members(len(trials), run.ranks)
     if not run.resumed:
         shutil.rmtree(run.path / "members", ignore_errors=True)
@@ -57,7 +57,7 @@ def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
 
     reason = apart(config)
     try:
-        train(subject, run, entries, watcher, reason)
+        train(task, run, entries, watcher, reason)
         for _, own in entries:
             own.note(ended=True)
         barrier.wait_for_ranks(lambda: all(_member(run, trial).manifest.get("ended") for trial in trials), watcher)
@@ -78,7 +78,7 @@ def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
     run.note(elapsed_s=max(max(seconds) if reason is None else sum(seconds) for seconds in spent))
     ship(run, _member(run, best))
     watcher.say(f"Shipping {best.name}, which has the lowest held-out loss of {len(trials)} members.")
-    return subject.single(best.config.model_copy(update={"seed": config.seed}), run).finish()
+    return task.single(best.config.model_copy(update={"seed": config.seed}), run).finish()
 
 
 def apart(config: RunConfig) -> str | None:
@@ -88,7 +88,7 @@ def apart(config: RunConfig) -> str | None:
     return bank_trainer.refusal(config)
 
 
-def train(subject: SweepTask, run: Run, entries: Sequence[SweepMember], watcher: Callback, reason: str | None) -> None:
+def train(task: SweepTask, run: Run, entries: Sequence[SweepMember], watcher: Callback, reason: str | None) -> None:
     """The members of this process.
 
     Args:
@@ -99,59 +99,59 @@ def train(subject: SweepTask, run: Run, entries: Sequence[SweepMember], watcher:
     """
     try:
         if reason is None:
-            together(subject, run, entries, watcher)
+            together(task, run, entries, watcher)
         else:
             watcher.say(f"{len(entries)} members, one after another: {reason}.")
-            one_after_another(subject, run, entries, watcher)
+            one_after_another(task, run, entries, watcher)
     except TrainingError:
         if run.ranks.alone:  # others may have members that came to their end
             raise
 
 
-def together(subject: SweepTask, run: Run, entries: Sequence[SweepMember], watcher: Callback) -> None:
+def together(task: SweepTask, run: Run, entries: Sequence[SweepMember], watcher: Callback) -> None:
     """All members in one bank; each that came to its end is saved in its own directory."""
-    bench = subject.bench([entry.trial for entry in entries])
-    members = bench.bank.members
+    loaded = task.load_bank([entry.trial for entry in entries])
+    members = loaded.bank.members
     for member, entry in zip(members, entries, strict=True):
-        entry.run.note(model=_model_facts(bench, member, entry.trial.config))
+        entry.run.note(model=_model_facts(loaded, member, entry.trial.config))
     watcher.say(_memory([entry.run.manifest["model"]["trainable"] for entry in entries]))
-    device, width = bench.backbone.model.device, bench.backbone.model.config.get_text_config().hidden_size
+    device, width = loaded.backbone.model.device, loaded.backbone.model.config.get_text_config().hidden_size
     tokens = max(
         capacity.tokens_per_device(entry.trial.config, train, device, width=width)
-        for entry, train in zip(entries, bench.train, strict=True)
+        for entry, train in zip(entries, loaded.train, strict=True)
     )
     names = {member: entry.trial.name for member, entry in zip(members, entries, strict=True)}
-    chorus = BankProgress(watcher, names)
-    fit = BankTrainer(
-        bench.bank,
+    progress = BankProgress(watcher, names)
+    trainer = BankTrainer(
+        loaded.bank,
         [
-            TrainTask(train, partial(_held_out_loss, bench, member), entry.trial.config, entry.run)
-            for member, entry, train in zip(members, entries, bench.train, strict=True)
+            TrainTask(train, partial(_held_out_loss, loaded, member), entry.trial.config, entry.run)
+            for member, entry, train in zip(members, entries, loaded.train, strict=True)
         ],
-        freezer=bench.freezer,
-        objectives=bench.objectives,
-        predict=bench.predict,
-        compute=bench.backbone.compute,
+        freezer=loaded.freezer,
+        objectives=loaded.objectives,
+        predict=loaded.predict,
+        compute=loaded.backbone.compute,
         tokens=tokens,
-        watcher=chorus,
+        watcher=progress,
     )
     try:
-        fit.work()
+        trainer.work()
     finally:
-        chorus.flush()
+        progress.flush()
         for member, entry in zip(members, entries, strict=True):
-            if (error := fit.members[member].error) is not None:
+            if (error := trainer.members[member].error) is not None:
                 entry.run.note(status="failed", reason=str(error))
-    run.note(peak_bytes=peak_bytes(fit.device))
+    run.note(peak_bytes=peak_bytes(trainer.device))
     for member, entry in zip(members, entries, strict=True):
-        if fit.members[member].error is not None:
+        if trainer.members[member].error is not None:
             continue
-        entry.run.note(batch={"tokens_per_device": tokens, "steps": fit.members[member].total})
-        with fit.shipping(member):
-            bench.save(entry.run.adapter, partial(bench.bank.save, member))
+        entry.run.note(batch={"tokens_per_device": tokens, "steps": trainer.members[member].total})
+        with trainer.shipping(member):
+            loaded.save(entry.run.adapter, partial(loaded.bank.save, member))
 
 
-def one_after_another(subject: SweepTask, run: Run, entries: Sequence[SweepMember], watcher: Callback) -> None:
+def one_after_another(task: SweepTask, run: Run, entries: Sequence[SweepMember], watcher: Callback) -> None:
     """Each member as a run of its own; one that has its adapter already is done. Raises as `train` does."""
     errors = []
     for trial, own in entries:
@@ -160,7 +160,7 @@ def one_after_another(subject: SweepTask, run: Run, entries: Sequence[SweepMembe
         watcher.say(f"Member {trial.name}:")
         _copy_missing(run, own, "before.json")  # the backbone before training is the same for all
         try:
-            subject.single(trial.config, own).train()
+            task.single(trial.config, own).train()
         except TrainingError as error:
             errors.append(error)
             own.note(status="failed", reason=str(error))
@@ -190,15 +190,15 @@ def ship(run: Run, best: Run) -> None:
     run.note(model=best.manifest["model"], batch=best.manifest["batch"])
 
 
-def _held_out_loss(bench: SweepBank, member: str) -> float:
-    with bench.bank.only(member):
-        return bench.held_out_loss()
+def _held_out_loss(loaded: SweepBank, member: str) -> float:
+    with loaded.bank.only(member):
+        return loaded.held_out_loss()
 
 
-def _model_facts(bench: SweepBank, member: str, config: RunConfig) -> dict[str, Any]:
+def _model_facts(loaded: SweepBank, member: str, config: RunConfig) -> dict[str, Any]:
     """The facts of a run with this member alone."""
-    own = sum(each.numel() for each in bench.bank.parameters_of(member).values())
-    return model_summary.model(config, bench.backbone, bench.bank.model, own=own)
+    own = sum(each.numel() for each in loaded.bank.parameters_of(member).values())
+    return model_summary.model(config, loaded.backbone, loaded.bank.model, own=own)
 
 
 def _memory(trained: Sequence[int]) -> str:

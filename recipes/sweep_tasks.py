@@ -64,7 +64,7 @@ class SweepTask(ABC):
         return replace(self.shared, config=config, run=run)
 
     @abstractmethod
-    def bench(self, trials: Trials) -> SweepBank:
+    def load_bank(self, trials: Trials) -> SweepBank:
         """The members over one loaded backbone, at their start."""
 
 
@@ -85,7 +85,7 @@ class TextTask(SweepTask):
 
     shared: TextRun
 
-    def bench(self, trials: Trials) -> SweepBank:
+    def load_bank(self, trials: Trials) -> SweepBank:
         text = self.shared
         backbone = text.backbone()
         text.score_before(backbone)
@@ -118,7 +118,7 @@ class ClassTask(SweepTask):
 
     shared: ClassRun
 
-    def bench(self, trials: Trials) -> SweepBank:
+    def load_bank(self, trials: Trials) -> SweepBank:
         classes, data, seed = self.shared, self.shared.data, self.shared.config.seed
         backbone = classes.backbone()
         together, freezer = _attach(backbone, classes.config, trials)

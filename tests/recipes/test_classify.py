@@ -227,7 +227,7 @@ def test_numbers(train: Train, tmp_path: Path) -> None:
     )
     merged = merge(run, out=tmp_path / "merged", weights="float32")
     assert "100.00%" in merged.agreement.sentence
-    _, scale, mean = merged.said.rsplit("times", 1)[0], *merged.said.rsplit("times", 1)[1].split("plus")
+    _, scale, mean = merged.sentence.rsplit("times", 1)[0], *merged.sentence.rsplit("times", 1)[1].split("plus")
     stock = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged")
     ids = AutoTokenizer.from_pretrained(tmp_path / "merged")(found["text"][0], return_tensors="pt")
     with torch.no_grad():

@@ -70,7 +70,7 @@ def test_float32_run_as_stock_peft_and_as_merged_model(
     torch.testing.assert_close(_logits(_stock(tmp_path / "merged"), tmp_path / "merged"), wanted, rtol=1e-4, atol=1e-4)
     assert found.agreement.top1 == 1.0 and 0 <= found.agreement.kl < 1e-8
     said = "Fully trained model" if method == "full" else "Backbone plus adapter added in float32,"
-    assert found.said == f"{said} written in float32."
+    assert found.sentence == f"{said} written in float32."
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_quantised_backbone_is_dequantised_and_the_agreement_is_right(
 ) -> None:
     run = save_run(model={"id": stories, "weights": weights, "compute": "float32"})
     found = merge(run, out=tmp_path / "merged", weights="float32")
-    assert found.said == f"{weights} backbone, dequantised, plus adapter added in float32, written in float32."
+    assert found.sentence == f"{weights} backbone, dequantised, plus adapter added in float32, written in float32."
     written = json.loads((tmp_path / "merged" / "config.json").read_text())
     assert "quantization_config" not in written and written["dtype"] == "float32"
 

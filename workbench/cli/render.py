@@ -285,7 +285,7 @@ def scores(found: Mapping[str, float]) -> None:
 
 def merged(found: Merged, out: Path) -> None:
     """Print a merge and its error."""
-    _out.print(f"{found.said}\nModel: {out}", markup=False)
+    _out.print(f"{found.sentence}\nModel: {out}", markup=False)
     _out.print(f"Against the unmerged model: {found.agreement.sentence}")
 
 
