@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from workbench import evaluation, report
+from workbench import evaluation
 from workbench.adapters import Full
 from workbench.config import RunConfig, distill_expansion, tasks
 from workbench.config.distill_config import STUDENT, TEACHER
@@ -38,7 +38,6 @@ from workbench.models import backbones
 from workbench.models.backbones import Backbone
 from workbench.models.output_heads import Head
 from workbench.recipes import distill_classes, distill_peers, sft
-from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
 from workbench.training.signal import TrainingSignal
@@ -132,12 +131,8 @@ def _text(config: RunConfig, base: RunConfig, source: TeacherSource | None, run:
         distill_peers.train(config, student)
     else:
         student.train(supervise(config, base, source, run, data, tokenizer, watcher))
-    scores = student.finish()
-    if (loss := run.manifest.get("distill", {}).get("teacher_loss")) is not None:
-        scores["teacher"] = {"loss": loss}
-        files.write_json(run.path / "scores.json", scores)
-        report.write(run.path)
-    return scores
+    loss = run.manifest.get("distill", {}).get("teacher_loss")
+    return student.finish({} if loss is None else {"teacher": {"loss": loss}})
 
 
 def supervise(

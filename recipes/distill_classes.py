@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, from_numpy
 from transformers import PreTrainedTokenizerBase
 
-from workbench import report
 from workbench.config import RunConfig
 from workbench.config.distill_config import STUDENT
 from workbench.data.batching import MicroBatch
@@ -24,7 +23,7 @@ from workbench.losses.criterion import criterion
 from workbench.models import backbones
 from workbench.models.classifier import Classifier, task
 from workbench.recipes import classify
-from workbench.runs import files, provenance
+from workbench.runs import provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
@@ -50,13 +49,10 @@ def main(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, wa
     teacher_outputs = class_distillation.teacher_outputs(config, source, data, extra, run, watcher)
     student = classify.ClassRun(base, run, watcher, tokenizer, data)
     student.train(_supervise(config, base, source, data, extra, teacher_outputs))
-    scores = student.finish()
-    scores["teacher"] = target_scores.scores(data.labels, teacher_outputs.held_out_NC, data.held_out.targets_NC)
+    scores = {"teacher": target_scores.scores(data.labels, teacher_outputs.held_out_NC, data.held_out.targets_NC)}
     if data.test is not None and teacher_outputs.test_NC is not None:
         scores["teacher_test"] = target_scores.scores(data.labels, teacher_outputs.test_NC, data.test.targets_NC)
-    files.write_json(run.path / "scores.json", scores)
-    report.write(run.path)
-    return scores
+    return student.finish(scores)
 
 
 def prepare(

@@ -104,8 +104,12 @@ class SingleRun(ABC, Generic[M, R]):
                 self.save(live, run.adapter)
         run.ranks.wait()
 
-    def finish(self) -> Scores:
-        """Score what was saved: reload it, do not trust the live one."""
+    def finish(self, more: Mapping[str, Any] | None = None) -> Scores:
+        """Score what was saved: reload it, do not trust the live one.
+
+        Args:
+            more: Further scores to stand in scores.json.
+        """
         run = self.run
         if not self.placement.scores:
             return {}
@@ -119,7 +123,7 @@ class SingleRun(ABC, Generic[M, R]):
         if not run.ranks.first:
             return {}
         before = files.read_json(run.path / "before.json")
-        scores = {"before": before["scores"]} | {name: each.scores for name, each in found.items()}
+        scores = {"before": before["scores"]} | {name: each.scores for name, each in found.items()} | dict(more or {})
         with run.deadline.phase("report"):
             files.write_json(run.path / "scores.json", scores)
             self.write_predictions(saved, found["after"].outputs, before)

@@ -32,8 +32,8 @@ STEPS = 5
 """So many of the last steps tell how long another one takes."""
 LANDED = 0.95
 """Where the schedule is in the last step, at least."""
-REPORT = 1.0
-"""Time of a report until one is written."""
+REPORT, LEAST_REPORT = 0.1, 1.0
+"""Until a report is written: its time as a share of what the process took to start, and the least seconds."""
 ALIKE = {"evaluation": "scoring", "scoring": "evaluation"}
 """Parts of a run that take about as long as each other."""
 BEAT = 0.5
@@ -96,7 +96,8 @@ class Deadline:
         self._clock = clock
         self._larger = larger
         self._plan = TimePlan({}, ())
-        self._measured = {name: Measured(*each) for name, each in state["measured"].items()}
+        guess = {"report": Measured(max(LEAST_REPORT, REPORT * (clock() - self.began - spent_s)), None)}
+        self._measured = guess | {name: Measured(*each) for name, each in state["measured"].items()}
         self._steps = deque[float](state["steps"], maxlen=STEPS)
         self._first: float | None = None
         """Duration of the first steps, which what was measured before them is compared with."""
@@ -150,7 +151,7 @@ class Deadline:
     @property
     def over(self) -> bool:
         """Whether there is only time for a report."""
-        return self.spent + max(3 * self._seconds("report"), SPARE / 2 * self.limit_s) > self.limit_s
+        return self.spent + max(2 * self._seconds("report"), SPARE / 2 * self.limit_s) > self.limit_s
 
     def overrun(self) -> Exception:
         """The error of a run whose time is over while a model is scored; afterwards the adapter is saved."""
@@ -226,7 +227,7 @@ class Deadline:
         """Expected duration of a unit: as it was measured, or longer where steps have become slower since then."""
         found = self._measured.get(name) or self._measured.get(ALIKE.get(name, ""))
         if found is None:
-            return REPORT if name == "report" else 0.0
+            return 0.0
         now, then = self._step, found.step or self._first
         slower = now / then if now and then else 1.0
         return found.seconds * (slower if self._plan.steady else max(slower, 1.0))
@@ -243,19 +244,17 @@ class Deadline:
 
     def _more(self, done: float) -> int:
         """Steps that there is time for after this one; interruptions take half of the time at most."""
-        rest, step = self._rest, self._step or 0.0
-        between = sum(
-            units * self._seconds(name) / every for name, every, units in self._plan.pauses if isinstance(every, int)
-        )
-        return math.floor(max(rest - self._pauses(done), rest / 2) / max(step + between, 1e-9))
+        rest, step = self._rest, max(self._step or 0.0, 1e-9)
+        return math.floor(max(rest - self._pauses(done, rest / step), rest / 2) / step)
 
-    def _pauses(self, done: float) -> float:
-        """Time for interruptions after shares of the run, from a share on."""
-        return sum(
-            units * self._seconds(name) * _moments_left(every, done)
-            for name, every, units in self._plan.pauses
-            if isinstance(every, float)
-        )
+    def _pauses(self, done: float, steps: float = 0.0) -> float:
+        """Time for interruptions of training from a share of the run on, with so many steps to come."""
+        found = 0.0
+        for name, every, units in self._plan.pauses:
+            if every is not None:
+                times = steps / every if isinstance(every, int) else _moments_left(every, done)
+                found += times * units * self._seconds(name)
+        return found
 
     def _enough(self, done: float) -> str:
         """What to write for a run that is not to be refused."""
