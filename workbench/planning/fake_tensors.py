@@ -6,13 +6,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from transformers.utils import import_utils
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode, unset_fake_temporarily
 
 from workbench.planning.dispatch_mode import DispatchMode
 from workbench.planning.recall import Recall
@@ -27,12 +24,7 @@ def fake_tensors() -> Iterator[None]:
     """
     with (
         warnings.catch_warnings(),
-        # transformers takes a tensor without numbers for a sign that a graph is traced, and computes otherwise then.
-        patch.object(import_utils, "is_fake_tensor", lambda _: False),
-        # torch converts a module's imagined parameters by a swap, which what it remembers of them forbids.
-        patch.object(torch.utils, "swap_tensors", _overwrite),
-        patch.object(FakeTensor, "numpy", lambda tensor: np.ones(tensor.shape), create=True),
-        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        _mode() as mode,
         _Apart(Recall(mode)),
     ):
         # What copies a module looks at where its numbers lie, to find out whether some share them.
@@ -40,8 +32,17 @@ def fake_tensors() -> Iterator[None]:
         yield
 
 
-def _overwrite(parameter: Tensor, converted: Tensor) -> None:
-    parameter.data = converted.data
+def _mode() -> FakeTensorMode:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode.fake_tensor_converter = _Forgetful()
+    return mode
+
+
+class _Forgetful(FakeTensorConverter):
+    """Keeps no weak references to the tensors that it makes: a module can only convert its parameters without them."""
+
+    def set_tensor_memo(self, t: Tensor, v: FakeTensor) -> None:
+        """Nothing: a tensor on the meta device becomes a fake one once."""
 
 
 @contextmanager
@@ -91,7 +92,8 @@ class _Apart(DispatchMode):
             return instead(*args, **kwargs)
         if imagined:
             return self._recall(func, args, kwargs)
-        if tensors:
+        # Positions are real as the batch is: transformers looks at them to choose between ways to compute masks.
+        if tensors or func.overloadpacket is torch.ops.aten.arange:
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
