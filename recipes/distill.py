@@ -35,7 +35,7 @@ from workbench.distillation.teacher_sources import TeacherSource
 from workbench.distillation.token_alignment import Alignment, UniversalTeacher
 from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones
-from workbench.models.backbones import Backbone
+from workbench.models.backbones import Backbone, Loader
 from workbench.models.output_heads import Head
 from workbench.recipes import distill_classes, distill_peers, sft
 from workbench.runs.run_directory import Run
@@ -143,6 +143,7 @@ def supervise(
     data: Splits,
     tokenizer: PreTrainedTokenizerBase,
     watcher: Callback,
+    loader: Loader = backbones.load,
 ) -> sft.Supervise:
     """The student's training signal; a cache is made before, so that its teacher is gone by then."""
     section = config.distill
@@ -157,7 +158,7 @@ def supervise(
         else:
             assert source is not None
             with source.told():
-                live = teachers.load(source, base, tokenizer, model=model, backbone=backbone)
+                live = teachers.load(source, base, tokenizer, model=model, backbone=backbone, loader=loader)
             for note in live.notes:
                 watcher.say(note)
             if section.match:

@@ -1,20 +1,19 @@
-"""`workbench plan`: what a run takes, found out by carrying out its step on tensors without numbers."""
+"""`workbench plan`: memory and time of a run, found by a step on tensors without values and by timing blocks."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, NoReturn
-from unittest.mock import patch
+from typing import NamedTuple
 
 import psutil
 from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation
+from workbench.adapters import Full
 from workbench.config import RunConfig, distill_expansion, sweep_expansion, tasks
 from workbench.config.budget_config import BudgetConfig
 from workbench.config.distill_config import STUDENT, OnPolicyConfig
@@ -27,11 +26,11 @@ from workbench.data.text.tokenized import Splits
 from workbench.errors import ConfigError
 from workbench.models import adapter_sizes, backbones, classifier, output_heads
 from workbench.models.adapter_sizes import AdapterSize
-from workbench.models.backbones import Backbone
+from workbench.models.backbones import Backbone, Loader
 from workbench.planning import step_time
 from workbench.planning.dry_run import OPTIMIZER, DryRun, dry_run, largest_rows
-from workbench.planning.dry_trainings import BankTraining, SingleTraining
-from workbench.planning.fake_loading import fake_loading, settle
+from workbench.planning.dry_trainings import BankTraining, SingleTraining, Training
+from workbench.planning.fake_loading import BlueprintLoader
 from workbench.planning.fake_quantised import packed_bytes
 from workbench.planning.fake_tensors import fake_tensors
 from workbench.planning.model_contents import contents
@@ -40,17 +39,15 @@ from workbench.planning.solver import SolverChoice, choose, formats
 from workbench.planning.step_time import StepWork, Timed
 from workbench.planning.zero_memory import Contents
 from workbench.recipes import plan_blocks, sft
-from workbench.runs import files, run_directory, units
+from workbench.runs import units
 from workbench.runs.run_directory import Run
 from workbench.training import bank_trainer, capacity, limits
-from workbench.training.bank_trainer import BankTrainer
 from workbench.training.callbacks import Silent
 from workbench.training.distributed import layout_checks
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
-from workbench.training.trainer import Trainer
 
-Teaching = Callable[[PreTrainedTokenizerBase, Template | Masking, Splits], sft.Supervise]
+Teaching = Callable[[PreTrainedTokenizerBase, Template | Masking, Splits, Loader], sft.Supervise]
 
 
 def solve(config: RunConfig, *, devices: int = 1, memory: int | None = None, elsewhere: bool = False) -> SolverChoice:
@@ -76,7 +73,8 @@ def _with_possible_weights(config: RunConfig, *, devices: int, memory: int | Non
         return config
     for weights in formats(config):
         fewer = config.model_copy(update={"model": config.model.model_copy(update={"weights": weights})})
-        blueprint = plan_blocks.blueprint(fewer, tasks.of(config))
+        trainable = isinstance(fewer.adapter, Full)
+        blueprint = backbones.blueprint(fewer.model, vocabulary=0, task=tasks.of(config), trainable=trainable)
         size = packed_bytes(blueprint.model, blueprint.weights)
         if size <= there:
             return fewer
@@ -92,21 +90,14 @@ class DryRunParts(NamedTuple):
 
     backbone: Backbone
     size: AdapterSize
-    rows: int
-    """That one model learns from."""
-    longest: int
-    """Tokens of the longest."""
-    steps: int
-    """Of this device alone."""
-    tokens: int
-    """In one forward pass."""
+    training: Training
     rehearsed: DryRun
     work: StepWork
     contents: Contents
 
 
 def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, elsewhere: bool = False) -> Plan:
-    """Rehearse a run without reading a weight: the rows of one of so many devices.
+    """Memory and work of a run, without reading a weight: with the rows of one of so many devices.
 
     Args:
         memory: Bytes of the device; None: what is available here.
@@ -133,21 +124,18 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
     process = 0 if accelerated else psutil.Process().memory_info().rss
     config = _untimed(config)
     own = _of_one_device(config, devices, accelerated=accelerated)
-    with tempfile.TemporaryDirectory() as folder:
-        run = run_directory.start(Path(folder) / "plan", own, resume=False)
-        try:
-            parts = ways[config.recipe](own, run)
-        finally:
-            run.close()
+    with tempfile.TemporaryDirectory() as folder, plan_blocks.planned_run(own, Path(folder)) as run:
+        parts = ways[config.recipe](own, run)
+    fit, longest = parts.training, int(parts.training.train.lengths.max())
     auto = config.batch.tokens_per_device == "auto"
     return Plan(
         device="accelerator" if elsewhere else str(backbones.device()),
         weights=parts.backbone.weights,
         checkpointing=config.train.checkpointing is True,
         size=parts.size,
-        steps=limits.total_steps(config, parts.rows) or parts.steps,
-        tokens_per_device=min(parts.tokens, parts.longest * own.batch.size) if auto else parts.tokens,
-        longest=parts.longest,
+        steps=limits.total_steps(config, fit.rows) or fit.steps,
+        tokens_per_device=min(fit.tokens, longest * own.batch.size) if auto else fit.tokens,
+        longest=longest,
         rehearsed=parts.rehearsed,
         work=parts.work,
         contents=parts.contents,
@@ -175,58 +163,54 @@ def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> DryR
     """A model of tokens.
 
     Args:
-        teaching: From tokenizer, form and rows to what the model learns from.
+        teaching: From tokenizer, form, rows and what loads the teacher to what the model learns from.
     """
     tokenizer, template, data = sft.prepare(config, run)
-    supervise = None if teaching is None else teaching(tokenizer, template, data)
-    task = tasks.of(config)
-    backbone = plan_blocks.blueprint(config, task, vocabulary=len(tokenizer))
-    new_tokens = [tokenizer.get_vocab()[token] for token in config.model.new_tokens]
+    loader, task = BlueprintLoader(), tasks.of(config)
+    supervise = None if teaching is None else teaching(tokenizer, template, data, loader)
+    new_token_ids = [tokenizer.get_vocab()[token] for token in config.model.new_tokens]
     worst = [data.held_out.subset(rows) for rows in largest_rows(data.held_out, tokens=capacity.FORWARD_TOKENS)]
-    with _imagined(config, task, backbone, data.train, new_tokens) as freezer, fake_loading() as teachers:
+
+    def training(own: RunConfig, run: Run, load: Loader, supervise: sft.Supervise | None = None) -> SingleTraining:
+        backbone = load(own.model, tokenizer, task=task, trainable=isinstance(own.adapter, Full))
+        freezer = _attached(backbone, own, data.train, new_token_ids)
         head = output_heads.known(backbone.model)
-        fit = sft.fitting(config, run, data, backbone, freezer, head, Silent(), supervise)
-        beside = [each.backbone.model for each in teachers]
+        return SingleTraining(sft.fitting(own, run, data, backbone, freezer, head, Silent(), supervise))
+
+    with fake_tensors():
+        fit = training(config, run, loader, supervise)
+        backbone, *teachers = loader.loaded
+        head = output_heads.known(backbone.model)
         found = dry_run(
-            SingleTraining(fit),
-            lambda: [evaluation.likelihood(freezer.model, head, rows) for rows in worst],
-            beside=beside,
+            fit,
+            lambda: [evaluation.likelihood(fit.model, head, rows) for rows in worst],
+            beside=[each.model for each in teachers],
         )
-        padded = step_time.work(SingleTraining(fit))
-
-    def fitting(own: RunConfig, run: Run, small: Backbone, freezer: Freezer) -> Trainer:
-        return sft.fitting(own, run, data, small, freezer, output_heads.known(small.model), Silent())
-
-    build = partial(
-        plan_blocks.built,
-        config,
-        backbones.hub_config(config.model),
-        task,
-        data.train,
-        fitting,
-        new_tokens,
-        len(tokenizer),
-    )
-    work = replace(padded, measure=plan_blocks.measure(config, backbone, fit, build), teacher=supervise is not None)
-    return _parts(config, task, backbone, fit, found, work)
+        work = replace(step_time.work(fit), teacher=supervise is not None)
+    return _parts(config, task, backbone, fit, found, work, training)
 
 
 def _classes(config: RunConfig, run: Run) -> DryRunParts:
     from workbench.recipes import classify  # with scikit-learn, which takes a second to import
 
     tokenizer, data, _ = classify.prepare(config)
-    task = classifier.task(data.labels, seed=config.seed)
-    backbone = plan_blocks.blueprint(config, task)
+    loader, task = BlueprintLoader(), classifier.task(data.labels, seed=config.seed)
     largest = largest_rows(data.held_out, tokens=capacity.FORWARD_TOKENS)
     worst = [data.held_out.batch(rows).to(backbones.device()) for rows in largest]
-    with _imagined(config, task, backbone, data.train) as freezer:
+
+    def training(own: RunConfig, run: Run, load: Loader) -> SingleTraining:
+        backbone = load(own.model, tokenizer, task=task, trainable=isinstance(own.adapter, Full))
+        freezer = _attached(backbone, own, data.train)
         model = classifier.classification_model(freezer.model, backbone.model, tokenizer, data.labels)
-        fit = classify.fitting(config, run, data, backbone, freezer, model, Silent())
-        found = dry_run(SingleTraining(fit), lambda: [model.outputs(batch) for batch in worst])
-        padded = step_time.work(SingleTraining(fit))
-    build = plan_blocks.classes(config, tokenizer, data)
-    work = replace(padded, measure=plan_blocks.measure(config, backbone, fit, build))
-    return _parts(config, task, backbone, fit, found, work)
+        return SingleTraining(classify.fitting(own, run, data, backbone, freezer, model, Silent()))
+
+    with fake_tensors():
+        fit = training(config, run, loader)
+        (backbone,) = loader.loaded
+        model = classifier.classification_model(fit.model, backbone.model, tokenizer, data.labels)
+        found = dry_run(fit, lambda: [model.outputs(batch) for batch in worst])
+        work = step_time.work(fit)
+    return _parts(config, task, backbone, fit, found, work, training)
 
 
 def _taught(config: RunConfig, run: Run) -> DryRunParts:
@@ -244,92 +228,112 @@ def _taught(config: RunConfig, run: Run) -> DryRunParts:
     students.make(config, source, run.path / STUDENT, weights=False)
     run.note(distill={"teacher": source.name})  # whom the run would score first
 
-    def teaching(tokenizer: PreTrainedTokenizerBase, template: Template | Masking, data: Splits) -> sft.Supervise:
+    def teaching(
+        tokenizer: PreTrainedTokenizerBase, template: Template | Masking, data: Splits, loader: Loader
+    ) -> sft.Supervise:
         distill.require_teachable(config, base, source, tokenizer, template, data)
         # The rows as they are: what the student will write is not known.
         alone = config.model_copy(update={"distill": section.model_copy(update={"on_policy": OnPolicyConfig()})})
-        return distill.supervise(alone, base, source, run, data, tokenizer, Silent())
+        return distill.supervise(alone, base, source, run, data, tokenizer, Silent(), loader)
 
     return _text(base, run, teaching)
 
 
 def _bank(config: RunConfig, run: Run) -> DryRunParts:
-    """Adapters that train together: what their recipe does up to there is done."""
-    from workbench.recipes import crossval, sweep
+    """Adapters that train together."""
+    from workbench.recipes import sweep
 
     is_sweep = config.recipe == "sweep"
     apart = "folds.together=false asks for it" if not config.folds.together else bank_trainer.refusal(config)
     if reason := sweep.apart(config) if is_sweep else apart:
         raise ConfigError(f"recipe={config.recipe}: its members train one after another ({reason}). Plan one of them.")
-    found: list[tuple[BankTrainer, DryRun, StepWork]] = []
-
-    def rehearsed(fit: BankTrainer) -> NoReturn:
-        first = next(iter(fit.members.values())).task
-        evaluates = first.config.evaluate.every is not None
-        together = BankTraining(fit)
-        rehearsal = dry_run(together, first.held_out_loss if evaluates else lambda: None)
-        found.append((fit, rehearsal, step_time.work(together)))
-        raise _Enough
-
-    files.write_json(run.path / "before.json", {})  # the run would score the backbone first
-    with fake_tensors(), fake_loading() as asked, patch.object(BankTrainer, "work", rehearsed), suppress(_Enough):
-        (sweep if is_sweep else crossval).main(config, run, Silent())
-    ((fit, rehearsal, padded),) = found
-    # Rows of all members are computed together, and take about as long as those of one.
-    build = plan_blocks.member(sweep_expansion.shared(config) if is_sweep else config, asked[0].task, run)
-    work = replace(padded, measure=plan_blocks.measure(config, asked[0].backbone, fit, build))
-    size = adapter_sizes.predict(config.model, config.adapter, task=asked[0].task)
-    train_tasks = [each.task for each in fit.members.values()]
-    return DryRunParts(
-        backbone=asked[0].backbone,
-        size=size._replace(trainable=sum(each.numel() for each in fit.masters)),
-        rows=max(len(each.train) for each in train_tasks),
-        longest=max(int(each.train.lengths.max()) for each in train_tasks),
-        steps=max(each.total for each in fit.members.values()),
-        tokens=fit.tokens,
-        rehearsed=rehearsal,
-        work=work,
-        contents=contents(fit, optimizer=rehearsal.at_peak.get(OPTIMIZER, 0)),
-    )
+    loader, shared = BlueprintLoader(), sweep_expansion.shared(config) if is_sweep else config
+    task, training = _sweep(config, shared, run) if is_sweep else _folds(config)
+    with fake_tensors():
+        fit = training(shared, run, loader)
+        found = dry_run(fit, fit.held_out_loss if fit.config.evaluate.every is not None else lambda: None)
+        work = step_time.work(fit)
+    parts = _parts(config, task, loader.loaded[0], fit, found, work, training, timed=shared)
+    return parts._replace(size=parts.size._replace(trainable=sum(each.numel() for each in fit.masters)))
 
 
-class _Enough(BaseException):
-    """Ends a dry run early, when all facts are known."""
+def _folds(config: RunConfig) -> tuple[Task, Callable[[RunConfig, Run, Loader], BankTraining]]:
+    """The first round of a cross-validation."""
+    from workbench.crossval import fold_adapters
+    from workbench.recipes import crossval
+
+    tokenizer, data, *_ = crossval.prepare(config)
+    members = fold_adapters.fold_adapters(data.folds, seeds=config.folds.seeds)
+    lessons = [fold_adapters.fold_task(each, data.rows, None, seed=config.seed) for each in members]
+    rows = [each for each in (data.rows, data.test, data.unlabelled) if each is not None]
+
+    def training(own: RunConfig, run: Run, load: Loader) -> BankTraining:
+        context = fold_adapters.FoldContext(own, data.labels, tokenizer, rows=rows, loader=load)
+        return BankTraining(fold_adapters.fold_bank(context, run, lessons, Silent()).trainer)
+
+    return classifier.task(data.labels, seed=config.seed), training
+
+
+def _sweep(
+    config: RunConfig, shared: RunConfig, run: Run
+) -> tuple[Task, Callable[[RunConfig, Run, Loader], BankTraining]]:
+    """All members of a sweep."""
+    from workbench.recipes import sweep, sweep_tasks
+
+    trials = sweep_expansion.trials(config)
+    subject = sweep_tasks.prepare(shared, run, trials, Silent())
+
+    def training(own: RunConfig, run: Run, load: Loader) -> BankTraining:
+        mine = replace(subject, shared=replace(subject.shared, config=own, run=run, loader=load))
+        entries = [sweep.SweepMember(trial, run.own(f"members/{trial.name}")) for trial in trials]
+        return BankTraining(sweep.training(mine, entries, Silent()).trainer)
+
+    return subject.shared.task, training
 
 
 def _parts(
-    config: RunConfig, task: Task, backbone: Backbone, fit: Trainer, rehearsed: DryRun, work: StepWork
+    config: RunConfig,
+    task: Task,
+    backbone: Backbone,
+    fit: Training,
+    found: DryRun,
+    work: StepWork,
+    training: plan_blocks.MakeTraining,
+    timed: RunConfig | None = None,
 ) -> DryRunParts:
+    """All that is known after a dry run.
+
+    Args:
+        timed: The run of one of the members, where there are several.
+    """
+    held = contents(fit, optimizer=found.at_peak.get(OPTIMIZER, 0))
+    below = config.freeze.never(len(fit.freezer.blocks))
     return DryRunParts(
         backbone=backbone,
-        size=adapter_sizes.predict(
-            config.model, config.adapter, task=task, below=config.freeze.never(len(fit.freezer.blocks))
+        size=adapter_sizes.predict(config.model, config.adapter, task=task, below=below),
+        training=fit,
+        rehearsed=found,
+        work=replace(
+            work,
+            weight_bytes=_read_bytes(backbone, held),
+            measure=plan_blocks.measure(timed or config, backbone, fit, found, training),
         ),
-        rows=len(fit.train),
-        longest=int(fit.train.lengths.max()),
-        steps=fit.member.total,
-        tokens=fit.tokens,
-        rehearsed=rehearsed,
-        work=work,
-        contents=contents(fit, optimizer=rehearsed.at_peak.get(OPTIMIZER, 0)),
+        contents=held,
     )
 
 
-@contextmanager
-def _imagined(
-    config: RunConfig, task: Task, backbone: Backbone, train: Examples, new_token_ids: Sequence[int] = ()
-) -> Iterator[Freezer]:
-    """Inside the block the backbone is imagined, with the adapter of the run."""
-    # Layers of bitsandbytes that hold nothing yet cannot be called.
-    plain = config.model.model_copy(update={"weights": "float32", "compute": "float32"})
-    layers = freezing.layers_of(backbones.skeleton(plain, task=task), config)
+def _read_bytes(backbone: Backbone, held: Contents) -> int:
+    """Bytes of weights that every micro-batch reads: all but an embedding that is no output head."""
+    (embedding,) = backbone.model.get_input_embeddings().parameters(recurse=False)
+    head = backbone.model.get_output_embeddings()
+    is_head = head is not None and any(each is embedding for each in head.parameters())
+    return held.weight_bytes - (0 if is_head else embedding.nbytes)
+
+
+def _attached(backbone: Backbone, config: RunConfig, train: Examples, new_token_ids: Sequence[int] = ()) -> Freezer:
+    """The backbone with the adapter of the run, fresh."""
     sample = partial(first_rows, train, seed=config.seed)
-    with fake_tensors():
-        settle(backbone.model, backbone)
-        model = freezing.adapt(
-            backbone.model, config, layers, seed=config.seed, new_token_ids=new_token_ids, sample=sample
-        )
-        yield Freezer(model, backbone.model, layers, config.freeze, seed=config.seed)
+    return freezing.attach(backbone.model, config, seed=config.seed, new_token_ids=new_token_ids, sample=sample)
 
 
 def _of_one_device(config: RunConfig, devices: int, *, accelerated: bool) -> RunConfig:

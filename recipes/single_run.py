@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -21,7 +21,7 @@ from workbench.config.tasks import Task
 from workbench.data.batching import Examples, Indices, first_rows
 from workbench.evaluation.scored import Scoring, interruptible
 from workbench.models import backbones, model_summary
-from workbench.models.backbones import Backbone
+from workbench.models.backbones import Backbone, Loader
 from workbench.runs import deadline, files
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
@@ -69,6 +69,7 @@ class SingleRun(ABC, Generic[M, R]):
     run: Run
     watcher: Callback
     tokenizer: PreTrainedTokenizerBase
+    loader: Loader = field(default=backbones.load, kw_only=True)
 
     def train(self, supervise: Callable[..., Any] | None = None) -> None:
         """From a backbone to a saved adapter; everything live is freed on return.
@@ -141,7 +142,7 @@ class SingleRun(ABC, Generic[M, R]):
 
     def _loaded(self) -> Backbone:
         with self.run.deadline.phase("load"):
-            return backbones.load(
+            return self.loader(
                 self.config.model,
                 self.tokenizer,
                 task=self.task,

@@ -108,8 +108,16 @@ def train(task: SweepTask, run: Run, entries: Sequence[SweepMember], watcher: Ca
             raise
 
 
-def together(task: SweepTask, run: Run, entries: Sequence[SweepMember], watcher: Callback) -> None:
-    """All members in one bank; each that came to its end is saved in its own directory."""
+class SweepTraining(NamedTuple):
+    """All members in one bank."""
+
+    trainer: BankTrainer
+    loaded: SweepBank
+    progress: BankProgress
+
+
+def training(task: SweepTask, entries: Sequence[SweepMember], watcher: Callback) -> SweepTraining:
+    """All members in one bank, training not begun."""
     loaded = task.load_bank([entry.trial for entry in entries])
     members = loaded.bank.members
     for member, entry in zip(members, entries, strict=True):
@@ -135,6 +143,13 @@ def together(task: SweepTask, run: Run, entries: Sequence[SweepMember], watcher:
         tokens=tokens,
         watcher=progress,
     )
+    return SweepTraining(trainer, loaded, progress)
+
+
+def together(task: SweepTask, run: Run, entries: Sequence[SweepMember], watcher: Callback) -> None:
+    """Train all members in one bank; each that came to its end is saved in its own directory."""
+    trainer, loaded, progress = training(task, entries, watcher)
+    members = loaded.bank.members
     try:
         trainer.work()
     finally:
@@ -146,7 +161,7 @@ def together(task: SweepTask, run: Run, entries: Sequence[SweepMember], watcher:
     for member, entry in zip(members, entries, strict=True):
         if trainer.members[member].error is not None:
             continue
-        entry.run.note(batch={"tokens_per_device": tokens, "steps": trainer.members[member].total})
+        entry.run.note(batch={"tokens_per_device": trainer.tokens, "steps": trainer.members[member].total})
         with trainer.shipping(member):
             loaded.save(entry.run.adapter, partial(loaded.bank.save, member))
 

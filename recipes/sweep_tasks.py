@@ -20,7 +20,7 @@ from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import ClassSplits
 from workbench.data.text.tokenized import Splits
 from workbench.losses.criterion import criterion
-from workbench.models import backbones, classifier, exported, output_heads
+from workbench.models import classifier, exported, output_heads
 from workbench.models.backbones import Backbone
 from workbench.recipes import classify, sft
 from workbench.recipes.classify import ClassRun
@@ -125,7 +125,7 @@ class ClassTask(SweepTask):
         for other in {trial.config.seed for trial in trials} - {seed}:
             members = [name for name, trial in zip(together.members, trials, strict=True) if trial.config.seed == other]
             task = classifier.task(data.labels, seed=other)
-            _begin_heads(together, members, backbones.load(classes.config.model, classes.tokenizer, task=task))
+            _begin_heads(together, members, classes.loader(classes.config.model, classes.tokenizer, task=task))
         with together.only(together.members[0]):
             model = classes.assemble(together.model, backbone)
         targets_NC = from_numpy(data.train.targets_NC)

@@ -29,7 +29,7 @@ from workbench.evaluation import row_outputs, target_scores
 from workbench.evaluation.scored import Scored
 from workbench.losses.criterion import Objective, criterion
 from workbench.models import backbones, classifier, model_summary
-from workbench.models.backbones import Backbone
+from workbench.models.backbones import Backbone, Loader
 from workbench.models.classifier import Classifier
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.run_directory import Run
@@ -91,10 +91,11 @@ class FoldContext:
     """What frozen blocks gave."""
     scored: Scored | None = None
     """What adapters said so far, where they may be interrupted."""
+    loader: Loader = backbones.load
 
     def backbone(self) -> Backbone:
         """Loaded, with a fresh head."""
-        return backbones.load(
+        return self.loader(
             self.config.model,
             self.tokenizer,
             task=classifier.task(self.labels, seed=self.config.seed),
@@ -176,8 +177,17 @@ def _said(room: FoldContext, model: Classifier, sets: Sequence[Labelled], folder
         return [row_outputs.outputs(model.model, model.outputs, rows, scoring=scoring) for rows in sets]
 
 
-def _together(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher: Callback) -> None:
-    """All lessons in one bank."""
+class FoldBank(NamedTuple):
+    """All folds' adapters together."""
+
+    trainer: BankTrainer
+    model: Classifier
+    train_tasks: Sequence[TrainTask]
+    progress: BankProgress
+
+
+def fold_bank(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher: Callback) -> FoldBank:
+    """All lessons in one bank, training not begun."""
     backbone = room.backbone()
     watcher.say(model_summary.storage(backbone, room.config.adapter))
     together, freezer = freezing.attach_bank(
@@ -191,8 +201,10 @@ def _together(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher:
         _train_task(run.own(each.name), room.config, each, model, partial(together.only, member))
         for each, member in zip(lessons, together.members, strict=True)
     ]
-    chorus = BankProgress(watcher, {member: each.name for each, member in zip(lessons, together.members, strict=True)})
-    fit = BankTrainer(
+    progress = BankProgress(
+        watcher, {member: each.name for each, member in zip(lessons, together.members, strict=True)}
+    )
+    trainer = BankTrainer(
         together,
         train_tasks,
         freezer=freezer,
@@ -202,18 +214,23 @@ def _together(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher:
         predict=model.outputs,
         compute=backbone.compute,
         tokens=_tokens(run, train_tasks, model),
-        watcher=chorus,
+        watcher=progress,
     )
+    return FoldBank(trainer, model, train_tasks, progress)
+
+
+def _together(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher: Callback) -> None:
+    fit, model, train_tasks, progress = fold_bank(room, run, lessons, watcher)
     try:
         fit.work()
     finally:
-        chorus.flush()
+        progress.flush()
     for task, error in zip(train_tasks, (each.error for each in fit.members.values()), strict=True):
         if error is not None:
             raise TrainingError(f"{task.run.path.name}: {error}")
-    for task, member in zip(train_tasks, together.members, strict=True):
+    for task, member in zip(train_tasks, fit.members, strict=True):
         with fit.shipping(member):
-            classifier.save(model, task.run.adapter, adapter=partial(together.save, member))
+            classifier.save(model, task.run.adapter, adapter=partial(fit.bank.save, member))
 
 
 def _apart(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher: Callback) -> None:

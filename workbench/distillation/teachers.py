@@ -29,7 +29,7 @@ from workbench.distillation.teacher_signals import TeacherLogits
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.losses.chunked import chunks
 from workbench.models import backbones, output_heads
-from workbench.models.backbones import Backbone
+from workbench.models.backbones import Backbone, Loader
 from workbench.models.output_heads import Head
 from workbench.runs import files
 from workbench.training.capacity import FORWARD_TOKENS as TOKENS
@@ -95,6 +95,7 @@ def load(
     *,
     model: nn.Module,
     backbone: Backbone,
+    loader: Loader = backbones.load,
 ) -> LiveTeacher:
     """The teacher beside a student that is there: on its backbone where both fit there.
 
@@ -111,7 +112,7 @@ def load(
     """
     reason = _apart(source, student, model)
     if reason is not None:
-        found = alone(source, student, tokenizer)
+        found = alone(source, student, tokenizer, loader)
         return replace(found, notes=[f"The teacher is a second model beside the student: {reason}.", *found.notes])
     assert isinstance(model, PeftModel), "what is no adapter trains every weight"
     voices = _guests(source.adapters, model, backbone.model) if source.adapters else [_bare(model, backbone.model)]
@@ -119,7 +120,9 @@ def load(
     return LiveTeacher(voices, backbone.model, shared=True, notes=[note])
 
 
-def alone(source: TeacherSource, student: RunConfig, tokenizer: PreTrainedTokenizerBase) -> LiveTeacher:
+def alone(
+    source: TeacherSource, student: RunConfig, tokenizer: PreTrainedTokenizerBase, loader: Loader = backbones.load
+) -> LiveTeacher:
     """The teacher on a backbone of its own.
 
     Args:
@@ -130,7 +133,7 @@ def alone(source: TeacherSource, student: RunConfig, tokenizer: PreTrainedTokeni
         BackboneError, ConfigError, FileError: the teacher cannot be loaded.
     """
     same = source.run is None and _difference(source.model, student.model) is None
-    loaded = backbones.load(source.model, tokenizer if same else source.tokenizer(), task=tasks.of(student))
+    loaded = loader(source.model, tokenizer if same else source.tokenizer(), task=tasks.of(student))
     backbone = loaded.model
     if source.adapters:
         model = multi_adapter.load(backbone, _named(source.adapters))

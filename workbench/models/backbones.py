@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -50,6 +50,21 @@ class Backbone:
     weight_bytes: int
     """Bytes of all weights as stored, quantisation constants included."""
     notes: list[str] = field(default_factory=list)
+
+
+class Loader(Protocol):
+    """Loads backbones as `load` does, or stands in for it where no weight is to be read."""
+
+    def __call__(
+        self,
+        config: ModelConfig,
+        tokenizer: PreTrainedTokenizerBase | None,
+        *,
+        task: Task = TEXT,
+        trainable: bool = False,
+        waiting: bool = False,
+    ) -> Backbone:
+        """The backbone on this process's device, frozen, in evaluation mode."""
 
 
 def device() -> torch.device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,15 +23,19 @@ from workbench.data.batching import Indices
 from workbench.models import backbones
 from workbench.planning.dry_trainings import Training
 from workbench.planning.flop_counter import Operations
-from workbench.planning.roofline import matmul_rate, synchronize
+from workbench.planning.roofline import Roofline, roofline, synchronize
 from workbench.runs import process_memory
 
 SECONDS = 3.0
 """For timing one way to carry out a run, about; building its models comes on top."""
 PASSES = (3, 24)
-"""Micro-batches that are timed, at least and at most."""
+"""Micro-batches that each model is timed on, at least and at most."""
+STEPS = 64
+"""Steps of the run whose micro-batches are drawn from."""
 WIDTH = 1024
 """Wider backbones are built about as narrow: their products are large enough to run at full speed."""
+WHOLE = 400_000_000
+"""Parameters of the largest model that is built."""
 FILLED = 2**24
 """Elements of a tensor that get numbers; the rest of a larger one stays as the system gives it, and takes no memory."""
 DEPTHS = (
@@ -62,76 +68,78 @@ Build = Callable[[Small], AbstractContextManager[Training]]
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Seconds for each token of a micro-batch, padding included."""
+class Subject:
+    """The model and the run that small models stand for."""
 
-    block: float
-    """Of all blocks."""
-    rest: float
-    """Of embeddings, head and loss."""
+    depth: int
+    """Blocks of each stack of the backbone."""
+    narrower: int
+    """By which the built ones are narrower."""
+    parameters: int
+    trainable: int
+    flops: float
+    """Operations of its largest micro-batch."""
+    dtype: torch.dtype
+    """What matrix products run in."""
+    packed: bool
+    """Weights are unpacked in every pass, which takes as long as they are large."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one device takes for a run, as measured."""
+
+    token: float
+    """Seconds for each token of a micro-batch, padding included."""
+    error: float
+    """Standard error of these seconds."""
     update: float
     """Seconds of the optimizer's step, for all parameters that train."""
     flops: float
     """Operations for each token."""
-    rate: float
-    """Operations that a matrix product does in a second, at best."""
-    spread: float
-    """Of the single micro-batches, as a share: half of them are closer to the median."""
+    machine: Roofline
 
 
-def measure(
-    build: Build,
-    *,
-    depth: int,
-    narrower: int,
-    trainable: int,
-    step: int,
-    dtype: torch.dtype,
-    packed: bool,
-    clock: Clock = time.perf_counter,
-    seconds: float = SECONDS,
-) -> Measured:
-    """Time micro-batches of a run on one or two small models in turn.
-
-    Args:
-        depth: Blocks of each stack of the whole backbone.
-        narrower: By which the built ones are narrower.
-        trainable: Parameters that train in the whole model.
-        step: Blocks of the smaller model; the other has twice as many.
-        dtype: What matrix products run in.
-        packed: Weights are unpacked in every pass, which takes as long as they are large.
-    """
+def measure(build: Build, subject: Subject, *, clock: Clock = time.perf_counter, seconds: float = SECONDS) -> Measured:
+    """Time micro-batches of a run on one or two small models in turn."""
     process_memory.keep()
     device = backbones.device()
-    rate = matmul_rate(device, dtype, clock=clock)
-    counts = (depth,) if narrower == 1 and depth <= 2 * step else (step, 2 * step)
+    machine = roofline(device, subject.dtype, clock=clock)
+    counts = _depths(subject, machine.flops * seconds / 4)
     with ExitStack() as stack, torch.random.fork_rng():
-        fits = [stack.enter_context(build(Small(count, narrower))) for count in counts]
-        timed = [_Timed(fit, device, clock) for fit in fits]
-        points = _points(timed, rate, clock, seconds)
-        taken_BM = np.array([[each[1] for each in row] for row in points])
-        tokens_B = np.array([row[0][0] for row in points])
-        update = median(timed[-1].update() for _ in range(3))
-        update *= trainable / max(1, sum(each.numel() for each in fits[-1].masters))
-        flops_M = np.array([each.flops for each in timed])
-    per_BM = taken_BM / tokens_B[:, None]
-    spread = float(np.median(np.abs(per_BM[:, -1] / np.median(per_BM[:, -1]) - 1)))
+        timed = [_Timed(stack.enter_context(build(Small(count, subject.narrower))), device, clock) for count in counts]
+        update = median(timed[-1].update() for _ in range(4))
+        samples = _samples(timed, machine.flops, clock, seconds)
+        update *= subject.trainable / max(1, timed[-1].trainable)
+    flops = [each.flops for each in timed]
+    rates = [_rate(each) for each in samples]
     if len(counts) == 1:
-        whole = float(taken_BM.sum() / tokens_B.sum())
-        return Measured(whole, 0.0, update, float(flops_M[0]), rate, spread)
-    more = counts[1] - counts[0]
-    block = max(float(np.median(per_BM[:, 1] - per_BM[:, 0])) / more, (flops_M[1] - flops_M[0]) / more / rate)
-    rest = max(0.0, float(np.median(per_BM[:, 0])) - counts[0] * block)
-    block_flops = (flops_M[1] - flops_M[0]) / more
-    rest_flops = max(0.0, float(flops_M[0] - counts[0] * block_flops))
+        return Measured(*rates[0], update, flops[0], machine)
+    more, by = counts[1] - counts[0], subject.narrower
+    block_flops = (flops[1] - flops[0]) / more
+    block = max((rates[1].token - rates[0].token) / more, block_flops / machine.flops)
+    rest = max(0.0, rates[0].token - counts[0] * block)
+    rest_flops = max(0.0, flops[0] - counts[0] * block_flops)
+    wide = _wider(block, block_flops / machine.flops, by, packed=subject.packed)
     return Measured(
-        block=depth * _wider(block, block_flops / rate, narrower, packed=packed),
-        rest=rest * narrower,
+        token=subject.depth * wide + rest * by,
+        error=subject.depth / more * wide / block * math.hypot(rates[0].error, rates[1].error),
         update=update,
-        flops=depth * block_flops * narrower**2 + rest_flops * narrower,
-        rate=rate,
-        spread=spread,
+        flops=subject.depth * block_flops * by**2 + rest_flops * by,
+        machine=machine,
     )
+
+
+def _depths(subject: Subject, flops: float) -> tuple[int, ...]:
+    """Blocks of the models to build: all of them where a micro-batch takes no more than so many operations.
+
+    Otherwise two depths, as deep as that allows: what many blocks keep for the backward pass finds no room in caches.
+    """
+    if subject.narrower > 1:
+        return (1, 2)
+    share = min(flops / subject.flops, WHOLE / subject.parameters)
+    deep = max(2, int(subject.depth * share))
+    return (deep // 2, deep) if deep < subject.depth else (subject.depth,)
 
 
 def _wider(seconds: float, products: float, by: int, *, packed: bool) -> float:
@@ -147,13 +155,17 @@ class _Timed:
         self._fit, self._device, self._clock = fit, device, clock
         fit.prepare()
         self._shares = (0.0,) if fit.config.freeze.fixed else (0.0, 0.999)
-        self.batches = list(chain.from_iterable(islice(fit.micro_batches(), 64)))
-        shortest = np.argsort(fit.train.lengths, kind="stable")[:1]
+        self.batches = sorted(chain.from_iterable(islice(fit.micro_batches(), STEPS)), key=self.tokens)
         self._follow(0.0)
+        shortest = self.batches[0][:1]
         with Operations() as operations:
             fit.backward(shortest)
-        self._first = shortest
         self.flops = operations.count / self.tokens(shortest)
+
+    @property
+    def trainable(self) -> int:
+        """Parameters that train."""
+        return sum(each.numel() for each in self._fit.masters)
 
     def tokens(self, rows: Indices) -> int:
         """Padding included."""
@@ -169,11 +181,13 @@ class _Timed:
 
     def update(self) -> float:
         """Seconds of the optimizer's step."""
-        self._fit.backward(self._first)
+        for master in self._fit.masters:
+            if master.requires_grad:
+                master.grad = torch.zeros_like(master)
         return self._timed(self._update)
 
     def _update(self) -> None:
-        self._fit.update(self._first)
+        self._fit.update(self.batches[0])
         self._fit.masters.refresh()
 
     def _follow(self, share: float) -> None:
@@ -187,20 +201,53 @@ class _Timed:
         return self._clock() - began
 
 
-def _points(timed: Sequence[_Timed], rate: float, clock: Clock, seconds: float) -> list[list[tuple[int, float]]]:
-    """Tokens and seconds of micro-batches of the run, as it would meet them, on each model in turn."""
+class Rate(NamedTuple):
+    """Seconds for each token, with their standard error."""
+
+    token: float
+    error: float
+
+
+Samples = list[tuple[int, float]]
+"""Tokens and seconds of micro-batches."""
+
+
+def _samples(timed: Sequence[_Timed], flops: float, clock: Clock, seconds: float) -> list[Samples]:
+    """Micro-batches of all lengths that the run has, each model its own.
+
+    A shape that was computed before takes less time, as libraries prepare their kernels for each; in a run nearly every
+    micro-batch has another. So no two models are timed on the same one, but on neighbours by length.
+    """
     first = timed[0]
-    most = max(1, int(seconds / 8 * rate / max(1.0, sum(each.flops for each in timed))))
+    most = max(1, int(seconds / 8 * flops / max(1.0, sum(each.flops for each in timed))))
     batches = [_cut(rows, first, most) for rows in first.batches]
     for each in timed:
-        each.seconds(batches[0])
-        each.update()
-    found: list[list[tuple[int, float]]] = []
+        each.seconds(batches[-1])
+    found: list[Samples] = [[] for _ in timed]
     began = clock()
-    while len(found) < PASSES[0] or (clock() < began + seconds and len(found) < PASSES[1]):
-        rows = batches[(1 + len(found)) % len(batches)]
-        found.append([(first.tokens(rows), each.seconds(rows)) for each in timed])
+    for passed in range(PASSES[1]):
+        if passed >= PASSES[0] and clock() >= began + seconds:
+            break
+        at = int(_spread(passed) * len(batches))
+        for number, each in enumerate(timed):
+            rows = batches[(at + number) % len(batches)]
+            found[number].append((first.tokens(rows), each.seconds(rows)))
     return found
+
+
+def _spread(number: int) -> float:
+    """The numbers 0.5, 0.25, 0.75, 0.125 and so on: any count of them is even between 0 and 1 (van der Corput)."""
+    found, step, number = 0.0, 0.5, number + 1
+    while number:
+        found, step, number = found + step * (number & 1), step / 2, number >> 1
+    return found
+
+
+def _rate(samples: Samples) -> Rate:
+    tokens_B, seconds_B = np.array(samples, dtype=float).T
+    token = float(seconds_B.sum() / tokens_B.sum())
+    variance = float(((seconds_B - token * tokens_B) ** 2).sum()) * len(samples) / max(1, len(samples) - 1)
+    return Rate(token, math.sqrt(variance) / float(tokens_B.sum()))
 
 
 def _cut(rows: Indices, timed: _Timed, most: int) -> Indices:

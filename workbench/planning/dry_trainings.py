@@ -1,4 +1,4 @@
-"""Trainings as they are rehearsed: of one model, or of a bank, the rows of all its members numbered through."""
+"""Trainings as a dry run sees them: of one model, or of a bank, the rows of all its members numbered through."""
 
 from __future__ import annotations
 
@@ -56,6 +56,14 @@ class Training(Model, Protocol):
     compares: bool
     """Whether the loss looks at more of the model than its outputs."""
 
+    rows: int
+    """That one model learns from."""
+    steps: int
+
+    @property
+    def tokens(self) -> int:
+        """In one forward pass, padding included; known once it is prepared."""
+
     @property
     def train(self) -> Lengths:
         """Lengths of its training rows."""
@@ -81,6 +89,11 @@ class SingleTraining:
         self.model, self.masters, self.freezer = fit.model, fit.masters, fit.freezer
         self.config, self.train, self.width = fit.config, fit.train, fit.width
         self.compares = fit.supervision.auxiliary is not None
+        self.rows, self.steps = len(fit.train), fit.member.total
+
+    @property
+    def tokens(self) -> int:
+        return self._fit.tokens
 
     def prepare(self) -> None:
         self._fit.prepare()
@@ -115,16 +128,22 @@ class BankTraining:
         self._fit = fit
         self._members: list[AdapterTrainer] = list(fit.members.values())
         train_tasks = [each.task for each in self._members]
+        self.held_out_loss = train_tasks[0].held_out_loss
         self.model, self.masters, self.freezer = fit.model, fit.masters, fit.freezer
         self.config = train_tasks[0].config
         self.width: int = fit.freezer.backbone.config.get_text_config().hidden_size
         self.compares = False
         counts = [len(each.train) for each in train_tasks]
+        self.rows, self.steps = max(counts), max(each.total for each in self._members)
         self._starts = np.cumsum([0, *counts[:-1]])
         self.train = BankRows(
             np.concatenate([each.train.lengths for each in train_tasks]),
             np.concatenate([each.train.supervised for each in train_tasks]),
         )
+
+    @property
+    def tokens(self) -> int:
+        return self._fit.tokens
 
     def prepare(self) -> None:
         self._fit.masters.refresh()

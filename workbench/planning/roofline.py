@@ -1,31 +1,51 @@
-"""The most that this device computes, measured within a tenth of a second: no step is faster."""
+"""The most that this device computes and reads, measured within a quarter of a second: no step is faster."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
 SECONDS = 0.1
-"""For measuring, about."""
+"""For measuring each, about."""
 ROWS, WIDTH = 256, 1024
 """Of the matrices that are multiplied: about as large as those of a block."""
+READ = 2**27
+"""Bytes that are read: more than caches hold."""
 
 
-def matmul_rate(device: torch.device, dtype: torch.dtype, *, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Floating-point operations a second of a matrix product, at best."""
+class Roofline(NamedTuple):
+    """Rates that no step exceeds."""
+
+    flops: float
+    """Floating-point operations a second of a matrix product."""
+    bandwidth: float
+    """Bytes a second that are read from memory."""
+
+
+def roofline(device: torch.device, dtype: torch.dtype, *, clock: Callable[[], float] = time.perf_counter) -> Roofline:
+    """Both rates of a device, at best."""
     rows = torch.full((ROWS, WIDTH), 0.5, dtype=dtype, device=device)
     matrix = torch.full((WIDTH, WIDTH), 0.5, dtype=dtype, device=device)
+    numbers = torch.ones(READ // 4, dtype=torch.int32, device=device)
+    product = _fastest(lambda: rows @ matrix, device, clock)
+    reading = _fastest(numbers.max, device, clock)
+    return Roofline(2 * ROWS * WIDTH * WIDTH / product, READ / reading)
+
+
+def _fastest(call: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
+    """Seconds of a call, at best."""
+    call()  # the first time takes longer
     best, began = float("inf"), clock()
-    rows @ matrix  # the first product of a precision takes longer
     while best == float("inf") or clock() < began + SECONDS:
         synchronize(device)
         start = clock()
-        rows @ matrix
+        call()
         synchronize(device)
         best = min(best, max(clock() - start, 1e-9))
-    return 2 * ROWS * WIDTH * WIDTH / best
+    return best
 
 
 def synchronize(device: torch.device) -> None:

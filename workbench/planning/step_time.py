@@ -17,7 +17,9 @@ ACCELERATOR_FLOPS = 1e14
 STEPS = 500
 """Steps of which the micro-batches are known; those after them are alike."""
 ERROR = 0.15
-"""By which a step may take more or less, as a share, where nobody disturbs."""
+"""By which a step may take more or less, as a share, besides what the micro-batches that are timed differ by."""
+READS = 2
+"""So often a micro-batch reads every weight: forward and backward."""
 
 Measure = Callable[[Callable[[], float], float], Measured]
 """Measures with a clock for so many seconds."""
@@ -31,6 +33,9 @@ class StepWork:
     """Tokens of its micro-batches, padding included."""
     tokens: float = 0.0
     """The same without padding."""
+    passes: float = 0.0
+    """Its micro-batches."""
+    weight_bytes: int = 0
     measure: Measure | None = None
     """None: nothing like it can be built here, and operations alone say how long it takes."""
     teacher: bool = False
@@ -48,28 +53,34 @@ class Timed:
 
 def work(fit: Training, **others: Any) -> StepWork:
     """The work of an average step of `fit`, which is prepared."""
-    padded, tokens = [], []
-    for batches in islice(fit.micro_batches(), STEPS):
-        padded.append(sum(len(rows) * int(fit.train.lengths[rows].max()) for rows in batches))
-        tokens.append(sum(int(fit.train.lengths[rows].sum()) for rows in batches))
-    return StepWork(mean(padded), mean(tokens), **others)
+    steps = list(islice(fit.micro_batches(), STEPS))
+    lengths = fit.train.lengths
+    return StepWork(
+        padded=mean(sum(len(rows) * int(lengths[rows].max()) for rows in batches) for batches in steps),
+        tokens=mean(sum(int(lengths[rows].sum()) for rows in batches) for batches in steps),
+        passes=mean(len(batches) for batches in steps),
+        **others,
+    )
 
 
 def timed(
     found: StepWork, flops_per_token: float, *, clock: Callable[[], float] = time.perf_counter, seconds: float = SECONDS
 ) -> Timed:
-    """Seconds of an average step here; never less than its products take at the rate that was measured."""
+    """Seconds of an average step here; never less than its products and weights take at the rates measured."""
     if found.measure is None:
         return assumed(found, flops_per_token)
     measured = found.measure(clock, seconds)
-    taken = found.padded * (measured.block + measured.rest)
+    computing, error = found.padded * measured.token, found.padded * measured.error
     if found.teacher:
-        taken *= max(1.0, found.tokens * flops_per_token / (found.padded * measured.flops))
-    taken += measured.update
-    error = ERROR + measured.spread
-    least = found.padded * measured.flops / measured.rate
-    taken = max(taken, least)
-    return Timed(taken, max(least, taken * (1 - error)), taken * (1 + error))
+        more = max(1.0, found.tokens * flops_per_token / (found.padded * measured.flops))
+        computing, error = computing * more, error * more
+    least = max(
+        found.padded * measured.flops / measured.machine.flops,
+        found.passes * READS * found.weight_bytes / measured.machine.bandwidth,
+    )
+    taken = max(computing + measured.update, least)
+    error = ERROR * taken + 2 * error
+    return Timed(taken, max(least, taken - error), taken + error)
 
 
 def assumed(found: StepWork, flops_per_token: float) -> Timed:
