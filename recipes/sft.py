@@ -94,8 +94,7 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
         scores, answers = read(lambda: self.score(bare, self.data.held_out, scoring))
         said = {each.place: each.answer for each in answers}
         files.write_json(run.path / "before.json", {"scores": scores, "answers": said})
-        if scoring is not None:
-            scoring.everything.clear()
+        scoring.everything.clear()
         return True
 
     def assemble(self, model: nn.Module, backbone: Backbone) -> ExportedModel:

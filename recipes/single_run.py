@@ -129,8 +129,7 @@ class SingleRun(ABC, Generic[M, R]):
             files.write_json(run.path / "scores.json", scores)
             self.write_predictions(saved, found["after"].outputs, before)
             run.note(status="done")
-            if scoring is not None:
-                scoring.everything.clear()
+            scoring.everything.clear()
             report.write(run.path)
         return scores
 
@@ -186,7 +185,7 @@ class SingleRun(ABC, Generic[M, R]):
     @property
     @abstractmethod
     def task(self) -> Task:
-        """What the backbone is to give."""
+        """Head of the backbone, and the class of model that has it."""
 
     @property
     def new_token_ids(self) -> Sequence[int]:
@@ -209,11 +208,11 @@ class SingleRun(ABC, Generic[M, R]):
 
     @abstractmethod
     def save(self, live: M, folder: Path) -> None:
-        """Write what the run ships."""
+        """Write the folder that the run ships."""
 
     @abstractmethod
     def load(self) -> M:
-        """What the run shipped."""
+        """Read the adapter that the run ships, over a fresh backbone."""
 
     @abstractmethod
     def score(self, model: M, rows: R, scoring: Scoring | None = None) -> Scored:

@@ -97,7 +97,9 @@ class Deadline:
         self._larger = larger
         self._plan = TimePlan({}, ())
         guess = {"report": Measured(max(LEAST_REPORT, REPORT * (clock() - self.began - spent_s)), None)}
-        self._measured = guess | {name: Measured(*each) for name, each in state["measured"].items()}
+        self._measured: dict[str, Measured] = guess | {
+            name: Measured(*each) for name, each in state["measured"].items()
+        }
         self._steps = deque[float](state["steps"], maxlen=STEPS)
         self._first: float | None = None
         """Duration of the first steps, which what was measured before them is compared with."""

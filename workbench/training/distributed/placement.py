@@ -51,7 +51,7 @@ class Placement:
         return ShardedReader(model, self.config, self.ranks) if self.cuts_weights else _called
 
     def shared(self, whole: Trainable, *, sample: Callable[[], MicroBatch]) -> Sharded | None:
-        """What trains, in shares of DeepSpeed or FSDP2; None where every process holds all of it.
+        """Trainable parameters in shares of DeepSpeed or FSDP2; None where every process holds all of them.
 
         Args:
             sample: Rows that the model may be called with.
