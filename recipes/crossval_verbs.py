@@ -32,7 +32,7 @@ class CrossvalInspection:
     targets: list[str]
     """Modules that get an adapter; empty for full fine-tuning."""
     steps: int | None
-    """Of each adapter; None where a budget alone ends its training."""
+    """Optimizer steps of each adapter; None where a budget alone ends its training."""
     members: int
     """Adapters that train together."""
     notes: list[str]

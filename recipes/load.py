@@ -22,7 +22,7 @@ def load(recipe: RunConfig | Path | str, overrides: Sequence[str] = ()) -> RunCo
 
 
 def _own_held_out(path: Path, overrides: Sequence[str]) -> list[str]:
-    """Whoever replaces a recipe's training data also replaces the files that belong to it.
+    """Overrides of held-out and test files, where others replace a recipe's training data.
 
     A recipe's held-out and test file measure its own task: other training data fall back to a share held out of them.
     """

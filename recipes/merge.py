@@ -26,7 +26,7 @@ from workbench.runs.trust import Trust
 ROWS = 64
 """Held-out examples that the two are compared on."""
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
-"""What only sampling reads of a generation_config.json; Llama 2's says such, and not that it samples."""
+"""Keys of a generation_config.json that only sampling reads; Llama 2's has them, and does not sample."""
 
 
 @dataclass(frozen=True)

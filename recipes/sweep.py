@@ -26,7 +26,7 @@ from workbench.training.measurements import peak_bytes
 
 Scores = dict[str, Any]
 BYTES = 16
-"""Of memory for each trained parameter: value, gradient and the optimizer's two moments, in float32."""
+"""Bytes of memory for each trained parameter: value, gradient and the optimizer's two moments, in float32."""
 
 
 class SweepMember(NamedTuple):

@@ -61,7 +61,7 @@ class TimePlan(NamedTuple):
     """Everything that a run does besides training steps, in units that are measured under the same names."""
 
     after: Mapping[str, float]
-    """What comes after the last step."""
+    """Parts after the last step."""
     pauses: Sequence[Pause]
     steady: bool = True
     """Whether all steps are the same work, so that a faster one means a faster machine."""
@@ -259,7 +259,7 @@ class Deadline:
         return found
 
     def _enough(self, done: float) -> str:
-        """What to write for a run that is not to be refused."""
+        """Setting to write for a run that is not to be refused."""
         needed = self.spent + self._after + self._pauses(done)
         return self._larger(5 * math.ceil((1.25 + SPARE) * needed / 5))
 

@@ -28,9 +28,9 @@ from workbench.runs.trust import Trust
 from workbench.schema import dump_yaml, parse, read_yaml
 
 FREE = ("batch.tokens_per_device", "trackers", "save.keep", "budget.time")
-"""What another process may be told otherwise when it goes on with a run, besides section `distributed`."""
+"""Settings that may change when a run is resumed, besides section `distributed`."""
 _UNKNOWN = re.compile("unknown (method|policy)")
-"""Of an adapter or of freezing: what a plugin may define."""
+"""Message about an adapter or policy that a plugin may define."""
 PACKAGES = ("peft-workbench", "torch", "transformers", "peft", "accelerate", "bitsandbytes", "datasets", "safetensors")
 
 
