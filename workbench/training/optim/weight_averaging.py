@@ -77,7 +77,7 @@ class WeightAverage:
             return first
         mean = {name: value.clone() for name, value in first.items()}
         for done, sample in enumerate(others, start=1):
-            _swa(list(mean.values()), list(sample.values()), done)
+            _swa(list(mean.values()), [sample[name] for name in mean], done)
         return mean
 
     @contextmanager

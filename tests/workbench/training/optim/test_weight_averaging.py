@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -197,6 +197,7 @@ def test_what_a_block_does_to_the_parameters_is_undone_and_never_averaged() -> N
 
 @settings(max_examples=15, deadline=None)
 @given(method=st.sampled_from(sorted(METHODS)), cut=st.integers(0, 20), seed=seeds)
+@example(method="lawa", cut=2, seed=0)  # its samples come from the file and from this run
 def test_going_on_from_a_checkpoint_is_as_if_nothing_happened(
     method: str, cut: int, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
