@@ -75,11 +75,11 @@ class BankTrainer:
     Args:
         train_tasks: One for each member of the bank.
         freezer: Of the bank's model.
-        rows: What else the run reads besides the train_tasks' rows.
-        kept: What frozen blocks gave in an earlier training of the same run.
+        rows: Other rows that the run reads.
+        kept: Outputs of frozen blocks that an earlier training of the same run has cached.
         objectives: One for each member, for the labels that its rows have.
-        compute: What matrix products run in.
-        tokens: In one forward pass, padding included. Changes nothing but last bits; the same again in a resume.
+        compute: Precision of matrix products.
+        tokens: In one forward pass, padding included. They decide last bits: a resumed run needs the same.
     """
 
     def __init__(

@@ -34,9 +34,9 @@ class ShardedReader:
 
     Args:
         model: What is outside of its blocks is whole as long as a pass goes on.
-        section: The stage; and what waits on the host.
-        compute: What matrix products run in, if not in the precision of what is stored.
-        beside: What trains with the model.
+        section: The stage, and what is offloaded to the host.
+        compute: Precision of matrix products; None: that of the stored weights.
+        beside: A module that trains with the model.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class FullySharded(Sharded):
 
 
 class _Called(nn.Module):
-    """Does any work with a model, and what trains beside it, as one pass whose beginning and end FSDP2 sees."""
+    """Does any work with a model as one pass, whose beginning and end FSDP2 sees."""
 
     def __init__(self, model: nn.Module, beside: nn.Module | None) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ LOOK = 0.1
 
 
 MISTAKE = "Error: "
-"""Before what a person can mend."""
+"""Begins the message of a user's mistake."""
 
 
 class RankError(WorkbenchError):
@@ -27,7 +27,7 @@ class RankError(WorkbenchError):
 
 
 def needed() -> bool:
-    """Whether nobody has started several processes yet."""
+    """Whether the processes are still to be started."""
     return "WORLD_SIZE" not in os.environ
 
 
@@ -108,7 +108,7 @@ def _stopped(folder: Path) -> Exception:
 
 
 def _told(folder: Path) -> list[tuple[float, int, str]]:
-    """When, which process and what, of all that said something."""
+    """Time, rank and message of each process that left one."""
     found = []
     for file in folder.rglob("error.json"):
         content = json.loads(file.read_text())

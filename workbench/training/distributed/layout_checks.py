@@ -14,13 +14,13 @@ RECIPES = ("sft", "mlm", "classify")
 SPREAD = ("crossval", "sweep")
 """Recipes of many trainings, which devices share."""
 OVER_CUT = ("lora", "rslora", "lora+")
-"""Methods that start without a look at the weights below, which are packed when they are cut."""
+"""Methods that start without reading the weights below them, which are packed once they are cut."""
 OPTIMIZERS = ("adamw", "sgd", "lion")
-"""Whose steps do not depend on the shapes of parameters, which ZeRO lays end to end."""
+"""Optimizers whose steps do not depend on the shapes of parameters, which ZeRO lays end to end."""
 
 
 def require(config: RunConfig, ranks: Ranks) -> None:
-    """Refuse what would fail, hang or silently be something else; raises ConfigError with the cure of each."""
+    """Refuse layouts that would fail, hang or silently compute something else; raises ConfigError with the remedies."""
     layout_settings.read(config.distributed)
     told = [*([] if ranks.alone else _together(config)), *(_sharded(config) if config.distributed.sharded else [])]
     if told:

@@ -1,4 +1,4 @@
-"""From section `distributed` to what DeepSpeed is told, and back from a person's own DeepSpeed JSON."""
+"""DeepSpeed's settings: from section `distributed`, or from a user's own DeepSpeed JSON."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ OURS = {
     "bf16": "model.compute",
     "managed_gradient_accumulation": "batch.tokens_per_device",
 }
-"""What a recipe says, so that a DeepSpeed JSON cannot."""
+"""DeepSpeed's settings that a recipe decides, and by which of its keys."""
 
 
 def deepspeed(config: RunConfig, compute: torch.dtype, *, world: int, trained: int) -> Settings:
-    """DeepSpeed's settings for a run that trains so many numbers.
+    """DeepSpeed's settings for a run that trains so many parameters.
 
     Raises:
         ConfigError: As `read` does.

@@ -1,4 +1,4 @@
-"""Which process computes which rows of a global batch."""
+"""Rows of a global batch, dealt to processes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class RowShare(NamedTuple):
 
 
 def share_rows(rows: Indices, lengths: Indices, *, tokens: int, ranks: Ranks, in_step: bool) -> list[RowShare]:
-    """The micro-batches of a global batch that this process computes: all are of one cut, and each is somebody's.
+    """The micro-batches of a global batch that this process computes; all processes cut it alike.
 
     Args:
         lengths: Tokens of every example.
         tokens: In a micro-batch at most, padding included.
-        in_step: All processes must do as many forward passes.
+        in_step: All processes must do the same number of forward passes.
     """
     parts = list(micro_batches(rows, lengths, tokens=tokens))
     while len(parts) % ranks.world and max(map(len, parts)) > 1:

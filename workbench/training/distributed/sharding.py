@@ -25,9 +25,9 @@ T = TypeVar("T")
 
 
 def place_model(model: nn.Module) -> Iterator[nn.Module]:
-    """The parts of a model, each here when the one before is cut: its blocks, then what is outside of them.
+    """The parts of a model, brought here one by one when the one before is cut: its blocks, then the rest.
 
-    A block that shares a weight with what is outside of it, such as BERT's embeddings with its head, is no part.
+    A block that shares a weight with the rest, such as BERT's embeddings with its head, is no part.
     """
     here: set[nn.Module] = set()
     for part in (*filter(_apart(model), anatomy.decoder_layers(model)), model):
@@ -58,10 +58,10 @@ class Trainable:
     """The summed loss of a micro-batch times a factor, by the model."""
     config: RunConfig
     compute: torch.dtype
-    """What matrix products run in."""
+    """Precision of matrix products."""
     ranks: Ranks
     beside: nn.Module | None = None
-    """What trains with the model and is not shipped."""
+    """A module that trains with the model and is not shipped."""
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """By their names in the model."""
@@ -90,7 +90,7 @@ class Sharded(OptimizerStep, ABC):
     computing = named
 
     def refresh(self) -> None:
-        """Copy masters: whoever shares the parameters does it."""
+        """Do nothing: DeepSpeed and FSDP2 copy masters themselves."""
         return
 
     @abstractmethod

@@ -25,7 +25,7 @@ from workbench.training.distributed.sharding import Loss, Sharded, Trainable, pl
 from workbench.training.optimizer_step import Refuse
 
 COUNTED = "step"
-"""What an optimizer counts for all its values together."""
+"""The optimizer's counter of steps, which all its parameters share."""
 
 
 class ZeroParameters(Sharded):
@@ -94,7 +94,7 @@ class ZeroParameters(Sharded):
         return norm, refuse(norm)
 
     def clear(self) -> None:
-        """The step has freed them."""
+        """Do nothing: the step has freed the gradients."""
 
     def values(self) -> Mapping[str, Tensor]:
         """The float32 masters, gathered on the host of the first process one by one; empty tensors elsewhere."""

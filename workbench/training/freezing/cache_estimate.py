@@ -1,4 +1,4 @@
-"""Whether outputs of a frozen prefix can be kept, what that takes and saves, and where they go.
+"""Whether outputs of a frozen prefix can be cached, the memory and time of that, and where they go.
 
 Legend: B rows, L length, D hidden.
 """
@@ -25,7 +25,7 @@ from workbench.training.freezing.cached_prefix import CachedPrefix, parts, rows_
 from workbench.training.freezing.hidden_state_store import MemoryStore
 
 MEMORY_SHARE, DISK_SHARE = 0.25, 0.5
-"""Of what is available and free, how much may be filled."""
+"""Shares of available memory and of free disk that may be filled."""
 WORTHWHILE = 0.05
 """Share of a training's computing that a cache has to save."""
 
@@ -165,7 +165,7 @@ def _off(reason: str) -> CacheDecision:
 
 
 def _hardly_pays(estimated: CacheEstimate) -> str | None:
-    """Why computing them each time is as good; None where it is not."""
+    """Reason why computing them each time is as good; None where it is not."""
     if estimated.passes <= 1:
         return "each row is seen only once"
     if estimated.saved < WORTHWHILE:
@@ -176,11 +176,11 @@ def _hardly_pays(estimated: CacheEstimate) -> str | None:
 def nondeterministic(
     model: PreTrainedModel, *, blocks: Sequence[nn.Module], depth: int, changing: str | None = None
 ) -> str | None:
-    """Why the frozen prefix gives a row other outputs each time; None where it does not.
+    """Reason why the frozen prefix gives a row other outputs each time; None where it does not.
 
     Args:
         model: In the modes that it trains in.
-        changing: What changes the rows from epoch to epoch, such as "masking", if anything does.
+        changing: Name of something that changes the rows from epoch to epoch, such as "masking".
     """
     if changing is not None:
         return f"{changing} changes the rows in each epoch, so that none comes twice"
@@ -206,9 +206,9 @@ def _chances(module: nn.Module, *, in_block: bool) -> list[float]:
 
 
 def refusal(backbone: PreTrainedModel, *, blocks: Sequence[nn.Module], depth: int) -> str | None:
-    """Why outputs of the first `depth` blocks cannot be kept, whatever the rows; None where they can.
+    """Reason why outputs of the first `depth` blocks cannot be kept, whatever the rows; None where they can.
 
-    What is to be frozen is so already. The backbone is tried with a short row, in a bank inside `Bank.only`.
+    Call it when the blocks are frozen. The backbone is tried with a short row, in a bank inside `Bank.only`.
     """
     family = type(backbone).__name__
     if depth == 0:
@@ -226,7 +226,7 @@ def refusal(backbone: PreTrainedModel, *, blocks: Sequence[nn.Module], depth: in
 
 
 def _refusal_of_trial(backbone: PreTrainedModel, blocks: Sequence[nn.Module], depth: int) -> str | None:
-    """`refusal` by what the backbone does with a few tokens."""
+    """`refusal`, from a trial with a few tokens."""
     family = type(backbone).__name__
     tokens_BL = torch.arange(2, 9, device=backbone.device)[None] % backbone.config.get_text_config().vocab_size
     seen: list[tuple[int, Any]] = []
@@ -283,7 +283,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _head_size(backbone: PreTrainedModel) -> int:
-    """Parameters of the output head: a language model's projection, or what a classifier has outside of its stack."""
+    """Parameters of the output head: a language model's projection, or all that a classifier has above its stack."""
     projection = backbone.get_output_embeddings()
     if projection is not None:
         return adapters.count(projection).total

@@ -1,4 +1,4 @@
-"""Carries out a policy on one model: which of its parameters train in the next step."""
+"""Applies a freezing policy to a model: which of its parameters train in the next step."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from workbench.errors import ConfigError
 from workbench.training.freezing.layer_map import LayerMap, survey
 
 _GRAIN = 0.01
-"""Share of a run: as finely is it known when the line moves."""
+"""Resolution of `Freezer.lasts`, as a share of the run."""
 
 
 class Freezer:
-    """The layers of a model that trains.
+    """The layers of a model that trains, of which a policy freezes some.
 
-    Made where everything that the adapter's method lets train has its gradient switched on. A plan that never changes
-    is carried out at once, any other before each step.
+    Make it while all parameters that the adapter's method trains require gradients. A plan that never changes is
+    applied at once, any other before each step.
 
     Args:
-        model: The backbone with what trains on it.
+        model: The backbone with its adapter.
         backbone: The same without the adapter around it.
         layers: Of the bare backbone.
         seed: Of the run.
@@ -51,18 +51,15 @@ class Freezer:
         self._now = Moment(0, 0.0, seed)
         self.plan = policy.plan(self._now, blocks=len(self.blocks))
         if policy.fixed:
-            self._carry_out()
+            self._apply()
 
     @property
     def depth(self) -> int:
-        """How many of the first blocks have nothing that trains now, nor has anything before them."""
+        """Number of first blocks in which, and before which, nothing trains now."""
         return self._depth(self.plan)
 
     def lasts(self) -> float:
-        """For which share of the whole run `depth` is what it is now, as far as that is known now.
-
-        It says the same in a run that is resumed there.
-        """
+        """Share of the whole run for which `depth` is what it is now, as far as is known; the same in a resumed run."""
         step, share = self._now.step, self._now.share
         same = 0
         for when in np.arange(0, 1, _GRAIN).tolist():
@@ -85,9 +82,9 @@ class Freezer:
         if not self.policy.fixed:
             self._now = Moment(step, share, self._seed, self.seen)
             self.plan = self.policy.plan(self._now, blocks=len(self.blocks))
-            self._carry_out()
+            self._apply()
 
-    def _carry_out(self) -> None:
+    def _apply(self) -> None:
         self.frozen = frozenset(name for name, layer in self.layers.items() if not self.plan.trains[layer])
         for name, parameter in self._parameters.items():
             parameter.requires_grad_(name not in self.frozen)

@@ -1,4 +1,4 @@
-"""In which batches the rows of a run go through the frozen blocks, so that what is kept depends on the data alone.
+"""Batches in which the rows of a run go through the frozen blocks, so that the cache depends on the data alone.
 
 The last bits of a product depend on its shape. Were a row computed with whichever rows a step lacks, a resumed run,
 whose memory begins empty, would go on with other bits than one that was never stopped.

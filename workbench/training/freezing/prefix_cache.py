@@ -1,4 +1,4 @@
-"""Keeps what the frozen first blocks give, where that pays, and follows the line between frozen and trained."""
+"""Caches outputs of the frozen first blocks where that pays, and follows the boundary between frozen and trained."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class PrefixCache:
 
 @contextmanager
 def reading(kept: PrefixCache, backbone: PreTrainedModel) -> Iterator[None]:
-    """Inside the block a backbone, loaded again and without adapters in its frozen blocks, reads what was kept."""
+    """Inside the block a backbone, loaded again and without adapters in its frozen blocks, reads the cache."""
     if kept.states is None:
         yield
         return
@@ -75,7 +75,7 @@ class PrefixForward(NamedTuple):
     rows: Sequence[Examples]
     """All sets that it reads, those that it trains on first."""
     passes: Callable[[], float | None]
-    """How often training computes each row; gives None while nobody knows."""
+    """Number of times that training computes each row; returns None while that is unknown."""
     tokens: Callable[[], int]
     """Padded tokens that fit into a forward pass of training; the same in a resumed run."""
 
@@ -84,11 +84,11 @@ class PrefixCacheManager:
     """The frozen first blocks of one model that trains.
 
     Args:
-        compute: What matrix products run in.
-        folder: Where outputs are kept on disk that no other run can use.
-        say: Tells a person what was decided.
+        compute: Precision of matrix products.
+        folder: Place on disk for outputs that no other run can use.
+        say: Tells a person the decision.
         trying: Inside it, the model may be called with rows of its own.
-        kept: By the same blocks of the same run; what this keeps is put there too, unless the line moves.
+        kept: Cache of the same blocks in the same run; outputs are added to it, unless the boundary moves.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class PrefixCacheManager:
         self._depth = 0
 
     def follow(self) -> None:
-        """Look where the line is now; where it moved, what was kept of it is worth nothing any more."""
+        """Look where the boundary is now; outputs that were cached for another one are dropped."""
         passes = self._work.passes()
         # Processes that share weights have a block whole only in a pass that all of them do.
         never = self._config.freeze.thaws or layout_settings.cuts_weights(self._config.distributed)
@@ -140,7 +140,7 @@ class PrefixCacheManager:
         self.cached.install()
 
     def close(self) -> None:
-        """Compute as ever from now on."""
+        """Stop reading the cache."""
         if self.cached is not None:
             self.cached.remove()
             if not self._config.freeze.fixed:

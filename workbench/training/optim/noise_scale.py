@@ -29,7 +29,7 @@ class GradientPart(NamedTuple):
     """Some of a step's rows."""
 
     squared: float
-    """Squared norm of what it adds to the step's gradient, w g."""
+    """Squared norm of its share of the step's gradient, w g."""
     rows: int
     share: float
     """Of the step's supervised tokens, w."""
@@ -45,7 +45,7 @@ class NoiseEstimate(NamedTuple):
 
 
 def cut(rows: Indices, *, parts: int = 8) -> list[Indices]:
-    """A step's rows, which come in random order, in parts of nearly equal size, of a row or more each."""
+    """Split the rows of a step, which are in random order, into parts of nearly equal size."""
     return np.array_split(rows, min(parts, len(rows)))
 
 
@@ -66,7 +66,7 @@ def estimate(parts: Sequence[GradientPart], squared: float) -> NoiseEstimate | N
 
 
 class GradientParts:
-    """Watches the gradients of a step grow, part by part.
+    """Records the gradients of a step as they grow, part by part.
 
     Args:
         parameters: Their gradients are None when the step begins.
@@ -79,7 +79,7 @@ class GradientParts:
 
     @torch.no_grad()
     def add(self, rows: int, *, share: float) -> None:
-        """The gradients of another part are there, of so many rows, with this share of the supervised tokens."""
+        """Record the gradients after a part was added to them, of so many rows and this share of supervised tokens."""
         added = []
         for parameter in self._parameters:
             if parameter.grad is not None:
@@ -106,7 +106,7 @@ class NoiseScale:
         self._signal = self._noise = 0.0
 
     def add(self, found: NoiseEstimate | None) -> None:
-        """Another step's; nothing changes where there was none."""
+        """Add the estimate of a step; None changes nothing."""
         if found is not None:
             # Both sums have the same weights, so that their quotient needs no correction for how few there are.
             self._signal = MEMORY * self._signal + (1 - MEMORY) * found.signal
@@ -118,18 +118,18 @@ class NoiseScale:
         return self._noise / self._signal if self._signal > 0 else None
 
     def on_gradients(self) -> None:
-        """Nothing: it is shown them part by part."""
+        """Do nothing: GradientParts has seen them."""
 
     def after_step(self, step: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that it goes on from."""
+        """Both smoothed estimates, for a checkpoint."""
         return {
             "signal": torch.tensor(self._signal, dtype=torch.float64),
             "noise": torch.tensor(self._noise, dtype=torch.float64),
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Go on from what `state` gave."""
+        """Restore a `state`."""
         self._signal, self._noise = state["signal"].item(), state["noise"].item()

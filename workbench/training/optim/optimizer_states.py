@@ -16,21 +16,21 @@ from torch import Tensor, nn
 from workbench.training.optim.sam_lookahead import FAST_STEPS, SLOW
 
 _COUNTED = ("step", "weight_sum", "lr_max", FAST_STEPS)
-"""What groups count; all else in them is configured."""
+"""Counters of a group; its other entries are configured."""
 _STEPPED_FROM = "z"
 """The point that schedule-free steps from; only its states have one."""
 _NUMBER, _IN_COLUMNS = "#", "'"
 _FIRST_MOMENT = "state1"
 """The first moment, as bitsandbytes calls it and no other."""
 _NOT_NEEDED = ("weight_norm", "adam_norm", "trust_ratio", "qmap1", "qmap2")
-"""What lamb notes of its last step and never reads, and what 8-bit values stand for, which never changes."""
+"""Not saved: notes of LAMB on its last step, which it never reads, and the constant tables of 8-bit values."""
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Everything that decides the next step of these parameters, by `name|kind`.
+    """Optimizer state of these parameters, by `name|kind`.
 
-    Behind the kind stand `.0`, `.1`, ... for the items of a list, `#` for what is no tensor, and `'` for a matrix that
-    lies in columns and is turned. What a group counts is there as `group N|kind`, where all its parameters are named.
+    A kind ends in `.0`, `.1`, ... for the items of a list, in `#` for a number, and in `'` for a matrix that is stored
+    by columns and was transposed. Counters of a group, by `group N|kind`, are there if all its parameters are named.
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in names.items():
@@ -65,9 +65,9 @@ def load_state(
 
 @contextmanager
 def evaluating(optimizer: torch.optim.Optimizer, *, refresh: Callable[[], None]) -> Iterator[None]:
-    """Inside the block the parameters hold what is to be evaluated and shipped; after it, the same bits as before.
+    """Inside the block the parameters hold the values to evaluate and ship; after it, the same bits as before.
 
-    That is the average of schedule-free, and the slow weights of Lookahead. Other optimizers have nothing else to show.
+    These are the average of schedule-free, and the slow weights of Lookahead. Other optimizers have no others.
 
     Args:
         refresh: Called when the parameters have changed: copies them to where they compute.
@@ -88,7 +88,7 @@ def evaluating(optimizer: torch.optim.Optimizer, *, refresh: Callable[[], None])
 
 @torch.no_grad()
 def _show(optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, Tensor]:
-    """Put into the parameters what is to be shipped; returns what they held, of those that changed."""
+    """Put the values to ship into the parameters; returns the previous values of those that changed."""
     kept: dict[nn.Parameter, Tensor] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -148,7 +148,7 @@ def _make_room(
     place: tuple[int, int],
     parts: Mapping[str, Tensor],
 ) -> None:
-    """Leave a parameter with no state, or bitsandbytes' with a fresh one: only it can make memory that pages."""
+    """Reset the state of a parameter; bitsandbytes makes a new one, because only it can allocate paged memory."""
     optimizer.state[parameter] = {}
     if _FIRST_MOMENT in parts:
         from bitsandbytes.optim.optimizer import Optimizer8bit

@@ -24,9 +24,9 @@ FAST_STEPS = "fast_steps"
 def ascended(parameters: Iterable[nn.Parameter], *, rho: float, refresh: Callable[[], None]) -> Iterator[None]:
     """Inside the block the parameters stand `rho` uphill, where SAM takes its gradient; after it, where they were.
 
-    They move along rho g / |g|, with the norm over all of them (Foret et al. 2021, equation 2), and what their
-    gradients then hold is gone: the block begins with none. A parameter without a gradient stays. They come back to
-    the same bits, whatever happens in the block.
+    They move along rho g / |g|, with the norm over all of them (Foret et al. 2021, equation 2). Their gradients are
+    freed: the block begins with none. A parameter without a gradient stays. They come back to the same bits, whatever
+    happens in the block.
 
     Args:
         parameters: With their gradients, in float32 or wider.

@@ -49,7 +49,7 @@ class WeightAverage:
         self.trainable = trainable
         self._count = 0
         self._kept: deque[Values] = deque()
-        """What the average is made of, the oldest first."""
+        """The mean, or the samples of LAWA, the oldest first."""
 
     @property
     def ready(self) -> bool:
@@ -57,7 +57,7 @@ class WeightAverage:
         return self._count > 0
 
     def update(self, step: int, *, before: float, after: float) -> None:
-        """After an optimizer step: take its values in where the configuration says so.
+        """After an optimizer step: add its values as a sample where the configuration says so.
 
         Args:
             step: Counted from 1.
@@ -71,7 +71,7 @@ class WeightAverage:
             self._count += 1
 
     def values(self) -> Values:
-        """The average, where it is kept. To be read only, and only until the next update."""
+        """The average, on the device where it is kept. Read it only, and only until the next update."""
         first, *others = self._kept
         if not others:
             return first
@@ -95,12 +95,12 @@ class WeightAverage:
             self._set(own)
 
     def state(self) -> Values:
-        """All that decides what it does next, for a checkpoint: a count (0-d, int64), and the values that it keeps."""
+        """State for a checkpoint: the number of samples so far (0-d, int64), and the values that are kept."""
         kept = {f"{slot}|{name}": value for slot, values in enumerate(self._kept) for name, value in values.items()}
         return {"count": torch.tensor(self._count), **kept}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` gave."""
+        """Restore a `state`."""
         slots: dict[int, Values] = {}
         for key, value in state.items():
             slot, _, name = key.partition("|")
@@ -111,7 +111,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def _take(self) -> None:
-        """Take in what the parameters hold; `_count` samples were taken before."""
+        """Add the values of the parameters as a sample; there were `_count` before."""
         config, done = self.config, self._count
         if not self._kept or (config.method == "lawa" and done < config.k):
             self._kept.append(self._copies())
