@@ -1,4 +1,4 @@
-"""Truth about a model: likelihood of held-out tokens, and scored answers to held-out prompts."""
+"""Evaluation of a model: likelihood of held-out tokens, and scored answers to held-out prompts."""
 
 from workbench.evaluation.decoding import generate
 from workbench.evaluation.scores import (

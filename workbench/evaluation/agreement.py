@@ -1,4 +1,4 @@
-"""How far two models differ on the same tokens.
+"""Difference of two models' predictions on the same tokens.
 
 Legend: B rows, L padded length, D hidden, N positions.
 """
@@ -31,7 +31,7 @@ class Agreement:
 
     @property
     def sentence(self) -> str:
-        """For a person."""
+        """Both measures, as `merge` prints them."""
         return (
             f"On {self.positions:,} held-out tokens: KL divergence {self.kl:.2e} nats per token, "
             f"same first choice {self.top1:.2%}."

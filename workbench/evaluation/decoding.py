@@ -1,4 +1,4 @@
-"""Generation that gives a prompt the same continuation however far it is padded, virtual tokens included.
+"""Generation of text that does not depend on padding, also for methods with virtual tokens.
 
 Legend: B batch, V virtual tokens, L prompt with padding on its left, S = V + L, D hidden.
 """
@@ -26,7 +26,7 @@ def generate(
     """Output of `model.generate`: a causal model's prompts and continuations, or a decoder's text.
 
     Args:
-        halt: Asked before each token whether to end at once.
+        halt: Called after each token; generation ends where it returns True.
     """
     settings: dict[str, Any] = {"generation_config": config, "streamer": streamer}
     if halt is not None:
@@ -35,7 +35,7 @@ def generate(
         kind = model.active_peft_config.peft_type
         if kind in (PeftType.PROMPT_TUNING, PeftType.P_TUNING):
             return _after_soft_prompt(model, **inputs, settings=settings)
-        if kind == PeftType.PREFIX_TUNING and not inputs["attention_mask"].all() and _slides(model):
+        if kind == PeftType.PREFIX_TUNING and not inputs["attention_mask"].all() and _has_sliding_window(model):
             return _one_by_one(model, **inputs, settings=settings)
     return model.generate(**inputs, **settings)  # type: ignore[operator, no-any-return]
 
@@ -49,34 +49,34 @@ class _Halt(StoppingCriteria):
 
 
 def _after_soft_prompt(model: PeftModel, input_ids: Tensor, attention_mask: Tensor, settings: dict[str, Any]) -> Tensor:
-    """Continuations (B, L + new) of padding, virtual tokens and text in this order, as a row has them in training.
+    """Continuations (B, L + new) of padding, virtual tokens and text in this order, the order of training.
 
-    PEFT puts the virtual tokens before the padding, and then counts the padding as positions of the text.
+    PEFT puts the virtual tokens before the padding, and counts the padding as positions of the text.
     """
     backbone: Any = model.get_base_model()
     text_BLD = backbone.get_input_embeddings()(input_ids)
     virtual_BVD = model.get_prompt(len(input_ids)).to(text_BLD.dtype)
-    seen_BS = torch.cat([attention_mask.new_ones(virtual_BVD.shape[:2]), attention_mask], 1)
-    order_BS = seen_BS.argsort(dim=1, stable=True)  # what is not seen comes first
+    attended_BS = torch.cat([attention_mask.new_ones(virtual_BVD.shape[:2]), attention_mask], 1)
+    order_BS = attended_BS.argsort(dim=1, stable=True)  # padding comes first
     embedded_BSD = torch.cat([virtual_BVD, text_BLD], 1)
     new = backbone.generate(
         inputs_embeds=embedded_BSD.gather(1, order_BS[..., None].expand_as(embedded_BSD)),
-        attention_mask=seen_BS.gather(1, order_BS),
+        attention_mask=attended_BS.gather(1, order_BS),
         **settings,
     )
     return torch.cat([input_ids, new], 1)
 
 
 def _one_by_one(model: Any, input_ids: Tensor, attention_mask: Tensor, settings: dict[str, Any]) -> Tensor:
-    """Continuations (B, L + new), each without padding, which would push the prefix out of a sliding window."""
+    """Continuations (B, L + new), generated row by row: padding would push the prefix out of a sliding window."""
     rows = []
     for ids_L, mask_L in zip(input_ids, attention_mask.bool(), strict=True):
         text_1L = ids_L[mask_L][None]
-        written = model.generate(input_ids=text_1L, attention_mask=torch.ones_like(text_1L), **settings)
-        rows.append(torch.cat([ids_L[~mask_L], written[0]]))
+        output = model.generate(input_ids=text_1L, attention_mask=torch.ones_like(text_1L), **settings)
+        rows.append(torch.cat([ids_L[~mask_L], output[0]]))
     return pad_sequence(rows, batch_first=True, padding_value=settings["generation_config"].pad_token_id)
 
 
-def _slides(model: PeftModel) -> bool:
-    """Whether a layer looks back over a limited number of tokens, padding among them."""
+def _has_sliding_window(model: PeftModel) -> bool:
+    """Whether a layer attends to a limited number of tokens, padding among them."""
     return getattr(model.config.get_text_config(), "sliding_window", None) is not None

@@ -1,4 +1,4 @@
-"""Outputs of a classifier for rows, and their table.
+"""Outputs of a classifier for rows, and the table of its predictions.
 
 Legend: N rows, C outputs (classes, or 1 for a number).
 """
@@ -38,12 +38,12 @@ def outputs(
 
 
 def table(labels: Labels, rows: Labelled, values_NC: Floats, *, texts: list[str], labelled: bool) -> pd.DataFrame:
-    """One line a row: its place, text, label where it has one, what was predicted, and `p_CLASS` for each class.
+    """One line for each row: place, text, label if `labelled`, prediction, and a column `p_CLASS` for each class.
 
-    Several classes stand in a list.
+    Labels of several classes are lists.
 
     Args:
-        values_NC: Probabilities of the classes, or numbers, as Labels.values gives.
+        values_NC: Probabilities of the classes, or numbers, as `Labels.values` returns them.
     """
     columns: dict[str, object] = {"row": [record.place for record in rows.records], "text": texts}
     if labelled:

@@ -1,4 +1,4 @@
-"""Held-out loss, and answers to held-out prompts, of a model as it stands.
+"""Held-out loss of a language model, and its answers to held-out prompts.
 
 Legend: B rows, L padded length, D hidden, N supervised positions.
 """
@@ -33,12 +33,12 @@ Hits = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Likelihood:
-    """How well a model predicts the supervised tokens of a set."""
+    """Scores of a model's predictions of the supervised tokens of a set."""
 
     loss: float
     """Mean negative log-likelihood, nats per supervised token."""
     token_accuracy: float
-    """Share of supervised tokens that are the model's first choice."""
+    """Share of supervised tokens that the model finds most likely."""
 
     @property
     def perplexity(self) -> float:
@@ -48,7 +48,7 @@ class Likelihood:
 
 @dataclass(frozen=True)
 class GeneratedAnswer:
-    """A prompt with its reference and what the model wrote."""
+    """A prompt with its reference and the model's answer."""
 
     place: str
     prompt: str
@@ -101,7 +101,7 @@ def answers(
     """
     spaced = np.unique(np.linspace(0, len(tokens) - 1, num=min(count, len(tokens)), dtype=np.int64))
     turns = {index: turn for index in spaced.tolist() if (turn := _last_turn(tokens[index])).start > 1}
-    prompts = [turn.input_ids[: turn.asked] for turn in turns.values()]
+    prompts = [turn.input_ids[: turn.prompt] for turn in turns.values()]
     written = complete(
         model,
         prompts,
@@ -113,7 +113,7 @@ def answers(
     return [
         GeneratedAnswer(
             place=tokens.place(index),
-            prompt=_text(tokenizer, turn.input_ids[: turn.asked]),
+            prompt=_text(tokenizer, turn.input_ids[: turn.prompt]),
             reference=_text(tokenizer, turn.input_ids[turn.start : turn.stop]).strip(),
             answer=answer,
         )
@@ -128,7 +128,7 @@ def summary(found: Likelihood, answers: Sequence[GeneratedAnswer]) -> dict[str, 
 
 
 def answer_scores(answers: Sequence[GeneratedAnswer]) -> dict[str, float]:
-    """Mean scores of answers by name; none where there are no answers."""
+    """Mean F1 and ROUGE-L of answers; empty where there are none."""
     if not answers:
         return {}
     f1, rouge_l = sum(each.f1 for each in answers), sum(each.rouge_l for each in answers)
@@ -136,7 +136,11 @@ def answer_scores(answers: Sequence[GeneratedAnswer]) -> dict[str, float]:
 
 
 def write_predictions(path: Path, answers: Sequence[GeneratedAnswer], *, before: Mapping[str, str]) -> None:
-    """One row per answered example, with what the backbone answered before training, by place."""
+    """Write a parquet file with a row for each answer.
+
+    Args:
+        before: Answers of the backbone before training, by place.
+    """
     import pandas as pd
 
     rows = [
@@ -203,13 +207,13 @@ def generation(stop: Sequence[int], *, max_new_tokens: int) -> GenerationConfig:
 
 
 def _padded_on_the_left(prompts: Sequence[Indices]) -> dict[str, Tensor]:
-    """Inputs of which the last column is the end of every prompt, where a causal model goes on."""
+    """Inputs padded on the left, so that every prompt ends in the last column, where generation starts."""
     backwards = encoder_inputs([prompt[::-1] for prompt in prompts])
     return {name: tensor.flip(1) for name, tensor in backwards.items()}
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, tokens: TokenizedSet) -> list[int]:
-    """The end-of-sequence token and whatever ends a supervised turn in `tokens`: where generation stops."""
+    """Tokens that end generation: end of sequence, and special tokens that end a supervised turn in `tokens`."""
     # Tokens added as special, such as a template's end of turn, are not among `all_special_ids`.
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     special.update(tokenizer.all_special_ids)
@@ -227,14 +231,14 @@ def _text(tokenizer: PreTrainedTokenizerBase, ids: Indices | Tensor) -> str:
 @dataclass(frozen=True)
 class _Turn:
     input_ids: Indices
-    asked: int
-    """How many of the first tokens are the prompt."""
+    prompt: int
+    """Tokens of the prompt, with which the row begins."""
     start: int
     stop: int
 
 
 def _last_turn(row: Row) -> _Turn:
-    """The last run of supervised tokens of a row."""
+    """The last contiguous supervised tokens of a row."""
     marked = np.flatnonzero(row.supervised)
     gaps = np.flatnonzero(np.diff(marked) > 1)
     start = int(marked[gaps[-1] + 1] if len(gaps) else marked[0])
@@ -247,7 +251,7 @@ def _first(tokens: TokenizedSet, count: int) -> Iterator[Row]:
 
 @torch.no_grad()
 def _token_losses(model: nn.Module, head: Head, batch: MicroBatch) -> tuple[Floats, Hits, Indices]:
-    """Negative log-likelihood of a batch's supervised tokens (N,), whether each is the first choice, and its row."""
+    """Supervised tokens (N,): negative log-likelihood, whether the model finds it most likely, row in the batch."""
     positions_N, batch = batch.positions_N, batch.to(next(model.parameters()).device)
     hidden_BLD = head.hidden(model, batch.inputs)
     hidden_ND = hidden_BLD.flatten(0, 1)[batch.positions_N]

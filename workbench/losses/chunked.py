@@ -1,4 +1,4 @@
-"""A loss over the vocabulary, of supervised positions only, in chunks: a whole batch's logits never exist at once.
+"""Loss over the vocabulary of supervised positions, in chunks: the logits of a whole batch never exist at once.
 
 Legend: D hidden, N supervised positions, n of them, V vocabulary.
 """
@@ -24,12 +24,12 @@ Project = Callable[[Tensor], Tensor]
 """Hidden states (n, D) to logits (n, V)."""
 
 Criterion = Callable[..., Tensor]
-"""Logits (n, V) and what else is known of these positions, tensors (n, ...), to their summed loss."""
+"""Logits (n, V) and the targets of these positions, tensors (n, ...), to their summed loss."""
 
 
 def chunked(
     hidden_ND: Tensor,
-    known: Sequence[Tensor],
+    targets: Sequence[Tensor],
     criterion: Criterion,
     project: Project,
     *,
@@ -37,15 +37,15 @@ def chunked(
     weights: list[Tensor],
     scale: float,
 ) -> Tensor:
-    """`criterion(project(hidden_ND), *known) * scale`, computed a chunk of positions after the other.
+    """`criterion(project(hidden_ND), *targets) * scale`, computed chunk by chunk.
 
-    The gradient is computed in the forward pass, so the logits of a chunk are projected once and never stored.
+    Gradients are computed in the forward pass, so that the logits of a chunk are projected once and never stored.
 
     Args:
         hidden_ND: Hidden states in front of the output head.
-        known: Tensors (N, ...) that are cut into the same chunks: labels, what a teacher says. No gradient flows there.
-        project: The output head. Reads no trainable tensor besides `weights`.
-        vocabulary: V, or the V of all models together that `criterion` projects to; decides how large a chunk is.
+        targets: Tensors (N, ...), such as labels or a teacher's logits. They get no gradient.
+        project: The output head. Uses no trainable tensor besides `weights`.
+        vocabulary: V, or the sum of all V if `criterion` computes further logits; decides how large a chunk is.
         weights: The head's trainable tensors; none where it is frozen.
         scale: 1 / supervised tokens of the global batch.
 
@@ -53,14 +53,14 @@ def chunked(
         Scalar, float32 or wider.
     """
     if any(hasattr(weight, "ds_id") for weight in weights):
-        # DeepSpeed cut them: they are whole where the head is called and where its gradient is computed, nowhere else.
-        return criterion(project(hidden_ND), *known) * scale
-    loss: Tensor = _Chunked.apply(hidden_ND, tuple(known), criterion, project, vocabulary, scale, *weights)  # type: ignore[no-untyped-call]
+        # DeepSpeed ZeRO 3 gathers them while the head runs and while its gradient is computed, and not here.
+        return criterion(project(hidden_ND), *targets) * scale
+    loss: Tensor = _Chunked.apply(hidden_ND, tuple(targets), criterion, project, vocabulary, scale, *weights)  # type: ignore[no-untyped-call]
     return loss
 
 
 def chunks(vocabulary: int, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
-    """Tensors (N, ...) cut alike, so that a chunk of logits over `vocabulary` stays small."""
+    """Tensors (N, ...) cut into chunks of positions, whose logits over `vocabulary` stay small."""
     rows = max(1, _chunk_elements(tensors[0].device) // vocabulary)
     return list(zip(*(tensor.split(rows) for tensor in tensors), strict=True))
 
@@ -78,7 +78,7 @@ class _Chunked(torch.autograd.Function):
     def forward(
         ctx: Any,
         hidden_ND: Tensor,
-        known: tuple[Tensor, ...],
+        targets: tuple[Tensor, ...],
         criterion: Criterion,
         project: Project,
         vocabulary: int,
@@ -89,7 +89,7 @@ class _Chunked(torch.autograd.Function):
         hidden_grad = torch.empty_like(hidden_ND)
         weight_grads = [torch.zeros_like(weight, dtype=wide(weight.dtype)) for weight in weights]
         start = 0
-        for hidden, *parts in chunks(vocabulary, hidden_ND, *known):
+        for hidden, *parts in chunks(vocabulary, hidden_ND, *targets):
             with torch.enable_grad(), _GradientsInPlace(weights, weight_grads):
                 hidden = hidden.detach().requires_grad_()
                 loss = criterion(project(hidden), *parts) * scale
@@ -161,5 +161,5 @@ class _Linear(torch.autograd.Function):
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Precision of sums: float32, or float64 where that is given."""
+    """Precision of sums: float32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)

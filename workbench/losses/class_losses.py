@@ -28,7 +28,7 @@ def cross_entropy(logits_BC: Tensor, target_BC: Tensor, weight_B: Tensor, *, gam
 
 
 def binary_cross_entropy(logits_BC: Tensor, target_BC: Tensor, weight_B: Tensor, *, gamma: float = 0.0) -> Tensor:
-    """Sum over rows and classes of weight * (1 - p_t)^gamma * -log p_t: every class is a question of its own.
+    """Sum over rows and classes of weight * (1 - p_t)^gamma * -log p_t: each class is a binary label.
 
     p_t is sigmoid(logit) where the target is 1 and its complement where it is 0; a soft target mixes the two.
     """
@@ -41,7 +41,7 @@ def binary_cross_entropy(logits_BC: Tensor, target_BC: Tensor, weight_B: Tensor,
 
 
 def _power(share_BC: Tensor, gamma: float) -> Tensor:
-    """share^gamma, its gradient 0 where the share is 0: there that of gamma < 1 is infinite, and times 0 no number."""
+    """share^gamma with gradient 0 where the share is 0, where it is infinite for gamma < 1 and would become NaN."""
     return share_BC.clamp_min(torch.finfo(share_BC.dtype).tiny) ** gamma
 
 
@@ -51,15 +51,15 @@ def squared_error(outputs_BC: Tensor, target_BC: Tensor, weight_B: Tensor) -> Te
 
 
 def smooth(target_BC: Tensor, share: float) -> Tensor:
-    """`share` of every row's mass spread over the C classes (Szegedy et al. 2016, arXiv:1512.00567, section 7)."""
+    """Spread `share` of each row's mass over the C classes (Szegedy et al. 2016, arXiv:1512.00567, section 7)."""
     return target_BC * (1 - share) + share * target_BC.sum(-1, keepdim=True) / target_BC.shape[-1]
 
 
 def adjusted(logits_BC: Tensor, log_prior_C: Tensor, strength: float) -> Tensor:
     """Logits plus `strength` times the classes' log frequencies, while training only.
 
-    What is left to learn is what the frequencies do not say, so that rare classes are not outvoted
-    (Menon et al. 2021, arXiv:2007.07314, eq. 10).
+    The model then need not learn the frequencies, which would favour common classes (Menon et al. 2021,
+    arXiv:2007.07314, eq. 10).
     """
     return logits_BC + strength * log_prior_C
 
@@ -69,9 +69,9 @@ def class_weights(counts_C: Tensor, *, scheme: str, beta: float = 0.999) -> Tens
 
     Args:
         counts_C: Training rows of each class; none may be 0.
-        scheme: "none", "balanced" (1 / count) or "effective": (1 - beta) / (1 - beta^count), which grows less for
-            classes that have enough rows (Cui et al. 2019, arXiv:1901.05555, eq. 4).
-        beta: 0 weighs all alike, towards 1 it becomes "balanced".
+        scheme: "none", "balanced" (1 / count) or "effective": (1 - beta) / (1 - beta^count), which differs less
+            between classes of many rows (Cui et al. 2019, arXiv:1901.05555, eq. 4).
+        beta: Of "effective": 0 gives equal weights, and towards 1 the weights become those of "balanced".
     """
     counts_C = counts_C.double()
     assert bool((counts_C > 0).all())

@@ -1,4 +1,4 @@
-"""The loss that a configuration asks for, out of the pure ones.
+"""Training loss of a classifier, as its configuration says.
 
 Legend: B rows, C outputs (classes, or 1 for a number).
 """
@@ -19,10 +19,10 @@ Objective = Callable[[Tensor, Tensor, float], Tensor]
 
 
 def criterion(config: ClassesConfig, targets_NC: Tensor) -> Objective:
-    """The training loss.
+    """Training loss with smoothing and logit adjustment.
 
     Args:
-        targets_NC: Of all training rows; their sums are the classes' frequencies, for logit adjustment.
+        targets_NC: Targets of all training rows; logit adjustment needs the frequencies of the classes.
     """
     base = _base(config)
     log_prior_C = (targets_NC.double().sum(0) / targets_NC.double().sum()).log().float()
@@ -48,6 +48,6 @@ def _base(config: ClassesConfig) -> losses.Loss:
 
 
 def _smoothed(target_BC: Tensor, config: ClassesConfig) -> Tensor:
-    if config.kind == "several":  # each class is a question of its own, with two answers
+    if config.kind == "several":  # each class is a binary label
         return torch.lerp(target_BC, torch.full_like(target_BC, 0.5), config.smoothing)
     return losses.smooth(target_BC, config.smoothing)

@@ -1,6 +1,6 @@
-"""How far a student's inner states are from a teacher's: one number for each row, a mean over its real tokens.
+"""Distances of a student's hidden states and attention from a teacher's, for each row a mean over its real tokens.
 
-What padding holds does not matter, nor how much of it there is; a row without a real token gives 0.
+Padding does not matter, neither its values nor its length; a row without a real token gives 0.
 
 Legend: B rows, L padded length, D student's width, E teacher's width, H heads.
 """
@@ -22,27 +22,27 @@ def hidden_mse(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> Ten
     Args:
         mask_BL: bool, True at real tokens.
     """
-    difference_BLD = _real(student_BLD, mask_BL[..., None]) - _real(teacher_BLD, mask_BL[..., None])
+    difference_BLD = _masked(student_BLD, mask_BL[..., None]) - _masked(teacher_BLD, mask_BL[..., None])
     return _mean(difference_BLD.square().mean(-1), mask_BL)
 
 
 def hidden_cosine(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> Tensor:
     """1 - cosine (B,) of the angle between hidden states (DistilBERT, Sanh et al. 2019, arXiv:1910.01108)."""
-    student_BLD, teacher_BLD = (_real(states, mask_BL[..., None]) for states in (student_BLD, teacher_BLD))
+    student_BLD, teacher_BLD = (_masked(states, mask_BL[..., None]) for states in (student_BLD, teacher_BLD))
     cosine_BL = F.cosine_similarity(student_BLD, teacher_BLD, dim=-1)
     return _mean(1 - cosine_BL, mask_BL)
 
 
 def relation(student_BLD: Tensor, teacher_BLE: Tensor, mask_BL: Tensor, *, heads: int) -> Tensor:
-    """KL(teacher || student) (B,) of which tokens of a row are alike, a mean over heads and tokens.
+    """KL(teacher || student) (B,) of the similarities between tokens of a row, a mean over heads and tokens.
 
-    A head's features of all tokens are compared with one another by scaled dot products, and these become
-    probabilities by a softmax: so widths may differ (MiniLM v2, Wang et al. 2021, arXiv:2012.15828).
+    The similarities are a softmax over scaled dot products of a head's features, so that widths may differ (MiniLM v2,
+    Wang et al. 2021, arXiv:2012.15828).
 
     Args:
-        heads: How many equal parts the widths are cut into; divides D and E.
+        heads: Equal parts that the widths are cut into; divides D and E.
     """
-    student_BHLL, teacher_BHLL = (_alike(states, mask_BL, heads) for states in (student_BLD, teacher_BLE))
+    student_BHLL, teacher_BHLL = (_similarities(states, mask_BL, heads) for states in (student_BLD, teacher_BLE))
     terms_BHLL = teacher_BHLL.exp() * (teacher_BHLL - student_BHLL)
     return _mean(terms_BHLL.sum(-1).mean(1), mask_BL)
 
@@ -50,23 +50,23 @@ def relation(student_BLD: Tensor, teacher_BLE: Tensor, mask_BL: Tensor, *, heads
 def attention(student_BHLL: Tensor, teacher_BHLL: Tensor, mask_BL: Tensor) -> Tensor:
     """Squared difference (B,) of attention scores, a mean over heads and pairs of real tokens (TinyBERT)."""
     pairs_B1LL = mask_BL[:, None, :, None] & mask_BL[:, None, None, :]
-    difference_BHLL = _real(student_BHLL, pairs_B1LL) - _real(teacher_BHLL, pairs_B1LL)
+    difference_BHLL = _masked(student_BHLL, pairs_B1LL) - _masked(teacher_BHLL, pairs_B1LL)
     return _mean(difference_BHLL.square().mean(1).flatten(1), pairs_B1LL.flatten(1))
 
 
-def _alike(states_BLD: Tensor, mask_BL: Tensor, heads: int) -> Tensor:
-    """Log-probabilities (B, H, L, L) of each token's likeness to the real ones of its row."""
-    parts_BHLd: Tensor = _real(states_BLD, mask_BL[..., None]).unflatten(-1, (heads, -1)).transpose(1, 2)
+def _similarities(states_BLD: Tensor, mask_BL: Tensor, heads: int) -> Tensor:
+    """Log-softmax (B, H, L, L) of each token's similarity to the real tokens of its row."""
+    parts_BHLd: Tensor = _masked(states_BLD, mask_BL[..., None]).unflatten(-1, (heads, -1)).transpose(1, 2)
     scores_BHLL = parts_BHLd @ parts_BHLd.mT / math.sqrt(parts_BHLd.shape[-1])
     # Finite, because 0 * (-inf - -inf) would be NaN.
     return scores_BHLL.masked_fill(~mask_BL[:, None, None], torch.finfo(scores_BHLL.dtype).min / 4).log_softmax(-1)
 
 
-def _real(states: Tensor, mask: Tensor) -> Tensor:
-    """States in float32 or wider, 0 where `mask`, of as many axes, is False."""
+def _masked(states: Tensor, mask: Tensor) -> Tensor:
+    """States in float32 or wider, 0 where `mask`, which has as many axes, is False."""
     return states.to(wide(states.dtype)).masked_fill(~mask, 0)
 
 
 def _mean(values_BL: Tensor, mask_BL: Tensor) -> Tensor:
-    """Mean (B,) over what is real in each row."""
+    """Mean (B,) over the real tokens of each row."""
     return values_BL.masked_fill(~mask_BL, 0).sum(-1) / mask_BL.sum(-1).clamp(min=1)

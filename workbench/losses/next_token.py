@@ -1,4 +1,4 @@
-"""Next-token cross-entropy of the supervised positions only.
+"""Cross-entropy of next tokens at supervised positions.
 
 Legend: D hidden, N supervised positions, V vocabulary.
 """
@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from workbench.losses.chunked import Project, chunked, chunks, wide
 
 NO_LABEL = -100
-"""In the place of a token: nothing is to be predicted there."""
-POSITIONS = 64
-"""On a CPU, a number of positions is a multiple of this."""
+"""Label of a position at which nothing is to be predicted."""
+CPU_MULTIPLE = 64
+"""Numbers of positions are rounded up to a multiple of this on a CPU."""
 
 
 def next_token(
@@ -28,16 +28,16 @@ def next_token(
         Scalar, float32 or wider.
     """
     if hidden_ND.device.type == "cpu":
-        hidden_ND, labels_N = _few_sizes(hidden_ND, labels_N)
+        hidden_ND, labels_N = _rounded_up(hidden_ND, labels_N)
     return chunked(hidden_ND, [labels_N], cross_entropy, project, vocabulary=vocabulary, weights=weights, scale=scale)
 
 
-def _few_sizes(hidden_ND: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
-    """With positions more that have no label: a CPU compiles a product for each number of positions.
+def _rounded_up(hidden_ND: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Add positions without a label: a CPU compiles a matrix product for each number of positions.
 
-    30 ms for 32,000 words at width 768 in bfloat16, as long as the product of 300 positions takes.
+    That takes 30 ms for 32,000 words at width 768 in bfloat16, as long as the product of 300 positions.
     """
-    more = -len(labels_N) % POSITIONS
+    more = -len(labels_N) % CPU_MULTIPLE
     return F.pad(hidden_ND, (0, 0, 0, more)), F.pad(labels_N, (0, more), value=NO_LABEL)
 
 

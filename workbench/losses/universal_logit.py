@@ -1,4 +1,4 @@
-"""A distance between models whose vocabularies have nothing in common.
+"""Universal logit distillation: a distance between models with different vocabularies.
 
 Legend: N positions, V student's vocabulary, W teacher's vocabulary.
 """
@@ -12,10 +12,10 @@ from workbench.losses.divergences import log_probs
 
 
 def universal(student_logits_NV: Tensor, teacher_logits_NW: Tensor, *, temperature: float) -> Tensor:
-    """Sum of |p - q| over the probabilities of each model, the largest first, times the temperature.
+    """Sum of |p - q| over the sorted probabilities of both models, times the temperature.
 
-    Which token has which probability does not matter; the smaller vocabulary is filled up with tokens of no mass. The
-    factor keeps the gradient's size independent of the temperature. Boizard et al. 2024, arXiv:2402.12030.
+    Tokens are not matched; the smaller vocabulary is padded with probabilities of 0. The factor keeps the scale of the
+    gradient independent of the temperature. Boizard et al. 2024, arXiv:2402.12030.
 
     Returns:
         Scalar, float32 or wider.

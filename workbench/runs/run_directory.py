@@ -165,7 +165,7 @@ def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) 
         lock.close()
         raise
     if not resume:
-        for stale in ("metrics.jsonl", "before.json", "report.html", "clock.json", "scored.json"):
+        for stale in ("metrics.jsonl", "before.json", "report.html", "clock.json", "scored_rows.json"):
             (path / stale).unlink(missing_ok=True)
         text = dump_yaml(config.model_dump(mode="json"))
         run.note(name=path.name, created=datetime.now(timezone.utc).isoformat(timespec="seconds"))

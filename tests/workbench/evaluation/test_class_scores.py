@@ -20,12 +20,11 @@ def test_the_equations_written_again() -> None:
     assert found["accuracy"] == pytest.approx((P.argmax(1) == LABELS).mean())
     assert found["log_loss"] == pytest.approx(-np.log(truth).mean())
     assert found["brier"] == pytest.approx(np.mean((P**2).sum(1) - truth**2 + (1 - truth) ** 2))
-    table = class_scores.per_class(P, LABELS, ["a", "b", "c", "d"])
-    assert found["macro_f1"] == pytest.approx(table.f1.mean())
-    assert table.rows.sum() == 200 and list(table.index) == ["a", "b", "c", "d"]
-    counts = class_scores.confusion(P, LABELS)
-    assert counts.trace() / 200 == pytest.approx(found["accuracy"])
-    assert (counts.diagonal() / counts.sum(1)).tolist() == pytest.approx(table.recall.tolist())
+    f1 = []
+    for number in range(4):
+        predicted, true = P.argmax(1) == number, number == LABELS
+        f1.append(2 * (predicted & true).sum() / (predicted.sum() + true.sum()))
+    assert found["macro_f1"] == pytest.approx(np.mean(f1))
 
 
 def test_perfect_and_blind() -> None:
