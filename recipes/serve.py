@@ -102,7 +102,7 @@ def generate(run: Path, prompt: str, *, max_new_tokens: int, trust: bool = False
     evaluation.generate(
         model.model,
         {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
-        evaluation.generation(model.stop, max_new_tokens=max_new_tokens),
+        evaluation.generation_config(model.stop, max_new_tokens=max_new_tokens),
         streamer=TextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True),
     )
 

@@ -42,7 +42,7 @@ def _single(run: Path, question: str, *, max_new_tokens: int) -> str:
     output = model.model.generate(  # type: ignore[operator]
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
-        generation_config=evaluation.generation(model.stop, max_new_tokens=max_new_tokens),
+        generation_config=evaluation.generation_config(model.stop, max_new_tokens=max_new_tokens),
     )
     return str(model.tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)).strip()
 

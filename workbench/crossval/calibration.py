@@ -16,7 +16,7 @@ from scipy import optimize
 from workbench.crossval.ensembles import Mask
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation import target_scores
-from workbench.evaluation.target_scores import Hot
+from workbench.evaluation.target_scores import OneHot
 
 Fitted = TypeVar("Fitted")
 
@@ -25,7 +25,7 @@ BLIND = 2
 """Rows that join the others as though labelled at random."""
 
 
-def temperature(labels: Labels, outputs_NC: Floats, targets_NC: Hot) -> float:
+def temperature(labels: Labels, outputs_NC: Floats, targets_NC: OneHot) -> float:
     """The number by which to divide logits so that their loss is lowest; 1 for numbers, which claim no confidence.
 
     Guo et al. 2017, arXiv:1706.04599, section 4.2. Two blind rows join the N ones, as in Platt 1999, because N rows
@@ -34,7 +34,7 @@ def temperature(labels: Labels, outputs_NC: Floats, targets_NC: Hot) -> float:
     if labels.kind == "number":
         return 1.0
     rows = len(targets_NC)
-    soft_NC = (rows * targets_NC.astype(np.float64) + BLIND * target_scores.blind(labels)) / (rows + BLIND)
+    soft_NC = (rows * targets_NC.astype(np.float64) + BLIND * target_scores.random_target(labels)) / (rows + BLIND)
     found = optimize.minimize_scalar(
         lambda log: target_scores.loss(labels, outputs_NC / math.exp(log), soft_NC),
         bounds=(math.log(COLDEST), math.log(HOTTEST)),

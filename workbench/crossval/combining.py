@@ -16,7 +16,7 @@ from workbench.crossval.ensembles import Mask
 from workbench.data.folds.row_split import Split
 from workbench.data.folds.similarity import Ints
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.evaluation.target_scores import Hot
+from workbench.evaluation.target_scores import OneHot
 
 How = Literal["mean", "geometric", "rank", "greedy"]
 PARTS = 5
@@ -28,7 +28,7 @@ class OutOfFold:
     """The labelled rows, and which adapter may speak of which: those that did not train on it."""
 
     labels: Labels
-    targets_NC: Hot
+    targets_NC: OneHot
     present_MN: Mask
     part_N: Ints
     """Rows of one part are judged by what was fitted on the other parts. Parts cut across folds: an adapter speaks of
@@ -39,7 +39,9 @@ class OutOfFold:
         return replace(self, present_MN=self.present_MN & member_M[:, None])
 
 
-def out_of_fold(labels: Labels, targets_NC: Hot, splits: Sequence[Split], *, cluster_N: Ints, seed: int) -> OutOfFold:
+def out_of_fold(
+    labels: Labels, targets_NC: OneHot, splits: Sequence[Split], *, cluster_N: Ints, seed: int
+) -> OutOfFold:
     """For adapters that trained on `splits`; rows of a cluster of near-duplicates share a part."""
     _, cluster_N = np.unique(cluster_N, return_inverse=True)
     part_of = np.random.default_rng([seed, 4]).permutation(cluster_N.max() + 1) % PARTS
@@ -83,7 +85,7 @@ class Combiner:
         return FittedCombination(found, self.how, weights_M)
 
     @staticmethod
-    def temperature(labels: Labels, outputs_MXC: Floats, targets_XC: Hot, present_MX: Mask) -> float:
+    def temperature(labels: Labels, outputs_MXC: Floats, targets_XC: OneHot, present_MX: Mask) -> float:
         """Temperature of the predictions of all adapters, each on its own rows."""
         member, row = np.nonzero(present_MX)
         return calibration.temperature(labels, outputs_MXC[member, row], targets_XC[row])

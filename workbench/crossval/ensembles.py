@@ -15,7 +15,7 @@ from workbench.config.classes_config import Kind
 from workbench.crossval import gains
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.errors import ConfigError
-from workbench.evaluation.target_scores import Hot, logits
+from workbench.evaluation.target_scores import OneHot, logits
 
 How: TypeAlias = Literal["mean", "geometric", "rank", "max"]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -93,7 +93,7 @@ def _shares(kind: Kind, values_NC: Floats) -> Floats:
 
 
 def greedy(
-    labels: Labels, values_MNC: Floats, targets_NC: Hot, *, present_MN: Mask | None = None, rounds: int = 50
+    labels: Labels, values_MNC: Floats, targets_NC: OneHot, *, present_MN: Mask | None = None, rounds: int = 50
 ) -> Floats:
     """Weights of a mean, of sum 1: in each round the member joins, once more, that lowers the mean loss most.
 
@@ -131,7 +131,7 @@ def greedy(
     return best_M
 
 
-def _telling(labels: Labels, values_MNC: Floats, targets_NC: Hot) -> tuple[Floats, Hot]:
+def _telling(labels: Labels, values_MNC: Floats, targets_NC: OneHot) -> tuple[Floats, OneHot]:
     """Exclusive classes as two: the true one, and all others together, which have the same loss."""
     if labels.kind not in ("one", "pair"):
         return values_MNC, targets_NC

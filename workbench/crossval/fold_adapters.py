@@ -26,7 +26,7 @@ from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.errors import TrainingError
 from workbench.evaluation import row_outputs, target_scores
-from workbench.evaluation.scored import Scored
+from workbench.evaluation.result_store import ResultStore
 from workbench.losses.criterion import Objective, criterion
 from workbench.models import backbones, classifier, model_summary
 from workbench.models.backbones import Backbone, Loader
@@ -89,7 +89,7 @@ class FoldContext:
     """The processes that share the adapters."""
     kept: PrefixCache = field(default_factory=PrefixCache)
     """What frozen blocks gave."""
-    scored: Scored | None = None
+    scored: ResultStore | None = None
     """What adapters said so far, where they may be interrupted."""
     loader: Loader = backbones.load
 

@@ -16,7 +16,7 @@ from scipy import stats
 
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation import target_scores
-from workbench.evaluation.target_scores import Hot
+from workbench.evaluation.target_scores import OneHot
 
 SURE = 0.95
 """Of an interval; each of its bounds is wrong in 2.5 of 100 samples."""
@@ -63,7 +63,7 @@ def gain(
     labels: Labels,
     before_NC: Floats,
     after_NC: Floats,
-    targets_NC: Hot,
+    targets_NC: OneHot,
     *,
     least: float = 0.0,
     sure: float = SURE,
@@ -117,11 +117,11 @@ def gain(
 
 
 def _changes(
-    labels: Labels, before_NC: Floats, after_NC: Floats, targets_NC: Hot, group_N: NDArray[np.intp]
+    labels: Labels, before_NC: Floats, after_NC: Floats, targets_NC: OneHot, group_N: NDArray[np.intp]
 ) -> tuple[Floats, float]:
     """How the loss of each group changed (G,), their mean that of the rows; and of a row labelled at random."""
     # The difference of two losses is linear in the target for every kind, so a mean target does for all labels.
-    blind_NC = np.full(targets_NC.shape, target_scores.blind(labels))
+    blind_NC = np.full(targets_NC.shape, target_scores.random_target(labels))
     change_N, blind_N = (
         row_losses(labels, after_NC, wanted_NC) - row_losses(labels, before_NC, wanted_NC)
         for wanted_NC in (targets_NC, blind_NC)
@@ -155,7 +155,7 @@ def _unskewed(x: float, skew: float) -> float:
     return x if abs(skew) < 1e-6 else 3 / skew * (float(np.cbrt(1 + skew * x - skew**2 / 6)) - 1)
 
 
-def _right(labels: Labels, values_NC: Floats, targets_NC: Hot) -> NDArray[np.bool_]:
+def _right(labels: Labels, values_NC: Floats, targets_NC: OneHot) -> NDArray[np.bool_]:
     """Rows whose class, or whose every class, is right (N,); all of them for numbers, which are never quite right."""
     if labels.kind == "several":
         found: NDArray[np.bool_] = ((values_NC >= 0.5) == (targets_NC > 0.5)).all(1)
@@ -209,6 +209,6 @@ def fold_summary(
     return found
 
 
-def row_losses(labels: Labels, values_NC: Floats, targets_NC: Hot | Floats) -> Floats:
+def row_losses(labels: Labels, values_NC: Floats, targets_NC: OneHot | Floats) -> Floats:
     """The loss of each row (N,), in nats; squared error in units of Labels.scale ** 2 for numbers."""
     return target_scores.losses(labels, target_scores.outputs(labels, values_NC), targets_NC)

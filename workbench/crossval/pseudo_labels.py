@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from workbench.config.pseudo_label_config import PseudoLabelConfig
 from workbench.crossval import ensembles
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.evaluation.target_scores import Hot
+from workbench.evaluation.target_scores import OneHot
 
 Ints: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -31,7 +31,7 @@ class PseudoLabels:
 
     rows: Ints
     """Numbers (n,) of unlabelled rows, ascending."""
-    targets_nC: Hot
+    targets_nC: OneHot
     """Each sums to 1."""
     weights_n: Floats
     facts: dict[str, Any]
@@ -136,7 +136,7 @@ def summary(chosen: Sequence[PseudoLabels]) -> dict[str, Any]:
     return found
 
 
-def precision(chosen: PseudoLabels, targets_UC: Hot) -> float | None:
+def precision(chosen: PseudoLabels, targets_UC: OneHot) -> float | None:
     """Share of the chosen rows whose likeliest class is their true one; None where no true class is known.
 
     Args:

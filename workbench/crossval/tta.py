@@ -25,7 +25,7 @@ from workbench.data.rows import shown
 from workbench.data.views.user_views import UserMerge
 from workbench.errors import ConfigError
 from workbench.evaluation import target_scores
-from workbench.evaluation.target_scores import Hot
+from workbench.evaluation.target_scores import OneHot
 
 Merge: TypeAlias = Literal["mean", "geometric", "max", "learned", "user"]
 
@@ -119,7 +119,7 @@ def fit(
     config: TtaConfig,
     labels: Labels,
     values_VNC: Floats,
-    targets_NC: Hot,
+    targets_NC: OneHot,
     fold_N: NDArray[Any],
     *,
     names: Sequence[str],
@@ -176,7 +176,7 @@ class _Fitter:
     uncertain: float | None
     """Share of rows that are read in all views; None: all of them."""
     labels: Labels
-    targets_NC: Hot
+    targets_NC: OneHot
     calibrate: bool
     user_merge: UserMerge | None
 

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import optimize
 
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.evaluation.target_scores import Hot
+from workbench.evaluation.target_scores import OneHot
 
 Loss: TypeAlias = Callable[[Floats], tuple[float, Floats]]
 """Weights (V,) to the mean loss and its gradient (V,)."""
@@ -22,7 +22,7 @@ LEAST_WEIGHT = 1e-3
 _TINY = 1e-12
 
 
-def learned(labels: Labels, values_VNC: Floats, targets_NC: Hot) -> Floats:
+def learned(labels: Labels, values_VNC: Floats, targets_NC: OneHot) -> Floats:
     """Weights (V,), none below 0, sum 1, whose mean has the lowest loss on these rows; the loss is convex in them.
 
     Args:
@@ -46,7 +46,7 @@ def learned(labels: Labels, values_VNC: Floats, targets_NC: Hot) -> Floats:
     return weights_V
 
 
-def _squared(labels: Labels, values_VNC: Floats, targets_NC: Hot) -> Loss:
+def _squared(labels: Labels, values_VNC: Floats, targets_NC: OneHot) -> Loss:
     said_VN = (values_VNC[:, :, 0] - labels.mean) / labels.scale
 
     def loss(weights_V: Floats) -> tuple[float, Floats]:
@@ -56,7 +56,7 @@ def _squared(labels: Labels, values_VNC: Floats, targets_NC: Hot) -> Loss:
     return loss
 
 
-def _logarithmic(labels: Labels, values_VNC: Floats, targets_NC: Hot) -> Loss:
+def _logarithmic(labels: Labels, values_VNC: Floats, targets_NC: OneHot) -> Loss:
     """Logarithmic loss of the true classes; with several classes, also of the absence of the others."""
     true_NC = targets_NC > 0
     p_VK, share_K = values_VNC[:, true_NC], targets_NC[true_NC].astype(np.float64)

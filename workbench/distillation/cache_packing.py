@@ -20,7 +20,7 @@ from torch import Tensor
 from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import Indices
 from workbench.distillation.teacher_signals import divergence
-from workbench.losses.divergences import coarse, log_probs, sampled_forward_kl
+from workbench.losses.divergences import log_probs, sampled_forward_kl, top_k_and_rest
 
 Packed = Mapping[str, npt.NDArray[Any]]
 """Arrays (N, ...) by name."""
@@ -51,7 +51,7 @@ class TopTokens:
     def loss(self, logits_nV: Tensor, *tensors: Tensor) -> Tensor:
         """The configured divergence over the k tokens and the rest."""
         ids_nk, teacher_nE = tensors
-        student_nE = coarse(log_probs(logits_nV[:, : self.known], self.temperature), ids_nk)
+        student_nE = top_k_and_rest(log_probs(logits_nV[:, : self.known], self.temperature), ids_nk)
         return divergence(self.config, self.temperature)(student_nE, teacher_nE)
 
 
@@ -84,7 +84,7 @@ def pack_likeliest(log_probs_NV: Tensor, *, k: int, dtype: str) -> Packed:
     """The `k` likeliest tokens, or all where there are fewer; the mass of the others in float32."""
     vocabulary = log_probs_NV.shape[1]
     ids_Nk = log_probs_NV.topk(min(k, vocabulary)).indices.sort(-1).values
-    said_NE = coarse(log_probs_NV, ids_Nk)
+    said_NE = top_k_and_rest(log_probs_NV, ids_Nk)
     return {
         **pack_ids(ids_Nk.cpu().numpy(), vocabulary),
         "log_probs": said_NE[:, :-1].to(DTYPES[dtype]).cpu().numpy(),

@@ -197,7 +197,7 @@ def writer(model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: OnPolic
 
     @torch.no_grad()
     def write(prompts: Sequence[Indices], seeds: Sequence[int], *, stop: Sequence[int]) -> list[Indices]:
-        settings = evaluation.generation(stop, max_new_tokens=config.max_new_tokens)
+        settings = evaluation.generation_config(stop, max_new_tokens=config.max_new_tokens)
         settings.use_cache = True
         lengths = np.asarray([len(prompt) + config.max_new_tokens for prompt in prompts], dtype=np.int64)
         written: dict[int, Indices] = {}

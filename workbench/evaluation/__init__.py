@@ -7,10 +7,11 @@ from workbench.evaluation.scores import (
     answer_scores,
     answers,
     complete,
-    generation,
+    generation_config,
     likelihood,
     stop_tokens,
     summary,
+    with_answers,
     write_predictions,
 )
 
@@ -21,9 +22,10 @@ __all__ = [
     "answers",
     "complete",
     "generate",
-    "generation",
+    "generation_config",
     "likelihood",
     "stop_tokens",
     "summary",
+    "with_answers",
     "write_predictions",
 ]

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Floats, Label, Labels
+from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.row_passes import over_rows
 from workbench.evaluation.scored import Scoring
 
 
 def outputs(
-    model: nn.Module, predict: Callable[[MicroBatch], Tensor], rows: Labelled, *, scoring: Scoring | None = None
+    model: nn.Module, predict: Callable[[MicroBatch], Tensor], rows: Labelled, *, scoring: ModelResults | None = None
 ) -> Floats:
     """Outputs (N, C) of rows in their order.
 

@@ -14,11 +14,11 @@ from workbench.config.classes_config import Kind
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation import class_scores
 
-Hot = NDArray[np.float32]
+OneHot = NDArray[np.float32]
 """1 where a row has a class, 0 elsewhere; or standardised numbers."""
 
 
-def scores(labels: Labels, outputs_NC: Floats, targets_NC: Hot) -> dict[str, float]:
+def scores(labels: Labels, outputs_NC: Floats, targets_NC: OneHot) -> dict[str, float]:
     """The scores by name, as scores.json holds them; `loss` first.
 
     One class: the mean negative log-likelihood in nats, accuracy with Wilson's 95 % interval, and the scores of
@@ -29,12 +29,12 @@ def scores(labels: Labels, outputs_NC: Floats, targets_NC: Hot) -> dict[str, flo
     return _scores(labels, loss(labels, outputs_NC, targets_NC), labels.values(outputs_NC), targets_NC)
 
 
-def value_scores(labels: Labels, values_NC: Floats, targets_NC: Hot) -> dict[str, float]:
+def value_scores(labels: Labels, values_NC: Floats, targets_NC: OneHot) -> dict[str, float]:
     """`scores` of probabilities or numbers as `Labels.values` returns them, such as an ensemble's, not of outputs."""
     return _scores(labels, loss(labels, outputs(labels, values_NC), targets_NC), values_NC, targets_NC)
 
 
-def _scores(labels: Labels, loss: float, values_NC: Floats, targets_NC: Hot) -> dict[str, float]:
+def _scores(labels: Labels, loss: float, values_NC: Floats, targets_NC: OneHot) -> dict[str, float]:
     found = {"loss": loss}
     if labels.kind == "number":
         found |= regression_scores(values_NC[:, 0], labels.values(targets_NC.astype(np.float64))[:, 0])
@@ -45,12 +45,12 @@ def _scores(labels: Labels, loss: float, values_NC: Floats, targets_NC: Hot) -> 
     return {name: round(value, 6) for name, value in found.items()}
 
 
-def loss(labels: Labels, outputs_NC: Floats, targets_NC: Hot | Floats) -> float:
+def loss(labels: Labels, outputs_NC: Floats, targets_NC: OneHot | Floats) -> float:
     """Mean of `losses` over rows."""
     return float(losses(labels, outputs_NC, targets_NC).mean())
 
 
-def losses(labels: Labels, outputs_NC: Floats, targets_NC: Hot | Floats) -> Floats:
+def losses(labels: Labels, outputs_NC: Floats, targets_NC: OneHot | Floats) -> Floats:
     """Training loss of each row (N,) without label smoothing and weights; targets of classes may be soft."""
     if labels.kind == "number":
         terms_NC = (outputs_NC - targets_NC) ** 2
@@ -67,7 +67,7 @@ def outputs(labels: Labels, values_NC: Floats) -> Floats:
     return (values_NC - labels.mean) / labels.scale if labels.kind == "number" else logits(labels.kind, values_NC)
 
 
-def blind(labels: Labels) -> float:
+def random_target(labels: Labels) -> float:
     """Expected target, for every output, of a row that was labelled at random."""
     return {"number": 0.0, "several": 0.5}.get(labels.kind, 1 / len(labels.names))
 
@@ -92,7 +92,7 @@ def single_label_scores(p_NC: Floats, label_N: NDArray[np.int64]) -> dict[str, f
     return {"accuracy": found.pop("accuracy"), "accuracy_low": interval.low, "accuracy_high": interval.high, **found}
 
 
-def multi_label_scores(p_NC: Floats, targets_NC: Hot) -> dict[str, float]:
+def multi_label_scores(p_NC: Floats, targets_NC: OneHot) -> dict[str, float]:
     """F1 at a threshold of 0.5, share of rows right in every class, mean ROC-AUC of classes with both labels."""
     true_NC, predicted_NC = targets_NC > 0.5, p_NC >= 0.5
     scorable = [c for c in range(p_NC.shape[1]) if 0 < true_NC[:, c].sum() < len(true_NC)]
@@ -120,7 +120,7 @@ def regression_scores(predicted_N: Floats, true_N: Floats) -> dict[str, float]:
     return found
 
 
-def baseline(labels: Labels, targets_NC: Hot, *, rows: int) -> Floats:
+def baseline(labels: Labels, targets_NC: OneHot, *, rows: int) -> Floats:
     """Outputs (rows, C) of a constant prediction: class frequencies of the training targets, or their mean."""
     mean_C = targets_NC.astype(np.float64).mean(0)
     if labels.kind == "number":

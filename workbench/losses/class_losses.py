@@ -55,7 +55,7 @@ def smooth(target_BC: Tensor, share: float) -> Tensor:
     return target_BC * (1 - share) + share * target_BC.sum(-1, keepdim=True) / target_BC.shape[-1]
 
 
-def adjusted(logits_BC: Tensor, log_prior_C: Tensor, strength: float) -> Tensor:
+def logit_adjusted(logits_BC: Tensor, log_prior_C: Tensor, strength: float) -> Tensor:
     """Logits plus `strength` times the classes' log frequencies, while training only.
 
     The model then need not learn the frequencies, which would favour common classes (Menon et al. 2021,

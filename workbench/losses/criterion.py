@@ -33,7 +33,7 @@ def criterion(config: ClassesConfig, targets_NC: Tensor) -> Objective:
             target_BC = _smoothed(target_BC, config)
         if config.logit_adjustment:
             log_prior = log_prior_C.to(outputs_BC.device)
-            outputs_BC = losses.adjusted(outputs_BC.float(), log_prior, config.logit_adjustment)
+            outputs_BC = losses.logit_adjusted(outputs_BC.float(), log_prior, config.logit_adjustment)
         return base(outputs_BC, target_BC, weight_B) * scale
 
     return objective

@@ -91,7 +91,7 @@ def scaled(name: str, *, temperature: float, beta: float, skew: float) -> Diverg
     return lambda student_NE, teacher_NE: divergence(student_NE, teacher_NE) * factor
 
 
-def coarse(logp_NV: Tensor, ids_Nk: Tensor) -> Tensor:
+def top_k_and_rest(logp_NV: Tensor, ids_Nk: Tensor) -> Tensor:
     """Log-probabilities (N, k + 1) of k different tokens and, last, of all others together, which may be -inf.
 
     The KL divergence of these events is at most that of all tokens.

@@ -25,8 +25,8 @@ SEEDS = 400
 MOST = 0.05
 """Of changes that do nothing. An interval is meant to let 2.5 of 100 through; 400 seeds show up to 4.5 by chance."""
 
-Hot = np.ndarray
-Change = Callable[[np.random.Generator], tuple[Floats, Floats, Hot]]
+OneHot = np.ndarray
+Change = Callable[[np.random.Generator], tuple[Floats, Floats, OneHot]]
 
 
 def _accepted(labels: Labels, draw: Change, *, seeds: int = SEEDS) -> float:
@@ -34,7 +34,7 @@ def _accepted(labels: Labels, draw: Change, *, seeds: int = SEEDS) -> float:
     return float(np.mean(found))
 
 
-def _hot(labels: Labels, p: Floats, chance: np.random.Generator) -> Hot:
+def _hot(labels: Labels, p: Floats, chance: np.random.Generator) -> OneHot:
     if labels.kind == "several":
         return (chance.random(p.shape) < p).astype(np.float32)
     drawn = (chance.random((len(p), 1)) > p.cumsum(1)[:, :-1]).sum(1)
@@ -46,7 +46,7 @@ def _hot(labels: Labels, p: Floats, chance: np.random.Generator) -> Hot:
 def test_noise_is_refused(labels: Labels, rows: int) -> None:
     """Two models that are equally far from the truth, each in its own direction."""
 
-    def draw(chance: np.random.Generator) -> tuple[Floats, Floats, Hot]:
+    def draw(chance: np.random.Generator) -> tuple[Floats, Floats, OneHot]:
         true = chance.normal(size=(rows, len(labels.names)))
         a, b = (labels.values(true + 0.5 * chance.normal(size=true.shape)) for _ in range(2))
         wanted = true if labels is NUMBER else _hot(labels, labels.values(2 * true), chance)
@@ -69,7 +69,7 @@ def test_confidence_that_is_no_gain_is_refused(wrong: float, rows: int) -> None:
     before = 1 - 1.5 * wrong
     after = optimize.brentq(lambda p: risk(p) - risk(before), 1 - wrong, 1 - 1e-12)
 
-    def draw(chance: np.random.Generator) -> tuple[Floats, Floats, Hot]:
+    def draw(chance: np.random.Generator) -> tuple[Floats, Floats, OneHot]:
         wanted = np.eye(2, dtype=np.float32)[(chance.random(rows) < wrong).astype(int)]
         modest, sure = (np.tile([p, 1 - p], (rows, 1)) for p in (before, after))
         return modest, sure, wanted
@@ -81,7 +81,7 @@ def test_confidence_that_is_no_gain_is_refused(wrong: float, rows: int) -> None:
 def test_a_real_gain_is_found(labels: Labels) -> None:
     """A mean of four models against one of them: less noise, other rows right."""
 
-    def draw(chance: np.random.Generator) -> tuple[Floats, Floats, Hot]:
+    def draw(chance: np.random.Generator) -> tuple[Floats, Floats, OneHot]:
         true = 2 * chance.normal(size=(300, len(labels.names)))
         models = true + 1.5 * chance.normal(size=(4, *true.shape))
         wanted = true if labels is NUMBER else _hot(labels, labels.values(true), chance)
@@ -135,7 +135,7 @@ def test_a_stage_that_only_overfits_is_refused_once_it_is_cross_fitted() -> None
 def test_duplicates_are_one_witness() -> None:
     """Fifteen copies of each row: the interval knows no more than from one copy, and noise stays refused."""
 
-    def draw(seed: int) -> tuple[Floats, Floats, Hot]:
+    def draw(seed: int) -> tuple[Floats, Floats, OneHot]:
         chance = np.random.default_rng(seed)
         true = chance.normal(size=(40, 3))
         a, b = (ONE.values(true + 0.5 * chance.normal(size=true.shape)) for _ in range(2))

@@ -14,7 +14,7 @@ import pytest
 
 from workbench.config import RunConfig
 from workbench.errors import Stopped
-from workbench.evaluation import scored
+from workbench.evaluation import result_store
 from workbench.recipes.run import run
 from workbench.runs.ranks import joined
 from workbench.training import capacity
@@ -46,7 +46,7 @@ def main() -> None:
         asked = Impatient(after=after, passes=5) if rank == 1 else Impatient()
         with pytest.raises(Stopped, match=r"what is scored so far is kept\.\nContinue with: --out .* --resume"):
             run(config, out=folder / "broken", resume=number > 0, watcher=asked)
-        assert rank or json.loads((folder / "broken" / scored.FILE).read_text())
+        assert rank or json.loads((folder / "broken" / result_store.FILE).read_text())
     run(config, out=folder / "broken", resume=True, watcher=Impatient())
 
 

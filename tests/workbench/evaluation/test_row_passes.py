@@ -16,8 +16,8 @@ from workbench import evaluation, losses
 from workbench.data.batching import Indices, micro_batches
 from workbench.data.text.tokenized import TokenizedSet
 from workbench.errors import Stopped, TrainingError
+from workbench.evaluation.result_store import ResultStore
 from workbench.evaluation.row_passes import over_rows
-from workbench.evaluation.scored import Scored
 from workbench.models import output_heads
 from workbench.models.output_heads import Head
 from workbench.training import capacity

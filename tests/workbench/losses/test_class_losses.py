@@ -92,7 +92,7 @@ def test_logit_adjustment_learns_away_the_prior() -> None:
     for _ in range(500):
         optimizer.zero_grad()
         class_losses.cross_entropy(
-            class_losses.adjusted(logits, prior.log(), 1.0), prior[None], torch.ones(1)
+            class_losses.logit_adjusted(logits, prior.log(), 1.0), prior[None], torch.ones(1)
         ).backward()
         optimizer.step()
     found = logits.detach()[0]

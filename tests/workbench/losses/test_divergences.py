@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from workbench.losses import divergences
-from workbench.losses.divergences import coarse, forward_kl, jsd, log_probs, reverse_kl, sampled_forward_kl, scaled
+from workbench.losses.divergences import (
+    forward_kl,
+    jsd,
+    log_probs,
+    reverse_kl,
+    sampled_forward_kl,
+    scaled,
+    top_k_and_rest,
+)
 from workbench.planning.live_bytes import LiveBytes
 
 BETA, SKEW, T = 0.3, 0.1, 1.7
@@ -153,7 +161,7 @@ IDS = torch.tensor([[4, 0, 7], [1, 2, 8]])
 
 def test_coarse_adds_up_the_others() -> None:
     probabilities = log_probs(_logits(2, 9), T).exp()
-    found = coarse(probabilities.log(), IDS).exp()
+    found = top_k_and_rest(probabilities.log(), IDS).exp()
     for row, ids in enumerate(IDS.tolist()):
         others = sum(float(probabilities[row, token]) for token in range(9) if token not in ids)
         assert found[row].tolist() == pytest.approx([*probabilities[row, ids].tolist(), others], rel=1e-12)
@@ -162,7 +170,7 @@ def test_coarse_adds_up_the_others() -> None:
 def test_coarse_keeps_the_digits_of_what_little_is_left() -> None:
     logits = torch.tensor([[0.0, -60.0, -61.0]])
     wanted = math.log(math.exp(-60) + math.exp(-61))
-    assert float(coarse(log_probs(logits, 1), torch.tensor([[0]]))[0, 1]) == pytest.approx(wanted, rel=1e-6)
+    assert float(top_k_and_rest(log_probs(logits, 1), torch.tensor([[0]]))[0, 1]) == pytest.approx(wanted, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +181,10 @@ def test_coarse_never_tells_them_further_apart(name: str, k: int) -> None:
     student, teacher = log_probs(_logits(2, 9, seed=1), T), log_probs(_logits(2, 9), T)
     ids = teacher.topk(k, -1).indices
     divergence = scaled(name, temperature=1, beta=BETA, skew=SKEW)
-    less, whole = float(divergence(coarse(student, ids), coarse(teacher, ids))), float(divergence(student, teacher))
+    less, whole = (
+        float(divergence(top_k_and_rest(student, ids), top_k_and_rest(teacher, ids))),
+        float(divergence(student, teacher)),
+    )
     assert less == pytest.approx(whole, rel=1e-12) if k >= 8 else 0 < less < whole  # k = 8: the rest is one token
 
 
@@ -181,10 +192,10 @@ def test_coarse_never_tells_them_further_apart(name: str, k: int) -> None:
 @pytest.mark.parametrize("k", [3, 9])
 def test_gradient_of_coarse(name: str, k: int) -> None:
     ids = _logits(2, 9).topk(k, -1).indices
-    teacher = coarse(log_probs(_logits(2, 9), T), ids)
+    teacher = top_k_and_rest(log_probs(_logits(2, 9), T), ids)
     divergence = scaled(name, temperature=T, beta=BETA, skew=SKEW)
     assert torch.autograd.gradcheck(
-        lambda student: divergence(coarse(log_probs(student, T), ids), teacher), _student(2, 9)
+        lambda student: divergence(top_k_and_rest(log_probs(student, T), ids), teacher), _student(2, 9)
     )
 
 
@@ -193,9 +204,9 @@ def test_coarse_of_others_that_are_ruled_out(name: str) -> None:
     """As with k = V: no mass, -inf, and no NaN of it."""
     student = _student(2, 4)
     ruled_out, ids = torch.tensor([False, False, True, True]), torch.tensor([[0, 1], [1, 0]])
-    events = coarse(log_probs(student.masked_fill(ruled_out, -torch.inf), T), ids)
+    events = top_k_and_rest(log_probs(student.masked_fill(ruled_out, -torch.inf), T), ids)
     assert (events[:, 2] == -torch.inf).all()
-    teacher = coarse(log_probs(_logits(2, 4).masked_fill(ruled_out, -torch.inf), T), ids)
+    teacher = top_k_and_rest(log_probs(_logits(2, 4).masked_fill(ruled_out, -torch.inf), T), ids)
     (gradient,) = torch.autograd.grad(scaled(name, temperature=T, beta=BETA, skew=SKEW)(events, teacher), student)
     assert gradient.isfinite().all() and gradient[:, :2].all() and not gradient[:, 2:].any()
 

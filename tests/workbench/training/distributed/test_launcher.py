@@ -190,5 +190,5 @@ def test_a_polite_stop_while_processes_score_together_keeps_what_is_scored(recip
     heard, said = launcher.communicate(timeout=60)
     assert launcher.returncode == 3, heard + said
     assert "what is scored so far is kept" in heard + said and "Traceback" not in heard + said
-    assert (tmp_path / "run" / scored.FILE).exists()
+    assert (tmp_path / "run" / result_store.FILE).exists()
     assert not (tmp_path / "run" / "before.json").exists()

@@ -16,7 +16,7 @@ from tests.workbench.evaluation.scoring_together import Impatient
 from workbench import evaluation
 from workbench.config import RunConfig
 from workbench.errors import Stopped
-from workbench.evaluation import row_outputs, scored, scores
+from workbench.evaluation import result_store, row_outputs, scores
 from workbench.evaluation.row_passes import over_rows
 from workbench.recipes.run import run
 from workbench.training import capacity
@@ -81,11 +81,11 @@ def _ends_equal(config: RunConfig, folder: Path, scored_rows: Counter[str], *, a
     with pytest.raises(Stopped, match=r"what is scored so far is kept\.\nContinue with: --out .* --resume"):
         run(config, out=folder / "broken", resume=False, watcher=Impatient(after=after, passes=4))
     assert json.loads((folder / "broken/manifest.json").read_text())["status"] == "stopped"
-    assert (folder / "broken" / scored.FILE).exists()
+    assert (folder / "broken" / result_store.FILE).exists()
     run(config, out=folder / "broken", resume=True, watcher=Impatient())
     ended = [json.loads((folder / name / "scores.json").read_text()) for name in ("straight", "broken")]
     assert ended[0] == ended[1]
-    assert not (folder / "broken" / scored.FILE).exists()
+    assert not (folder / "broken" / result_store.FILE).exists()
     assert scored_rows == wanted, "something was scored twice"
 
 
@@ -115,7 +115,7 @@ def test_processes_that_share_weights_stop_together(text: RunConfig, tmp_path: P
     assert done.returncode == 0, done.stderr[-5000:]
     ended = [json.loads((tmp_path / run / "scores.json").read_text()) for run in ("straight", "broken")]
     assert ended[0] == ended[1]
-    assert not (tmp_path / "broken" / scored.FILE).exists()
+    assert not (tmp_path / "broken" / result_store.FILE).exists()
 
 
 def test_answers_that_were_cut_short_are_not_kept(text: RunConfig, trained: Path, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_answers_that_were_cut_short_are_not_kept(text: RunConfig, trained: Path
         asked.append(len(asked) > 4)
         return asked[-1]
 
-    scoring = scored.Scored(tmp_path, in_the_middle).by("after")
+    scoring = result_store.ResultStore(tmp_path, in_the_middle).by("after")
     with pytest.raises(Stopped):
         evaluation.answers(model.model, rows, model.tokenizer, count=4, max_new_tokens=99, scoring=scoring)
-    assert not (tmp_path / scored.FILE).exists()
+    assert not (tmp_path / result_store.FILE).exists()

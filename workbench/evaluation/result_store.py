@@ -22,7 +22,7 @@ FILE = "scored_rows.json"
 """In a run directory, from a stop while it scored until its scores are written."""
 
 
-class Scored:
+class ResultStore:
     """Results of rows by model and set of rows.
 
     Args:
@@ -44,9 +44,9 @@ class Scored:
         kept: dict[str, list[tuple[int, Any]]] = {} if folder is None else files.read_json(folder / FILE)
         self._found = {name: dict(rows) for name, rows in ranks.agreed(kept).items()}
 
-    def by(self, model: str) -> Scoring:
+    def by(self, model: str) -> ModelResults:
         """Results of one model, by a name of its own in the run."""
-        return Scoring(self, model)
+        return ModelResults(self, model)
 
     def results(self, name: str) -> dict[int, Any]:
         """Results of a model for the rows of a set, by their numbers."""
@@ -76,16 +76,16 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Scoring:
+class ModelResults:
     """Results of one model."""
 
-    everything: Scored
+    store: ResultStore
     model: str
 
     @property
     def stopping(self) -> bool:
-        """As `Scored.stopping`."""
-        return self.everything.stopping
+        """As `ResultStore.stopping`."""
+        return self.store.stopping
 
     def results(self, content: Iterable[np.ndarray[Any, Any]]) -> dict[int, Any]:
         """Results for a set of rows by their numbers, to be added to; they must survive JSON.
@@ -96,14 +96,16 @@ class Scoring:
         digest = hashlib.sha256()
         for array in content:
             digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
-        return self.everything.results(f"{self.model} {digest.hexdigest()[:32]}")
+        return self.store.results(f"{self.model} {digest.hexdigest()[:32]}")
 
     def stop_if_asked(self) -> None:
-        """As `Scored.stop_if_asked`."""
-        self.everything.stop_if_asked()
+        """As `ResultStore.stop_if_asked`."""
+        self.store.stop_if_asked()
 
 
-def interruptible(config: RunConfig, run: Run, stop_requested: Callable[[], bool], *, model: str = "after") -> Scoring:
+def stored_results(
+    config: RunConfig, run: Run, stop_requested: Callable[[], bool], *, model: str = "after"
+) -> ModelResults:
     """The scoring of a run that may be stopped and resumed; by all processes together where they share weights."""
     together = run.ranks if Placement(config.distributed, run.ranks).cuts_weights else ALONE
     return Scored(run.path if run.ranks.first else None, stop_requested, run.deadline, together).by(model)
