@@ -82,11 +82,6 @@ class ModelResults:
     store: ResultStore
     model: str
 
-    @property
-    def stopping(self) -> bool:
-        """As `ResultStore.stopping`."""
-        return self.store.stopping
-
     def results(self, content: Iterable[np.ndarray[Any, Any]]) -> dict[int, Any]:
         """Results for a set of rows by their numbers, to be added to; they must survive JSON.
 
@@ -97,10 +92,6 @@ class ModelResults:
         for array in content:
             digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
         return self.store.results(f"{self.model} {digest.hexdigest()[:32]}")
-
-    def stop_if_asked(self) -> None:
-        """As `ResultStore.stop_if_asked`."""
-        self.store.stop_if_asked()
 
 
 def stored_results(

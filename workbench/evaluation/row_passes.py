@@ -52,12 +52,12 @@ def over_rows(
         missing = np.asarray([row for row in indices if int(row) not in found], dtype=np.int64)
         for rows in micro_batches(missing, lengths, tokens=fewer):
             if scoring is not None:
-                scoring.stop_if_asked()
+                scoring.store.stop_if_asked()
             results = compute(rows)
             if results is not None:
                 found.update(zip(rows.tolist(), results, strict=True))
             if scoring is not None:
-                scoring.stop_if_asked()
+                scoring.store.stop_if_asked()
 
     for indices in micro_batches(np.arange(len(lengths)), lengths, tokens=size):
         longest = int(lengths[indices].max())

@@ -178,7 +178,7 @@ def complete(
     settings = generation(stop, max_new_tokens=max_new_tokens)
 
     def stopping() -> bool:
-        return scoring is not None and scoring.stopping
+        return scoring is not None and scoring.store.stopping
 
     def compute(rows: Indices) -> list[str] | None:
         chosen = [prompts[row] for row in rows]
