@@ -23,7 +23,7 @@ from workbench.data.labelled.labelled_data import ClassSplits, Labelled
 from workbench.data.labelled.labels import Floats
 from workbench.data.labelled.text_fields import FieldTokenizer
 from workbench.evaluation import row_outputs, target_scores
-from workbench.evaluation.scored import Scoring
+from workbench.evaluation.result_store import ModelResults
 from workbench.losses.criterion import criterion
 from workbench.models import backbones, classifier
 from workbench.models.backbones import Backbone
@@ -100,7 +100,7 @@ class ClassRun(SingleRun[Classifier, Labelled]):
     def load(self) -> Classifier:
         return classifier.load(self.run.home, self.config, waiting=self.placement.cuts_weights)
 
-    def score(self, model: Classifier, rows: Labelled, scoring: Scoring | None = None) -> Scored:
+    def score(self, model: Classifier, rows: Labelled, scoring: ModelResults | None = None) -> Scored:
         with self.scoring_time(rows):
             return Scored(*score(model, rows, scoring))
 
@@ -153,7 +153,7 @@ def labelled(config: RunConfig, data: ClassSplits, model: Classifier) -> Trainin
     return TrainingSignal(balanced(data.train, config), model.row_loss(objective))
 
 
-def score(model: Classifier, rows: Labelled, scoring: Scoring | None = None) -> tuple[dict[str, float], Floats]:
+def score(model: Classifier, rows: Labelled, scoring: ModelResults | None = None) -> tuple[dict[str, float], Floats]:
     """Scores of a classifier on labelled rows, and its outputs (N, C)."""
     found = row_outputs.outputs(model.model, model.outputs, rows, scoring=scoring)
     return target_scores.scores(model.labels, found, rows.targets_NC), found

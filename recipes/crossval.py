@@ -21,7 +21,6 @@ from workbench.data.labelled.fold_data import FoldData
 from workbench.data.views import text_views
 from workbench.data.views.text_views import View
 from workbench.data.views.user_views import user_merge
-from workbench.evaluation.result_store import ResultStore
 from workbench.models import backbones, classifier
 from workbench.recipes import crossval_files
 from workbench.recipes.crossval_stages import CrossvalContext
@@ -49,7 +48,7 @@ def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
     )
     layout_checks.require_members(len(members), run.ranks)
     rows = [rows for rows in sets.values() if rows is not None]
-    scored = Scored(run.path if run.ranks.first else None, watcher.stop_requested)
+    scored = ResultStore(run.path if run.ranks.first else None, watcher.stop_requested)
     fold_context = FoldContext(config, data.labels, tokenizer, rows=rows, ranks=run.ranks, scored=scored)
     gates = CrossvalContext.gates(config, data, known, views)
     context = CrossvalContext(fold_context, run, data, members, known, StageLog(run, data, watcher, gates), watcher)

@@ -25,7 +25,7 @@ from workbench.data.text.token_masking import Masking
 from workbench.data.text.tokenized import Splits, TokenizedSet
 from workbench.errors import ConfigError
 from workbench.evaluation import GeneratedAnswer
-from workbench.evaluation.scored import Scoring, interruptible
+from workbench.evaluation.result_store import ModelResults, stored_results
 from workbench.models import backbones, exported, output_heads
 from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel
@@ -89,12 +89,12 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
         bare = ExportedModel(
             backbone.model, output_heads.find(backbone.model, backbone.model), self.tokenizer, self.template, []
         )
-        scoring = interruptible(self.config, run, self.watcher.stop_requested, model="before")
+        scoring = stored_results(self.config, run, self.watcher.stop_requested, model="before")
         read = self.placement.reading(backbone.model)
         scores, answers = read(lambda: self.score(bare, self.data.held_out, scoring))
         said = {each.place: each.answer for each in answers}
         files.write_json(run.path / "before.json", {"scores": scores, "answers": said})
-        scoring.everything.clear()
+        scoring.store.clear()
         return True
 
     def assemble(self, model: nn.Module, backbone: Backbone) -> ExportedModel:
@@ -112,7 +112,7 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
     def load(self) -> ExportedModel:
         return exported.load(self.run.home, self.config, waiting=self.placement.cuts_weights)
 
-    def score(self, model: ExportedModel, rows: TokenizedSet, scoring: Scoring | None = None) -> Scored:
+    def score(self, model: ExportedModel, rows: TokenizedSet, scoring: ModelResults | None = None) -> Scored:
         with self.scoring_time(rows):
             found = evaluation.likelihood(model.model, model.head, rows, scoring=scoring)
         with self.run.deadline.phase("answers"):
@@ -188,7 +188,7 @@ def score(
 
 
 def answer(
-    model: ExportedModel, split: TokenizedSet, config: RunConfig, scoring: Scoring | None = None
+    model: ExportedModel, split: TokenizedSet, config: RunConfig, scoring: ModelResults | None = None
 ) -> list[GeneratedAnswer]:
     """A model's answers to some rows of a split."""
     return evaluation.answers(

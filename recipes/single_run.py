@@ -19,7 +19,7 @@ from workbench.adapters import Full
 from workbench.config import RunConfig
 from workbench.config.tasks import Task
 from workbench.data.batching import Examples, Indices, first_rows
-from workbench.evaluation.scored import Scoring, interruptible
+from workbench.evaluation.result_store import ModelResults, stored_results
 from workbench.models import backbones, model_summary
 from workbench.models.backbones import Backbone, Loader
 from workbench.runs import deadline, files
@@ -118,7 +118,7 @@ class SingleRun(ABC, Generic[M, R]):
         with run.deadline.phase("load"):
             saved = self.load()
         read = self.placement.reading(saved.model)
-        scoring = interruptible(self.config, run, self.watcher.stop_requested)
+        scoring = stored_results(self.config, run, self.watcher.stop_requested)
         splits = {"after": self.rows["held_out"]} | ({"test": self.rows["test"]} if "test" in self.rows else {})
         found = {name: read(partial(self.score, saved, rows, scoring)) for name, rows in splits.items()}
         if not run.ranks.first:
@@ -129,7 +129,7 @@ class SingleRun(ABC, Generic[M, R]):
             files.write_json(run.path / "scores.json", scores)
             self.write_predictions(saved, found["after"].outputs, before)
             run.note(status="done")
-            scoring.everything.clear()
+            scoring.store.clear()
             report.write(run.path)
         return scores
 
@@ -215,7 +215,7 @@ class SingleRun(ABC, Generic[M, R]):
         """Read the adapter that the run ships, over a fresh backbone."""
 
     @abstractmethod
-    def score(self, model: M, rows: R, scoring: Scoring | None = None) -> Scored:
+    def score(self, model: M, rows: R, scoring: ModelResults | None = None) -> Scored:
         """Scores of a model on rows; their time is measured."""
 
     @abstractmethod

@@ -11,7 +11,6 @@ from workbench.evaluation.scores import (
     likelihood,
     stop_tokens,
     summary,
-    with_answers,
     write_predictions,
 )
 
@@ -26,6 +25,5 @@ __all__ = [
     "likelihood",
     "stop_tokens",
     "summary",
-    "with_answers",
     "write_predictions",
 ]

@@ -99,4 +99,4 @@ def stored_results(
 ) -> ModelResults:
     """The scoring of a run that may be stopped and resumed; by all processes together where they share weights."""
     together = run.ranks if Placement(config.distributed, run.ranks).cuts_weights else ALONE
-    return Scored(run.path if run.ranks.first else None, stop_requested, run.deadline, together).by(model)
+    return ResultStore(run.path if run.ranks.first else None, stop_requested, run.deadline, together).by(model)

@@ -16,7 +16,6 @@ from workbench.data.labelled.labelled_data import Labelled
 from workbench.data.labelled.labels import Floats, Label, Labels
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.row_passes import over_rows
-from workbench.evaluation.scored import Scoring
 
 
 def outputs(

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from workbench.data.batching import Indices, micro_batches
 from workbench.errors import TrainingError
-from workbench.evaluation.scored import Scoring
+from workbench.evaluation.result_store import ModelResults
 from workbench.training import capacity
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ def over_rows(
     lengths: Indices,
     compute: Callable[[Indices], Sequence[T] | None],
     *,
-    scoring: Scoring | None = None,
+    scoring: ModelResults | None = None,
     content: Iterable[np.ndarray[Any, Any]] = (),
 ) -> dict[int, T]:
     """Results of rows by their numbers, computed in micro-batches of similar lengths.

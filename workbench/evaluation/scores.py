@@ -24,7 +24,6 @@ from workbench.evaluation import text_overlap
 from workbench.evaluation.decoding import generate
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.row_passes import over_rows
-from workbench.evaluation.scored import Scoring
 from workbench.models.output_heads import Head
 from workbench.runs import files
 
@@ -67,7 +66,9 @@ class GeneratedAnswer:
         return text_overlap.rouge_l(self.answer, self.reference)
 
 
-def likelihood(model: nn.Module, head: Head, tokens: TokenizedSet, *, scoring: Scoring | None = None) -> Likelihood:
+def likelihood(
+    model: nn.Module, head: Head, tokens: TokenizedSet, *, scoring: ModelResults | None = None
+) -> Likelihood:
     """Loss and accuracy over every supervised token of `tokens`, each counted once.
 
     Args:
@@ -94,7 +95,7 @@ def answers(
     *,
     count: int,
     max_new_tokens: int,
-    scoring: Scoring | None = None,
+    scoring: ModelResults | None = None,
 ) -> list[GeneratedAnswer]:
     """Greedy answers to the last supervised turn of `count` examples, evenly spaced over the set.
 
@@ -170,12 +171,12 @@ def complete(
     *,
     stop: Sequence[int],
     max_new_tokens: int,
-    scoring: Scoring | None = None,
+    scoring: ModelResults | None = None,
 ) -> list[str]:
     """Greedy continuations of prompts, or a decoder's answers to them, in their order; similar lengths go together."""
     device = next(model.parameters()).device
     encodes: bool = model.config.is_encoder_decoder  # type: ignore[union-attr, assignment]
-    settings = generation(stop, max_new_tokens=max_new_tokens)
+    settings = generation_config(stop, max_new_tokens=max_new_tokens)
 
     def stopping() -> bool:
         return scoring is not None and scoring.store.stopping
@@ -196,7 +197,7 @@ def complete(
     return [written[row] for row in range(len(prompts))]
 
 
-def generation(stop: Sequence[int], *, max_new_tokens: int) -> GenerationConfig:
+def generation_config(stop: Sequence[int], *, max_new_tokens: int) -> GenerationConfig:
     """Greedy decoding that ends at any of the tokens `stop`."""
     return GenerationConfig(
         do_sample=False,

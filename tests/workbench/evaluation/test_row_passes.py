@@ -97,8 +97,8 @@ def test_rows_that_are_known_are_left_out_whatever_their_micro_batches_were(
     questions = iter([False, False, True])
     with monkeypatch.context() as smaller, pytest.raises(Stopped):
         smaller.setattr(capacity, "FORWARD_TOKENS", 24)
-        evaluation.likelihood(llama, head, rows, scoring=Scored(tmp_path, questions.__next__).by("after"))
-    resumed = Scored(tmp_path, lambda: False).by("after")
+        evaluation.likelihood(llama, head, rows, scoring=ResultStore(tmp_path, questions.__next__).by("after"))
+    resumed = ResultStore(tmp_path, lambda: False).by("after")
     seen: list[int] = []
     handle = llama.register_forward_pre_hook(
         lambda _, __, inputs: seen.append(len(inputs["input_ids"])), with_kwargs=True

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from workbench.evaluation import scored
+from workbench.evaluation import result_store
 from workbench.schema import dump_yaml
 
 STEPS = 150
