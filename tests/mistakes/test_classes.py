@@ -101,13 +101,13 @@ CASES = {
     ),
     # Splits.
     "rare class": Case(
-        "no held-out row has the class `fox`, of which 1 row(s) train",
+        "no held-out row has the class `fox`, which has 1 training row(s)",
         "write classes.every_class=false",
         rows=[*ROWS, {"text": "a fox", "label": "fox"}],
     ),
     "copies of a class": Case(
-        "no held-out row has the class `fox`, of which 3 row(s) train",
-        "more rows that are no copies",
+        "no held-out row has the class `fox`, which has 3 training row(s)",
+        "more distinct rows",
         rows=[*ROWS, *[{"text": text, "label": "fox"} for text in ("a fox", "A fox!", "a  Fox")]],
     ),
     "class absent from the held-out file": Case(
@@ -135,7 +135,7 @@ CASES = {
         other=[{"text": "THE DOG SAID 0", "label": "dog"}],
     ),
     "overlap of everything": Case(
-        "every row also stands in other.jsonl", "nothing is left", "data.test=other.jsonl data.overlap=drop", other=ROWS
+        "every row is also in other.jsonl", "nothing is left", "data.test=other.jsonl data.overlap=drop", other=ROWS
     ),
     "one row": Case("1 row(s) are too few to hold out", "a file of its own", rows=ROWS[:1]),
     "skipped to nothing": Case(

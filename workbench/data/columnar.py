@@ -1,4 +1,4 @@
-"""Arrow tables, from parquet files or the hub, to rows as they would stand in a jsonl file."""
+"""Rows of Arrow tables, from parquet files or the hub, in the form that a jsonl file would give them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def rows_of(table: pyarrow.Table | pyarrow.RecordBatch) -> Iterator[dict[str, Any]]:
-    """The rows of a table, without the null that columnar storage gives to every key that only other rows have.
+    """Yield the rows of a table, without the nulls that columnar storage adds for keys that only other rows have.
 
-    Columns that `datasets` keeps as JSON text, because their rows differ in shape (tool arguments do), are parsed.
+    Columns that `datasets` keeps as JSON text, because their rows differ in shape (such as tool arguments), are parsed.
     """
     kinds = {field.name: field.type for field in table.schema}
     for values in table.to_pylist():

@@ -1,4 +1,4 @@
-"""Facts about a tokenised set for the manifest and the report."""
+"""Facts about a tokenised data set for the manifest and the report."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 from workbench.data.batching import Indices
 
-MOST_BARS = 40
+MAX_BINS = 40
 
 
 class DatasetFacts(Protocol):
-    """Tokenised rows of one source."""
+    """Tokenised rows of one file, folder or hub data set."""
 
     @property
     def source(self) -> str: ...
@@ -28,8 +28,8 @@ class DatasetFacts(Protocol):
 
 
 def shared(rows: DatasetFacts, *, supervised_tokens: int) -> dict[str, Any]:
-    """Where the rows come from, how many they are, and a histogram of their tokens: edges `lengths`, bars `counts`."""
-    counts, edges = np.histogram(rows.lengths, bins=min(MOST_BARS, max(1, len(np.unique(rows.lengths)))))
+    """Source, rows, tokens, and a histogram of row lengths in tokens: edges `lengths`, heights `counts`."""
+    counts, edges = np.histogram(rows.lengths, bins=min(MAX_BINS, max(1, len(np.unique(rows.lengths)))))
     return {
         "source": rows.source,
         "fingerprint": rows.fingerprint,

@@ -25,21 +25,21 @@ def read(source: str) -> Iterator[dict[str, Any]]:
         DataError: The hub cannot be reached, or has no such data set, configuration or split.
     """
     repository, config, split = _parts(source)
-    with _told(source):
+    with _data_errors(source):
         import datasets
 
         dataset = datasets.load_dataset(repository, config, split=split)
         classes = {name: kind for name, kind in dataset.features.items() if isinstance(kind, datasets.ClassLabel)}
-        # Arrow tables, because rows of `datasets` decode images and sound that no format here reads.
+        # Arrow tables: rows of `datasets` would decode images and sound, which no format here reads.
         for table in dataset.with_format("arrow").iter(batch_size=1024):
             for row in rows_of(table):
                 yield {name: _class_name(classes.get(name), value) for name, value in row.items()}
 
 
 def fingerprint(source: str) -> str:
-    """The id as written and the commit that is read, as id@commit."""
+    """The data set and its current commit, as id@commit."""
     repository, config, _ = _parts(source)
-    with _told(source):
+    with _data_errors(source):
         import datasets
 
         return f"{source}@{datasets.load_dataset_builder(repository, config).hash}"
@@ -52,32 +52,32 @@ def _parts(source: str) -> tuple[str, str | None, str]:
 
 
 def _class_name(feature: Any, value: Any) -> Any:
-    # -1 is the hub's mark of a row whose class is withheld; the format says that it is no class.
+    # -1 marks a withheld class on the hub; it stays a number, which the format then refuses.
     return feature.int2str(value) if feature is not None and value >= 0 else value
 
 
 @contextmanager
-def _told(source: str) -> Iterator[None]:
-    """Turns what `datasets` and the network raise into DataErrors."""
+def _data_errors(source: str) -> Iterator[None]:
+    """Turn what `datasets` and the network raise into DataErrors."""
     try:
         yield
     except DataError:
         raise
     except ConnectionError as error:
-        raise DataError(f"{source}: {_unreachable()} If a file is meant: there is none at {source}.") from error
+        raise DataError(f"{source}: {_unreachable()} If you mean a file: there is none at this path.") from error
     except FileNotFoundError as error:
         page = f"https://huggingface.co/datasets/{_parts(source)[0]}"
         gated = f"Accept the terms on {page}, then run" if "gated" in str(error) else "For a private or gated one run"
-        raise DataError(f"{source}: no such file here, and: {_line(error)} {gated} `hf auth login`.") from error
+        raise DataError(f"{source}: no such file here, and: {_one_line(error)} {gated} `hf auth login`.") from error
     except ValueError as error:
         # `datasets` lists the configurations or splits that exist, then shows Python code.
-        text = _line(error).split("Example of usage")[0].strip()
+        text = _one_line(error).split("Example of usage")[0].strip()
         raise DataError(f"{source}: {text} Write owner/name:config#split.") from error
-    except Exception as error:  # a foreign library over a network: whatever it raises, the data cannot be read
-        raise DataError(f"{source}: `datasets` cannot read it: {type(error).__name__}: {_line(error)}") from error
+    except Exception as error:  # `datasets` and the network may raise anything; the data cannot be read then
+        raise DataError(f"{source}: `datasets` cannot read it: {type(error).__name__}: {_one_line(error)}") from error
 
 
-def _line(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 

@@ -1,4 +1,4 @@
-"""Bytes on disk to raw rows that know their file and row number; mistakes of a single row travel with it."""
+"""Files of rows: jsonl, json, csv, tsv, parquet and txt, read into raw rows that know their file and row number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,21 @@ from typing import Any
 from workbench.data import hub_datasets
 from workbench.data.columnar import rows_of
 from workbench.errors import DataError
+from workbench.runs import files
+
+MAX_MISTAKES = 5
+"""Malformed rows that a message shows; reading stops there."""
 
 
 @dataclass(frozen=True, slots=True)
 class RawRow:
-    """One raw row, or, where `mistake` is not empty, why the bytes at `place` are none."""
+    """A row of a file, before its columns are interpreted."""
 
     place: str
     """File, row number and, where it differs, line number; all count from 1."""
     columns: dict[str, Any] = field(default_factory=dict)
     mistake: str = ""
+    """Why the row is malformed; empty where it is not."""
 
 
 def read_rows(source: str) -> Iterator[RawRow]:
@@ -37,44 +43,65 @@ def read_rows(source: str) -> Iterator[RawRow]:
     Raises:
         DataError: A file is missing, empty, of an unknown kind, not UTF-8 or broken as a whole.
     """
-    files = _files(source)
-    if files is None:
+    paths = _data_files(source)
+    if paths is None:
         for number, columns in enumerate(hub_datasets.read(source), start=1):
             yield RawRow(place(source, number), columns)
         return
-    for path in files:
-        try:
+    for path in paths:
+        with _readable(path):
             if path.stat().st_size == 0:
                 raise DataError(f"{path}: the file is empty (0 bytes). Write it again, or name another one.")
             yield from _READERS[path.suffix.lower()](path)
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror or error}).") from None
 
 
 def fingerprint(source: str) -> str:
-    """Content of `source` in a line: sha256 of a file, sha256 over the sha256 of a folder's files, id@revision."""
-    files = _files(source)
-    if files is None:
+    """Identify the content: SHA-256 of a file, SHA-256 over those of a folder's files, id@commit of a hub data set."""
+    paths = _data_files(source)
+    if paths is None:
         return hub_datasets.fingerprint(source)
-    digests = [_sha256(path) for path in files]
+    digests = []
+    for path in paths:
+        with _readable(path):
+            digests.append(files.digest(path))
     if not Path(os.path.expanduser(source)).is_dir():
-        return digests[0].hex()
-    return hashlib.sha256(b"".join(digests)).hexdigest()
+        return digests[0]
+    return hashlib.sha256(bytes.fromhex("".join(digests))).hexdigest()
+
+
+def malformed_rows(source: str, mistakes: Sequence[str], rows_read: int) -> DataError:
+    """The error for rows that cannot be used, where `data.on_bad_row` is refuse.
+
+    Args:
+        mistakes: Place and reason of each, at most MAX_MISTAKES.
+        rows_read: How many rows were read until then.
+    """
+    count = "1 malformed row" if len(mistakes) == 1 else f"{len(mistakes)} malformed rows"
+    more = ", where reading stopped" if len(mistakes) == MAX_MISTAKES else ""
+    return DataError(
+        "\n".join(
+            [
+                f"{source} has {count} among the first {rows_read}{more}:",
+                *(f"  {mistake}" for mistake in mistakes),
+                "Mend them, or write data.on_bad_row=skip to leave them out and count them.",
+            ]
+        )
+    )
 
 
 def shown(value: Any) -> str:
-    """`value` as a person would look for it in a file, cut to 60 characters."""
+    """`value` as it is written in a file, cut to 60 characters, for messages."""
     text = "null" if value is None else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def place(name: str, row: int, line: int | None = None) -> str:
-    """Where a row stands; the line number is said where it is known and differs from the row's."""
+    """File, row and, where it is known and differs, line number."""
     return f"{name}, row {row}" if line in (None, row) else f"{name}, row {row} (line {line})"
 
 
-def _files(source: str) -> list[Path] | None:
-    """The files that `source` names, or None where it names a hub data set."""
+def _data_files(source: str) -> list[Path] | None:
+    """The files of a path, or None where `source` names a hub data set."""
     path = Path(os.path.expanduser(source))
     if os.path.isdir(path):
         return _files_of_folder(path)
@@ -82,61 +109,59 @@ def _files(source: str) -> list[Path] | None:
         if path.suffix.lower() not in _READERS:
             raise DataError(f"{path}: unknown kind of file `{path.suffix}`. Known: {_KNOWN}.")
         return [path]
-    parent_is_here = len(path.parts) > 1 and os.path.isdir(path.parent)
-    if hub_datasets.is_id(source) and not parent_is_here and path.suffix.lower() not in _READERS:
+    parent_exists = len(path.parts) > 1 and os.path.isdir(path.parent)
+    if hub_datasets.is_id(source) and not parent_exists and path.suffix.lower() not in _READERS:
         return None
-    raise _missing(source, path)
+    raise _not_found(source, path)
 
 
 def _files_of_folder(folder: Path) -> list[Path]:
-    # Notes and licences stand beside data; any other file would be data that is silently not read.
-    files = [p for p in sorted(folder.iterdir()) if p.is_file() and p.suffix not in ("", ".md") and p.name[0] != "."]
-    if not files:
+    # Readme and licence files are ignored; any other unknown file is refused, since it could be data that goes unread.
+    paths = [p for p in sorted(folder.iterdir()) if p.is_file() and p.suffix not in ("", ".md") and p.name[0] != "."]
+    if not paths:
         raise DataError(f"{folder}: the folder holds no data file. Known: {_KNOWN}. Subfolders are not read.")
-    for path in files:
+    for path in paths:
         if path.suffix.lower() not in _READERS:
             raise DataError(f"{path}: unknown kind of file `{path.suffix}`. Known: {_KNOWN}. Move it elsewhere.")
-    kinds = {path.suffix.lower(): path.name for path in files}
+    kinds = {path.suffix.lower(): path.name for path in paths}
     if len(kinds) > 1:
         raise DataError(
             f"{folder}: the folder mixes kinds of files: {', '.join(kinds.values())}. "
             "Keep one kind, or name a single file."
         )
-    return files
+    return paths
 
 
-def _missing(source: str, path: Path) -> DataError:
+def _not_found(source: str, path: Path) -> DataError:
     if not os.path.isdir(path.parent):
         return DataError(
             f"{source}: no such file; the folder {path.parent} does not exist either. "
             f"A path that does not start with / is looked for in {Path.cwd()}."
         )
-    here = sorted(p.name for p in path.parent.iterdir() if p.is_dir() or p.suffix.lower() in _READERS)
-    near = difflib.get_close_matches(path.name, here, n=1)
-    if near:
-        return DataError(f"{source}: no such file. Did you mean `{path.with_name(near[0])}`?")
+    candidates = sorted(p.name for p in path.parent.iterdir() if p.is_dir() or p.suffix.lower() in _READERS)
+    closest = difflib.get_close_matches(path.name, candidates, n=1)
+    if closest:
+        return DataError(f"{source}: no such file. Did you mean `{path.with_name(closest[0])}`?")
     return DataError(
         f"{source}: neither a file or folder nor a hub data set, which is written owner/name such as openai/gsm8k. "
-        f"Data files in {path.parent.absolute()}: {', '.join(here[:8]) or 'none'}."
+        f"Data files in {path.parent.absolute()}: {', '.join(candidates[:8]) or 'none'}."
     )
 
 
-def _sha256(path: Path) -> bytes:
-    digest = hashlib.sha256()
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn errors of the file system into DataErrors."""
     try:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+        yield
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}).") from None
-    return digest.digest()
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Decoded lines with their ends; raises DataError with line and byte where one is not UTF-8."""
+    """Decoded lines with their line ends; raises DataError with line and byte where one is not UTF-8."""
     offset = 0
     with path.open("rb") as file:
-        # Split on \n in bytes: text mode would hide the offset, str.splitlines also splits inside a row.
+        # Split bytes on \n: text mode hides the offset, and str.splitlines also splits on characters inside a row.
         for number, raw in enumerate(file, start=1):
             try:
                 text = raw.decode("utf-8")
@@ -158,13 +183,13 @@ def _read_jsonl(path: Path) -> Iterator[RawRow]:
         row += 1
         if row == 1 and text.lstrip().startswith("["):
             raise DataError(f"{path}: holds one JSON array, not one object per line. Rename it to {path.stem}.json.")
-        where = place(path.name, row, line)
+        location = place(path.name, row, line)
         try:
-            value = json.loads(text.rstrip())  # without the line's end, which would move a mistake to the next line
+            value = json.loads(text.rstrip())  # with its line end, a mistake would be reported on the next line
         except (ValueError, RecursionError) as error:
-            yield RawRow(where, mistake=_json_mistake(error, text))
+            yield RawRow(location, mistake=_json_mistake(error, text))
         else:
-            yield _object_row(where, value)
+            yield _object_row(location, value)
 
 
 def _read_json(path: Path) -> Iterator[RawRow]:
@@ -185,26 +210,29 @@ def _array(path: Path, value: Any) -> list[Any]:
         arrays = {name: item for name, item in value.items() if isinstance(item, list)}
     if len(arrays) == 1:
         return next(iter(arrays.values()))
-    found = f"an object with the arrays {', '.join(arrays)}" if arrays else f"{shown(value)}"
+    found = f"an object with the arrays {', '.join(arrays)}" if arrays else shown(value)
     raise DataError(f"{path}: expected a list of objects, or an object that holds one such list, found {found}.")
 
 
-def _object_row(where: str, value: Any) -> RawRow:
+def _object_row(location: str, value: Any) -> RawRow:
     if not isinstance(value, dict):
-        return RawRow(where, mistake=f"a row must be an object such as {{...}}, found {shown(value)}.")
+        return RawRow(location, mistake=f"a row must be an object such as {{...}}, found {shown(value)}.")
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
-        return RawRow(where, mistake="holds half of a surrogate pair (\\ud800 to \\udfff): a character was cut in two.")
-    return RawRow(where, value)
+        return RawRow(
+            location, mistake="holds half of a surrogate pair (\\ud800 to \\udfff): a character was cut in two."
+        )
+    return RawRow(location, value)
 
 
 def _json_mistake(error: Exception, text: str) -> str:
     if not isinstance(error, json.JSONDecodeError):
         return f"not JSON that can be read: {error}."
-    spot = f"line {error.lineno}, column {error.colno}" if "\n" in text.strip() else f"column {error.colno}"
-    cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
-    return f"not valid JSON ({spot}: {error.msg})." + (" The end is missing: is the file cut off?" if cut else "")
+    position = f"line {error.lineno}, column {error.colno}" if "\n" in text.strip() else f"column {error.colno}"
+    incomplete = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+    hint = " The end is missing: is the file cut off?" if incomplete else ""
+    return f"not valid JSON ({position}: {error.msg}).{hint}"
 
 
 def _read_csv(path: Path) -> Iterator[RawRow]:
@@ -219,9 +247,8 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
         except StopIteration:
             return
         except csv.Error as error:
-            unclosed = "unexpected end of data" in str(error)
             mistake = f"not valid CSV: {error}."
-            if unclosed:
+            if "unexpected end of data" in str(error):
                 mistake = 'a quote that opens here is never closed. Close it; a quote inside a cell is written "".'
             if not header:
                 raise DataError(f"{path}: header, line {line}: {mistake}") from None
@@ -233,19 +260,19 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
                 continue
             mistake = _cell_mistake(cells, header)
         row += 1
-        where = place(path.name, row, line)
-        yield RawRow(where, mistake=mistake) if mistake else RawRow(where, dict(zip(header, cells, strict=True)))
+        columns = {} if mistake else dict(zip(header, cells, strict=True))
+        yield RawRow(place(path.name, row, line), columns, mistake)
 
 
 def _header(path: Path, cells: list[str]) -> list[str]:
     header = [cell.strip() for cell in cells]
-    twice = [name for index, name in enumerate(header) if name and name in header[:index]]
-    if twice:
-        raise DataError(f"{path}: the column `{twice[0]}` stands twice in the header. Rename one of them.")
+    duplicates = [name for index, name in enumerate(header) if name and name in header[:index]]
+    if duplicates:
+        raise DataError(f"{path}: the header has the column `{duplicates[0]}` twice. Rename one of them.")
     separators = [sign for sign in ";\t,|" if sign in header[0]]
     if len(header) == 1 and separators:
-        cure = "Rename it to .tsv." if separators[0] == "\t" else "Write it with commas."
-        raise DataError(f"{path}: the header is one column, {shown(header[0])}: wrong separator? {cure}")
+        remedy = "Rename it to .tsv." if separators[0] == "\t" else "Write it with commas."
+        raise DataError(f"{path}: the header is one column, {shown(header[0])}: wrong separator? {remedy}")
     return header
 
 

@@ -109,7 +109,7 @@ MALFORMED: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
     "system and raw": (
         {"prompt": "Q", "completion": "A", "system": "S"},
         {},
-        ["`system` has no place in raw text", "'{question: prompt, answer: completion}'"],
+        ["raw text has no `system` prompt", "'{question: prompt, answer: completion}'"],
     ),
     "empty prompt": ({"prompt": "", "completion": "A"}, {}, ["`prompt` is empty"]),
     "empty completion": ({"prompt": "Q", "completion": ""}, {}, ["`completion` is empty"]),

@@ -192,7 +192,7 @@ BROKEN: dict[str, tuple[str, str | bytes, str, list[str]]] = {
     "json without list": ("a.json", '{"a": 1}', "", ["expected a list of objects", "found {'a': 1}"]),
     "json with two lists": ("a.json", '{"train": [], "test": []}', "", ["the arrays train, test"]),
     "deep json": ("a.json", "[" * 200_000, "", ["not JSON that can be read"]),
-    "header twice": ("a.csv", "text,label, text\na,b,c\n", "", ["`text` stands twice in the header"]),
+    "header twice": ("a.csv", "text,label, text\na,b,c\n", "", ["the header has the column `text` twice"]),
     "semicolons": ("a.csv", "text;label\na;b\n", "", ["one column, 'text;label'", "wrong separator", "commas"]),
     "tabs in csv": ("a.csv", "text\tlabel\na\tb\n", "", ["wrong separator", ".tsv"]),
     "header quote": ("a.csv", '"text,label\na,b\n', "", ["header, line 1", "never closed"]),

@@ -1,4 +1,4 @@
-"""Labelled rows dealt into folds, with the test and unlabelled rows beside them, and what their duplicates would leak.
+"""Labelled rows split into folds, with test and unlabelled rows, free of duplicates that would leak labels.
 
 Legend: N rows, T test rows.
 """
@@ -16,7 +16,7 @@ from workbench.config.folds_config import DuplicatesConfig
 from workbench.data.folds import duplicates, stratification
 from workbench.data.folds.duplicates import DuplicateClusters, DuplicateReport
 from workbench.data.folds.row_split import FoldAssignment, Groups, alone
-from workbench.data.folds.similarity import Ints, normalised
+from workbench.data.folds.similarity import Ints
 from workbench.data.labelled import labels
 from workbench.data.labelled.labelled_data import Labelled, encode
 from workbench.data.labelled.labels import Labels
@@ -26,26 +26,26 @@ from workbench.errors import DataError
 
 
 class FoldData(NamedTuple):
-    """Rows of a cross-validation: training, validation by folds, test, unlabelled."""
+    """Rows of a cross-validation."""
 
     rows: Labelled
     folds: FoldAssignment
     cluster_N: Ints
-    """Rows of one cluster of near-duplicates have equal numbers."""
+    """Cluster of near-duplicates of each row."""
     labels: Labels
     test: Labelled | None
     cluster_T: Ints | None
     unlabelled: Labelled | None
     duplicates: DuplicateReport | None
-    """None where none were looked for."""
+    """None where duplicates were not looked for."""
     conflicts: tuple[tuple[str, ...], ...]
-    """Places of the rows of each cluster that carries different labels."""
+    """Places of the rows of each cluster whose rows have different labels."""
     leak: int
-    """Rows that would validate beside a near-duplicate that trains, were the folds not grouped."""
+    """Rows that would have a near-duplicate in the training rows of their fold, were the folds not grouped."""
 
 
-class _Clean(NamedTuple):
-    """Rows after their duplicates were treated."""
+class _Deduplicated(NamedTuple):
+    """Training rows after `duplicates.on_duplicate` was applied."""
 
     source: RecordSource
     weight_N: labels.Floats
@@ -58,28 +58,28 @@ class _Clean(NamedTuple):
 
 
 def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> FoldData:
-    """Read, find duplicates, deal into folds and tokenise; refuses what would teach, measure or flatter wrongly."""
+    """Read, find duplicates, split into folds and tokenise; refuses rows whose scores would mislead."""
     train = read(config.data.train, config.data, config.classes, limit=config.data.limit)
     test = read(config.data.test, config.data, config.classes) if config.data.test else None
     stratification.require_labelled([record.row for record in train.records], train.labels)
-    clean = _clean(train, test, config)
-    found = labels.learn(config.classes.kind, clean.source.labels, source=config.data.train)
-    dealt = stratification.make(
+    clean = _deduplicate(train, test, config)
+    meaning = labels.learn(config.classes.kind, clean.source.labels, source=config.data.train)
+    folds = stratification.make(
         config.folds,
         [record.row for record in clean.source.records],
         clean.source.labels,
         clusters=clean.groups,
         seed=config.seed,
     )
-    writer = FieldTokenizer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
+    encoder = FieldTokenizer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
     return FoldData(
-        rows=encode(clean.source, writer, found).weighted(clean.weight_N),
-        folds=dealt,
+        rows=encode(clean.source, encoder, meaning).weighted(clean.weight_N),
+        folds=folds,
         cluster_N=clean.cluster_N,
-        labels=found,
-        test=None if test is None else encode(test, writer, found),
+        labels=meaning,
+        test=None if test is None else encode(test, encoder, meaning),
         cluster_T=clean.cluster_T,
-        unlabelled=_unlabelled(config, [train, *([test] if test else [])], writer, found),
+        unlabelled=_unlabelled(config, [train, *([test] if test else [])], encoder, meaning),
         duplicates=clean.report,
         conflicts=clean.conflicts,
         leak=clean.leak,
@@ -87,64 +87,61 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> FoldData:
 
 
 def _unlabelled(
-    config: RunConfig, known: Sequence[RecordSource], writer: FieldTokenizer, found: Labels
+    config: RunConfig, known: Sequence[RecordSource], encoder: FieldTokenizer, meaning: Labels
 ) -> Labelled | None:
-    """Rows without labels, one of each cluster of near-duplicates, and none that is known with its label.
+    """Unlabelled rows, one of each cluster of near-duplicates, without near-duplicates of rows in `known`.
 
-    A model that trained on a row's near-duplicate is judged more kindly on it than on what it will meet.
+    Near-duplicates of training rows would look easier than new rows are.
     """
     path = config.pseudo_label.unlabelled
     if path is None:
         return None
     source = read(path, config.data, config.classes, labelled=False)
     if config.duplicates.on_duplicate != "ignore":
-        before = [text for each in known for text in _texts(each)]
-        cluster_N = _find([*before, *_texts(source)], config.duplicates).cluster_N
+        known_texts = [text for each in known for text in each.normalised_texts]
+        cluster_N = _find([*known_texts, *source.normalised_texts], config.duplicates).cluster_N
         _, first = np.unique(cluster_N, return_index=True)
-        new_N = np.isin(np.arange(len(cluster_N)), first)[len(before) :]
+        new_N = np.isin(np.arange(len(cluster_N)), first)[len(known_texts) :]
         note = f"{int((~new_N).sum())} near-duplicates of rows with labels, of test rows and of each other"
         source = source if new_N.all() else source.subset(new_N, note)
     if not source.records:
         raise DataError(f"{path}: every row is a near-duplicate of one with a label. Give other rows.")
-    return encode(source, writer, found)
+    return encode(source, encoder, meaning)
 
 
-def _clean(train: RecordSource, test: RecordSource | None, config: RunConfig) -> _Clean:
-    """Training rows that share no cluster with test rows, treated as `duplicates` says."""
-    own_N = np.asarray([record.weight for record in train.records])
+def _deduplicate(train: RecordSource, test: RecordSource | None, config: RunConfig) -> _Deduplicated:
+    """Drop training rows that share a cluster with test rows, then apply `duplicates.on_duplicate`."""
+    weight_N = np.asarray([record.weight for record in train.records])
     if config.duplicates.on_duplicate == "ignore":
-        singles_T = None if test is None else np.arange(len(test.records))
-        return _Clean(train, own_N, alone(_texts(train)), np.arange(len(own_N)), singles_T, None, (), 0)
-    both = _find([*_texts(train), *(_texts(test) if test else [])], config.duplicates)
-    test_B = np.arange(len(both.text_N)) >= len(own_N)
-    found, cluster_T = both.subset(~test_B), both.subset(test_B).cluster_N if test else None
+        cluster_T = None if test is None else np.arange(len(test.records))
+        groups = alone(train.normalised_texts)
+        return _Deduplicated(train, weight_N, groups, np.arange(len(weight_N)), cluster_T, None, (), 0)
+    both = _find([*train.normalised_texts, *(test.normalised_texts if test else [])], config.duplicates)
+    is_test = np.arange(len(both.text_N)) >= len(weight_N)
+    clusters, cluster_T = both.subset(~is_test), both.subset(is_test).cluster_N if test else None
     if test is not None:
         overlap = duplicates.without_overlap(
-            both, test_B, action=config.duplicates.overlap, train=train.name, test=test.name
+            both, is_test, action=config.duplicates.overlap, train=train.name, test=test.name
         )
-        kept_N = overlap.kept_N[: len(own_N)]
+        kept_N = overlap.kept_N[: len(weight_N)]
         note = f"{overlap.train_rows} rows in a cluster of near-duplicates with rows of {test.name}"
-        train, found, own_N = _kept(train, found, own_N, kept_N, note)
-    report = duplicates.report(found, train.labels)
+        train, clusters, weight_N = _subset(train, clusters, weight_N, kept_N, note)
+    report = duplicates.report(clusters, train.labels)
     conflicts = tuple(tuple(train.records[row].place for row in rows) for rows in report.conflicts)
-    leak = stratification.ungrouped_leak(found, train.labels, k=config.folds.k, seed=config.seed)
-    used_N, weight_N = duplicates.treat(found, train.labels, config.duplicates.on_duplicate)
-    note = f"{int((~used_N).sum())} rows that are near-duplicates of one that is kept"
-    train, found, own_N = _kept(train, found, own_N * weight_N, used_N, note)
-    return _Clean(train, own_N, found.groups, found.cluster_N, cluster_T, report, conflicts, leak)
+    leak = stratification.ungrouped_leak(clusters, train.labels, k=config.folds.k, seed=config.seed)
+    kept_N, factor_N = duplicates.treat(clusters, train.labels, config.duplicates.on_duplicate)
+    note = f"{int((~kept_N).sum())} rows that are near-duplicates of one that is kept"
+    train, clusters, weight_N = _subset(train, clusters, weight_N * factor_N, kept_N, note)
+    return _Deduplicated(train, weight_N, clusters.groups, clusters.cluster_N, cluster_T, report, conflicts, leak)
 
 
-def _kept(
-    source: RecordSource, found: DuplicateClusters, weight_N: labels.Floats, kept_N: duplicates.Mask, note: str
+def _subset(
+    source: RecordSource, clusters: DuplicateClusters, weight_N: labels.Floats, kept_N: duplicates.Mask, note: str
 ) -> tuple[RecordSource, DuplicateClusters, labels.Floats]:
     if kept_N.all():
-        return source, found, weight_N
-    return source.subset(kept_N, note), found.subset(kept_N), weight_N[kept_N]
+        return source, clusters, weight_N
+    return source.subset(kept_N, note), clusters.subset(kept_N), weight_N[kept_N]
 
 
 def _find(texts: list[str], config: DuplicatesConfig) -> DuplicateClusters:
     return duplicates.find(texts, threshold=config.threshold, shingle=config.shingle, size=config.length)
-
-
-def _texts(source: RecordSource) -> list[str]:
-    return [normalised("\n".join(record.fields)) for record in source.records]

@@ -1,11 +1,10 @@
-"""Labelled rows: read, split without leaks, tokenised, and what the engine trains on.
+"""Data sets of labelled rows: read, split without leaks, tokenised.
 
 Legend: N rows, B rows of a micro-batch, L padded length, C outputs (classes, or 1 for a number).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -19,7 +18,6 @@ from workbench.config import RunConfig
 from workbench.data import dataset_facts
 from workbench.data.batching import Indices, MicroBatch, Weights, encoder_inputs
 from workbench.data.folds import stratification
-from workbench.data.folds.similarity import normalised
 from workbench.data.folds.stratified_holdout import hold_out
 from workbench.data.labelled import labels
 from workbench.data.labelled.labels import Floats, Labels
@@ -32,7 +30,7 @@ Targets = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Labelled:
-    """Tokenised rows with their targets; a target may be soft, and a row may weigh more or less than others."""
+    """Tokenised rows with their targets, which may be probabilities, and their weights in the loss."""
 
     records: tuple[LabelledRecord, ...]
     written: tuple[FieldTokens, ...]
@@ -43,9 +41,9 @@ class Labelled:
     source: str
     fingerprint: str
     skipped: tuple[str, ...] = field(default=())
-    """What was left out, and why."""
+    """Rows that were left out, each with its reason."""
     beside_NC: Targets | None = None
-    """Further columns of `labels_N`, such as what a teacher says."""
+    """Further columns of `labels_N`, such as a teacher's outputs."""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -64,18 +62,18 @@ class Labelled:
         inputs = encoder_inputs(ids)
         length = inputs["input_ids"].shape[1]
         last_B = [row * length + len(each) - 1 for row, each in enumerate(ids)]
-        beside = [] if self.beside_NC is None else [self.beside_NC[indices]]
-        weighted = np.concatenate([self.supervised[indices, None], self.targets_NC[indices], *beside], axis=1)
+        extra = [] if self.beside_NC is None else [self.beside_NC[indices]]
+        labels_B = np.concatenate([self.supervised[indices, None], self.targets_NC[indices], *extra], axis=1)
         return MicroBatch(
             inputs=inputs,
             positions_N=torch.tensor(last_B),
-            labels_N=torch.from_numpy(weighted.astype(np.float32)),
+            labels_N=torch.from_numpy(labels_B.astype(np.float32)),
             tokens=sum(map(len, ids)),
             rows_B=indices,
         )
 
     def subset(self, keep: Indices | npt.NDArray[np.bool_], note: str | None = None) -> Labelled:
-        """The rows that `keep` indexes or marks, in its order."""
+        """The rows that `keep` selects, by indices or by a mask; `note` is added to `skipped`."""
         numbers = np.arange(len(self))[keep]
         return replace(
             self,
@@ -88,16 +86,16 @@ class Labelled:
         )
 
     def joined(self, other: Labelled) -> Labelled:
-        """These rows, and then those of `other`."""
-        beside = [rows.beside_NC for rows in (self, other) if rows.beside_NC is not None]
-        assert len(beside) in (0, 2), "rows of both kinds would have labels of unequal length"
+        """These rows, followed by those of `other`."""
+        extra = [rows.beside_NC for rows in (self, other) if rows.beside_NC is not None]
+        assert len(extra) in (0, 2), "labels of the two sets would differ in length"
         return replace(
             self,
             records=(*self.records, *other.records),
             written=(*self.written, *other.written),
             targets_NC=np.concatenate([self.targets_NC, other.targets_NC]),
             supervised=np.concatenate([self.supervised, other.supervised]),
-            beside_NC=np.concatenate(beside) if beside else None,
+            beside_NC=np.concatenate(extra) if extra else None,
         )
 
     def taught(self, targets_NC: Targets) -> Labelled:
@@ -106,7 +104,7 @@ class Labelled:
         return replace(self, targets_NC=targets_NC.astype(np.float32))
 
     def weighted(self, factor_N: Floats) -> Labelled:
-        """The same rows, each weighing `factor` times as much as before."""
+        """The same rows with their weights multiplied by `factor_N`."""
         return replace(self, supervised=self.supervised * factor_N)
 
     @cached_property
@@ -116,7 +114,7 @@ class Labelled:
 
     @property
     def longest_read(self) -> Indices:
-        """Tokens of the longest sequence that the model reads, of each row."""
+        """Tokens of the longest sequence that the model reads for each row."""
         return self.lengths
 
     @property
@@ -126,8 +124,8 @@ class Labelled:
 
     @property
     def truncated(self) -> int:
-        """How many rows were cut to data.max_tokens."""
-        return sum(each.cut for each in self.written)
+        """Number of rows that were truncated to data.max_tokens."""
+        return sum(each.truncated for each in self.written)
 
     def facts(self) -> dict[str, Any]:
         """Facts about this set for the manifest and the report."""
@@ -145,7 +143,7 @@ class ClassSplits(NamedTuple):
 
 
 def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ClassSplits:
-    """Read, split, and tokenise; refuses data that would teach or measure nothing."""
+    """Read, split and tokenise; refuses data with nothing to learn or to measure."""
     train = read(config.data.train, config.data, config.classes, limit=config.data.limit)
     if isinstance(config.data.held_out, str):
         held_out = read(config.data.held_out, config.data, config.classes)
@@ -155,27 +153,26 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ClassSplits:
     for other in (held_out, test):
         if other is not None:
             train = _without_overlap(train, other, drop=config.data.overlap == "drop")
-    found = labels.learn(config.classes.kind, train.labels, source=config.data.train)
-    _require_measured(found, train, held_out, config)
-    writer = FieldTokenizer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
-    own = np.asarray([record.weight for record in train.records])
+    meaning = labels.learn(config.classes.kind, train.labels, source=config.data.train)
+    _require_measured(meaning, train, held_out, config)
+    encoder = FieldTokenizer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
+    weight_N = np.asarray([record.weight for record in train.records])
     return ClassSplits(
-        train=encode(train, writer, found).weighted(own),
-        held_out=encode(held_out, writer, found),
-        test=None if test is None else encode(test, writer, found),
-        labels=found,
+        train=encode(train, encoder, meaning).weighted(weight_N),
+        held_out=encode(held_out, encoder, meaning),
+        test=None if test is None else encode(test, encoder, meaning),
+        labels=meaning,
     )
 
 
-def encode(source: RecordSource, writer: FieldTokenizer, found: Labels) -> Labelled:
-    """Rows as tokens and targets, each of weight 1; a class that `found` lacks is refused."""
+def encode(source: RecordSource, encoder: FieldTokenizer, meaning: Labels) -> Labelled:
+    """Tokenise rows and convert their labels to targets, each of weight 1; an unknown class is refused."""
     places = [record.place for record in source.records]
-    raw = [record.label for record in source.records]
-    labels.require_known(found, raw, places)
+    labels.require_known(meaning, source.labels, places)
     return Labelled(
         records=source.records,
-        written=tuple(writer.write([record.fields for record in source.records], places)),
-        targets_NC=found.targets(raw),
+        written=tuple(encoder.write([record.fields for record in source.records], places)),
+        targets_NC=meaning.targets(source.labels),
         supervised=np.ones(len(places)),
         source=source.name,
         fingerprint=source.fingerprint,
@@ -184,49 +181,45 @@ def encode(source: RecordSource, writer: FieldTokenizer, found: Labels) -> Label
 
 
 def _split(source: RecordSource, config: RunConfig, *, share: float) -> tuple[RecordSource, RecordSource]:
-    """Exact duplicates, but for case and punctuation, stay on one side; classes are as frequent on both."""
+    """Split off held-out rows, stratified; rows equal but for case and punctuation stay on the same side."""
     strata = stratification.strata_of(source.labels, k=max(2, round(1 / share)))
-    held = hold_out(strata, groups=_texts(source), share=share, seed=config.seed)
-    if not held.any():
+    held_out = hold_out(strata, groups=source.normalised_texts, share=share, seed=config.seed)
+    if not held_out.any():
         raise DataError(
             f"{source.name}: {len(source.records)} row(s) are too few to hold out a share of {share}. "
             "Give more rows, or a file of its own as data.held_out."
         )
-    return source.subset(~held), source.subset(held)
+    return source.subset(~held_out), source.subset(held_out)
 
 
 def _without_overlap(train: RecordSource, other: RecordSource, *, drop: bool) -> RecordSource:
-    """`train` without rows whose text also stands in `other`: refused, or dropped where the config says so."""
-    known = {text: record.place for text, record in zip(_texts(other), other.records, strict=True)}
-    texts = _texts(train)
-    shared = np.asarray([text in known for text in texts])
-    if not shared.any():
+    """`train` without rows whose text is also in `other`: refused unless `drop`."""
+    place_of = {text: record.place for text, record in zip(other.normalised_texts, other.records, strict=True)}
+    texts = train.normalised_texts
+    shared_N = np.asarray([text in place_of for text in texts])
+    if not shared_N.any():
         return train
-    if shared.all():
-        raise DataError(f"{train.name}: every row also stands in {other.name}; nothing is left to train on.")
+    if shared_N.all():
+        raise DataError(f"{train.name}: every row is also in {other.name}; nothing is left to train on.")
     if drop:
-        return train.subset(~shared, f"{int(shared.sum())} rows that also stand in {other.name}")
-    first = int(np.flatnonzero(shared)[0])
+        return train.subset(~shared_N, f"{int(shared_N.sum())} rows that are also in {other.name}")
+    first = int(shared_N.argmax())
     raise DataError(
-        f"{int(shared.sum())} of {len(texts)} training rows also stand in {other.name}, so its scores would flatter: "
-        f"{train.records[first].place} equals {known[texts[first]]} but for case and punctuation.\n"
+        f"{int(shared_N.sum())} of {len(texts)} training rows are also in {other.name}, so its scores would be too "
+        f"good: {train.records[first].place} equals {place_of[texts[first]]} but for case and punctuation.\n"
         "  Write data.overlap=drop to leave them out of training."
     )
 
 
-def _require_measured(found: Labels, train: RecordSource, held_out: RecordSource, config: RunConfig) -> None:
+def _require_measured(meaning: Labels, train: RecordSource, held_out: RecordSource, config: RunConfig) -> None:
     """Raise DataError where the held-out rows lack a class."""
-    if found.kind == "number" or not config.classes.every_class:
+    if meaning.kind == "number" or not config.classes.every_class:
         return
-    measured, learnt = labels.counts(held_out.labels), labels.counts(train.labels)
-    for name in found.names:
+    measured, trained = labels.counts(held_out.labels), labels.counts(train.labels)
+    for name in meaning.names:
         if name not in measured:
             raise DataError(
-                f"{held_out.name}: no held-out row has the class `{name}`, of which {learnt[name]} row(s) train. Give "
-                "it more rows that are no copies, leave it out, or write classes.every_class=false to learn it "
-                "unmeasured."
+                f"{held_out.name}: no held-out row has the class `{name}`, which has {trained[name]} training row(s). "
+                "Give it more distinct rows, leave it out, or write classes.every_class=false to accept a class "
+                "without a score."
             )
-
-
-def _texts(source: RecordSource) -> Sequence[str]:
-    return [normalised("\n".join(record.fields)) for record in source.records]

@@ -1,4 +1,4 @@
-"""Labels: from a cell of a row to a target of the loss, and from a head's outputs back to what a person reads.
+"""Labels: cells of a file become targets of the loss, and outputs of a head become labels again.
 
 Legend: N rows, C outputs: one for each class, or 1 for a number.
 """
@@ -45,11 +45,11 @@ class Labels:
 
     kind: Kind
     names: tuple[str, ...]
-    """Of the classes; `value` for a number."""
+    """Names of the classes; `value` for a number."""
     mean: float = 0.0
-    """Of the numbers in training; the head learns (number - mean) / scale."""
+    """Mean of the numbers in training; the head learns (number - mean) / scale."""
     scale: float = 1.0
-    """Their standard deviation."""
+    """Standard deviation of the numbers in training."""
 
     @property
     def problem(self) -> Problem:
@@ -62,7 +62,7 @@ class Labels:
         return asdict(self)
 
     def targets(self, labels: Sequence[Label | None]) -> npt.NDArray[np.float32]:
-        """Targets that the loss compares outputs with (N, C); zeros where a row has no label."""
+        """Targets of the loss (N, C); zeros where a row has no label."""
         if self.kind == "number":
             values = [0.0 if label is None else (float(label) - self.mean) / self.scale for label in labels]  # type: ignore[arg-type]
             return np.asarray(values, dtype=np.float32)[:, None]
@@ -74,14 +74,14 @@ class Labels:
         return targets_NC
 
     def values(self, outputs_NC: Floats) -> Floats:
-        """Outputs as probabilities of the classes (N, C), or as numbers (N, 1)."""
+        """Convert outputs to probabilities of the classes (N, C), or to numbers (N, 1)."""
         if self.kind == "number":
             return outputs_NC * self.scale + self.mean
-        found: Floats = special.expit(outputs_NC) if self.kind == "several" else special.softmax(outputs_NC, axis=1)
-        return found
+        values_NC: Floats = special.expit(outputs_NC) if self.kind == "several" else special.softmax(outputs_NC, axis=1)
+        return values_NC
 
     def predicted(self, values_NC: Floats) -> list[Label]:
-        """The likeliest class; every class that is likelier than not; or the number."""
+        """Labels of the rows: the likeliest class; every class of probability 0.5 or more; or the number."""
         if self.kind == "number":
             return [float(value) for value in values_NC[:, 0]]
         if self.kind == "several":
@@ -90,30 +90,30 @@ class Labels:
 
 
 def learn(kind: Kind, labels: Sequence[Label], *, source: str) -> Labels:
-    """The classes, or the mean and spread of the numbers, that the training rows show.
+    """Collect the classes, or the mean and standard deviation of the numbers, of the training rows.
 
     Raises:
-        DataError: They are all alike, so that there is nothing to tell apart.
+        DataError: All rows have the same label, so there is nothing to learn.
     """
     if kind == "number":
         values = np.asarray(labels, dtype=np.float64)
         if not values.std() > 0:
             raise DataError(f"{source}: every label is {values[0]:g}, so there is nothing to learn. Give other rows.")
         return Labels(kind, ("value",), mean=float(values.mean()), scale=float(values.std()))
-    found = {name for label in labels for name in classes_of(label)}
+    found = set(counts(labels))
     if len(found) < (1 if kind == "several" else 2):
         only = f"every label is `{next(iter(found))}`" if found else "no row has a class"
         raise DataError(
-            f"{source}: {only}, so there is nothing to tell apart. Give rows of another class, or name the column of "
+            f"{source}: {only}, so there is nothing to learn. Give rows of another class, or name the column of "
             "the label with data.columns={label: NAME}."
         )
     if kind == "several" and not any(set(classes_of(label)) != found for label in labels):
-        raise DataError(f"{source}: every row has all classes, so there is nothing to tell apart. Give other rows.")
+        raise DataError(f"{source}: every row has all classes, so there is nothing to learn. Give other rows.")
     if kind == "pair":
         return Labels(kind, tuple(name for name in WINNERS if name in found))
-    # Numbers as a person counts: 2 before 10.
-    whole = all(name.removeprefix("-").isdecimal() for name in found)
-    return Labels(kind, tuple(sorted(found, key=int if whole else str)))
+    # Class 2 comes before class 10.
+    integers = all(name.removeprefix("-").isdecimal() for name in found)
+    return Labels(kind, tuple(sorted(found, key=int if integers else str)))
 
 
 def require_known(labels: Labels, found: Sequence[Label | None], places: Sequence[str]) -> None:
@@ -143,10 +143,10 @@ def classes_of(label: Label | None) -> tuple[str, ...]:
 
 
 def read(value: Any, config: ClassesConfig) -> Label | None:
-    """A cell as a label; None where it is empty.
+    """Convert a cell to a label; None where it is empty.
 
     Raises:
-        DataError: It is no label of this kind; says what is.
+        DataError: The cell holds no label of this kind.
     """
     if value is None or value != value or (isinstance(value, str) and not value.strip() and config.kind != "several"):
         return None
@@ -178,19 +178,19 @@ def _name(value: Any) -> str:
 
 def _number(value: Any) -> float:
     try:
-        found = math.nan if isinstance(value, bool) else float(value)
+        number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
-        found = math.nan
-    if not math.isfinite(found):
+        number = math.nan
+    if not math.isfinite(number):
         raise DataError(f"`label` must be a number, found {shown(value)}. For classes, write classes.kind=one.")
-    return found
+    return number
 
 
 def _several(value: Any, separator: str | None) -> tuple[str, ...]:
     if isinstance(value, str):
         if separator is None:
             raise DataError(
-                f"`label` is the text {shown(value)}, not a list. Write classes.separator=';' with what stands between "
+                f"`label` is the text {shown(value)}, not a list. Write classes.separator=';' with the sign between "
                 "its classes."
             )
         value = [part for part in value.split(separator) if part.strip()]

@@ -1,4 +1,4 @@
-"""Labelled rows as they stand in a file: the columns that the model reads, the label, the weight."""
+"""Labelled rows of a file: the columns that the model reads, the label and the weight."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ import numpy.typing as npt
 from workbench.config import DataConfig
 from workbench.config.classes_config import PAIR_FIELDS, ClassesConfig
 from workbench.data import starter
+from workbench.data.folds.similarity import normalised
 from workbench.data.labelled import labels
 from workbench.data.labelled.labels import Label
-from workbench.data.rows import RawRow, fingerprint, read_rows, shown
+from workbench.data.rows import MAX_MISTAKES, RawRow, fingerprint, malformed_rows, read_rows, shown
 from workbench.data.text.formats import renamed
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
-
-_MISTAKES_SHOWN = 5
 
 
 class LabelledRecord(NamedTuple):
     """One row."""
 
     row: RawRow
-    """As it was read, with columns that nothing here looks at."""
+    """The row as it was read, with all its columns."""
     fields: tuple[str, ...]
-    """What the model reads, one text for each column of the template."""
+    """The text of each column of the template."""
     label: Label | None
     weight: float = 1.0
 
@@ -53,6 +52,11 @@ class RecordSource:
         """The label of each row."""
         return [record.label for record in self.records]
 
+    @property
+    def normalised_texts(self) -> list[str]:
+        """The text of each row, by which duplicates are found."""
+        return [normalised("\n".join(record.fields)) for record in self.records]
+
     def subset(self, keep: npt.NDArray[np.bool_], note: str | None = None) -> RecordSource:
         """The rows that `keep` marks."""
         kept = tuple(itertools.compress(self.records, keep.tolist()))
@@ -62,63 +66,60 @@ class RecordSource:
 def read(
     source: str, config: DataConfig, classes: ClassesConfig, *, limit: int | None = None, labelled: bool = True
 ) -> RecordSource:
-    """The rows of a file, a folder or a hub data set.
+    """Read the rows of a file, a folder or a hub data set.
 
     Args:
-        limit: Rows to look at; None for all.
-        labelled: Every row must have a label; otherwise labels are not looked at.
+        limit: Rows to read; None for all.
+        labelled: Whether every row must have a label; labels are ignored otherwise.
 
     Raises:
         DataError: A column is missing, or rows are malformed or unlabelled and `on_bad_row` is refuse: the message
-            holds up to five of them.
+            shows up to MAX_MISTAKES of them.
     """
     path = starter.resolve(source)
     records: list[LabelledRecord] = []
     mistakes: list[str] = []
-    seen = 0
+    rows_read = 0
     for row in itertools.islice(read_rows(path), limit):
-        if not seen and not row.mistake:
+        if not rows_read and not row.mistake:
             _require_columns(source, row, config, classes, labelled=labelled)
-        seen += 1
+        rows_read += 1
         try:
             records.append(_record(row, config.columns, classes, labelled=labelled))
         except DataError as error:
             mistakes.append(f"{row.place}: {error}")
-            if config.on_bad_row == "refuse" and len(mistakes) == _MISTAKES_SHOWN:
+            if config.on_bad_row == "refuse" and len(mistakes) == MAX_MISTAKES:
                 break
     if mistakes and config.on_bad_row == "refuse":
-        raise DataError(_refusal(source, mistakes, seen))
+        raise malformed_rows(source, mistakes, rows_read)
     if not records:
-        reason = f"none of its {seen} rows can be used. The last one: {mistakes[-1]}" if seen else "holds no rows."
+        reason = (
+            f"none of its {rows_read} rows can be used. The last one: {mistakes[-1]}" if rows_read else "holds no rows."
+        )
         raise DataError(f"{source}: {reason} Write it again, or name another one.")
     return RecordSource(source, fingerprint(path), tuple(records), tuple(mistakes))
 
 
-def _refusal(source: str, mistakes: list[str], seen: int) -> str:
-    count = "1 row" if len(mistakes) == 1 else f"{len(mistakes)} rows"
-    more = ", where reading stopped" if len(mistakes) == _MISTAKES_SHOWN else ""
-    lines = [f"{source}: {count} among the first {seen}{more} cannot be used:", *(f"  {each}" for each in mistakes)]
-    return "\n".join([*lines, "Mend them, or write data.on_bad_row=skip to leave them out and count them."])
-
-
 def _require_columns(source: str, row: RawRow, config: DataConfig, classes: ClassesConfig, *, labelled: bool) -> None:
-    wanted = (*classes.fields, classes.label)
-    for name, found in config.columns.items():
-        if name not in wanted:
+    known = (*classes.fields, classes.label)
+    for name, in_file in config.columns.items():
+        if name not in known:
             raise DataError(
-                f"data.columns: `{name}` is no column that recipe classify reads.{did_you_mean(name, wanted)}"
+                f"data.columns: `{name}` is no column that recipe classify reads.{did_you_mean(name, known)}"
             )
-        if found not in row.columns and (labelled or name != classes.label):
-            raise DataError(f"data.columns: {source} has no column `{found}`.{did_you_mean(found, list(row.columns))}")
-    have = renamed(row.columns, config.columns)
-    needed = [*classes.fields, *([classes.label] if labelled else [])]
+        if in_file not in row.columns and (labelled or name != classes.label):
+            raise DataError(
+                f"data.columns: {source} has no column `{in_file}`.{did_you_mean(in_file, list(row.columns))}"
+            )
+    present = renamed(row.columns, config.columns)
+    required = [*classes.fields, *([classes.label] if labelled else [])]
     if labelled and classes.row_weight and classes.row_weight not in row.columns:
         raise DataError(
             f"classes.row_weight: {source} has no column `{classes.row_weight}`."
             f"{did_you_mean(classes.row_weight, list(row.columns))}"
         )
-    for name in needed:
-        if name not in have and (name == classes.label or len(classes.fields) == 1 or classes.kind == "pair"):
+    for name in required:
+        if name not in present and (name == classes.label or len(classes.fields) == 1 or classes.kind == "pair"):
             columns = ", ".join(f"`{each[:60]}`" for each in row.columns) or "none"
             raise DataError(
                 f"{source}: has no column `{name}` among its columns {columns}. Write data.columns='{{{name}: NAME}}' "
@@ -131,9 +132,9 @@ def _record(row: RawRow, renames: Mapping[str, str], classes: ClassesConfig, *, 
         raise DataError(row.mistake)
     columns = renamed(row.columns, renames)
     fields = tuple(_text(columns.get(name), name) for name in classes.fields)
-    needed = PAIR_FIELDS if classes.kind == "pair" else classes.fields if len(fields) == 1 else ()
+    required = PAIR_FIELDS if classes.kind == "pair" else classes.fields if len(fields) == 1 else ()
     for name, text in zip(classes.fields, fields, strict=True):
-        if name in needed and not text.strip():
+        if name in required and not text.strip():
             raise DataError(f"`{name}` is empty.")
     if not any(text.strip() for text in fields):
         raise DataError(f"{', '.join(f'`{name}`' for name in classes.fields)} are all empty.")
@@ -161,9 +162,9 @@ def _weight(columns: Mapping[str, Any], name: str | None) -> float:
     if name is None:
         return 1.0
     try:
-        found = float(columns[name])
+        weight = float(columns[name])
     except (KeyError, TypeError, ValueError):
-        found = 0.0
-    if not 0 < found < float("inf"):
+        weight = 0.0
+    if not 0 < weight < float("inf"):
         raise DataError(f"`{name}` must be a number above 0, found {shown(columns.get(name))}.")
-    return found
+    return weight

@@ -1,4 +1,4 @@
-"""Rows of several columns as one text, cut so that every column keeps its share of the tokens.
+"""Rows of several columns as one text, truncated so that every column keeps its share of the tokens.
 
 Shapes: F columns of a template, T tokens of a row.
 """
@@ -18,40 +18,40 @@ from workbench.errors import BackboneError, DataError
 
 
 class FieldTokens(NamedTuple):
-    """Tokens of a row (T,), and whether it had more."""
+    """Tokens of a row (T,), and whether it was truncated."""
 
     input_ids: Indices
-    cut: bool
+    truncated: bool
 
 
 class FieldTokenizer:
-    """Columns to tokens; a row that fits is written as the tokenizer itself writes the text.
+    """Tokenises rows of several columns; a row that fits gets the tokens that the tokenizer gives to its whole text.
 
     Args:
-        tokenizer: A fast tokenizer.
-        max_tokens: Of a row, special tokens included.
+        tokenizer: A fast tokenizer, since truncation needs the offsets of tokens in the text.
+        max_tokens: Most tokens of a row, special tokens included.
 
     Raises:
-        BackboneError: the tokenizer cannot tell which token came from where.
+        BackboneError: The tokenizer is not a fast one.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: ClassesConfig, *, max_tokens: int) -> None:
         if not tokenizer.is_fast:
             raise BackboneError(
-                f"{type(tokenizer).__name__} is not a fast tokenizer, which cutting long rows needs. "
-                "Take a backbone with a tokenizer.json."
+                f"{type(tokenizer).__name__} is not a fast tokenizer, which truncating long rows needs. "
+                "Use a backbone with a tokenizer.json."
             )
         self._tokenizer, self._config, self._max_tokens = tokenizer, config, max_tokens
 
     def text(self, fields: Sequence[str]) -> str:
         """The whole text of a row."""
-        return "".join(text for text, _ in self._runs(fields))
+        return "".join(text for text, _ in self._segments(fields))
 
     def write(self, rows: Sequence[Sequence[str]], places: Sequence[str]) -> list[FieldTokens]:
-        """Tokens of rows of fields.
+        """Tokenise rows of columns; `places` name them in messages.
 
         Raises:
-            DataError: what stands between the columns alone leaves them no token; names the place.
+            DataError: The text of the template alone fills max_tokens.
         """
         if not rows:
             return []
@@ -59,83 +59,85 @@ class FieldTokenizer:
         return [
             FieldTokens(np.asarray(ids, dtype=np.int64), False)
             if len(ids) <= self._max_tokens
-            else FieldTokens(self._cut(fields, place), True)
+            else FieldTokens(self._truncated(fields, place), True)
             for ids, fields, place in zip(whole, rows, places, strict=True)
         ]
 
-    def _cut(self, fields: Sequence[str], place: str) -> Indices:
-        found = self._tokenizer(self.text(fields), return_offsets_mapping=True, verbose=False)
-        ids_T = np.asarray(found["input_ids"], dtype=np.int64)
-        owner_T = self._owners(fields, found["offset_mapping"])
-        lengths = [int((owner_T == field).sum()) for field in range(len(fields))]
-        room = self._max_tokens - int((owner_T < 0).sum())
-        if room < sum(map(bool, lengths)):
+    def _truncated(self, fields: Sequence[str], place: str) -> Indices:
+        encoding = self._tokenizer(self.text(fields), return_offsets_mapping=True, verbose=False)
+        ids_T = np.asarray(encoding["input_ids"], dtype=np.int64)
+        field_T = self._field_of_tokens(fields, encoding["offset_mapping"])
+        kept_T = field_T < 0  # the template and special tokens
+        overhead = int(kept_T.sum())
+        lengths = [int((field_T == field).sum()) for field in range(len(fields))]
+        budget = self._max_tokens - overhead
+        if budget < sum(map(bool, lengths)):
             raise DataError(
-                f"{place}: data.max_tokens={self._max_tokens} leaves no token to some of its columns, beside "
-                f"{int((owner_T < 0).sum())} of the template and special ones. Raise it, or shorten classes.text."
+                f"{place}: data.max_tokens={self._max_tokens} leaves no token to some of its columns: the template and "
+                f"special tokens take {overhead}. Raise it, or shorten classes.text."
             )
-        kept_T = owner_T < 0
-        for field, count in enumerate(allot(lengths, self._config.parts, room)):
-            kept_T[self._chosen(np.flatnonzero(owner_T == field), count)] = True
+        for field, count in enumerate(allocate(lengths, self._config.parts, budget)):
+            kept_T[self._select(np.flatnonzero(field_T == field), count)] = True
         return ids_T[kept_T]
 
-    def _chosen(self, tokens: Indices, count: int) -> Indices:
-        """`count` of a field's tokens."""
+    def _select(self, tokens: Indices, count: int) -> Indices:
+        """`count` of a column's tokens: the first, the last, both ends or the middle, as `classes.keep` says."""
         if self._config.keep == "middle":
             start = (len(tokens) - count) // 2
             return tokens[start : start + count]
         head = {"start": count, "end": 0, "ends": -(-count // 2)}[self._config.keep]
         return np.concatenate([tokens[:head], tokens[len(tokens) - (count - head) :]])
 
-    def _owners(self, fields: Sequence[str], offsets: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
-        """The field that holds the last character of each token; -1 for those of the template and special ones."""
-        runs = self._runs(fields)
-        owner_of = np.repeat([owner for _, owner in runs], [len(text) for text, _ in runs])
-        return np.asarray([owner_of[end - 1] if end > start else -1 for start, end in offsets], dtype=np.int64)
+    def _field_of_tokens(self, fields: Sequence[str], offsets: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
+        """The column that holds the last character of each token; -1 for tokens of the template and special ones."""
+        segments = self._segments(fields)
+        field_of_character = np.repeat([field for _, field in segments], [len(text) for text, _ in segments])
+        fields_T = [field_of_character[end - 1] if end > start else -1 for start, end in offsets]
+        return np.asarray(fields_T, dtype=np.int64)
 
-    def _runs(self, fields: Sequence[str]) -> list[tuple[str, int]]:
-        """Text in order, and the number of the field that it comes from, or -1."""
-        runs, number = [], 0
+    def _segments(self, fields: Sequence[str]) -> list[tuple[str, int]]:
+        """The text in pieces, each with the number of its column, or -1 for the template's own words."""
+        segments, number = [], 0
         for literal, field in self._config.pieces:
-            runs.append((literal, -1))
+            segments.append((literal, -1))
             if field is not None:
-                runs.append((fields[number], number))
+                segments.append((fields[number], number))
                 number += 1
-        return runs
+        return segments
 
 
-def allot(lengths: Sequence[int], parts: Sequence[float], room: int) -> list[int]:
-    """Tokens that each field keeps: all where all fit, else `room` in total.
+def allocate(lengths: Sequence[int], shares: Sequence[float], budget: int) -> list[int]:
+    """Tokens that each column keeps: all where all fit, else `budget` in total.
 
-    Each of the n fields that hold anything keeps at least one token and its part of room - n, or all that it has; what
-    short fields leave goes to the others, by their parts.
+    Each of the n columns that are not empty keeps at least one token and its share of budget - n, or all that it has;
+    what short columns leave is divided among the others by their shares.
 
     Args:
-        lengths: Tokens of each field (F,).
-        parts: Above 0, sum 1 (F,).
-        room: Tokens for all; at least one for each field that holds any.
+        lengths: Tokens of each column (F,).
+        shares: Above 0, sum 1 (F,).
+        budget: Tokens for all columns; at least one for each that is not empty.
     """
     kept = [min(length, 1) for length in lengths]
-    room -= sum(kept)
-    waiting = {field for field, length in enumerate(lengths) if length > 1}
-    while waiting:
-        total = sum(parts[field] for field in waiting)
-        quota = {field: room * parts[field] / total for field in waiting}
-        short = {field for field in waiting if lengths[field] - 1 <= quota[field]}
+    budget -= sum(kept)
+    unfilled = {field for field, length in enumerate(lengths) if length > 1}
+    while unfilled:
+        total = sum(shares[field] for field in unfilled)
+        quota = {field: budget * shares[field] / total for field in unfilled}
+        short = {field for field in unfilled if lengths[field] - 1 <= quota[field]}
         if not short:
-            return _rounded(kept, quota, room)
+            return _add_rounded(kept, quota, budget)
         for field in short:
             kept[field] = lengths[field]
-            room -= lengths[field] - 1
-        waiting -= short
+            budget -= lengths[field] - 1
+        unfilled -= short
     return kept
 
 
-def _rounded(kept: list[int], quota: dict[int, float], room: int) -> list[int]:
-    """`kept` plus whole numbers near `quota` that sum to `room`: the largest remainders are rounded up."""
+def _add_rounded(kept: list[int], quota: dict[int, float], budget: int) -> list[int]:
+    """Add to `kept` whole numbers near `quota` that sum to `budget`: the largest remainders are rounded up."""
     for field, share in quota.items():
         kept[field] += int(share)
-    left = room - sum(int(share) for share in quota.values())
+    left = budget - sum(int(share) for share in quota.values())
     for field in sorted(quota, key=lambda field: (int(quota[field]) - quota[field], field))[:left]:
         kept[field] += 1
     return kept

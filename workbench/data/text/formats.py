@@ -1,4 +1,4 @@
-"""Raw rows to examples: ten row formats, recognised by their columns, of one type."""
+"""Row formats: raw rows, recognised by their columns, become examples of one type."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.config import DataConfig
-from workbench.data.rows import RawRow, fingerprint, read_rows, shown
+from workbench.data.rows import MAX_MISTAKES, RawRow, fingerprint, malformed_rows, read_rows, shown
 from workbench.data.text.messages import Message, last_answer_only, message_of, messages_of, tools_of, without_loss
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
@@ -17,146 +17,133 @@ __all__ = ["Example", "convert", "fingerprint", "read", "renamed"]
 
 Columns = Mapping[str, Any]
 
-_MISTAKES_SHOWN = 5
-
 
 @dataclass(frozen=True, slots=True)
 class Example:
     """One training example, before any template or tokenizer."""
 
     place: str
-    """Where it stands, such as `train.jsonl, row 17`."""
+    """File and row, such as `train.jsonl, row 17`."""
     messages: tuple[Message, ...] = ()
     """Chat messages in Hugging Face's form: role, content (a string), and where they apply tool_calls and loss.
 
-    `loss` is False where an assistant turn is context, not to be learnt. Empty for raw text.
+    An assistant turn whose `loss` is False is context and carries no loss. Empty for raw text.
     """
     tools: tuple[dict[str, Any], ...] = ()
-    """Tools the conversation may call, each as {type: function, function: {name, description, parameters}}."""
+    """Tools that the conversation may call, each as {type: function, function: {name, description, parameters}}."""
     text: tuple[tuple[str, bool], ...] = ()
     """Raw text pieces, each with whether it carries loss. Empty for chat."""
 
 
 def read(source: str, config: DataConfig, *, skipped: list[str], limit: int | None = None) -> Iterator[Example]:
-    """The examples of a file, a folder or a hub data set, one by one, in their order.
+    """Yield the examples of a file, a folder or a hub data set, in their order.
 
     Args:
-        source: What `read_rows` reads.
+        source: A path or a hub data set, as `read_rows` takes it.
         config: Its format, columns and on_bad_row are used.
-        skipped: Takes place and reason of every row that is left out.
-        limit: Rows to look at; None for all.
+        skipped: Place and reason of every skipped row are appended.
+        limit: Rows to read; None for all.
 
     Raises:
         DataError: The source or its columns cannot be read, no row is left, or `on_bad_row` is refuse and rows
-            are malformed: the message holds up to five of them.
+            are malformed: the message shows up to MAX_MISTAKES of them.
     """
     refuse = config.on_bad_row == "refuse"
-    chosen: _Format | None = None
+    row_format: _Format | None = None
     mistakes: list[str] = []
-    seen = used = 0
+    rows_read = examples = 0
     for row in itertools.islice(read_rows(source), limit):
-        seen += 1
-        if chosen is None and not row.mistake:
-            chosen = _choose(source, row.columns, config)
+        rows_read += 1
+        if row_format is None and not row.mistake:
+            row_format = _detect(source, row.columns, config)
         try:
-            example = _example(row, chosen, config.columns)
+            example = _example(row, row_format, config.columns)
         except DataError as error:
             (mistakes if refuse else skipped).append(f"{row.place}: {error}")
-            if len(mistakes) == _MISTAKES_SHOWN:
+            if len(mistakes) == MAX_MISTAKES:
                 break
             continue
         if example is None:
-            skipped.append(f"{row.place}: its label is false, an answer that is not to be learnt.")
+            skipped.append(f"{row.place}: its label is false: a bad answer, which is not trained on.")
         elif not mistakes:
-            used += 1
+            examples += 1
             yield example
     if mistakes:
-        raise DataError(_refusal(source, mistakes, seen))
-    if not seen:
+        raise malformed_rows(source, mistakes, rows_read)
+    if not rows_read:
         raise DataError(f"{source}: holds no rows. Write it again, or name another one.")
-    if not used:
-        raise DataError(f"{source}: none of its {seen} rows can be used. The last one: {skipped[-1]}")
+    if not examples:
+        raise DataError(f"{source}: none of its {rows_read} rows can be used. The last one: {skipped[-1]}")
 
 
 def convert(row: RawRow, config: DataConfig) -> Example | None:
-    """One row as an example, whatever `on_bad_row` says; None for an answer that is not to be learnt."""
-    chosen = None if row.mistake else _choose(row.place, row.columns, config)
+    """One row as an example, whatever `on_bad_row` says; None for an answer that is labelled as not preferred."""
+    row_format = None if row.mistake else _detect(row.place, row.columns, config)
     try:
-        return _example(row, chosen, config.columns)
+        return _example(row, row_format, config.columns)
     except DataError as error:
         raise DataError(f"{row.place}: {error}") from None
 
 
-def _refusal(source: str, mistakes: Sequence[str], seen: int) -> str:
-    count = "1 malformed row" if len(mistakes) == 1 else f"{len(mistakes)} malformed rows"
-    more = ", where reading stopped" if len(mistakes) == _MISTAKES_SHOWN else ""
-    lines = [f"{source} has {count} among the first {seen}{more}:", *(f"  {mistake}" for mistake in mistakes)]
-    return "\n".join([*lines, "Mend them, or write data.on_bad_row=skip to leave them out and count them."])
-
-
-def _example(row: RawRow, chosen: _Format | None, renames: Mapping[str, str]) -> Example | None:
-    if row.mistake or chosen is None:
+def _example(row: RawRow, row_format: _Format | None, renames: Mapping[str, str]) -> Example | None:
+    if row.mistake or row_format is None:
         raise DataError(row.mistake)
     columns = renamed(row.columns, renames)
-    if not any(need <= columns.keys() for need in chosen.needs):
+    if not any(required <= columns.keys() for required in row_format.required):
         raise DataError(
-            f"data.format {chosen.name} needs {_needs(chosen)}; the row has {', '.join(columns) or 'no column'}. "
-            "Name the row's format, or rename its columns with data.columns."
+            f"data.format {row_format.name} needs {row_format.requirement}; the row has "
+            f"{', '.join(columns) or 'no column'}. Name the row's format, or rename its columns with data.columns."
         )
-    return chosen.convert(row.place, columns)
+    return row_format.convert(row.place, columns)
 
 
-def _choose(source: str, found: Columns, config: DataConfig) -> _Format:
-    """The format that the configuration names, or the one that the columns of the first row fit."""
-    for wanted, name in config.columns.items():
-        if wanted not in _COLUMNS:
-            raise DataError(f"data.columns: `{wanted}` is no column of any format.{did_you_mean(wanted, _COLUMNS)}")
-        if name not in found:
-            raise DataError(f"data.columns: {source} has no column `{name}`.{did_you_mean(name, list(found))}")
-    named = [known for known in _FORMATS if known.name == config.format]
-    if named:
-        return named[0]
-    names = renamed(found, config.columns).keys()
-    fits = [(known, need) for known in _FORMATS for need in known.needs if need <= names]
-    # {messages, chosen, rejected} also fits plain messages: the format that explains more columns wins.
-    best = {known.name: known for known, need in fits if not any(need < other for _, other in fits)}
+def _detect(source: str, columns: Columns, config: DataConfig) -> _Format:
+    """The format that the configuration names, or the only one whose required columns the first row has."""
+    for name, in_file in config.columns.items():
+        if name not in _COLUMNS:
+            raise DataError(f"data.columns: `{name}` is no column of any format.{did_you_mean(name, _COLUMNS)}")
+        if in_file not in columns:
+            raise DataError(f"data.columns: {source} has no column `{in_file}`.{did_you_mean(in_file, list(columns))}")
+    for row_format in _FORMATS:
+        if row_format.name == config.format:
+            return row_format
+    names = renamed(columns, config.columns).keys()
+    fits = [(known, required) for known in _FORMATS for required in known.required if required <= names]
+    # {messages, chosen, rejected} also fits plain messages: the format that requires more columns wins.
+    best = {known.name: known for known, required in fits if not any(required < other for _, other in fits)}
     if len(best) == 1:
         return next(iter(best.values()))
-    raise DataError(_unclear(source, list(names), list(best)))
+    raise DataError(_ambiguous(source, list(names), list(best)))
 
 
-def _unclear(source: str, names: list[str], fits: list[str]) -> str:
+def _ambiguous(source: str, names: list[str], fits: list[str]) -> str:
     example = dict(zip(("question", "answer") if len(names) > 1 else ("text",), names, strict=False))
-    renames = ", ".join(f"{wanted}: {name[:30]}" for wanted, name in example.items())
+    renames = ", ".join(f"{name}: {in_file[:30]}" for name, in_file in example.items())
     columns = ", ".join(f"`{name[:60]}`" for name in names) or "none"
     problem = f"fit several formats ({', '.join(fits)})" if fits else "fit no known format"
     return "\n".join(
         [
             f"{source}: its columns, {columns}, {problem}.",
-            f"Write data.format={(fits or ['alpaca'])[0]}, or rename columns as {{wanted: found}}, "
-            f"such as data.columns='{{{renames}}}'.",
+            f"Write data.format={(fits or ['alpaca'])[0]}, or say which column is which as {{name: column in the "
+            f"file}}, such as data.columns='{{{renames}}}'.",
             "Formats and the columns that each needs:",
-            *(f"  {known.name}: {_needs(known)}" for known in _FORMATS),
+            *(f"  {known.name}: {known.requirement}" for known in _FORMATS),
         ]
     )
 
 
-def _needs(known: _Format) -> str:
-    return ", or ".join(" + ".join(name for name in _COLUMNS if name in need) for need in known.needs)
-
-
 def renamed(columns: Columns, renames: Mapping[str, str]) -> dict[str, Any]:
-    """`columns` with {wanted: found} applied."""
+    """`columns` under other names; `renames` maps each new name to the one in the file."""
     kept = {name: value for name, value in columns.items() if name not in renames.values()}
-    return kept | {wanted: columns[name] for wanted, name in renames.items() if name in columns}
+    return kept | {name: columns[in_file] for name, in_file in renames.items() if in_file in columns}
 
 
-def _string(columns: Columns, name: str, cure: str = "write it in quotes") -> str:
+def _string(columns: Columns, name: str, remedy: str = "write it in quotes") -> str:
     value = columns.get(name)
     if value is None:
         raise DataError(f"`{name}` is missing or null.")
     if not isinstance(value, str):
-        raise DataError(f"`{name}` must be a string, found {shown(value)}: {cure}.")
+        raise DataError(f"`{name}` must be a string, found {shown(value)}: {remedy}.")
     if not value.strip():
         raise DataError(f"`{name}` is empty.")
     return value
@@ -168,7 +155,7 @@ def _optional(columns: Columns, name: str) -> str:
 
 
 def _chat(place: str, columns: Columns, messages: Sequence[Message]) -> Example:
-    """`messages` as an example, with the row's system prompt and tools."""
+    """An example of `messages`, with the row's system prompt and tools."""
     if system := _optional(columns, "system"):
         if messages[0]["role"] == "system":
             raise DataError("has a `system` column and a system message. Remove one of them.")
@@ -220,7 +207,7 @@ def _question_answer(place: str, columns: Columns) -> Example:
 
 
 def _text_label(place: str, columns: Columns) -> Example:
-    label = _string(columns, "label", cure="map your classes to names")
+    label = _string(columns, "label", remedy="map your classes to names")
     return _chat(place, columns, _exchange(_string(columns, "text"), label))
 
 
@@ -244,17 +231,17 @@ def _preference(place: str, columns: Columns) -> Example | None:
         return None
     if "completion" in columns:
         return _prompt_completion(place, columns)
-    # The label judges the last answer; the turns before it are context.
+    # The label rates the last answer; the turns before it are context.
     return _chat(place, columns, last_answer_only(_dialogue(columns)))
 
 
 def _answered(place: str, columns: Columns, *, prompt: str, answer: str) -> Example:
-    """Raw text where both columns are strings, otherwise a chat; loss falls on the answer alone."""
+    """Raw text where both columns are strings, otherwise a chat; only the answer carries loss."""
     asked, given = columns.get(prompt), columns[answer]
     if isinstance(given, str) and not isinstance(asked, list):
         if _optional(columns, "system"):
             raise DataError(
-                f"`system` has no place in raw text. For a chat, write data.format=question_answer "
+                f"raw text has no `system` prompt. For a chat, write data.format=question_answer "
                 f"data.columns='{{question: {prompt}, answer: {answer}}}'."
             )
         return Example(place, text=((_string(columns, prompt), False), (_string(columns, answer), True)))
@@ -264,7 +251,7 @@ def _answered(place: str, columns: Columns, *, prompt: str, answer: str) -> Exam
         answers = [message_of(given, f"`{answer}`")]
     else:
         answers = messages_of(given, answer)
-    if any(message["role"] == "user" for message in answers):  # it repeats the whole conversation
+    if any(message["role"] == "user" for message in answers):  # the answer column holds the whole conversation
         return _chat(place, columns, last_answer_only(answers))
     if answers[-1]["role"] != "assistant":
         raise DataError(f"`{answer}` must end with the assistant, not with the {answers[-1]['role']}.")
@@ -308,13 +295,18 @@ def _rank(reply: Any) -> float:
 @dataclass(frozen=True, slots=True)
 class _Format:
     name: str
-    needs: tuple[frozenset[str], ...]
-    """Sets of columns, of which a row must have one."""
+    required: tuple[frozenset[str], ...]
+    """Sets of columns; a row must have all columns of one of them."""
     convert: Callable[[str, Columns], Example | None]
 
+    @property
+    def requirement(self) -> str:
+        """The required columns, for messages."""
+        return ", or ".join(" + ".join(name for name in _COLUMNS if name in required) for required in self.required)
 
-def _format(convert: Callable[[str, Columns], Example | None], name: str, *needs: str) -> _Format:
-    return _Format(name, tuple(frozenset(need.split()) for need in needs), convert)
+
+def _format(convert: Callable[[str, Columns], Example | None], name: str, *required: str) -> _Format:
+    return _Format(name, tuple(frozenset(columns.split()) for columns in required), convert)
 
 
 _FORMATS = (

@@ -1,4 +1,4 @@
-"""Chat messages in OpenAI's and ShareGPT's forms to the one form that Hugging Face templates read."""
+"""Chat messages in the forms of OpenAI and ShareGPT, converted to the one form that Hugging Face templates read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
 Message = dict[str, Any]
-"""role, content (always a string), and where they apply: tool_calls, loss (a bool), and keys of the template's own."""
+"""role, content (always a string), optionally tool_calls, loss (a bool), and other keys that a template may read."""
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHAREGPT_ROLES = {
@@ -29,14 +29,14 @@ _LOSS_KEYS = ("loss_weight", "weight", "loss")
 
 
 def messages_of(value: Any, name: str) -> list[Message]:
-    """The messages of the list `value`, which stands in the column `name`; raises DataError for a malformed one."""
+    """The messages of the list `value`, found in the column `name`; raises DataError for a malformed one."""
     if not isinstance(value, list) or not value:
         raise DataError(f"`{name}` must be a list of messages, found {shown(value)}.")
     return [message_of(item, f"message {number} of `{name}`") for number, item in enumerate(value, start=1)]
 
 
 def message_of(item: Any, where: str) -> Message:
-    """One message, {role, content, ...} or {from, value, ...}, with its tool calls and loss weight made regular."""
+    """Convert one message, {role, content, ...} or {from, value, ...}, with its tool calls and loss weight."""
     if isinstance(item, dict) and "role" not in item and "from" in item:
         item = _from_sharegpt(item, where)
     if not isinstance(item, dict) or "role" not in item:
@@ -53,10 +53,10 @@ def message_of(item: Any, where: str) -> Message:
     for key in _LOSS_KEYS:
         if item.get(key) is not None:
             message["loss"] = _loss(item[key], key, where)
-    # A tool may well return nothing; every other turn says something.
+    # A tool may return nothing; every other turn must have content.
     if role != "tool" and "tool_calls" not in message and not message["content"].strip():
-        lacking = "has neither content nor tool_calls" if role == "assistant" else "has no content"
-        raise DataError(f"{where} ({role}) {lacking}. Remove it, or write what it says.")
+        problem = "has neither content nor tool_calls" if role == "assistant" else "has no content"
+        raise DataError(f"{where} ({role}) {problem}. Remove the message, or write its content.")
     return message
 
 
@@ -76,19 +76,19 @@ def split_thoughts(message: Message) -> Message:
 
 
 def without_loss(messages: Sequence[Message]) -> list[Message]:
-    """The same messages, of which no assistant turn is learnt."""
+    """The same messages; no assistant turn carries loss."""
     return [{**message, "loss": False} if message["role"] == "assistant" else message for message in messages]
 
 
 def last_answer_only(messages: Sequence[Message]) -> list[Message]:
-    """The same messages, of which only the last assistant turn is learnt."""
+    """The same messages; only the last assistant turn carries loss."""
     answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     last = answers[-1] if answers else 0
     return [*without_loss(messages[:last]), *messages[last:]]
 
 
 def tools_of(value: Any) -> tuple[dict[str, Any], ...]:
-    """The tools of a row, a list or the JSON text of one, each as {type: function, function: its schema}."""
+    """The tools of a row, given as a list or its JSON text, each as {type: function, function: its schema}."""
     if isinstance(value, str):
         value = _parsed(value, "`tools`") if value.strip() else None
     if not value:
@@ -157,7 +157,7 @@ def _tool(item: Any, where: str) -> dict[str, Any]:
 
 def _loss(value: Any, key: str, where: str) -> bool:
     if value not in (0, 1):
-        raise DataError(f"{where}: {key} is {shown(value)}; a turn carries loss or does not. Write 0 or 1.")
+        raise DataError(f"{where}: {key} is {shown(value)}, but a turn carries loss (1) or none (0). Write 0 or 1.")
     return bool(value)
 
 

@@ -1,4 +1,4 @@
-"""Rows to answer: the formats of training rows, where the answer may be missing and is never shown."""
+"""Rows to answer, in the formats of training rows; an answer that a row has is dropped."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from workbench.data.text.formats import Example
 from workbench.errors import DataError
 
 _ANSWERS = {"instruction": "output", "prompt": "completion", "question": "answer"}
-_UNKNOWN = "?"
-"""Stands for an answer that a row does not have, until the answer is cut off."""
+_PLACEHOLDER = "?"
+"""Answer of a row that has none, so that it fits its format; it is dropped again."""
 
 
 def read_prompts(source: str, config: DataConfig) -> Iterator[Example]:
-    """The rows of `source` without their last answer.
+    """Yield the rows of `source` without their last answer.
 
     Raises:
-        DataError: a row has nothing to answer, file and row are named; or there is no row.
+        DataError: A row has nothing to answer (the message names file and row), or there is no row.
     """
     rows = list(read_rows(starter.resolve(source)))
     if not rows:
@@ -36,22 +36,22 @@ def read_prompts(source: str, config: DataConfig) -> Iterator[Example]:
 
 
 def _with_answer(columns: dict[str, Any]) -> dict[str, Any]:
-    for asked, given in _ANSWERS.items():
-        if asked in columns and not {given, "answers", "chosen"} & {name for name in columns if columns[name]}:
-            columns = {**columns, given: _UNKNOWN}
+    for question, answer in _ANSWERS.items():
+        if question in columns and not {answer, "answers", "chosen"} & {name for name in columns if columns[name]}:
+            columns = {**columns, answer: _PLACEHOLDER}
     for name in ("messages", "conversations"):
         turns = columns.get(name)
         if isinstance(turns, list) and turns and isinstance(turns[-1], dict):
             role = turns[-1].get("role", turns[-1].get("from"))
             if role not in ("assistant", "gpt"):
-                columns = {**columns, name: [*turns, {"role": "assistant", "content": _UNKNOWN}]}
+                columns = {**columns, name: [*turns, {"role": "assistant", "content": _PLACEHOLDER}]}
     return columns
 
 
 def _without_answer(example: Example) -> Example:
     if example.text:
-        asked = [piece for piece in example.text if not piece[1]]
-        return replace(example, text=tuple(asked or [(text, False) for text, _ in example.text]))
+        prompt = [piece for piece in example.text if not piece[1]]
+        return replace(example, text=tuple(prompt or [(text, False) for text, _ in example.text]))
     roles = [message["role"] for message in example.messages]
     last = len(roles) - 1 - roles[::-1].index("assistant")
     if last == 0:

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from tests.conftest import MINILM, STORIES
 from workbench.config.classes_config import ClassesConfig
-from workbench.data.labelled.text_fields import FieldTokenizer, allot
+from workbench.data.labelled.text_fields import FieldTokenizer, allocate
 from workbench.data.starter import FOLDER
 from workbench.errors import DataError
 
@@ -30,9 +30,9 @@ words = st.lists(st.sampled_from(["apple", "bee", "cloudy", "Ümläut", "😀", 
 def test_every_field_keeps_its_share(lengths: list[int], raw: list[float], slack: int) -> None:
     parts = [each / sum(raw[: len(lengths)]) for each in raw[: len(lengths)]]
     full = sum(map(bool, lengths))
-    room = full + slack
-    kept = allot(lengths, parts, room)
-    assert sum(kept) == min(room, sum(lengths)), "no token is wasted"
+    budget = full + slack
+    kept = allocate(lengths, parts, budget)
+    assert sum(kept) == min(budget, sum(lengths)), "no token is wasted"
     for length, part, count in zip(lengths, parts, kept, strict=True):
         assert min(length, 1 + int(part * slack + 1e-9) if length else 0) <= count <= length
 
@@ -53,9 +53,9 @@ def test_a_long_row_keeps_the_template_and_some_of_each_column(
     whole = tokenizer(writer.text(fields))["input_ids"]
     assert writer.text(fields) == TEMPLATE.format(title=fields[0], body=fields[1], note=fields[2])
     if len(whole) <= 64:
-        assert not written.cut and written.input_ids.tolist() == whole
+        assert not written.truncated and written.input_ids.tolist() == whole
         return
-    assert written.cut and len(written.input_ids) == 64
+    assert written.truncated and len(written.input_ids) == 64
     rest = iter(whole)
     assert all(token in rest for token in written.input_ids.tolist()), "tokens left out, none changed or moved"
     text = tokenizer.decode(written.input_ids, skip_special_tokens=True).lower()

@@ -168,7 +168,7 @@ def test_undesirable_rows_are_counted_and_no_mistake(tmp_path: Path) -> None:
     skipped: list[str] = []
     examples = list(read(write(tmp_path, rows), config(), skipped=skipped))
     assert [example.place for example in examples] == ["my.jsonl, row 1", "my.jsonl, row 3"]
-    assert skipped == ["my.jsonl, row 2: its label is false, an answer that is not to be learnt."]
+    assert skipped == ["my.jsonl, row 2: its label is false: a bad answer, which is not trained on."]
 
 
 def test_columns_are_renamed_even_crosswise(tmp_path: Path) -> None:

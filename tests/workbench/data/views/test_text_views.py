@@ -145,7 +145,7 @@ def test_windows_keep_other_parts_of_long_rows_only(name: str) -> None:
     seen = {}
     for view in made({"views": ["head", "tail", "middle"]}, {"keep": "ends"}):
         long, short = view.rows(records, tokenizer, max_tokens=60)
-        assert long.cut and len(long.input_ids) == 60
+        assert long.truncated and len(long.input_ids) == 60
         assert short.input_ids.tolist() == tokenizer("short")["input_ids"]
         seen[view.name] = tokenizer.decode(long.input_ids, skip_special_tokens=True)
     assert "w0 " in seen["head"] and "w45" not in seen["head"] and "w89" not in seen["head"]
