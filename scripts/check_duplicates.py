@@ -18,7 +18,7 @@ from scipy.sparse import csr_array
 from sklearn.feature_extraction.text import CountVectorizer
 
 from workbench.config.folds_config import DuplicatesConfig
-from workbench.data.folds.duplicates import DuplicateClusters, across, find, overlap, report
+from workbench.data.folds.duplicates import DuplicateClusters, find, leaking, overlap, report
 from workbench.data.folds.row_split import assign
 from workbench.data.folds.similarity import Ints, components, normalised, shingles
 from workbench.data.folds.stratification import strata_of, ungrouped_leak
@@ -71,7 +71,7 @@ def _show(found: DuplicateClusters, labels: list[str], k: int) -> None:
     folds = assign(strata_of(labels, k=k), groups=found.groups, k=k)
     print(f"  rows of each of {k} grouped folds: {np.bincount(folds.fold_RN[0]).tolist()}")
     print(
-        f"  validation rows with a near-duplicate in training, grouped folds: {across(found, folds.fold_RN[0]).sum()}"
+        f"  validation rows with a near-duplicate in training, grouped folds: {leaking(found, folds.fold_RN[0]).sum()}"
     )
     print(f"  the same, ungrouped: {ungrouped_leak(found, labels, k=k, seed=0)} of {len(labels)}")
 

@@ -137,7 +137,7 @@ def _prepare(arguments: argparse.Namespace) -> Job:
     tokenizer = backbones.tokenizer(config.model)
     source = records.read(config.data.train, config.data, config.classes)
     found = labels.learn("one", source.labels, source=source.name)
-    dealt = stratification.read(
+    dealt = stratification.read_folds(
         [record.row for record in source.records], FoldsConfig(column="fold", k=arguments.folds)
     )
     rows = labelled_data.encode(

@@ -59,7 +59,7 @@ CASES = {
     "near-duplicates": Case("form only", "near-duplicates, or folds.group", "duplicates.on_duplicate=together"),
     "no such group": Case("folds.group=whom: no row has such a column", "Did you mean `who`?", "folds.group=whom"),
     "class in one fold": Case(
-        "would teach it", "several folds", "folds.column=part folds.every_class=false", rows=parts(cat=1)
+        "would never train on it", "several folds", "folds.column=part folds.every_class=false", rows=parts(cat=1)
     ),
     "class absent from a fold": Case(
         "the class `cat` is absent from fold",

@@ -13,7 +13,7 @@ from workbench.crossval import combining, training_rounds
 from workbench.crossval.fold_adapters import fold_adapters
 from workbench.crossval.pseudo_labels import PseudoLabels
 from workbench.crossval.training_rounds import RoundOutputs
-from workbench.data.folds.row_split import alone, assign
+from workbench.data.folds.row_split import assign, singletons
 from workbench.data.labelled.labels import Labels
 
 NAMES = ("left", "middle", "right")
@@ -25,7 +25,7 @@ def case() -> Any:
     """Two repeats of three folds with two seeds, and random outputs."""
     chance = np.random.default_rng(0)
     label_N = np.arange(ROWS) % 3
-    folds = assign([(int(each),) for each in label_N], groups=alone([str(n) for n in range(ROWS)]), k=3, repeats=2)
+    folds = assign([(int(each),) for each in label_N], groups=singletons([str(n) for n in range(ROWS)]), k=3, repeats=2)
     who = fold_adapters(folds, seeds=2)
     targets_NC = np.eye(3, dtype=np.float32)[label_N]
     oof_MNC = np.where(

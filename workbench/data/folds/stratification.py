@@ -1,4 +1,4 @@
-"""The folds that a configuration asks for, and refusals of folds that would teach or measure too little."""
+"""Folds as the configuration describes them; folds that lack a class in training or validation are refused."""
 
 from __future__ import annotations
 
@@ -9,8 +9,17 @@ from typing import TypeAlias
 import numpy as np
 
 from workbench.config.folds_config import FoldsConfig
-from workbench.data.folds.duplicates import DuplicateClusters, across
-from workbench.data.folds.row_split import Class, FoldAssignment, Groups, Strata, alone, assign, joined, ranges
+from workbench.data.folds.duplicates import DuplicateClusters, leaking
+from workbench.data.folds.row_split import (
+    Class,
+    FoldAssignment,
+    Groups,
+    Strata,
+    assign,
+    bin_numbers,
+    merge_groups,
+    singletons,
+)
 from workbench.data.rows import RawRow
 from workbench.errors import ConfigError, DataError
 from workbench.schema import did_you_mean
@@ -18,36 +27,37 @@ from workbench.schema import did_you_mean
 Label: TypeAlias = Class | float | tuple[Class, ...] | None
 """A class, a float for regression, a tuple where a row may have several classes, None where it has no label."""
 
+_MORE_ROWS = "give it more rows, or write folds.every_class=false to accept folds that validate without it"
 
-_MORE = "give it more rows, or write folds.every_class=false to accept folds that validate without it"
 
-
-def make(
+def make_folds(
     config: FoldsConfig, rows: Sequence[RawRow], labels: Sequence[Label], *, clusters: Groups, seed: int
 ) -> FoldAssignment:
-    """The folds of `config`: each trains on every class, and validates every class where `every_class` asks for it.
+    """Make folds; each trains on every class, and validates every class where `every_class` is set.
 
     Args:
-        config: Where it names a fold column, nothing is dealt.
-        rows: For the columns that `config` names, and for messages.
-        labels: One for each row. Floats are dealt by ranges, and no fold is asked to hold every range.
-        clusters: Name of each row's cluster of duplicates: `Found.groups`, or `alone(texts)` where none are looked for.
-        seed: Of the run.
+        config: Names a column of folds, or how to assign rows to folds.
+        rows: Rows with the columns that `config` names.
+        labels: One for each row. Floats are stratified by bins, and a fold may lack a bin.
+        clusters: Cluster of duplicates of each row: `DuplicateClusters.groups`, or `singletons(texts)`.
+        seed: Seed of the run.
 
     Raises:
         ConfigError: More folds than groups, or than rows or groups of a class; a class is absent from a fold; a column
             is unknown.
         DataError: A row has no label; a column has a gap, one value, or another number of folds than `k`; a group of
-            `config.group` stands in two folds of `config.column`.
+            `config.group` is in two folds of `config.column`.
     """
     require_labelled(rows, labels)
     strata, numeric = strata_of(labels, k=config.k), any(isinstance(label, float) for label in labels)
-    own = column(rows, config.group, key="folds.group") if config.group else None
+    row_groups = column_values(rows, config.group, key="folds.group") if config.group else None
     if config.column:
-        folds = read(rows, config, groups=own)
+        folds = read_folds(rows, config, groups=row_groups)
     else:
-        groups = joined(clusters, own) if own else clusters
-        require_enough(strata if config.every_class and not numeric else [()] * len(rows), groups=groups, k=config.k)
+        groups = merge_groups(clusters, row_groups) if row_groups else clusters
+        require_enough_rows(
+            strata if config.every_class and not numeric else [()] * len(rows), groups=groups, k=config.k
+        )
         folds = assign(strata, groups=groups, k=config.k, repeats=config.repeats, seed=seed)
     if not numeric:
         require_classes(folds, strata, validated=config.every_class)
@@ -55,23 +65,22 @@ def make(
 
 
 def strata_of(labels: Sequence[Label], *, k: int) -> Strata:
-    """Strata that `assign` balances: classes, or ten ranges of numbers, fewer where k rows would not fit."""
+    """Strata that `assign` balances: classes, or ten bins of numbers, fewer where bins would have under k rows."""
     numbers = [label for label in labels if isinstance(label, float)]
     if numbers and len(numbers) < len(labels):
         raise DataError(
             f"{len(numbers)} of {len(labels)} labels are decimal numbers, the others classes. Give one kind."
         )
     if numbers:
-        return ranges(numbers, least=k)
-    return [_own(label) for label in labels]
+        return bin_numbers(numbers, min_rows=k)
+    return [_classes(label) for label in labels]
 
 
-def column(rows: Sequence[RawRow], name: str, *, key: str) -> list[str]:
-    """Values of a column, as text.
+def column_values(rows: Sequence[RawRow], name: str, *, key: str) -> list[str]:
+    """Values of the column `name`, as text.
 
     Args:
-        name: Of the column.
-        key: Which key of the configuration names it, for messages.
+        key: The key of the configuration that names the column, for messages.
 
     Raises:
         ConfigError: No row has the column.
@@ -84,21 +93,21 @@ def column(rows: Sequence[RawRow], name: str, *, key: str) -> list[str]:
     if gaps:
         raise DataError(
             f"{gaps[0]}: has no value in the column `{name}`, which {key} names; {len(gaps)} of {len(rows)} rows have "
-            f"none. Fill them in, leave those rows out, or write {key}=null."
+            f"none. Fill in the values, leave those rows out, or write {key}=null."
         )
     return [str(row.columns[name]) for row in rows]
 
 
-def read(rows: Sequence[RawRow], config: FoldsConfig, *, groups: Groups | None = None) -> FoldAssignment:
-    """The folds that the column `config.column` says, in the order of their names; `groups` must not be torn apart."""
+def read_folds(rows: Sequence[RawRow], config: FoldsConfig, *, groups: Groups | None = None) -> FoldAssignment:
+    """Read the folds from the column `config.column`, in the order of their names; refused where they split a group."""
     assert config.column is not None
-    values = column(rows, config.column, key="folds.column")
-    # Shorter first, so that 10 comes after 9.
+    values = column_values(rows, config.column, key="folds.column")
+    # Shorter names first, so that 10 comes after 9.
     names = sorted(set(values), key=lambda name: (len(name), name))
     if len(names) == 1:
         raise DataError(
             f"folds.column={config.column}: every row has the value `{names[0]}`, so nothing is left to train on. "
-            "Give two values or more, or write folds.column=null to have the rows dealt."
+            "Give two values or more, or write folds.column=null to have folds made."
         )
     if len(names) != config.k:
         raise DataError(
@@ -111,7 +120,7 @@ def read(rows: Sequence[RawRow], config: FoldsConfig, *, groups: Groups | None =
         if values[before] != values[row]:
             raise DataError(
                 f"{rows[row].place}: is in fold `{values[row]}`, but {rows[before].place}, which has the same value in "
-                f"`{config.group}`, is in fold `{values[before]}`. Mend the column `{config.column}`, or write "
+                f"`{config.group}`, is in fold `{values[before]}`. Correct the column `{config.column}`, or write "
                 "folds.group=null."
             )
     return FoldAssignment(np.array([[names.index(value) for value in values]], dtype=np.int64), tuple(names))
@@ -127,66 +136,66 @@ def require_labelled(rows: Sequence[RawRow], labels: Sequence[Label]) -> None:
         )
 
 
-def require_enough(strata: Strata, *, groups: Groups, k: int) -> None:
-    """Raise ConfigError where there are fewer groups than folds, or fewer rows or groups of a class."""
+def require_enough_rows(strata: Strata, *, groups: Groups, k: int) -> None:
+    """Raise ConfigError where there are fewer groups than folds, or fewer rows or groups of a class than folds."""
     if len(set(groups)) < k:
         raise ConfigError(
             f"folds.k={k}: the {len(groups)} rows form only {len(set(groups))} groups that must stay together "
-            f"(near-duplicates, or folds.group). {_cure(len(set(groups)), 'give more rows')}"
+            f"(near-duplicates, or folds.group). {_remedy(len(set(groups)), 'give more rows')}"
         )
-    rows_of = Counter(each for classes in strata for each in classes)
-    in_groups = {(each, group) for classes, group in zip(strata, groups, strict=True) for each in classes}
-    groups_of = Counter(each for each, _ in in_groups)
-    for name, count in sorted(rows_of.items(), key=lambda item: (item[1], repr(item[0]))):
+    row_counts = Counter(name for classes in strata for name in classes)
+    class_groups = {(name, group) for classes, group in zip(strata, groups, strict=True) for name in classes}
+    group_counts = Counter(name for name, _ in class_groups)
+    for name, count in sorted(row_counts.items(), key=lambda item: (item[1], repr(item[0]))):
         if count < k:
             raise ConfigError(
                 f"folds.k={k}: the class `{name}` has only {count} row(s), too few for one in every fold. "
-                f"{_cure(count, _MORE)}"
+                f"{_remedy(count, _MORE_ROWS)}"
             )
-        if groups_of[name] < k:
+        if group_counts[name] < k:
             raise ConfigError(
-                f"folds.k={k}: the {count} rows of the class `{name}` form only {groups_of[name]} groups that must "
+                f"folds.k={k}: the {count} rows of the class `{name}` form only {group_counts[name]} groups that must "
                 "stay together (near-duplicates, or folds.group), so it would be absent from a fold. "
-                f"{_cure(groups_of[name], _MORE)}"
+                f"{_remedy(group_counts[name], _MORE_ROWS)}"
             )
 
 
 def require_classes(folds: FoldAssignment, strata: Strata, *, validated: bool) -> None:
-    """Raise ConfigError where a class is absent from the training rows of a fold, or from its `validated` rows."""
-    classes = {each for own in strata for each in own}
+    """Raise ConfigError where a fold trains without a class or, if `validated`, validates without one."""
+    every_class = {name for classes in strata for name in classes}
     for split in folds.splits():
-        trained, held = (
-            {each for row in np.flatnonzero(part_N).tolist() for each in strata[row]} for part_N in split[2:]
+        trained, held_out = (
+            {name for row in np.flatnonzero(part_N).tolist() for name in strata[row]} for part_N in split[2:]
         )
         where = f"fold `{folds.names[split.fold]}`" + (f" of repeat {split.repeat}" if len(folds.fold_RN) > 1 else "")
-        for name in sorted(classes - trained, key=repr):
+        for name in sorted(every_class - trained, key=repr):
             raise ConfigError(
-                f"folds: all rows of the class `{name}` stand in {where}, so nothing would teach it to the model that "
-                "validates there. Spread the class over several folds, give it more rows, or leave it out."
+                f"folds: all rows of the class `{name}` are in {where}, so the model that validates there would never "
+                "train on it. Spread the class over several folds, give it more rows, or leave it out."
             )
-        for name in sorted(classes - held, key=repr) if validated else ():
+        for name in sorted(every_class - held_out, key=repr) if validated else ():
             raise ConfigError(
                 f"folds: the class `{name}` is absent from {where}. Spread its rows over all folds, write a smaller "
                 "folds.k, or write folds.every_class=false to accept folds that validate without it."
             )
 
 
-def ungrouped_leak(found: DuplicateClusters, labels: Sequence[Label], *, k: int, seed: int) -> int:
-    """Rows that would validate while a near-duplicate of theirs is trained on, were folds stratified and no more."""
-    own = alone([found.name_U[text] for text in found.text_N])
-    folds = assign(strata_of(labels, k=k), groups=own, k=k, seed=seed)
-    return int(across(found, folds.fold_RN[0]).sum())
+def ungrouped_leak(clusters: DuplicateClusters, labels: Sequence[Label], *, k: int, seed: int) -> int:
+    """Number of rows with a near-duplicate in another fold, were the folds stratified without groups."""
+    groups = singletons([clusters.name_U[text] for text in clusters.text_N])
+    folds = assign(strata_of(labels, k=k), groups=groups, k=k, seed=seed)
+    return int(leaking(clusters, folds.fold_RN[0]).sum())
 
 
 def _is_gap(value: object) -> bool:
     return value is None or value == "" or value != value
 
 
-def _own(label: Label) -> tuple[Class, ...]:
+def _classes(label: Label) -> tuple[Class, ...]:
     assert label is not None and not isinstance(label, float)
     return label if isinstance(label, tuple) else (label,)
 
 
-def _cure(most: int, otherwise: str) -> str:
-    """A smaller k, where there is one, or what else helps."""
-    return f"Write folds.k={most}, or {otherwise}." if most >= 2 else f"{otherwise.capitalize()}."
+def _remedy(largest_k: int, otherwise: str) -> str:
+    """Advice to write a smaller k, where one is possible, or to do something else."""
+    return f"Write folds.k={largest_k}, or {otherwise}." if largest_k >= 2 else f"{otherwise.capitalize()}."

@@ -1,4 +1,4 @@
-"""A held-out share of labelled rows that shows every class as often as the rest does."""
+"""A stratified held-out share of grouped rows."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from workbench.data.folds.row_split import Class, Groups, Strata
 
 
 def hold_out(strata: Strata, *, groups: Groups, share: float, seed: int) -> NDArray[np.bool_]:
-    """True for the rows (N,) that are held out: of each class about `share`, at least one row, and never all.
+    """True for the rows (N,) that are held out: about `share` of each class, at least one row, and never all.
 
-    Class by class, the rarest first, whole groups are taken in the order of a hash of seed and name, until the class
-    has its share; of groups with several classes, first those that bring no class above its share. The order of rows
-    does not matter. A class with one group, or whose every group is another's last one, is not held out.
+    For each class, rarest first, whole groups are taken in the order of a hash of seed and name until the class has its
+    share; of groups with several classes, first those that take no class above its share. The order of rows does not
+    matter. A class with a single group, or whose every group is the last one of another class, is not held out.
 
     Args:
-        strata: Classes of each row; a row without any is dealt like a class of its own.
-        groups: Rows with equal names stay together.
+        strata: Classes of each row; rows without any count as a class of their own.
+        groups: Group of each row; the rows of a group stay together.
         share: Above 0, below 1.
     """
-    dealt = [classes or ("",) for classes in strata]
-    total = Counter(each for classes in dealt for each in classes)
-    members: dict[str, Counter[Class]] = defaultdict(Counter)
-    for classes, group in zip(dealt, groups, strict=True):
-        members[group].update(classes)
-    order = sorted(members, key=lambda group: blake2b(f"{seed} {group}".encode(), digest_size=16).digest())
-    wanted = {each: max(1, round(share * count)) for each, count in total.items()}
-    held: Counter[Class] = Counter()
-    chosen: set[str] = set()
-    for each in sorted(total, key=lambda each: (total[each], str(each))):
-        for gently in (True, False):
+    strata = [classes or ("",) for classes in strata]
+    total = Counter(name for classes in strata for name in classes)
+    counts: dict[str, Counter[Class]] = defaultdict(Counter)
+    for classes, group in zip(strata, groups, strict=True):
+        counts[group].update(classes)
+    order = sorted(counts, key=lambda group: blake2b(f"{seed} {group}".encode(), digest_size=16).digest())
+    target = {name: max(1, round(share * count)) for name, count in total.items()}
+    taken: Counter[Class] = Counter()
+    held_out: set[str] = set()
+    for name in sorted(total, key=lambda name: (total[name], str(name))):
+        for strict in (True, False):  # at first no class may exceed its share, then only `name` may not
             for group in order:
-                if held[each] >= wanted[each]:
+                if taken[name] >= target[name]:
                     break
-                own = members[group]
-                after = {c: held[c] + own[c] for c in own}
-                above = [c for c in own if after[c] > wanted[c] and (gently or c == each) and held[c]]
-                if own[each] and group not in chosen and not above and all(after[c] < total[c] for c in own):
-                    chosen.add(group)
-                    held.update(own)
-    return np.asarray([group in chosen for group in groups])
+                own = counts[group]
+                after = {c: taken[c] + own[c] for c in own}
+                exceeds = any(after[c] > target[c] and taken[c] for c in own if strict or c == name)
+                if own[name] and group not in held_out and not exceeds and all(after[c] < total[c] for c in own):
+                    held_out.add(group)
+                    taken.update(own)
+    return np.asarray([group in held_out for group in groups])

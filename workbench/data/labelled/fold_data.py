@@ -15,7 +15,7 @@ from workbench.config import RunConfig
 from workbench.config.folds_config import DuplicatesConfig
 from workbench.data.folds import duplicates, stratification
 from workbench.data.folds.duplicates import DuplicateClusters, DuplicateReport
-from workbench.data.folds.row_split import FoldAssignment, Groups, alone
+from workbench.data.folds.row_split import FoldAssignment, Groups, singletons
 from workbench.data.folds.similarity import Ints
 from workbench.data.labelled import labels
 from workbench.data.labelled.labelled_data import Labelled, encode
@@ -64,7 +64,7 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> FoldData:
     stratification.require_labelled([record.row for record in train.records], train.labels)
     clean = _deduplicate(train, test, config)
     meaning = labels.learn(config.classes.kind, clean.source.labels, source=config.data.train)
-    folds = stratification.make(
+    folds = stratification.make_folds(
         config.folds,
         [record.row for record in clean.source.records],
         clean.source.labels,
@@ -114,13 +114,13 @@ def _deduplicate(train: RecordSource, test: RecordSource | None, config: RunConf
     weight_N = np.asarray([record.weight for record in train.records])
     if config.duplicates.on_duplicate == "ignore":
         cluster_T = None if test is None else np.arange(len(test.records))
-        groups = alone(train.normalised_texts)
+        groups = singletons(train.normalised_texts)
         return _Deduplicated(train, weight_N, groups, np.arange(len(weight_N)), cluster_T, None, (), 0)
     both = _find([*train.normalised_texts, *(test.normalised_texts if test else [])], config.duplicates)
     is_test = np.arange(len(both.text_N)) >= len(weight_N)
     clusters, cluster_T = both.subset(~is_test), both.subset(is_test).cluster_N if test else None
     if test is not None:
-        overlap = duplicates.without_overlap(
+        overlap = duplicates.check_overlap(
             both, is_test, action=config.duplicates.overlap, train=train.name, test=test.name
         )
         kept_N = overlap.kept_N[: len(weight_N)]
@@ -129,7 +129,7 @@ def _deduplicate(train: RecordSource, test: RecordSource | None, config: RunConf
     report = duplicates.report(clusters, train.labels)
     conflicts = tuple(tuple(train.records[row].place for row in rows) for rows in report.conflicts)
     leak = stratification.ungrouped_leak(clusters, train.labels, k=config.folds.k, seed=config.seed)
-    kept_N, factor_N = duplicates.treat(clusters, train.labels, config.duplicates.on_duplicate)
+    kept_N, factor_N = duplicates.resolve(clusters, train.labels, config.duplicates.on_duplicate)
     note = f"{int((~kept_N).sum())} rows that are near-duplicates of one that is kept"
     train, clusters, weight_N = _subset(train, clusters, weight_N * factor_N, kept_N, note)
     return _Deduplicated(train, weight_N, clusters.groups, clusters.cluster_N, cluster_T, report, conflicts, leak)

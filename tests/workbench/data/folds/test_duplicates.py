@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from workbench.config.folds_config import DuplicatesConfig
 from workbench.data.folds.duplicates import (
     DuplicateClusters,
-    across,
+    check_overlap,
     find,
     keep_one,
+    leaking,
     overlap,
     report,
-    treat,
+    resolve,
     weights,
-    without_overlap,
 )
 from workbench.data.folds.similarity import components, normalised, shingles
 from workbench.errors import DataError
@@ -176,11 +176,11 @@ def test_a_chain_joins_texts_that_are_not_alike() -> None:
 def test_the_row_that_is_kept_carries_the_majority_label() -> None:
     found = find([CARD[0], CARD[1], CARD[0], CARD[3]])
     assert keep_one(found, ["pin", "card", "card", "pin"]).tolist() == [False, True, False, True]
-    kept_N, weight_N = treat(found, ["pin", "card", "card", "pin"], "weight")
+    kept_N, weight_N = resolve(found, ["pin", "card", "card", "pin"], "weight")
     assert kept_N.all()
     assert weight_N.tolist() == [1 / 3, 1 / 3, 1 / 3, 1]
-    assert treat(found, ["pin"] * 4, "together")[1].tolist() == [1] * 4
-    assert treat(found, ["pin"] * 4, "keep_one")[0].tolist() == [True, False, False, True]
+    assert resolve(found, ["pin"] * 4, "together")[1].tolist() == [1] * 4
+    assert resolve(found, ["pin"] * 4, "keep_one")[0].tolist() == [True, False, False, True]
 
 
 def _across_by_hand(texts: list[str], sides: list[int], threshold: float) -> list[bool]:
@@ -197,7 +197,7 @@ def _across_by_hand(texts: list[str], sides: list[int], threshold: float) -> lis
 @settings(max_examples=60, deadline=None)
 def test_leaks_equal_a_search_by_hand(rows: list[tuple[str, int]]) -> None:
     texts, sides = [text for text, _ in rows], [side for _, side in rows]
-    leaks = across(find(texts, threshold=0.6), np.array(sides, dtype=np.int64))
+    leaks = leaking(find(texts, threshold=0.6), np.array(sides, dtype=np.int64))
     assert leaks.tolist() == _across_by_hand(texts, sides, 0.6)
 
 
@@ -208,8 +208,8 @@ def _both() -> tuple[DuplicateClusters, NDArray[np.bool_]]:
 
 def test_dropping_leaves_no_cluster_on_both_sides_and_every_test_row() -> None:
     found, test_N = _both()
-    result = without_overlap(found, test_N, action="drop")
-    near = [b for b in np.flatnonzero(test_N) if across(found, test_N.astype(np.int64))[b]]
+    result = check_overlap(found, test_N, action="drop")
+    near = [b for b in np.flatnonzero(test_N) if leaking(found, test_N.astype(np.int64))[b]]
     assert result.test_rows == len(near) > 30
     assert result.train_rows == (~result.kept_N).sum() > 30
     assert result.kept_N[test_N].all()
@@ -221,11 +221,11 @@ def test_dropping_leaves_no_cluster_on_both_sides_and_every_test_row() -> None:
 def test_an_overlap_is_refused_with_its_cure() -> None:
     found, test_N = _both()
     with pytest.raises(DataError, match=r"train\.csv: \d+ rows share a cluster") as caught:
-        without_overlap(found, test_N, action="refuse", train="train.csv", test="test.csv")
+        check_overlap(found, test_N, action="refuse", train="train.csv", test="test.csv")
     assert "duplicates.overlap=drop" in str(caught.value)
     with pytest.raises(DataError, match=r"every row has a near-duplicate in data\.test"):
-        without_overlap(find(CARD[:3]), np.array([False, False, True]), action="drop")
-    clean = without_overlap(find(CARD[2:]), np.array([False, True]), action="refuse")
+        check_overlap(find(CARD[:3]), np.array([False, False, True]), action="drop")
+    clean = check_overlap(find(CARD[2:]), np.array([False, True]), action="refuse")
     assert clean.kept_N.all()
 
 
@@ -242,6 +242,6 @@ def test_shingles_have_the_length_that_suits_their_kind() -> None:
 
 def test_texts_from_one_template_are_refused_before_memory_is_gone() -> None:
     body = " ".join(str(n) for n in range(60))
-    with pytest.raises(DataError, match=r"1700 different texts hold over 1000000 pairs.*share a template") as caught:
+    with pytest.raises(DataError, match=r"1700 different texts have over 1000000 pairs.*share a template") as caught:
         find([f"{body} {n}" for n in range(1700)], shingle="words")
     assert "duplicates.on_duplicate=ignore" in str(caught.value)

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from sklearn.model_selection import StratifiedGroupKFold
 
 from workbench.config.folds_config import FoldsConfig
-from workbench.data.folds.duplicates import DuplicateClusters, across, find
-from workbench.data.folds.row_split import Class, alone, assign, joined, ranges
-from workbench.data.folds.stratification import Label, make, ungrouped_leak
+from workbench.data.folds.duplicates import DuplicateClusters, find, leaking
+from workbench.data.folds.row_split import Class, assign, bin_numbers, merge_groups, singletons
+from workbench.data.folds.stratification import Label, make_folds, ungrouped_leak
 from workbench.data.rows import RawRow, read_rows
 from workbench.errors import ConfigError, DataError, WorkbenchError
 from workbench.schema import parse
@@ -91,7 +91,7 @@ def test_class_counts_stay_within_the_stated_bound(data: list[tuple[str, str]], 
 @settings(deadline=None)
 def test_without_groups_classes_and_sizes_differ_by_one_at_most(labels: list[str], k: int, stratify: bool) -> None:
     strata: list[tuple[Class, ...]] = [(label,) if stratify else () for label in labels]
-    fold_N = assign(strata, groups=alone(labels), k=k).fold_RN[0]
+    fold_N = assign(strata, groups=singletons(labels), k=k).fold_RN[0]
     assert np.ptp(np.bincount(fold_N, minlength=k)) <= 1
     if stratify:
         assert np.ptp(table(fold_N, labels, k), axis=0).max() <= 1
@@ -141,7 +141,7 @@ def test_classes_are_as_even_as_scikit_learn_makes_them(k: int) -> None:
 def test_grouped_folds_do_not_leak_and_the_others_are_told() -> None:
     labels, found = banking()
     grouped = assign([(label,) for label in labels], groups=found.groups, k=5).fold_RN[0]
-    assert across(found, grouped).sum() == 0
+    assert leaking(found, grouped).sum() == 0
     assert ungrouped_leak(found, labels, k=5, seed=0) > 0.1 * len(labels)
     apart = find([f"{n}{chr(97 + n) * 8}" for n in range(20)])
     assert ungrouped_leak(apart, ["x"] * 20, k=5, seed=0) == 0
@@ -153,14 +153,14 @@ def test_joined_groups_are_the_closure_of_both(pairs: list[tuple[str, str]]) -> 
     together = together.reshape(len(pairs), len(pairs))
     for _ in pairs:
         together = np.minimum(1, together @ together)
-    names = joined([a for a, _ in pairs], [b for _, b in pairs])
+    names = merge_groups([a for a, _ in pairs], [b for _, b in pairs])
     assert [[one == other for other in names] for one in names] == together.astype(bool).tolist()
     assert all(name in {a for a, _ in pairs} for name in names)
 
 
 @given(st.lists(st.integers(0, 30).map(float), min_size=1, max_size=80), st.integers(1, 10))
 def test_ranges_rise_and_hold_enough_rows(numbers: list[float], least: int) -> None:
-    found = [value for (value,) in ranges(numbers, least=least)]
+    found = [value for (value,) in bin_numbers(numbers, min_rows=least)]
     assert found[numbers.index(min(numbers))] == 0
     for one, of_one in zip(numbers, found, strict=True):
         for other, of_other in zip(numbers, found, strict=True):
@@ -172,17 +172,19 @@ def test_ranges_rise_and_hold_enough_rows(numbers: list[float], least: int) -> N
 
 def test_a_regression_is_dealt_by_ranges() -> None:
     labels: list[Label] = [float(n % 50) for n in range(200)]
-    folds = make(FoldsConfig(k=4), rows(200), labels, clusters=alone([str(n) for n in range(200)]), seed=0)
+    folds = make_folds(FoldsConfig(k=4), rows(200), labels, clusters=singletons([str(n) for n in range(200)]), seed=0)
     means = [np.mean([labels[row] for row in np.flatnonzero(split.validation_N)]) for split in folds.splits()]  # type: ignore[misc]
     assert np.ptp(means) < 1.5  # of 0 to 49; folds at random differ by about 4
 
 
 def test_a_column_of_groups_joins_the_clusters() -> None:
     users = [str(n // 3) for n in range(30)]
-    clusters = [*alone([str(n) for n in range(28)]), "twins", "twins"]
+    clusters = [*singletons([str(n) for n in range(28)]), "twins", "twins"]
     clusters[0] = "twins"  # ties user 0 to user 9
     labels: list[Label] = ["ab"[n % 2] for n in range(30)]
-    folds = make(FoldsConfig(k=3, group="user", repeats=2), rows(30, user=users), labels, clusters=clusters, seed=0)
+    folds = make_folds(
+        FoldsConfig(k=3, group="user", repeats=2), rows(30, user=users), labels, clusters=clusters, seed=0
+    )
     for fold_N in folds.fold_RN:
         assert all(len({fold_N[n] for n in range(30) if users[n] == user}) == 1 for user in users)
         assert fold_N[0] == fold_N[29]
@@ -191,7 +193,7 @@ def test_a_column_of_groups_joins_the_clusters() -> None:
 def test_a_column_of_folds_is_taken_as_it_stands() -> None:
     column = [10, 9, 2, "x", 2, 9, 10, "x"]
     config = FoldsConfig(k=4, column="part")
-    folds = make(config, rows(8, part=column), ["a"] * 8, clusters=["same"] * 8, seed=0)
+    folds = make_folds(config, rows(8, part=column), ["a"] * 8, clusters=["same"] * 8, seed=0)
     assert folds.names == ("2", "9", "x", "10")
     assert [folds.names[fold] for fold in folds.fold_RN[0]] == list(map(str, column))
     assert folds.k == 4
@@ -246,7 +248,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"part": [0, 1] * 5 + [float("nan"), None]},
         [
             "train.csv, row 11: has no value in the column `part`, which folds.column names; 2 of 12 rows",
-            "Fill them in",
+            "Fill in the values",
         ],
     ),
     "a fold column of one value": (
@@ -267,12 +269,12 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "a class that a fold of the user's does not train": (
         {"column": "part", "k": 2, "every_class": False},
         {"part": [0] * 6 + [0, 1] * 3},
-        ["all rows of the class `a` stand in fold `0`", "Spread the class over several folds"],
+        ["all rows of the class `a` are in fold `0`", "Spread the class over several folds"],
     ),
     "a class that stands in one group, whatever is asked": (
         {"k": 2, "every_class": False},
         {"clusters": ["x"] * 6 + [str(n) for n in range(6)]},
-        ["all rows of the class `a` stand in fold `", "give it more rows"],
+        ["all rows of the class `a` are in fold `", "give it more rows"],
     ),
     "a group torn by the fold column": (
         {"column": "part", "group": "user", "k": 2},
@@ -288,7 +290,7 @@ def test_a_mistake_is_refused_with_its_place_and_cure(name: str) -> None:
     given: dict[str, Any] = {"labels": HALVES, "clusters": ALPHABET, **changed}
     columns = {key: values for key, values in given.items() if key not in ("labels", "clusters")}
     with pytest.raises(WorkbenchError) as caught:
-        make(FoldsConfig(**config), rows(12, **columns), given["labels"], clusters=given["clusters"], seed=0)
+        make_folds(FoldsConfig(**config), rows(12, **columns), given["labels"], clusters=given["clusters"], seed=0)
     assert isinstance(caught.value, (ConfigError, DataError))
     for part in expected:
         assert part in str(caught.value)
@@ -297,7 +299,7 @@ def test_a_mistake_is_refused_with_its_place_and_cure(name: str) -> None:
 def test_a_rare_class_may_be_absent_where_that_is_accepted() -> None:
     labels: list[Label] = ["a"] * 10 + ["b"] * 2
     for seed in range(10):
-        folds = make(FoldsConfig(k=4, every_class=False), rows(12), labels, clusters=ALPHABET, seed=seed)
+        folds = make_folds(FoldsConfig(k=4, every_class=False), rows(12), labels, clusters=ALPHABET, seed=seed)
         assert np.bincount(folds.fold_RN[0]).tolist() == [3] * 4
         assert folds.fold_RN[0, 10] != folds.fold_RN[0, 11]  # so that each fold trains on one of them
 
