@@ -118,7 +118,7 @@ FOUND = {
     ),
     "kinds of models": Case("distill.teacher.id=lora", "of the student's kind", LORA + "model.id=t5"),
     "no mask of the student's": Case(
-        "has no mask token", "Take an encoder", MASKED + "model.id=stories distill.teacher.id=masked"
+        "has no mask token", "Use an encoder", MASKED + "model.id=stories distill.teacher.id=masked"
     ),
     "no mask of the teacher's": Case(
         "distill.teacher.id=maskless: its tokenizer does not know '<mask>'",

@@ -126,7 +126,7 @@ CASES = {
     ),
     "a user's file without views": Case("code.py defines no function views", "def views(row", USER, code="x = 1\n"),
     "a view nobody asked for": Case(
-        "defines views(), which nothing asks for",
+        "defines views(), which is not used",
         "add user to tta.views",
         MERGE,
         code=VIEW + "def merge(p):\n    return p.mean(axis=0)\n",

@@ -1,9 +1,8 @@
-"""Global batches that depend on (rows, seed, step) alone, and the micro-batches that they are computed in.
+"""Global batches, which depend only on (rows, seed, step), and the micro-batches in which they are computed.
 
 Legend: B rows of a micro-batch, L padded length, N supervised positions.
 
-What an encoder reads and what is predicted stand in one row: an encoder-decoder's row is its source, then its decoder's
-tokens from the start token on.
+A row of an encoder-decoder holds the encoder's tokens, followed by the decoder's tokens from its start token on.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ Indices = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
-PASS = 100
-"""What a forward and a backward pass take besides their tokens, as so many tokens; a tenth of the most tokens of one
-where that is more, as on accelerators. LoRA on 6 M parameters, one core of a Xeon: some 30 ms, where a token takes 0.25
+PASS_OVERHEAD = 100
+"""Fixed cost of a forward and backward pass, in tokens; a tenth of the largest micro-batch where that is more, as on
+accelerators. LoRA on 6 M parameters, one core of a Xeon: some 30 ms, where a token takes 0.25 ms
 (scripts/bench/solver.py, steps in few and in many micro-batches).
 """
 
@@ -37,9 +36,9 @@ class Row(NamedTuple):
     input_ids: Indices
     supervised: npt.NDArray[np.bool_]
     source: int = 0
-    """How many of the first tokens an encoder reads; 0 where there is no decoder beside it."""
+    """Number of first tokens that an encoder reads; 0 without a separate decoder."""
     number: int = 0
-    """Which row of its table it is."""
+    """Number of the row in its table."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +46,13 @@ class MicroBatch:
     """Rows of similar length, padded on the right.
 
     Attributes:
-        inputs: What the model is called with. Padding repeats token 0, which nothing looks at: what a causal model or a
-            decoder predicts stands before it, and an encoder's is masked.
+        inputs: Arguments of the model. Padding is token 0; it comes after every prediction of a causal model or a
+            decoder, and is masked for an encoder.
         positions_N: Flat indices into B * L of the last hidden states whose token is predicted.
-        labels_N: Those tokens; for classification a row's weight and targets, (N, 1 + C) float32.
-        tokens: Tokens without padding.
-        lengths_B: Real tokens of each row, of a decoder's where there is one; None where an attention mask says it.
-        rows_B: Which examples they are, by their number in the set.
+        labels_N: The predicted tokens; for classification a row's weight and targets, (N, 1 + C) float32.
+        tokens: Number of tokens without padding.
+        lengths_B: Tokens of each row without padding (the decoder's, if any); None where there is an attention mask.
+        rows_B: Numbers of the examples in their data set.
     """
 
     inputs: dict[str, Tensor]
@@ -64,7 +63,7 @@ class MicroBatch:
     rows_B: Indices | None = None
 
     def to(self, device: torch.device) -> MicroBatch:
-        """The same on `device`."""
+        """Copy to `device`."""
         return replace(
             self,
             inputs={name: tensor.to(device, non_blocking=True) for name, tensor in self.inputs.items()},
@@ -74,7 +73,7 @@ class MicroBatch:
         )
 
     def pinned(self) -> MicroBatch:
-        """The same in memory from which an accelerator copies while it computes."""
+        """Copy to pinned memory, from which an accelerator copies while it computes."""
         return replace(
             self,
             inputs={name: tensor.pin_memory() for name, tensor in self.inputs.items()},
@@ -85,7 +84,7 @@ class MicroBatch:
 
 
 class Collate(Protocol):
-    """How rows are seen in pass `epoch` over the data."""
+    """Pads rows as they are in pass `epoch` over the data."""
 
     def __call__(self, rows: Sequence[Row], *, epoch: int) -> MicroBatch: ...
 
@@ -99,19 +98,19 @@ class Examples(Protocol):
 
     @property
     def supervised(self) -> Weights:
-        """How much each example weighs in the mean loss: its predicted tokens, or the weight of its label."""
+        """Weight of each example in the mean loss: its number of predicted tokens, or the weight of its label."""
 
     def __len__(self) -> int:
-        """Draws in one pass over the data: the number of examples, where each is drawn once."""
+        """Number of draws in one pass over the data; the number of examples, where each is drawn once."""
 
     def drawn(self, draws: Indices, *, epoch: int) -> Indices:
-        """The examples that some draws of pass `epoch` take; most data give each draw the example of its number."""
+        """Example of each draw of pass `epoch`; draw i takes example i unless the data are resampled."""
 
     def place(self, index: int) -> str:
-        """File and row that example `index` came from."""
+        """File and row of example `index`."""
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
-        """The examples `indices`, padded, as they are seen in pass `epoch` over the data."""
+        """The examples `indices`, padded, as they are in pass `epoch` over the data."""
 
 
 def steps_per_epoch(rows: int, size: int) -> int:
@@ -126,37 +125,38 @@ def global_batch(step: int, *, rows: int, size: int, seed: int) -> Indices:
 
 
 def first_rows(train: Examples, *, seed: int, count: int = 64) -> Iterator[dict[str, Tensor]]:
-    """Model inputs of the `count` rows that training begins with, one row at a time, so without padding."""
+    """Yield model inputs of the first `count` rows of training, one row at a time and so without padding."""
     for row in global_batch(0, rows=len(train), size=count, seed=seed):
         yield train.batch(row[None]).inputs
 
 
 def micro_batches(indices: Indices, lengths: Indices, *, tokens: int) -> Iterator[Indices]:
-    """`indices` cut so that rows x longest row <= `tokens`, longest first, which decides memory at once.
+    """Split `indices` so that rows x longest row <= `tokens`, longest first: a lack of memory shows at once.
 
-    Of all such cuts it is the one that computes least, padding included. A row longer than `tokens` comes alone.
+    Of all such splits it is the one of least computation, padding included (dynamic programming over the sorted rows).
+    A row longer than `tokens` has a micro-batch of its own.
     """
     order = indices[np.lexsort((indices, -lengths[indices]))]
-    overhead = max(PASS, tokens // 10)
-    least = np.append(0.0, np.full(len(order), np.inf))  # that the first rows take, by their number
-    begins = np.zeros(len(order) + 1, dtype=np.int64)  # where the last micro-batch of these begins
+    overhead = max(PASS_OVERHEAD, tokens // 10)
+    min_cost = np.append(0.0, np.full(len(order), np.inf))  # of the first n rows
+    last_start = np.zeros(len(order) + 1, dtype=np.int64)  # of the last micro-batch of the first n rows
     for first, length in enumerate(lengths[order]):
         rows = np.arange(1, 1 + min(max(1, tokens // int(length)), len(order) - first))
-        found = least[first] + overhead + rows * length
-        better = rows[found <= least[first + rows]]
-        least[first + better], begins[first + better] = found[better - 1], first
+        cost = min_cost[first] + overhead + rows * length
+        better = rows[cost <= min_cost[first + rows]]
+        min_cost[first + better], last_start[first + better] = cost[better - 1], first
     cuts = [len(order)]
     while cuts[-1]:
-        cuts.append(int(begins[cuts[-1]]))
+        cuts.append(int(last_start[cuts[-1]]))
     for first, last in itertools.pairwise(reversed(cuts)):
         yield order[first:last]
 
 
 def collate(rows: Sequence[Row], *, epoch: int = 0) -> MicroBatch:
-    """Pad rows into a micro-batch in which each supervised token is predicted from those before it, in any epoch."""
+    """Pad rows to a micro-batch; each supervised token is predicted from those before it, the same in any epoch."""
     ids_BL = padded([row.input_ids[row.source :] for row in rows])
     target_BL = padded([row.supervised[row.source :] for row in rows])
-    # The hidden state at position t predicts token t + 1; the first token of a row has nothing to predict it.
+    # The hidden state at position t predicts token t + 1, so the first token of a row is never predicted.
     number, column = np.nonzero(target_BL[:, 1:])
     inputs = {"input_ids": torch.from_numpy(ids_BL)}
     if rows[0].source:
@@ -172,13 +172,13 @@ def collate(rows: Sequence[Row], *, epoch: int = 0) -> MicroBatch:
 
 
 def encoder_inputs(rows: Sequence[Indices]) -> dict[str, Tensor]:
-    """Token ids and attention mask (B, L) for an encoder, which would look at the padding."""
+    """Token ids and attention mask (B, L) for an encoder."""
     mask_BL = padded([np.ones_like(row) for row in rows])
     return {"input_ids": torch.from_numpy(padded(rows)), "attention_mask": torch.from_numpy(mask_BL)}
 
 
 def padded(rows: Sequence[npt.NDArray[ScalarT]]) -> npt.NDArray[ScalarT]:
-    """Rows of unequal length as one array (B, L), with zeros on the right."""
+    """Rows of different lengths as one array (B, L), padded with zeros on the right."""
     result = np.zeros((len(rows), max(map(len, rows))), dtype=rows[0].dtype)
     for number, row in enumerate(rows):
         result[number, : len(row)] = row

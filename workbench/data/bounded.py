@@ -1,4 +1,4 @@
-"""A limit for code that a row or a template brings: it ends, or it is told that it does not."""
+"""A limit of processor time for code that comes with data or models, such as chat templates."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from contextlib import contextmanager
 from types import FrameType
 
 SECONDS = 5.0
-"""Of processor time for one conversation; a chat template takes milliseconds."""
+"""Processor time for one conversation; a chat template takes milliseconds."""
 
 
 class _TooLong(BaseException):
-    """Not an Exception: what runs inside the limit cannot take it for one of its own."""
+    """Not an Exception, so that code inside the limit does not catch it as one of its own."""
 
 
 @contextmanager
 def bounded(error: Callable[[], Exception], *, seconds: float = SECONDS) -> Iterator[None]:
-    """Raise `error()` where the block takes more than so many seconds of processor time.
+    """Raise `error()` where the block takes more than `seconds` of processor time.
 
-    Only the main thread of a process can be interrupted; elsewhere there is no limit.
+    Only the main thread can be interrupted; in other threads there is no limit.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

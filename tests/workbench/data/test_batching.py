@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.data.batching import PASS, Row, collate, global_batch, micro_batches, steps_per_epoch
+from workbench.data.batching import PASS_OVERHEAD, Row, collate, global_batch, micro_batches, steps_per_epoch
 
 rows = st.integers(1, 200)
 sizes = st.integers(1, 50)
@@ -44,7 +44,7 @@ def test_micro_batches_partition_within_the_budget(lengths: list[int], budget: i
 def test_no_other_cut_computes_less(lengths: list[int], budget: int) -> None:
     def cost(parts: list[list[int]]) -> float:
         fits = all(len(part) == 1 or len(part) * max(part) <= budget for part in parts)
-        return sum(len(part) * max(part) + max(PASS, budget // 10) for part in parts) if fits else math.inf
+        return sum(len(part) * max(part) + max(PASS_OVERHEAD, budget // 10) for part in parts) if fits else math.inf
 
     ordered = sorted(lengths, reverse=True)
     found = [sorted(np.asarray(lengths)[part]) for part in _cut(lengths, budget)]

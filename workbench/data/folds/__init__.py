@@ -1,1 +1,1 @@
-"""Duplicates, similarity and leak-free splits."""
+"""Near-duplicates, and stratified splits without leaks."""

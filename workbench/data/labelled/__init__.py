@@ -1,1 +1,1 @@
-"""Labelled rows: classes, numbers, columns, class-balanced draws, folds of them."""
+"""Labelled rows: their labels, columns, class-balanced sampling and folds."""

@@ -1,4 +1,4 @@
-"""The shipped backbone and data, so that a first run needs no network: 6 M-parameter Llama, FairytaleQA subset."""
+"""The shipped backbone (a 6 M-parameter Llama) and data sets, so that a first run needs no network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ FOLDER = Path(__file__).parent
 
 
 def resolve(name: str) -> str:
-    """`starter` and `starter/FILE` as paths inside the installed package; every other name unchanged."""
+    """Replace `starter` and `starter/FILE` by paths inside the installed package; other names are unchanged."""
     if name == "starter":
         return str(FOLDER)
     if name.startswith("starter/") and not Path(name).exists():

@@ -1,1 +1,1 @@
-"""Rows of text to token ids and loss masks."""
+"""Rows of text: formats, chat templates, token ids and loss masks."""

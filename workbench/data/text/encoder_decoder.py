@@ -1,4 +1,4 @@
-"""Rows for an encoder-decoder: the encoder reads the prompt, the decoder learns the answer."""
+"""Rows for an encoder-decoder: the encoder reads the prompt, and the decoder learns the answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workbench.data.text.formats import Example
 from workbench.data.text.messages import Message
 from workbench.errors import ConfigError, DataError
 
-# A question alone stands as it is, which is what such models were pretrained on; several turns are told apart.
+# A single question is written as it is, as in pretraining; several turns are marked with their roles.
 PLAIN_TEMPLATE = """\
 {%- set turns = messages | rejectattr('role', 'equalto', 'system') | list %}
 {%- for message in messages %}
@@ -24,15 +24,16 @@ PLAIN_TEMPLATE = """\
 
 
 class Pairs(Template):
-    """How a tokenizer writes prompts for an encoder, and answers for the decoder beside it.
+    """Tokenises prompts for an encoder and answers for a decoder.
 
-    The answer is tokenised alone, as a target: start token, text, eos. A prompt is raw text between the tokenizer's own
-    special tokens, or what the chat template makes of a conversation; without one, PLAIN_TEMPLATE between those tokens.
+    The answer is tokenised separately, as a target: start token, text, eos. A prompt is raw text with the tokenizer's
+    own special tokens, or a conversation written by the chat template; without one, by PLAIN_TEMPLATE between those
+    tokens.
 
     Args:
         tokenizer: A fast tokenizer.
         template: Jinja source that replaces the tokenizer's own.
-        start: The token that the decoder starts from.
+        start: The decoder's start token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str | None = None, *, start: int) -> None:
@@ -43,7 +44,7 @@ class Pairs(Template):
 
     @property
     def identity(self) -> list[object]:
-        """All that the written tokens depend on, besides the tokenizer."""
+        """Part of the cache key: everything besides the tokenizer that decides the tokens."""
         return ["pairs", self._start, self.source]
 
     def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
@@ -51,15 +52,15 @@ class Pairs(Template):
         return [example]
 
     def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
-        """Prompt, start token and answer in one row; loss falls on the answer with its eos.
+        """Encode prompt, start token and answer as one row; the answer and its eos carry loss.
 
         Raises:
-            ConfigError: `loss_on` is all, but what an encoder reads is not predicted.
-            DataError: The row has no prompt, no answer, or several; names the place.
+            ConfigError: `loss_on` is all, but the input of an encoder is not predicted.
+            DataError: The row has no prompt, no answer, or several.
         """
         if loss_on == "all":
             raise ConfigError(
-                "data.loss_on=all: what an encoder reads is not predicted, only the answer is. Leave data.loss_on out."
+                "data.loss_on=all: an encoder-decoder predicts only the answer, not the prompt. Leave data.loss_on out."
             )
         source, answer = self._text_pair(example) if example.text else self._chat_pair(example, loss_on)
         target, eos = list(self._writer.tokenizer(text_target=answer, verbose=False)["input_ids"]), self._writer.eos
@@ -75,35 +76,34 @@ class Pairs(Template):
         )
 
     def question(self, example: Example) -> list[int]:
-        """Ids that the encoder reads before the decoder answers."""
+        """Input ids of the encoder for generating an answer."""
         if example.messages:
             return self.prompt(example.messages, example.tools)
         return self._read("".join(text for text, _ in example.text))
 
     def _text_pair(self, example: Example) -> tuple[list[int], str]:
-        pieces = "".join("x" if loss else "-" for _, loss in example.text)
-        if pieces != "-x":
+        if [loss for _, loss in example.text] != [False, True]:
             raise DataError(
                 f"{example.place}: is text without a prompt, but an encoder-decoder learns to answer one.\n"
-                "  Give a prompt and a completion, take a causal backbone, or write data.on_bad_row=skip."
+                "  Give a prompt and a completion, use a causal backbone, or write data.on_bad_row=skip."
             )
-        (asked, _), (answer, _) = example.text
-        return self._read(asked), answer
+        (prompt, _), (answer, _) = example.text
+        return self._read(prompt), answer
 
     def _chat_pair(self, example: Example, loss_on: LossOn) -> tuple[list[int], str]:
         numbers = learnt(example.messages, loss_on)
         if len(numbers) > 1:
             raise DataError(
-                f"{example.place}: has {len(numbers)} answers to learn, but an encoder-decoder learns one a row: "
-                "the turns before it are read. Write data.loss_on=last."
+                f"{example.place}: has {len(numbers)} answers to learn, but an encoder-decoder learns one per row and "
+                "reads the turns before it. Write data.loss_on=last."
             )
         if not numbers or numbers[0] == 0:
-            raise DataError(f"{example.place}: has no answer to a question. Mend it, or write data.on_bad_row=skip.")
+            raise DataError(f"{example.place}: has no answer to a question. Correct it, or write data.on_bad_row=skip.")
         before, message = example.messages[: numbers[0]], example.messages[numbers[0]]
         if message.get("tool_calls") or message.get("reasoning_content"):
             raise DataError(
-                f"{example.place}: its answer is more than text (tool calls or reasoning), which only a chat template "
-                "of a causal backbone writes. Take such a backbone, or write data.on_bad_row=skip."
+                f"{example.place}: its answer has tool calls or reasoning, which only the chat template of a causal "
+                "backbone can write. Use such a backbone, or write data.on_bad_row=skip."
             )
         conversation = self._conversation(example.place, before, example.tools)
         return self._writer.tokenise(conversation.text(prompt=True)).ids, message["content"]
@@ -114,14 +114,14 @@ class Pairs(Template):
     def _conversation(self, place: str, messages: Sequence[Message], tools: Sequence[Message]) -> Conversation:
         if tools and self._plain:
             raise DataError(
-                f"{place}: has tools, of which the plain prompt of an encoder-decoder says nothing.\n"
-                "  Write a template that does to a file, and give it as model.chat_template=FILE."
+                f"{place}: has tools, which the default prompt of an encoder-decoder does not show.\n"
+                "  Write a chat template that shows them to a file, and give it as model.chat_template=FILE."
             )
         return super()._conversation(place, messages, tools)
 
 
 def _framed(template: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """`template` between the special tokens that the tokenizer puts around a text."""
+    """`template` between the special tokens that the tokenizer adds to a text."""
     whole, bare = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
     before = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
     around = (whole[:before], whole[before + len(bare) :])

@@ -1,4 +1,4 @@
-"""How rows are written for a backbone: one sequence, a pair for an encoder-decoder, or text with masks."""
+"""The row encoder of a run: causal, encoder-decoder, or masked language modelling."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from workbench.errors import BackboneError
 def form(
     config: RunConfig, hub: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, *, template: str | None = None
 ) -> Template | Masking:
-    """Row encoder for the recipe of `config` and the architecture `hub`.
+    """Choose the row encoder for the recipe of `config` and the architecture `hub`.
 
     Args:
         template: Jinja source that replaces the tokenizer's chat template.
 
     Raises:
-        BackboneError: the tokenizer or the template does not allow it.
+        BackboneError: The tokenizer or the template does not allow it.
     """
     if config.recipe == "mlm":
         return Masking(tokenizer, share=config.masking.share, seed=config.seed)
@@ -30,6 +30,6 @@ def form(
     if start is None:
         raise BackboneError(
             f"{type(hub).__name__}: its config.json has no decoder_start_token_id, from which the decoder starts. "
-            "Write the number that it was pretrained with into config.json (for T5 its pad_token_id)."
+            "Write the id that it was pretrained with into config.json (for T5 its pad_token_id)."
         )
     return Pairs(tokenizer, template, start=int(start))

@@ -1,7 +1,7 @@
-"""Masked language modelling: tokens are hidden from an encoder, which predicts them from both sides.
+"""Masked language modelling: an encoder predicts masked tokens.
 
-The masks of a row are a function of (seed, epoch, row) alone: the same in any micro-batch and after a restart, and
-others in the next epoch. Held-out rows are always seen as in epoch 0.
+The masks of a row depend only on seed, epoch and row: they are the same in any micro-batch and after a restart, and
+change from epoch to epoch. Held-out rows always have the masks of epoch 0.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from workbench.data.text.formats import Example
 from workbench.errors import BackboneError, DataError
 
 MASKED, RANDOM = 0.8, 0.1
-"""Shares of the predicted tokens that become the mask token, and another token; the rest stay (Devlin et al. 2019)."""
+"""Shares of the predicted tokens that become the mask token or a random one; others stay (Devlin et al. 2019)."""
 
 
 class Masking:
-    """How a tokenizer writes text for an encoder, and which of its tokens are predicted.
+    """Tokenises text for an encoder and masks its tokens.
 
     Args:
-        tokenizer: Has a mask token.
+        tokenizer: A tokenizer with a mask token.
         share: Share of a row's tokens that are predicted, at least one; special tokens never are.
-        seed: Decides the masks.
+        seed: Seed of the masks.
 
     Raises:
-        BackboneError: the tokenizer has no mask token.
+        BackboneError: The tokenizer has no mask token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, share: float, seed: int) -> None:
         if tokenizer.mask_token_id is None:
             raise BackboneError(
-                f"{type(tokenizer).__name__} has no mask token, so nothing can be hidden. Take an encoder that was "
-                "pretrained with one, such as google-bert/bert-base-uncased, or write recipe=sft."
+                f"{type(tokenizer).__name__} has no mask token. Use an encoder that was pretrained with one, "
+                "such as google-bert/bert-base-uncased, or write recipe=sft."
             )
         self._tokenizer, self._share, self._seed = tokenizer, share, seed
         self._special = set(tokenizer.all_special_ids)
-        self._words = np.asarray(sorted(set(tokenizer.get_vocab().values()) - self._special))
+        self._ordinary = np.asarray(sorted(set(tokenizer.get_vocab().values()) - self._special))
 
     @property
     def identity(self) -> list[object]:
-        """All that the written tokens depend on, besides the tokenizer."""
+        """Part of the cache key: everything besides the tokenizer that decides the tokens."""
         return ["masking", self._share]
 
     def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
@@ -53,10 +53,10 @@ class Masking:
         return [example]
 
     def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
-        """The text between the tokenizer's special tokens; every other token may be predicted.
+        """Encode text with the tokenizer's special tokens; every other token may be predicted.
 
         Raises:
-            DataError: The row is a conversation; names the place.
+            DataError: The row is a conversation.
         """
         if not example.text:
             raise DataError(
@@ -64,35 +64,35 @@ class Masking:
                 "Write data.format=text data.columns='{text: NAME}' with the name of a column."
             )
         ids = list(self._tokenizer("".join(text for text, _ in example.text), verbose=False)["input_ids"])
-        opened, closed = (ids[end] in self._special for end in (0, -1))
-        return Encoded(ids, [token not in self._special for token in ids], bos=opened, kept=int(closed))
+        has_bos, has_eos = (ids[end] in self._special for end in (0, -1))
+        return Encoded(ids, [token not in self._special for token in ids], bos=has_bos, kept=int(has_eos))
 
     def targets(self, encoded: Encoded) -> int:
-        """How many tokens are predicted."""
+        """Number of tokens that are predicted."""
         return self._count(sum(encoded.supervised))
 
     def seen(self, row: Row, *, epoch: int) -> Row:
-        """The row with its masks, and only what is predicted marked."""
-        chance = np.random.default_rng([self._seed, 2, epoch, row.number])
-        words = np.flatnonzero(row.supervised)
-        chosen = chance.choice(words, size=self._count(len(words)), replace=False)
-        kind, ids, predicted = chance.random(len(chosen)), row.input_ids.copy(), np.zeros_like(row.supervised)
-        other = (kind >= MASKED) & (kind < MASKED + RANDOM)
-        ids[chosen[kind < MASKED]] = self._tokenizer.mask_token_id
-        ids[chosen[other]] = chance.choice(self._words, size=int(other.sum()))
-        predicted[chosen] = True
+        """The row with its masks in pass `epoch`; only the predicted tokens are supervised."""
+        rng = np.random.default_rng([self._seed, 2, epoch, row.number])
+        candidates = np.flatnonzero(row.supervised)
+        positions = rng.choice(candidates, size=self._count(len(candidates)), replace=False)
+        draw, ids, predicted = rng.random(len(positions)), row.input_ids.copy(), np.zeros_like(row.supervised)
+        random = (draw >= MASKED) & (draw < MASKED + RANDOM)
+        ids[positions[draw < MASKED]] = self._tokenizer.mask_token_id
+        ids[positions[random]] = rng.choice(self._ordinary, size=int(random.sum()))
+        predicted[positions] = True
         return row._replace(input_ids=ids, supervised=predicted)
 
     def collate(self, rows: Sequence[Row], *, epoch: int) -> MicroBatch:
-        """Rows with their masks, padded; the tokens that were there are the labels."""
-        seen = [self.seen(row, epoch=epoch) for row in rows]
-        places_N: Indices = np.flatnonzero(padded([row.supervised for row in seen]))
+        """Mask and pad rows; the original tokens are the labels."""
+        masked = [self.seen(row, epoch=epoch) for row in rows]
+        positions_N: Indices = np.flatnonzero(padded([row.supervised for row in masked]))
         return MicroBatch(
-            inputs=encoder_inputs([row.input_ids for row in seen]),
-            positions_N=torch.from_numpy(places_N),
-            labels_N=torch.from_numpy(padded([row.input_ids for row in rows]).reshape(-1)[places_N]),
+            inputs=encoder_inputs([row.input_ids for row in masked]),
+            positions_N=torch.from_numpy(positions_N),
+            labels_N=torch.from_numpy(padded([row.input_ids for row in rows]).reshape(-1)[positions_N]),
             tokens=sum(len(row.input_ids) for row in rows),
         )
 
-    def _count(self, words: int) -> int:
-        return max(1, round(self._share * words))
+    def _count(self, candidates: int) -> int:
+        return max(1, round(self._share * candidates))

@@ -1,1 +1,1 @@
-"""Other ways to write a row, for test-time augmentation."""
+"""Views of rows: rewritten rows for test-time augmentation."""

@@ -1,4 +1,4 @@
-"""One text, written otherwise: letters in another case, without punctuation, or with noise. Pure functions."""
+"""Rewritten texts: without punctuation, with typos, or with words dropped. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ import numpy as np
 
 
 def without_punctuation(text: str) -> str:
-    """`text` without punctuation, but for what stands between two letters or digits, as in don't and 3.5."""
+    """`text` without punctuation, except between two letters or digits, as in don't and 3.5."""
 
-    def stays(place: int) -> bool:
-        inside = text[place - 1 : place].isalnum() and text[place + 1 : place + 2].isalnum()
-        return inside or not unicodedata.category(text[place]).startswith("P")
+    def is_kept(index: int) -> bool:
+        inside = text[index - 1 : index].isalnum() and text[index + 1 : index + 2].isalnum()
+        return inside or not unicodedata.category(text[index]).startswith("P")
 
-    kept = "".join(letter for place, letter in enumerate(text) if stays(place))
+    kept = "".join(character for index, character in enumerate(text) if is_kept(index))
     return text if kept == text else re.sub("  +", " ", kept).strip()
 
 
-def with_typos(text: str, chance: np.random.Generator, *, share: float) -> str:
-    """A share of the letters and digits, at least one, is left out, doubled, or exchanged with the next one."""
-    places = [place for place, letter in enumerate(text) if letter.isalnum()]
-    if not places:
+def with_typos(text: str, rng: np.random.Generator, *, share: float) -> str:
+    """Delete, double, or swap with the next one a share of the letters and digits, at least one."""
+    candidates = [index for index, character in enumerate(text) if character.isalnum()]
+    if not candidates:
         return text
-    letters = list(text)
-    for place in chance.choice(places, size=max(1, round(share * len(places))), replace=False):
-        slip = chance.integers(3)
-        if slip == 0:
-            letters[place] = ""
-        elif slip == 1 and text[place + 1 : place + 2].isalnum() and text[place + 1] != text[place]:
-            letters[place], letters[place + 1] = letters[place + 1], letters[place]
+    characters = list(text)
+    for index in rng.choice(candidates, size=max(1, round(share * len(candidates))), replace=False):
+        typo = rng.integers(3)
+        if typo == 0:
+            characters[index] = ""
+        elif typo == 1 and text[index + 1 : index + 2].isalnum() and text[index + 1] != text[index]:
+            characters[index], characters[index + 1] = characters[index + 1], characters[index]
         else:
-            letters[place] *= 2
-    return "".join(letters)
+            characters[index] *= 2
+    return "".join(characters)
 
 
-def with_words_dropped(text: str, chance: np.random.Generator, *, share: float) -> str:
-    """A share of the words is left out: at least one, never all. A word is what stands between spaces."""
+def with_words_dropped(text: str, rng: np.random.Generator, *, share: float) -> str:
+    """Drop a share of the words, which spaces separate: at least one, never all."""
     words = re.findall(r"\s*\S+\s*?", text)
     if len(words) < 2:
         return text
     count = min(max(1, round(share * len(words))), len(words) - 1)
-    dropped = set(chance.choice(len(words), size=count, replace=False).tolist())
-    return "".join(word for place, word in enumerate(words) if place not in dropped).lstrip()
+    dropped = set(rng.choice(len(words), size=count, replace=False).tolist())
+    return "".join(word for index, word in enumerate(words) if index not in dropped).lstrip()
 
 
-def chance_of(seed: int, name: str, copy: int, texts: Sequence[str]) -> np.random.Generator:
-    """Random generator of a row's noise: the same for the same texts, wherever the row stands."""
+def noise_rng(seed: int, name: str, copy: int, texts: Sequence[str]) -> np.random.Generator:
+    """Random generator of a row's noise: the same for the same texts, in any row."""
     key = json.dumps([seed, name, copy, *texts]).encode()
     return np.random.default_rng(int.from_bytes(blake2b(key, digest_size=16).digest(), "little"))

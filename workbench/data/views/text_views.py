@@ -1,4 +1,4 @@
-"""Views of a labelled row: other ways to write it, and how to read what is said of it in terms of the plain row.
+"""Views of labelled rows for test-time augmentation: rewritten rows, and outputs mapped back to the original rows.
 
 Legend: N rows, C outputs (classes, or 1 for a number).
 """
@@ -26,9 +26,9 @@ from workbench.errors import ConfigError, DataError
 
 Change: TypeAlias = Callable[[LabelledRecord], Fields]
 
-LEAST_SHARE = 0.01
-"""Of the rows that a view must change to be read at all."""
-_PLAIN: Mapping[ViewName, Callable[[str], str]] = {
+MIN_CHANGED_SHARE = 0.01
+"""Share of the rows that a view must change, or it is left out."""
+_REWRITES: Mapping[ViewName, Callable[[str], str]] = {
     "lower": str.lower,
     "upper": str.upper,
     "no_punctuation": rewriting.without_punctuation,
@@ -38,164 +38,165 @@ _NOISE = {"typos": rewriting.with_typos, "drop_words": rewriting.with_words_drop
 
 @dataclass(frozen=True)
 class View:
-    """One other way to write a row; an image's would show it turned or cropped, and be merged alike."""
+    """A way to rewrite rows."""
 
     name: str
     classes: ClassesConfig
-    """How its columns are put together and cut."""
+    """Its template, and how long rows are truncated."""
     change: Change
-    """The columns of a row as it writes them, in the order of its template."""
+    """Rewrites a row; returns its columns in the order of the template."""
     order_C: tuple[int, ...] | None = None
-    """Which of its outputs stands for each output of the plain row; None: its own."""
+    """The output of the view that corresponds to each output of the original row; None where they are the same."""
 
     def rows(
         self, records: Sequence[LabelledRecord], tokenizer: PreTrainedTokenizerBase, *, max_tokens: int
     ) -> list[FieldTokens]:
-        """Tokens of the rows in this view; of the plain row where the view would leave a column that is needed empty.
+        """Tokens of the rows in this view.
 
         Raises:
-            DataError: The view's template leaves no tokens to a row; names both.
+            DataError: The view's template leaves no tokens to the columns of a row.
         """
-        writer = FieldTokenizer(tokenizer, self.classes, max_tokens=max_tokens)
+        encoder = FieldTokenizer(tokenizer, self.classes, max_tokens=max_tokens)
         try:
-            return writer.write([self.texts(record) for record in records], [record.place for record in records])
+            return encoder.write([self.texts(record) for record in records], [record.place for record in records])
         except DataError as error:
             raise DataError(f"tta, view {self.name}: {error}") from None
 
     def texts(self, record: LabelledRecord) -> Fields:
-        """The columns of a row in this view, in the order of its template."""
-        seen = self.change(record)
-        needed = PAIR_FIELDS if self.classes.kind == "pair" else ()
-        columns = zip(self.classes.fields, seen, strict=True)
-        empty = not any(text.strip() for text in seen) or any(
-            name in needed and not text.strip() for name, text in columns
+        """The columns of a row in this view; unchanged where the view would leave a required column empty."""
+        changed = self.change(record)
+        required = PAIR_FIELDS if self.classes.kind == "pair" else ()
+        columns = zip(self.classes.fields, changed, strict=True)
+        empty = not any(text.strip() for text in changed) or any(
+            name in required and not text.strip() for name, text in columns
         )
-        return record.fields if empty else seen
+        return record.fields if empty else changed
 
     def outputs(self, outputs_NC: Floats) -> Floats:
-        """A model's outputs for rows in this view, as outputs, or values, of the plain rows."""
+        """Map outputs (or values) for rows in this view to outputs for the original rows."""
         return outputs_NC if self.order_C is None else outputs_NC[:, list(self.order_C)]
 
 
 def make(
     config: TtaConfig, classes: ClassesConfig, labels: Labels, *, seed: int, example: LabelledRecord
 ) -> list[View]:
-    """The views that `config` names, without the plain row.
+    """Make the views that `config` names.
 
     Args:
-        seed: Of the noise.
-        example: Any row; a user's function makes as many views of every row as of this one.
+        seed: Seed of the noise.
+        example: Any row; a user's function must return as many views of every row as of this one.
 
     Raises:
-        ConfigError: A view does not go with the rows or their labels, or the user's file is wrong.
+        ConfigError: A view does not fit the rows or their labels, or the user's file is wrong.
     """
     if reason := config.refusal(classes):
         raise ConfigError(reason)
     require_used(config)
-    return [view for name in config.views for view in _named(name, config, classes, labels, seed, example)]
+    return [view for name in config.views for view in _make(name, config, classes, labels, seed, example)]
 
 
 def apply(view: View, rows: Labelled, tokenizer: PreTrainedTokenizerBase, config: RunConfig) -> Labelled:
-    """The same rows with the tokens of a view."""
+    """The same rows, tokenised in a view."""
     return replace(rows, written=tuple(view.rows(rows.records, tokenizer, max_tokens=config.data.max_tokens)))
 
 
 def useful(
     views: Sequence[View], rows: Labelled, tokenizer: PreTrainedTokenizerBase, config: RunConfig
 ) -> tuple[list[View], list[str]]:
-    """The views that change what the model reads of at least `LEAST_SHARE` of the rows; a sentence on each other one.
+    """Select the views that change the tokens of at least `MIN_CHANGED_SHARE` of the rows.
+
+    Returns:
+        The views, and a sentence about each one that was left out.
 
     Raises:
-        DataError: None does, so that views would cost time and say what the plain rows say.
+        DataError: No view does.
     """
-    found = {}
+    useless, reasons = [], []
     for view in views:
         pairs = zip(rows.written, apply(view, rows, tokenizer, config).written, strict=True)
-        found[view.name] = sum(not np.array_equal(plain.input_ids, seen.input_ids) for plain, seen in pairs)
-    useless = {name: count for name, count in found.items() if count < max(1, LEAST_SHARE * len(rows))}
-    reasons = [
-        f"view {view.name} changes {count or 'none'} of the {len(rows)} rows: {_why(view, rows, count)}"
-        for view in views
-        if (count := useless.get(view.name)) is not None
-    ]
+        count = sum(not np.array_equal(original.input_ids, changed.input_ids) for original, changed in pairs)
+        if count < max(1, MIN_CHANGED_SHARE * len(rows)):
+            useless.append(view.name)
+            changes = f"view {view.name} changes {count or 'none'} of the {len(rows)} rows"
+            reasons.append(f"{changes}: {_why_useless(view, rows, count)}")
     if views and len(useless) == len(views):
         raise DataError(
-            f"{rows.source}: {'; '.join(reasons)}. A view pays where it changes {LEAST_SHARE:.0%} "
-            f"of the rows or more: leave {', '.join(useless)} out of tta.views."
+            f"{rows.source}: {'; '.join(reasons)}. A view must change {MIN_CHANGED_SHARE:.0%} of the rows or more: "
+            f"leave {', '.join(useless)} out of tta.views."
         )
     return [view for view in views if view.name not in useless], [f"tta: {reason}. Left out." for reason in reasons]
 
 
-def _why(view: View, rows: Labelled, changed: int) -> str:
+def _why_useless(view: View, rows: Labelled, changed: int) -> str:
     which = "no other row" if changed else "no row"
     if view.name in WINDOWS:
         return f"{which} is longer than data.max_tokens"
-    if sum(view.texts(record) != record.fields for record in rows.records) >= LEAST_SHARE * len(rows):
-        return "the tokenizer writes what it changes with the same tokens, as an uncased one does with letters"
+    if sum(view.texts(record) != record.fields for record in rows.records) >= MIN_CHANGED_SHARE * len(rows):
+        return "the tokenizer gives changed texts the same tokens, as an uncased one does with letters"
     return f"{which} has anything that it would change"
 
 
-def _named(
+def _make(
     name: ViewName, config: TtaConfig, classes: ClassesConfig, labels: Labels, seed: int, example: LabelledRecord
 ) -> list[View]:
     """The views of one name."""
-    if name in _PLAIN:
-        return [View(name, classes, partial(_rewritten, _PLAIN[name]))]
+    if name in _REWRITES:
+        return [View(name, classes, partial(_rewrite, _REWRITES[name]))]
     if name in NOISY:
         copies = range(1, config.copies + 1)
         return [
-            View(f"{name} {copy}", classes, partial(_noisy, name, share=config.noise, seed=seed, copy=copy))
+            View(f"{name} {copy}", classes, partial(_add_noise, name, share=config.noise, seed=seed, copy=copy))
             for copy in copies
         ]
     if name in WINDOWS:
-        return [View(name, classes.model_copy(update={"keep": WINDOWS[name]}), _same)]
+        return [View(name, classes.model_copy(update={"keep": WINDOWS[name]}), _unchanged)]
     if name == "swap":
         return [_swap(classes, labels)]
     if name == "templates":
         return [_template(number, text, classes) for number, text in enumerate(config.templates, start=1)]
     assert config.function is not None
-    made = UserViews(config.function, columns=classes.fields, example=example.fields, place=example.place)
-    return [View(f"user {number + 1}", classes, partial(_own, made, number)) for number in range(made.count)]
+    views = UserViews(config.function, columns=classes.fields, example=example.fields, place=example.place)
+    return [View(f"user {number + 1}", classes, partial(_user_view, views, number)) for number in range(views.count)]
 
 
-def _same(record: LabelledRecord) -> Fields:
+def _unchanged(record: LabelledRecord) -> Fields:
     return record.fields
 
 
-def _rewritten(rewrite: Callable[[str], str], record: LabelledRecord) -> Fields:
+def _rewrite(rewrite: Callable[[str], str], record: LabelledRecord) -> Fields:
     return tuple(map(rewrite, record.fields))
 
 
-def _noisy(name: ViewName, record: LabelledRecord, *, share: float, seed: int, copy: int) -> Fields:
-    chance = rewriting.chance_of(seed, name, copy, record.fields)
-    return tuple(_NOISE[name](text, chance, share=share) for text in record.fields)
+def _add_noise(name: ViewName, record: LabelledRecord, *, share: float, seed: int, copy: int) -> Fields:
+    rng = rewriting.noise_rng(seed, name, copy, record.fields)
+    return tuple(_NOISE[name](text, rng, share=share) for text in record.fields)
 
 
-def _own(made: UserViews, number: int, record: LabelledRecord) -> Fields:
-    return made.of(record.fields, record.place)[number]
+def _user_view(views: UserViews, number: int, record: LabelledRecord) -> Fields:
+    return views.views(record.fields, record.place)[number]
 
 
-def _ordered(place: Sequence[int], record: LabelledRecord) -> Fields:
-    return tuple(record.fields[number] for number in place)
+def _reorder(order: Sequence[int], record: LabelledRecord) -> Fields:
+    return tuple(record.fields[number] for number in order)
 
 
 def _swap(classes: ClassesConfig, labels: Labels) -> View:
-    """The responses exchanged; what is then said of b is meant for a."""
+    """Exchanges the two responses, and the outputs for a and b."""
     other = {"a": "b", "b": "a", "response_a": "response_b", "response_b": "response_a"}
     for name in labels.names:
         if other.get(name, name) not in labels.names:
-            lacking = other[name]
+            missing = other[name]
             raise ConfigError(
-                f"tta.views: swap turns a into b and b into a, and no training row has `{lacking}`, so that nothing "
-                f"can be said of it. Give rows where {lacking} wins, or leave swap out."
+                f"tta.views: swap turns a into b and b into a, but no training row has the label `{missing}`. "
+                f"Give rows where {missing} wins, or leave swap out."
             )
-    place = [classes.fields.index(other.get(name, name)) for name in classes.fields]
+    order = [classes.fields.index(other.get(name, name)) for name in classes.fields]
     order_C = tuple(labels.names.index(other.get(name, name)) for name in labels.names)
-    return View("swap", classes, partial(_ordered, place), order_C)
+    return View("swap", classes, partial(_reorder, order), order_C)
 
 
 def _template(number: int, text: str, classes: ClassesConfig) -> View:
-    """Another template; a column keeps its share of the tokens."""
+    """Another template; each column keeps its share of the tokens."""
     shares = dict(zip(classes.fields, classes.parts, strict=True))
-    seen = ClassesConfig.model_validate({**classes.model_dump(), "text": text, "shares": shares})
-    return View(f"template {number}", seen, partial(_ordered, [classes.fields.index(name) for name in seen.fields]))
+    other = ClassesConfig.model_validate({**classes.model_dump(), "text": text, "shares": shares})
+    return View(f"template {number}", other, partial(_reorder, [classes.fields.index(name) for name in other.fields]))

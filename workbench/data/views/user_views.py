@@ -1,4 +1,4 @@
-"""A user's own views of a row, and a user's own way to merge what is said of them."""
+"""Views and merging of predictions that a user's Python file defines."""
 
 from __future__ import annotations
 
@@ -17,101 +17,101 @@ from workbench.schema import did_you_mean
 
 Fields: TypeAlias = tuple[str, ...]
 UserMerge: TypeAlias = Callable[[Floats], Floats]
-"""Values (V, N, C) of the views, the plain row first, to values (N, C); each row by itself."""
+"""Merges values (V, N, C) of the views, the original rows first, to values (N, C), each row by itself."""
 _KEY = "tta.function"
 
 
 class UserViews:
-    """The other rows that a user's function makes of a row: as many of every row, texts in the same columns.
+    """Views that a user's function `views` returns: equally many for every row, with texts in the same columns.
 
     Args:
-        path: The file.
-        columns: That a row has.
-        example: Columns of the row that says how many views there are.
-        place: Of that row.
+        path: The user's file.
+        columns: Names of the columns of a row.
+        example: Columns of the row that decides how many views there are.
+        place: Place of that row.
 
     Raises:
-        ConfigError: The file defines no such function, or it does otherwise than that; says what to write.
+        ConfigError: The file has no such function, or its results do not fit.
     """
 
     def __init__(self, path: Path, *, columns: Fields, example: Fields, place: str) -> None:
-        self._path, self._columns, self._first = path, columns, place
-        self._views = _function(path, "views", "def views(row: dict[str, str]) -> list[dict[str, str]]")
-        made = self._made(example, place)
-        if not made:
-            raise self._wrong(place, "gave no view. Return a list of one or more rows")
-        if self._made(example, place) != made:
-            raise self._wrong(place, "gave other views when asked again. Let chance depend on the row alone")
-        self.count = len(made)
-        self._known = {example: made}
+        self._path, self._columns, self._example_place = path, columns, place
+        self._function = _function(path, "views", "def views(row: dict[str, str]) -> list[dict[str, str]]")
+        views = self._call(example, place)
+        if not views:
+            raise self._error(place, "returned no view. Return a list of one or more rows")
+        if self._call(example, place) != views:
+            raise self._error(place, "returned other views when called again. Derive randomness from the row alone")
+        self.count = len(views)
+        self._cache = {example: views}
 
-    def of(self, fields: Fields, place: str) -> list[Fields]:
+    def views(self, fields: Fields, place: str) -> list[Fields]:
         """The views of a row."""
-        if fields not in self._known:
-            made = self._made(fields, place)
-            if len(made) != self.count:
-                raise self._wrong(
+        if fields not in self._cache:
+            views = self._call(fields, place)
+            if len(views) != self.count:
+                raise self._error(
                     place,
-                    f"gave {len(made)} views, and {self.count} of {self._first}. Return as many of every row; the row "
-                    "itself may be one",
+                    f"returned {len(views)} views, but {self.count} for {self._example_place}. Return equally many for "
+                    "every row; the row itself may be one",
                 )
-            self._known[fields] = made
-        return self._known[fields]
+            self._cache[fields] = views
+        return self._cache[fields]
 
-    def _made(self, fields: Fields, place: str) -> list[Fields]:
+    def _call(self, fields: Fields, place: str) -> list[Fields]:
         try:
-            found = self._views(dict(zip(self._columns, fields, strict=True)))
-        except Exception as error:  # a user's code: whatever it raises, it cannot be used
+            views = self._function(dict(zip(self._columns, fields, strict=True)))
+        except Exception as error:  # a user's code may raise anything
             raise plugins.failed(self._path, error, key=f"{_KEY}, called with {place}") from error
-        if not isinstance(found, (list, tuple)):
-            raise self._wrong(place, f"gave {shown(found)}. Return a list of rows")
-        return [self._read(each, place) for each in found]
+        if not isinstance(views, (list, tuple)):
+            raise self._error(place, f"returned {shown(views)}. Return a list of rows")
+        return [self._fields(row, place) for row in views]
 
-    def _read(self, row: Any, place: str) -> Fields:
+    def _fields(self, row: Any, place: str) -> Fields:
         if not isinstance(row, dict):
-            raise self._wrong(
-                place, f"gave {shown(row)} as a row. Return {{{', '.join(self._columns)}}}, each with its text"
+            raise self._error(
+                place, f"returned {shown(row)} as a row. Return {{{', '.join(self._columns)}}}, each with its text"
             )
         for name in self._columns:
             if name not in row:
-                raise self._wrong(
-                    place, f"gave a row without `{name}`. Return every column: {', '.join(self._columns)}"
+                raise self._error(
+                    place, f"returned a row without `{name}`. Return every column: {', '.join(self._columns)}"
                 )
             if not isinstance(row[name], str):
-                raise self._wrong(place, f"gave {shown(row[name])} as `{name}`. Return text")
+                raise self._error(place, f"returned {shown(row[name])} as `{name}`. Return text")
         for name in row:
             if name not in self._columns:
                 hint = did_you_mean(str(name), self._columns)
-                raise self._wrong(
-                    place, f"gave a row with `{name}`, which classes.text does not name.{hint} Leave it out"
+                raise self._error(
+                    place, f"returned a row with `{name}`, which classes.text does not name.{hint} Leave it out"
                 )
         return tuple(row[name] for name in self._columns)
 
-    def _wrong(self, place: str, what: str) -> ConfigError:
-        return ConfigError(f"{_KEY}: views() of {self._path}, called with {place}, {what}.")
+    def _error(self, place: str, problem: str) -> ConfigError:
+        return ConfigError(f"{_KEY}: views() of {self._path}, called with {place}, {problem}.")
 
 
 def require_used(config: TtaConfig) -> None:
-    """Raise ConfigError where the user's file defines what the configuration would not use."""
+    """Raise ConfigError where the user's file defines a function that the configuration does not use."""
     if config.function is None:
         return
     defined = vars(plugins.module(config.function, key=_KEY))
-    for name, is_used, word in (
+    for name, is_used, remedy in (
         ("views", "user" in config.views, "add user to tta.views"),
         ("merge", config.merge == "user", "write tta.merge=user"),
     ):
         if callable(defined.get(name)) and not is_used:
             raise ConfigError(
-                f"{_KEY}: {config.function} defines {name}(), which nothing asks for. To use it, {word}; "
+                f"{_KEY}: {config.function} defines {name}(), which is not used. To use it, {remedy}; "
                 "otherwise give it another name."
             )
 
 
 def user_merge(config: TtaConfig) -> UserMerge | None:
-    """The user's own way to merge, where `merge` is user; workbench/crossval/tta.py judges what it returns.
+    """The user's function `merge`, where `tta.merge` is user; workbench/crossval/tta.py checks its results.
 
     Raises:
-        ConfigError: The file has none.
+        ConfigError: The file has no such function.
     """
     path = config.function
     if path is None or config.merge != "user":
@@ -121,15 +121,14 @@ def user_merge(config: TtaConfig) -> UserMerge | None:
     def called(values_VNC: Floats) -> Floats:
         try:
             return np.asarray(merge(values_VNC.copy()), dtype=np.float64)
-        except Exception as error:  # a user's code: whatever it raises, it cannot be used
+        except Exception as error:  # a user's code may raise anything
             raise plugins.failed(path, error, key=_KEY) from error
 
     return called
 
 
-def _function(path: Path, name: str, wanted: str) -> Callable[..., Any]:
-    found = vars(plugins.module(path, key=_KEY)).get(name)
-    if not callable(found):
-        raise ConfigError(f"{_KEY}: {path} defines no function {name}. Write `{wanted}` in it.")
-    function: Callable[..., Any] = found
+def _function(path: Path, name: str, signature: str) -> Callable[..., Any]:
+    function: Callable[..., Any] | None = vars(plugins.module(path, key=_KEY)).get(name)
+    if not callable(function):
+        raise ConfigError(f"{_KEY}: {path} defines no function {name}. Write `{signature}` in it.")
     return function

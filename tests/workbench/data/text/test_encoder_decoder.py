@@ -102,7 +102,7 @@ def test_a_chat_template_writes_all_that_the_encoder_reads(t5: PreTrainedTokeniz
             Example("row 7", messages=(user("a"), assistant("", tool_calls=[{"function": {"name": "b"}}]))),
             "assistant",
             DataError,
-            "row 7: its answer is more than text.*Take such a backbone",
+            "row 7: its answer has tool calls or reasoning.*Use such a backbone",
         ),
         (
             Example("row 7", messages=(user("a"), assistant("b")), tools=({"function": {"name": "b"}},)),
@@ -175,5 +175,5 @@ def test_the_architecture_decides_how_rows_are_written(t5: PreTrainedTokenizerBa
     config = RunConfig.model_validate({"recipe": "sft", "data": {"train": "rows.jsonl"}})
     assert isinstance(form(config, BartConfig(), t5), Pairs)
     assert type(form(config, BartConfig(is_encoder_decoder=False), t5)) is Template
-    with pytest.raises(BackboneError, match=r"T5Config: .* no decoder_start_token_id.*Write the number"):
+    with pytest.raises(BackboneError, match=r"T5Config: .* no decoder_start_token_id.*Write the id"):
         form(config, T5Config(decoder_start_token_id=None), t5)

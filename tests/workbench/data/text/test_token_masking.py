@@ -98,7 +98,7 @@ def test_text_files(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_masked_is_refused() -> None:
-    with pytest.raises(BackboneError, match=r"has no mask token.*Take an encoder"):
+    with pytest.raises(BackboneError, match=r"has no mask token.*Use an encoder"):
         Masking(AutoTokenizer.from_pretrained(STORIES), share=0.15, seed=0)
     chat = Example("row 3", messages=({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}))
     with pytest.raises(DataError, match=r"row 3: is a conversation.*data.format=text data.columns="):

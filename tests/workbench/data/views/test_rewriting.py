@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.data.views.rewriting import chance_of, with_typos, with_words_dropped, without_punctuation
+from workbench.data.views.rewriting import noise_rng, with_typos, with_words_dropped, without_punctuation
 
 FIRST_DRAW = 2218794735863269303
 texts = st.text(st.sampled_from("abcXYZ 09.,!?'-\n\u00e9\u4e2d\U0001f600"), max_size=60)
@@ -73,7 +73,7 @@ def test_chance_is_of_the_row_its_copy_and_the_seed() -> None:
         (0, "typos", 1, ("ab", "")),
         (0, "typos", 1, ("a", "c")),
     ]
-    draws = [int(chance_of(*key).integers(2**62)) for key in keys]
+    draws = [int(noise_rng(*key).integers(2**62)) for key in keys]
     assert len(set(draws)) == len(draws)
-    assert draws == [int(chance_of(*key).integers(2**62)) for key in keys]
-    assert chance_of(0, "typos", 1, row).integers(2**62) == FIRST_DRAW, "the same in every process and on every machine"
+    assert draws == [int(noise_rng(*key).integers(2**62)) for key in keys]
+    assert noise_rng(0, "typos", 1, row).integers(2**62) == FIRST_DRAW, "the same in every process and on every machine"

@@ -131,7 +131,7 @@ def test_swapping_twice_is_not_swapping(fields: tuple[str, str, str], seed: int)
 @pytest.mark.parametrize(("names", "lacking"), [(("a", "tie"), "b"), (("b", "tie"), "a")])
 def test_swap_needs_both_winners(names: tuple[str, ...], lacking: str) -> None:
     with pytest.raises(
-        ConfigError, match=f"no training row has `{lacking}`.* Give rows where {lacking} wins, or leave"
+        ConfigError, match=f"no training row has the label `{lacking}`.* Give rows where {lacking} wins, or leave"
     ):
         made({"views": ["swap"]}, PAIR, labels=Labels("pair", names))
     with pytest.raises(ConfigError, match=r"tta.views: swap exchanges two responses, and classes.kind is one"):
@@ -183,7 +183,7 @@ def test_a_view_that_changes_nothing_is_left_out_with_a_sentence() -> None:
     bert, starter = (labelled(records, config, TOKENIZERS[name], ANIMAL) for name in ("bert", "starter"))
     seen, (note,) = _useful(["lower", "no_punctuation"], bert, "bert")
     assert seen == ["no_punctuation"]
-    assert note.startswith("tta: view lower changes none of the 2 rows: the tokenizer writes") and "uncased" in note
+    assert note.startswith("tta: view lower changes none of the 2 rows: the tokenizer gives") and "uncased" in note
     assert _useful(["lower", "upper", "no_punctuation"], starter, "starter") == (
         ["lower", "upper", "no_punctuation"],
         [],
@@ -206,7 +206,7 @@ def test_views_that_all_change_nothing_are_refused_with_the_reason() -> None:
     )
     with pytest.raises(
         DataError,
-        match=r"view no_punctuation changes 1 of the 149 rows: .* pays where it changes 1% of the rows or more: leave",
+        match=r"view no_punctuation changes 1 of the 149 rows: .* must change 1% of the rows or more: leave",
     ):
         _useful(["no_punctuation"], many, "bert")
     assert _useful(["no_punctuation"], many.subset(np.arange(100)), "bert") == (["no_punctuation"], [])
@@ -238,16 +238,16 @@ def test_a_users_views(tmp_path: Path) -> None:
     ("code", "wanted"),
     [
         ("x = 1", r"tta.function: .*mine.py defines no function views. Write `def views\(row"),
-        ("def views(row): return []", "gave no view. Return a list of one or more rows"),
-        ("def views(row): return row", r"gave \{'title': .* Return a list of rows"),
-        ("def views(row): return ['a']", r"gave 'a' as a row. Return \{title, body\}, each with its text"),
-        ("def views(row): return [{'title': 'a'}]", "gave a row without `body`. Return every column: title, body"),
-        ("def views(row): return [{**row, 'body': 3}]", "gave 3 as `body`. Return text"),
-        ("def views(row): return [{**row, 'boby': ''}]", r"gave a row with `boby`, which .* Did you mean `body`"),
+        ("def views(row): return []", "returned no view. Return a list of one or more rows"),
+        ("def views(row): return row", r"returned \{'title': .* Return a list of rows"),
+        ("def views(row): return ['a']", r"returned 'a' as a row. Return \{title, body\}, each with its text"),
+        ("def views(row): return [{'title': 'a'}]", "returned a row without `body`. Return every column: title, body"),
+        ("def views(row): return [{**row, 'body': 3}]", "returned 3 as `body`. Return text"),
+        ("def views(row): return [{**row, 'boby': ''}]", r"returned a row with `boby`, which .* Did you mean `body`"),
         ("def views(row): return [row['boby']]", r"called with rows.csv, row 1: .*mine.py, line 1: KeyError: 'boby'"),
         (
             "import random\ndef views(row): return [{**row, 'title': str(random.random())}]",
-            "gave other views when asked again. Let chance depend on the row alone",
+            "returned other views when called again. Derive randomness from the row alone",
         ),
         ("def views(row): return [row]\ndef merge(p): return p[0]", r"defines merge\(\), .* write tta.merge=user"),
         ("def views(row) return", "line 1: SyntaxError"),
@@ -261,6 +261,6 @@ def test_mistakes_of_a_users_views(tmp_path: Path, code: str, wanted: str) -> No
 def test_a_user_gives_as_many_views_of_every_row(tmp_path: Path) -> None:
     view = one(mine(tmp_path, "def views(row): return [row] * (2 if 'long' in row['text'] else 1)"))
     with pytest.raises(
-        ConfigError, match=r"called with rows.csv, row 7, gave 2 views, and 1 of rows.csv, row 1\. Return"
+        ConfigError, match=r"called with rows.csv, row 7, returned 2 views, but 1 for rows.csv, row 1\. Return"
     ):
         view.rows([record("short", row=6), record("long", row=7)], TOKENIZERS["bert"], max_tokens=32)
