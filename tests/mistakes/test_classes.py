@@ -139,7 +139,10 @@ CASES = {
     ),
     "one row": Case("1 row(s) are too few to hold out", "a file of its own", rows=ROWS[:1]),
     "skipped to nothing": Case(
-        "none of its 1 rows can be used", "Write it again", "data.on_bad_row=skip", rows=[{"text": "a", "label": ""}]
+        "none of its 1 rows can be used",
+        "Move unlabelled rows",
+        "data.on_bad_row=skip",
+        rows=[{"text": "a", "label": ""}],
     ),
     # Losses.
     "two balances": Case(

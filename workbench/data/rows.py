@@ -6,19 +6,22 @@ import codecs
 import csv
 import difflib
 import hashlib
+import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from workbench.data import hub_datasets
+from workbench.data import hub_datasets, starter
 from workbench.data.columnar import rows_of
 from workbench.errors import DataError
 from workbench.runs import files
+
+RowT = TypeVar("RowT")
 
 MAX_MISTAKES = 5
 """Malformed rows that a message shows; reading stops there."""
@@ -36,9 +39,9 @@ class RawRow:
 
 
 def read_rows(source: str) -> Iterator[RawRow]:
-    """The rows of a file, of a folder of files in the order of their names, or of a hub data set.
+    """Yield the rows of a file, of a folder of files in the order of their names, or of a hub data set.
 
-    Only json files are held in memory as a whole.
+    Only json files are held in memory as a whole. A malformed row is yielded with its mistake.
 
     Raises:
         DataError: A file is missing, empty, of an unknown kind, not UTF-8 or broken as a whole.
@@ -64,29 +67,62 @@ def fingerprint(source: str) -> str:
     for path in paths:
         with _readable(path):
             digests.append(files.digest(path))
-    if not Path(os.path.expanduser(source)).is_dir():
+    if not _path(source).is_dir():
         return digests[0]
     return hashlib.sha256(bytes.fromhex("".join(digests))).hexdigest()
 
 
-def malformed_rows(source: str, mistakes: Sequence[str], rows_read: int) -> DataError:
-    """The error for rows that cannot be used, where `data.on_bad_row` is refuse.
+def convert_rows(
+    source: str,
+    converter: Callable[[RawRow], Callable[[RawRow], RowT | None]],
+    *,
+    refuse: bool,
+    skipped: list[str],
+    limit: int | None = None,
+) -> Iterator[RowT]:
+    """Yield the rows of `source`, converted; malformed ones are refused together, or skipped.
 
     Args:
-        mistakes: Place and reason of each, at most MAX_MISTAKES.
-        rows_read: How many rows were read until then.
+        source: A path or a hub data set, as `read_rows` takes it.
+        converter: Called with the first row that is not malformed; returns the function that converts each row. That
+            one raises DataError for a malformed row, and returns None for one that is left out.
+        refuse: Whether malformed rows end the reading, rather than being skipped.
+        skipped: Place and reason of every skipped row are appended.
+        limit: Rows to read; None for all.
+
+    Raises:
+        DataError: The source cannot be read, no row is left, or rows are malformed and `refuse` is set: the message
+            shows up to MAX_MISTAKES of them.
     """
-    count = "1 malformed row" if len(mistakes) == 1 else f"{len(mistakes)} malformed rows"
-    more = ", where reading stopped" if len(mistakes) == MAX_MISTAKES else ""
-    return DataError(
-        "\n".join(
-            [
-                f"{source} has {count} among the first {rows_read}{more}:",
-                *(f"  {mistake}" for mistake in mistakes),
-                "Mend them, or write data.on_bad_row=skip to leave them out and count them.",
-            ]
-        )
-    )
+    convert: Callable[[RawRow], RowT | None] | None = None
+    mistakes: list[str] = []
+    rows_read = converted = 0
+    for row in itertools.islice(read_rows(source), limit):
+        rows_read += 1
+        if convert is None and not row.mistake:
+            convert = converter(row)
+        try:
+            if convert is None or row.mistake:
+                raise DataError(row.mistake)
+            result = convert(row)
+        except DataError as error:
+            (mistakes if refuse else skipped).append(f"{row.place}: {error}")
+            if len(mistakes) == MAX_MISTAKES:
+                break
+            continue
+        if result is not None and not mistakes:
+            converted += 1
+            yield result
+    if mistakes:
+        count = "1 malformed row" if len(mistakes) == 1 else f"{len(mistakes)} malformed rows"
+        more = ", where reading stopped" if len(mistakes) == MAX_MISTAKES else ""
+        lines = [f"{source} has {count} among the first {rows_read}{more}:", *(f"  {mistake}" for mistake in mistakes)]
+        remedy = "Mend them, or write data.on_bad_row=skip to leave them out and count them."
+        raise DataError("\n".join([*lines, remedy]))
+    if not rows_read:
+        raise DataError(f"{source}: holds no rows. Write it again, or name another one.")
+    if not converted:
+        raise DataError(f"{source}: none of its {rows_read} rows can be used. The last one: {skipped[-1]}")
 
 
 def shown(value: Any) -> str:
@@ -100,9 +136,13 @@ def place(name: str, row: int, line: int | None = None) -> str:
     return f"{name}, row {row}" if line in (None, row) else f"{name}, row {row} (line {line})"
 
 
+def _path(source: str) -> Path:
+    return Path(os.path.expanduser(starter.resolve(source)))
+
+
 def _data_files(source: str) -> list[Path] | None:
     """The files of a path, or None where `source` names a hub data set."""
-    path = Path(os.path.expanduser(source))
+    path = _path(source)
     if os.path.isdir(path):
         return _files_of_folder(path)
     if os.path.exists(path):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,11 +13,10 @@ import numpy.typing as npt
 
 from workbench.config import DataConfig
 from workbench.config.classes_config import PAIR_FIELDS, ClassesConfig
-from workbench.data import starter
 from workbench.data.folds.similarity import normalised
 from workbench.data.labelled import labels
 from workbench.data.labelled.labels import Label
-from workbench.data.rows import MAX_MISTAKES, RawRow, fingerprint, malformed_rows, read_rows, shown
+from workbench.data.rows import RawRow, convert_rows, fingerprint, shown
 from workbench.data.text.formats import renamed
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
@@ -73,31 +73,16 @@ def read(
         labelled: Whether every row must have a label; labels are ignored otherwise.
 
     Raises:
-        DataError: A column is missing, or rows are malformed or unlabelled and `on_bad_row` is refuse: the message
-            shows up to MAX_MISTAKES of them.
+        DataError: As `convert_rows`; or a column is missing.
     """
-    path = starter.resolve(source)
-    records: list[LabelledRecord] = []
-    mistakes: list[str] = []
-    rows_read = 0
-    for row in itertools.islice(read_rows(path), limit):
-        if not rows_read and not row.mistake:
-            _require_columns(source, row, config, classes, labelled=labelled)
-        rows_read += 1
-        try:
-            records.append(_record(row, config.columns, classes, labelled=labelled))
-        except DataError as error:
-            mistakes.append(f"{row.place}: {error}")
-            if config.on_bad_row == "refuse" and len(mistakes) == MAX_MISTAKES:
-                break
-    if mistakes and config.on_bad_row == "refuse":
-        raise malformed_rows(source, mistakes, rows_read)
-    if not records:
-        reason = (
-            f"none of its {rows_read} rows can be used. The last one: {mistakes[-1]}" if rows_read else "holds no rows."
-        )
-        raise DataError(f"{source}: {reason} Write it again, or name another one.")
-    return RecordSource(source, fingerprint(path), tuple(records), tuple(mistakes))
+
+    def converter(first: RawRow) -> Callable[[RawRow], LabelledRecord]:
+        _require_columns(source, first, config, classes, labelled=labelled)
+        return partial(_record, renames=config.columns, classes=classes, labelled=labelled)
+
+    skipped: list[str] = []
+    records = convert_rows(source, converter, refuse=config.on_bad_row == "refuse", skipped=skipped, limit=limit)
+    return RecordSource(source, fingerprint(source), tuple(records), tuple(skipped))
 
 
 def _require_columns(source: str, row: RawRow, config: DataConfig, classes: ClassesConfig, *, labelled: bool) -> None:
@@ -127,9 +112,7 @@ def _require_columns(source: str, row: RawRow, config: DataConfig, classes: Clas
             )
 
 
-def _record(row: RawRow, renames: Mapping[str, str], classes: ClassesConfig, *, labelled: bool) -> LabelledRecord:
-    if row.mistake:
-        raise DataError(row.mistake)
+def _record(row: RawRow, *, renames: Mapping[str, str], classes: ClassesConfig, labelled: bool) -> LabelledRecord:
     columns = renamed(row.columns, renames)
     fields = tuple(_text(columns.get(name), name) for name in classes.fields)
     required = PAIR_FIELDS if classes.kind == "pair" else classes.fields if len(fields) == 1 else ()

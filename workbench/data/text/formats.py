@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from workbench.config import DataConfig
-from workbench.data.rows import MAX_MISTAKES, RawRow, fingerprint, malformed_rows, read_rows, shown
+from workbench.data.rows import RawRow, convert_rows, fingerprint, shown
 from workbench.data.text.messages import Message, last_answer_only, message_of, messages_of, tools_of, without_loss
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
@@ -36,7 +35,7 @@ class Example:
 
 
 def read(source: str, config: DataConfig, *, skipped: list[str], limit: int | None = None) -> Iterator[Example]:
-    """Yield the examples of a file, a folder or a hub data set, in their order.
+    """Iterate over the examples of a file, a folder or a hub data set, in their order.
 
     Args:
         source: A path or a hub data set, as `read_rows` takes it.
@@ -45,49 +44,35 @@ def read(source: str, config: DataConfig, *, skipped: list[str], limit: int | No
         limit: Rows to read; None for all.
 
     Raises:
-        DataError: The source or its columns cannot be read, no row is left, or `on_bad_row` is refuse and rows
-            are malformed: the message shows up to MAX_MISTAKES of them.
+        DataError: As `convert_rows`; or no format fits the columns.
     """
-    refuse = config.on_bad_row == "refuse"
-    row_format: _Format | None = None
-    mistakes: list[str] = []
-    rows_read = examples = 0
-    for row in itertools.islice(read_rows(source), limit):
-        rows_read += 1
-        if row_format is None and not row.mistake:
-            row_format = _detect(source, row.columns, config)
-        try:
+
+    def converter(first: RawRow) -> Callable[[RawRow], Example | None]:
+        row_format = _detect(source, first.columns, config)
+
+        def convert(row: RawRow) -> Example | None:
             example = _example(row, row_format, config.columns)
-        except DataError as error:
-            (mistakes if refuse else skipped).append(f"{row.place}: {error}")
-            if len(mistakes) == MAX_MISTAKES:
-                break
-            continue
-        if example is None:
-            skipped.append(f"{row.place}: its label is false: a bad answer, which is not trained on.")
-        elif not mistakes:
-            examples += 1
-            yield example
-    if mistakes:
-        raise malformed_rows(source, mistakes, rows_read)
-    if not rows_read:
-        raise DataError(f"{source}: holds no rows. Write it again, or name another one.")
-    if not examples:
-        raise DataError(f"{source}: none of its {rows_read} rows can be used. The last one: {skipped[-1]}")
+            if example is None:
+                skipped.append(f"{row.place}: its label is false: a bad answer, which is not trained on.")
+            return example
+
+        return convert
+
+    return convert_rows(source, converter, refuse=config.on_bad_row == "refuse", skipped=skipped, limit=limit)
 
 
 def convert(row: RawRow, config: DataConfig) -> Example | None:
     """One row as an example, whatever `on_bad_row` says; None for an answer that is labelled as not preferred."""
-    row_format = None if row.mistake else _detect(row.place, row.columns, config)
+    if row.mistake:
+        raise DataError(f"{row.place}: {row.mistake}")
+    row_format = _detect(row.place, row.columns, config)
     try:
         return _example(row, row_format, config.columns)
     except DataError as error:
         raise DataError(f"{row.place}: {error}") from None
 
 
-def _example(row: RawRow, row_format: _Format | None, renames: Mapping[str, str]) -> Example | None:
-    if row.mistake or row_format is None:
-        raise DataError(row.mistake)
+def _example(row: RawRow, row_format: _Format, renames: Mapping[str, str]) -> Example | None:
     columns = renamed(row.columns, renames)
     if not any(required <= columns.keys() for required in row_format.required):
         raise DataError(

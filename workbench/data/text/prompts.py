@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.config import DataConfig
-from workbench.data import starter
 from workbench.data.rows import RawRow, read_rows
 from workbench.data.text import formats
 from workbench.data.text.formats import Example
@@ -24,7 +23,7 @@ def read_prompts(source: str, config: DataConfig) -> Iterator[Example]:
     Raises:
         DataError: A row has nothing to answer (the message names file and row), or there is no row.
     """
-    rows = list(read_rows(starter.resolve(source)))
+    rows = list(read_rows(source))
     if not rows:
         raise DataError(f"{source}: holds no rows to answer. Write it again, or name another one.")
     for row in rows:
