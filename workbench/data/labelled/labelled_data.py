@@ -57,7 +57,7 @@ class Labelled:
         return draws
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
-        """The rows `indices`, padded on the right; `labels_N` holds weight, targets and `beside_NC` (B, 1 + C...)."""
+        """The rows `indices`, padded; `labels_N` holds weights, targets and `beside_NC` (B, 1 + C...)."""
         ids = [self.written[index].input_ids for index in indices]
         inputs = encoder_inputs(ids)
         length = inputs["input_ids"].shape[1]

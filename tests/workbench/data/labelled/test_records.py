@@ -17,7 +17,5 @@ def test_a_missing_column_is_named_also_after_a_malformed_row(tmp_path: Path, be
     path = tmp_path / "rows.jsonl"
     path.write_text(before + '{"body": "a", "label": "cat"}\n' * 3)
     config = DataConfig(train=str(path), on_bad_row="skip")
-    with pytest.raises(
-        DataError, match=r"has no column `text` among its columns `body`, `label`\. Write data"
-    ):
+    with pytest.raises(DataError, match=r"has no column `text` among its columns `body`, `label`\. Write data"):
         read(str(path), config, ClassesConfig())
