@@ -21,6 +21,7 @@ from workbench.data.labelled.fold_data import FoldData
 from workbench.data.views import text_views
 from workbench.data.views.text_views import View
 from workbench.data.views.user_views import user_merge
+from workbench.evaluation.result_store import ResultStore
 from workbench.models import backbones, classifier
 from workbench.recipes import crossval_files
 from workbench.recipes.crossval_stages import CrossvalContext
