@@ -29,6 +29,7 @@ from workbench.recipes.load import load
 from workbench.recipes.plan import plan
 from workbench.recipes.run import RECIPES
 from workbench.runs import files, run_directory
+from workbench.training.bank_trainer import BankTrainer
 from workbench.training.checkpoints import Progress
 from workbench.training.trainer import Trainer
 
@@ -105,6 +106,8 @@ def _configurations(arguments: argparse.Namespace) -> dict[str, tuple[str, list[
     found["starter, lora, bfloat16, checkpointing"] = ("sft/quickstart", words)
     found["starter, lora, half frozen"] = ("sft/quickstart", ["freeze={policy: static, layers: 0.5, cache: 'off'}"])
     found["starter, classes, lora"] = ("classify/quickstart", [])
+    found["starter, bank of 5 folds, lora"] = ("crossval/quickstart", [])
+    found["starter, bank of 8, lora"] = ("sweep/quickstart", [])
     for method, weights in (("lora", "float32"), ("full", "float32"), ("lora", "bfloat16")):
         words = [f"model.id={arguments.encoder}", f"model.weights={weights}", f"adapter={{method: {method}}}"]
         found[f"MiniLM, classes, {method}, {weights}"] = ("classify/quickstart", words)
@@ -129,21 +132,23 @@ def _both(recipe: str, words: list[str], clock: Clock, count: int) -> tuple[list
         predictions.append(timed(work, flops, clock=clock))
         took.append(clock() - began)
 
-    def measure(fit: Trainer) -> None:
-        fit.prepare()
-        fit.freezer.follow(step=0, share=0.0)
+    def measure(fit: Trainer | BankTrainer) -> None:
+        members = [fit.member] if isinstance(fit, Trainer) else list(fit.members.values())
+        step = _prepared(fit)
         predict()
-        fit.step(fit.member.batch())  # makes the optimizer's state
-        fit.member.progress = Progress()
+        step()  # makes the optimizer's state
+        for member in members:
+            member.progress = Progress()
         for _ in range(ROUNDS):
             for _ in range(count):
                 began = clock()
-                fit.step(fit.member.batch())
+                step()
                 steps.append(clock() - began)
             predict()
         raise _Enough
 
-    own, Trainer.work = Trainer.work, measure  # type: ignore[method-assign, assignment]
+    own = Trainer.work, BankTrainer.work
+    Trainer.work = BankTrainer.work = measure  # type: ignore[method-assign, assignment]
     try:
         with tempfile.TemporaryDirectory() as folder:
             run = run_directory.start(Path(folder) / "run", config, resume=False)
@@ -152,8 +157,25 @@ def _both(recipe: str, words: list[str], clock: Clock, count: int) -> tuple[list
                 RECIPES[config.recipe](config, run, Terminal(quiet=True))
             run.close()
     finally:
-        Trainer.work = own  # type: ignore[method-assign]
+        Trainer.work, BankTrainer.work = own  # type: ignore[method-assign]
     return predictions, steps, took
+
+
+def _prepared(fit: Trainer | BankTrainer) -> Callable[[], object]:
+    """A training at its beginning, and its step without files."""
+    fit.freezer.follow(step=0, share=0.0)
+    if isinstance(fit, Trainer):
+        fit.prepare()
+        return lambda: fit.step(fit.member.batch())
+    fit.masters.refresh()
+    fit.bank.train()
+
+    def step() -> None:
+        for member, loss in zip(fit.members.values(), fit._losses(fit.members), strict=True):
+            member.update(loss, member.batch())
+        fit.masters.refresh()
+
+    return step
 
 
 def _arguments() -> argparse.Namespace:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from workbench.config import ModelConfig
 from workbench.models import backbones
 from workbench.planning import block_time, step_time
-from workbench.planning.block_time import Measured, Small, smaller
-from workbench.planning.roofline import matmul_rate
+from workbench.planning.block_time import Measured, Small, Subject, smaller
+from workbench.planning.roofline import Roofline, roofline
 from workbench.planning.step_time import StepWork
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
 
 SHORT = ["data.limit=60", "data.max_tokens=64", "batch.size=8", "model.weights=float32"]
+REST, BLOCK, NEW_SHAPE = 1e-3, 2e-3, 0.5
+"""Seconds of a token in all else and in a block, and those that a shape takes when it is met for the first time."""
 
 
 @pytest.mark.parametrize("adapter", ["{method: lora}", "{method: full}"])
@@ -24,7 +33,7 @@ def test_operations_of_small_models_add_up_to_those_of_the_whole(adapter: str, m
     monkeypatch.setattr(block_time, "PASSES", (1, 1))
     config = load("sft/quickstart", [*SHORT, f"adapter={adapter}"])
     whole = _measured(plan(config).work)
-    monkeypatch.setattr("workbench.recipes.plan_blocks.WHOLE", 0)
+    monkeypatch.setattr(block_time, "WHOLE", 0)
     assert _measured(plan(config).work).flops == pytest.approx(whole.flops, rel=1e-6)
     monkeypatch.setattr(block_time, "WIDTH", 128)
     assert _measured(plan(config).work).flops == pytest.approx(whole.flops, rel=0.2), (
@@ -38,6 +47,76 @@ def _measured(work: StepWork) -> Measured:
     return work.measure(lambda: float(next(ticks)), 1.0)
 
 
+class Machine:
+    """A clock that computing moves, on a machine that prepares kernels once for each shape."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._known: set[tuple[int, int]] = set()
+
+    def __call__(self) -> float:
+        self.now += 1e-2
+        return self.now
+
+    def compute(self, shape: tuple[int, int], blocks: int) -> None:
+        """A micro-batch."""
+        self.now += shape[0] * shape[1] * (REST + blocks * BLOCK)
+        self.now += 0.0 if shape in self._known else NEW_SHAPE
+        self._known.add(shape)
+
+
+class Masters(list[nn.Parameter]):
+    """Of a training."""
+
+    def refresh(self) -> None:
+        """Nothing is computed in another precision."""
+
+
+@contextmanager
+def _training(machine: Machine, small: Small) -> Iterator[Any]:
+    """One whose every micro-batch has a shape of its own."""
+    lengths = np.arange(1, 4001)
+
+    def backward(rows: Any) -> None:
+        machine.compute((len(rows), int(lengths[rows].max())), small.blocks)
+        torch.ones(8, 8) @ torch.ones(8, 8)
+
+    yield SimpleNamespace(
+        prepare=lambda: None,
+        config=SimpleNamespace(freeze=SimpleNamespace(fixed=True)),
+        freezer=SimpleNamespace(follow=lambda **_: None),
+        train=SimpleNamespace(lengths=lengths),
+        masters=Masters([nn.Parameter(torch.ones(1))]),
+        micro_batches=lambda: ([np.array([600 + 7 * step])] for step in count()),
+        backward=backward,
+        update=lambda _: None,
+    )
+
+
+def test_what_each_new_shape_takes_is_counted_once_however_deep_the_model_is() -> None:
+    machine, depth = Machine(), 32
+    subject = Subject(depth, 1, 10**12, 1, 1e30, torch.float32, packed=False)
+    found = block_time.measure(lambda small: _training(machine, small), subject, clock=machine, seconds=60.0)
+    tokens = 820  # of a micro-batch, about
+    assert found.token == pytest.approx(REST + depth * BLOCK + NEW_SHAPE / tokens, rel=0.02)
+
+
+def test_whole_models_are_timed_where_that_is_soon_done_and_deep_ones_otherwise() -> None:
+    def depths(**changed: float) -> tuple[int, ...]:
+        known = {"depth": 12, "narrower": 1, "parameters": 10**8, "flops": 1e12} | changed
+        return block_time._depths(Subject(trainable=1, dtype=torch.float32, packed=False, **known), 1e12)  # type: ignore[arg-type]
+
+    assert depths() == (12,)
+    assert depths(flops=2e12) == (3, 6) and depths(flops=1e15) == (1, 2)
+    assert depths(parameters=8 * 10**8) == (3, 6), "memory, too, is limited"
+    assert depths(narrower=4, flops=1) == (1, 2)
+
+
+def test_few_samples_are_even() -> None:
+    found = [block_time._spread(number) for number in range(7)]
+    assert found[:3] == [0.5, 0.25, 0.75] and sorted(found) == [each / 8 for each in range(1, 8)]
+
+
 def test_a_smaller_backbone_is_of_the_same_kind(tmp_path: Path) -> None:
     whole = backbones.hub_config(ModelConfig())
     small = backbones.hub_config(smaller(ModelConfig(), whole, Small(2, 2), tmp_path))
@@ -46,12 +125,32 @@ def test_a_smaller_backbone_is_of_the_same_kind(tmp_path: Path) -> None:
     assert small.head_dim == whole.head_dim
 
 
-def test_no_step_is_faster_than_its_products() -> None:
-    measured = Measured(block=1e-9, rest=0.0, update=0.0, flops=1e6, rate=1e9, spread=0.0)
-    found = step_time.timed(StepWork(padded=100, tokens=80, measure=lambda *_: measured), 1e6)
+@pytest.mark.parametrize(("weight_bytes", "least"), [(0, 0.1), (10**9, 2.0)])
+def test_no_step_is_faster_than_its_products_and_its_weights(weight_bytes: int, least: float) -> None:
+    measured = Measured(token=1e-9, error=0.0, update=0.0, flops=1e6, machine=Roofline(1e9, 1e9))
+    work = StepWork(padded=100, tokens=80, passes=1, weight_bytes=weight_bytes, measure=lambda *_: measured)
+    found = step_time.timed(work, 1e6)
     assert found.low <= found.seconds <= found.high
-    assert found.seconds >= 100 * 1e6 / 1e9
+    assert found.seconds == pytest.approx(least)
 
 
-def test_the_roofline_is_a_rate_that_this_machine_has() -> None:
-    assert 1e8 < matmul_rate(torch.device("cpu"), torch.float32) < 1e15
+def test_the_roofline_has_rates_of_this_machine() -> None:
+    found = roofline(torch.device("cpu"), torch.float32)
+    assert 1e8 < found.flops < 1e15 and 1e8 < found.bandwidth < 1e13
+
+
+def test_a_bank_is_timed_with_all_its_members(monkeypatch: pytest.MonkeyPatch, stories: str) -> None:
+    built: list[int] = []
+
+    def measure(build: Any, subject: Subject, **_: object) -> None:
+        with build(Small(2)) as training:
+            built.extend([sum(each.numel() for each in training.masters), len(training.freezer.blocks)])
+
+    monkeypatch.setattr(block_time, "measure", measure)
+    words = [f"model.id={stories}", "data.limit=200", "data.max_tokens=64"]
+    for folds in (2, 4):
+        work = plan(load("crossval/quickstart", [*words, f"folds.k={folds}"])).work
+        assert work.measure is not None
+        work.measure(float, 1.0)
+    (two, blocks, four, _) = built
+    assert four == 2 * two and blocks == 2
