@@ -67,7 +67,7 @@ def over_rows(
             capacity.smaller_until_fits(remaining, size, longest=smallest, retry=lambda _: None)
         except torch.OutOfMemoryError:
             raise TrainingError(
-                f"Out of memory while scoring: a row of {longest} tokens does not fit.\n"
+                f"Out of memory while scoring rows of {longest} tokens, {max(size, longest)} in a forward pass.\n"
                 "  Lower data.max_tokens, or write model.weights=nf4."
             ) from None
     return found

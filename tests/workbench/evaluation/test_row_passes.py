@@ -86,7 +86,7 @@ def test_a_row_that_does_not_fit_is_refused(
     llama: PreTrainedModel, head: Head, rows: TokenizedSet, memory: Callable[[int], list[int]]
 ) -> None:
     memory(11)
-    with pytest.raises(TrainingError, match="a row of 12 tokens does not fit"):
+    with pytest.raises(TrainingError, match="scoring rows of 12 tokens, 12 in a forward pass"):
         evaluation.likelihood(llama, head, rows)
 
 
