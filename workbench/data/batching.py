@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol, TypeVar
@@ -64,22 +64,19 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> MicroBatch:
         """Copy to `device`."""
-        return replace(
-            self,
-            inputs={name: tensor.to(device, non_blocking=True) for name, tensor in self.inputs.items()},
-            positions_N=self.positions_N.to(device, non_blocking=True),
-            labels_N=self.labels_N.to(device, non_blocking=True),
-            lengths_B=None if self.lengths_B is None else self.lengths_B.to(device, non_blocking=True),
-        )
+        return self._moved(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> MicroBatch:
         """Copy to pinned memory, from which an accelerator copies while it computes."""
+        return self._moved(Tensor.pin_memory)
+
+    def _moved(self, move: Callable[[Tensor], Tensor]) -> MicroBatch:
         return replace(
             self,
-            inputs={name: tensor.pin_memory() for name, tensor in self.inputs.items()},
-            positions_N=self.positions_N.pin_memory(),
-            labels_N=self.labels_N.pin_memory(),
-            lengths_B=None if self.lengths_B is None else self.lengths_B.pin_memory(),
+            inputs={name: move(tensor) for name, tensor in self.inputs.items()},
+            positions_N=move(self.positions_N),
+            labels_N=move(self.labels_N),
+            lengths_B=None if self.lengths_B is None else move(self.lengths_B),
         )
 
 

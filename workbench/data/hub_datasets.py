@@ -64,7 +64,12 @@ def _data_errors(source: str) -> Iterator[None]:
     except DataError:
         raise
     except ConnectionError as error:
-        raise DataError(f"{source}: {_unreachable()} If you mean a file: there is none at this path.") from error
+        from huggingface_hub.constants import HF_HUB_OFFLINE
+
+        reason = "the Hugging Face hub cannot be reached. Connect, or name a file."
+        if HF_HUB_OFFLINE:
+            reason = "not cached here, and HF_HUB_OFFLINE is set. Unset it, or name a file."
+        raise DataError(f"{source}: {reason} If you mean a file: there is none at this path.") from error
     except FileNotFoundError as error:
         page = f"https://huggingface.co/datasets/{_parts(source)[0]}"
         gated = f"Accept the terms on {page}, then run" if "gated" in str(error) else "For a private or gated one run"
@@ -79,11 +84,3 @@ def _data_errors(source: str) -> Iterator[None]:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-def _unreachable() -> str:
-    from huggingface_hub.constants import HF_HUB_OFFLINE
-
-    if HF_HUB_OFFLINE:
-        return "not cached here, and HF_HUB_OFFLINE is set. Unset it, or name a file."
-    return "the Hugging Face hub cannot be reached. Connect, or name a file."

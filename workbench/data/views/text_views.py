@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import TypeAlias
 
 import numpy as np
@@ -141,7 +142,7 @@ def _make(
 ) -> list[View]:
     """The views of one name."""
     if name in _REWRITES:
-        return [View(name, classes, partial(_rewrite, _REWRITES[name]))]
+        return [View(name, classes, lambda record: tuple(map(_REWRITES[name], record.fields)))]
     if name in NOISY:
         copies = range(1, config.copies + 1)
         return [
@@ -149,7 +150,7 @@ def _make(
             for copy in copies
         ]
     if name in WINDOWS:
-        return [View(name, classes.model_copy(update={"keep": WINDOWS[name]}), _unchanged)]
+        return [View(name, classes.model_copy(update={"keep": WINDOWS[name]}), attrgetter("fields"))]
     if name == "swap":
         return [_swap(classes, labels)]
     if name == "templates":
@@ -157,14 +158,6 @@ def _make(
     assert config.function is not None
     views = UserViews(config.function, columns=classes.fields, example=example.fields, place=example.place)
     return [View(f"user {number + 1}", classes, partial(_user_view, views, number)) for number in range(views.count)]
-
-
-def _unchanged(record: LabelledRecord) -> Fields:
-    return record.fields
-
-
-def _rewrite(rewrite: Callable[[str], str], record: LabelledRecord) -> Fields:
-    return tuple(map(rewrite, record.fields))
 
 
 def _add_noise(name: ViewName, record: LabelledRecord, *, share: float, seed: int, copy: int) -> Fields:
