@@ -13,7 +13,7 @@ from workbench.adapters.target_modules import unreached
 from workbench.config import RunConfig, sweep_expansion, tasks
 from workbench.data.batching import Row
 from workbench.data.text import tokenized
-from workbench.data.text.row_encoder import form
+from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.tokenized import Splits
 from workbench.models import backbones, classifier
 from workbench.recipes import beginning, classify_verbs, crossval_verbs, distill_verbs, sweep
@@ -92,7 +92,7 @@ def _task(found: Found) -> tasks.Task:
 
 def _text(config: RunConfig) -> Inspection:
     tokenizer = backbones.tokenizer(config.model)
-    template = form(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
+    template = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
     data = tokenized.load(config.data, tokenizer, template, seed=config.seed)
     targets = preflight.require_runnable(config, data)
     chosen = np.unique(np.linspace(0, len(data.train) - 1, num=min(SHOWN, len(data.train)), dtype=np.int64))

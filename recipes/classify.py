@@ -19,7 +19,7 @@ from workbench.config import RunConfig
 from workbench.config.tasks import Task
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.class_sampling import balanced
-from workbench.data.labelled.labelled_data import ClassSplits, Labelled
+from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats
 from workbench.data.labelled.text_fields import FieldTokenizer
 from workbench.evaluation import row_outputs, target_scores
@@ -72,13 +72,13 @@ def begin(run: Run, data: ClassSplits) -> None:
 
 
 @dataclass(frozen=True)
-class ClassRun(SingleRun[Classifier, Labelled]):
+class ClassRun(SingleRun[Classifier, LabelledSet]):
     """A run that learns the labels of rows."""
 
     data: ClassSplits
 
     @property
-    def rows(self) -> Mapping[str, Labelled]:
+    def rows(self) -> Mapping[str, LabelledSet]:
         test = {} if self.data.test is None else {"test": self.data.test}
         return {"train": self.data.train, "held_out": self.data.held_out, **test}
 
@@ -100,7 +100,7 @@ class ClassRun(SingleRun[Classifier, Labelled]):
     def load(self) -> Classifier:
         return classifier.load(self.run.home, self.config, waiting=self.placement.cuts_weights)
 
-    def score(self, model: Classifier, rows: Labelled, scoring: ModelResults | None = None) -> Scored:
+    def score(self, model: Classifier, rows: LabelledSet, scoring: ModelResults | None = None) -> Scored:
         with self.scoring_time(rows):
             return Scored(*score(model, rows, scoring))
 
@@ -153,14 +153,14 @@ def labelled(config: RunConfig, data: ClassSplits, model: Classifier) -> Trainin
     return TrainingSignal(balanced(data.train, config), model.row_loss(objective))
 
 
-def score(model: Classifier, rows: Labelled, scoring: ModelResults | None = None) -> tuple[dict[str, float], Floats]:
+def score(model: Classifier, rows: LabelledSet, scoring: ModelResults | None = None) -> tuple[dict[str, float], Floats]:
     """Scores of a classifier on labelled rows, and its outputs (N, C)."""
     found = row_outputs.outputs(model.model, model.outputs, rows, scoring=scoring)
     return target_scores.scores(model.labels, found, rows.targets_NC), found
 
 
 def predictions(
-    config: RunConfig, model: Classifier, rows: Labelled, outputs_NC: Floats, *, labelled: bool
+    config: RunConfig, model: Classifier, rows: LabelledSet, outputs_NC: Floats, *, labelled: bool
 ) -> pd.DataFrame:
     """One line a row, with what the model reads written out."""
     return row_outputs.table(
@@ -172,7 +172,7 @@ def predictions(
     )
 
 
-def texts(config: RunConfig, tokenizer: PreTrainedTokenizerBase, rows: Labelled) -> list[str]:
+def texts(config: RunConfig, tokenizer: PreTrainedTokenizerBase, rows: LabelledSet) -> list[str]:
     """Text that the model reads of each row, uncut."""
     writer = FieldTokenizer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
     return [writer.text(record.fields) for record in rows.records]

@@ -15,7 +15,7 @@ from workbench.adapters import stock
 from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch
 from workbench.data.labelled import class_sampling, fold_data, labelled_data, records
-from workbench.data.labelled.labelled_data import ClassSplits, Labelled
+from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.text_fields import FieldTokenizer
 from workbench.evaluation import row_outputs
@@ -86,7 +86,7 @@ def inspect(config: RunConfig) -> ClassInspection:
     )
 
 
-def unequal(rows: Labelled, labels: Labels, config: RunConfig) -> list[str]:
+def unequal(rows: LabelledSet, labels: Labels, config: RunConfig) -> list[str]:
     """Sentence on a class that is much rarer than the others, and on what answers that."""
     classes = config.classes
     chosen = classes.weights != "none" or classes.sampling not in ("auto", "none") or classes.logit_adjustment > 0
@@ -105,10 +105,10 @@ def unequal(rows: Labelled, labels: Labels, config: RunConfig) -> list[str]:
     ]
 
 
-def chosen_examples(rows: Labelled, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str, str]]:
+def chosen_examples(rows: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str, str]]:
     """Place, what the model reads, and the label of rows from all over the file."""
     chosen = np.unique(np.linspace(0, len(rows) - 1, num=min(SHOWN, len(rows)), dtype=np.int64)).tolist()
-    return [(rows.place(i), str(tokenizer.decode(rows.written[i].input_ids)), _label(rows, i)) for i in chosen]
+    return [(rows.place(i), str(tokenizer.decode(rows.encoded[i].input_ids)), _label(rows, i)) for i in chosen]
 
 
 def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
@@ -131,7 +131,7 @@ def predict(run: Path, source: str, config: RunConfig) -> pd.DataFrame:
     return predictions(config, model, encoded, found, labelled=False)
 
 
-def some_outputs(model: Classifier, config: RunConfig, *, rows: int) -> tuple[Labelled, Floats]:
+def some_outputs(model: Classifier, config: RunConfig, *, rows: int) -> tuple[LabelledSet, Floats]:
     """Held-out rows, or those of a cross-validation, and what a classifier says of them."""
     if config.recipe == "crossval":
         data = fold_data.load(config, model.tokenizer)
@@ -142,7 +142,7 @@ def some_outputs(model: Classifier, config: RunConfig, *, rows: int) -> tuple[La
     return first, row_outputs.outputs(model.model, model.outputs, first)
 
 
-def stock_outputs(model: PreTrainedModel, rows: Labelled) -> Floats:
+def stock_outputs(model: PreTrainedModel, rows: LabelledSet) -> Floats:
     """A stock model's own outputs for rows that are padded with the token of its config.json."""
     pad = model.config.get_text_config().pad_token_id
 
@@ -184,6 +184,6 @@ def _writer(model: Classifier, config: RunConfig) -> FieldTokenizer:
     return FieldTokenizer(model.tokenizer, config.classes, max_tokens=config.data.max_tokens)
 
 
-def _label(rows: Labelled, index: int) -> str:
+def _label(rows: LabelledSet, index: int) -> str:
     label = rows.labels[index]
     return ", ".join(label) if isinstance(label, tuple) else f"{label:g}" if isinstance(label, float) else str(label)

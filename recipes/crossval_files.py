@@ -16,7 +16,7 @@ from workbench.crossval import gains
 from workbench.crossval.combining import Combiner
 from workbench.crossval.training_rounds import RoundOutputs
 from workbench.crossval.tta import TtaDecision
-from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
 from workbench.evaluation import row_outputs, target_scores
 from workbench.recipes.classify import texts
@@ -93,7 +93,7 @@ def _out_of_fold(context: CrossvalContext, round_outputs: RoundOutputs, combiner
     return pd.concat(tables, ignore_index=True)
 
 
-def _table(context: CrossvalContext, rows: Labelled, values_NC: Floats) -> pd.DataFrame:
+def _table(context: CrossvalContext, rows: LabelledSet, values_NC: Floats) -> pd.DataFrame:
     written = texts(context.fold_context.config, context.fold_context.tokenizer, rows)
     return row_outputs.table(context.data.labels, rows, values_NC, texts=written, labelled=True)
 

@@ -15,8 +15,8 @@ from workbench.config import RunConfig, distill_expansion, tasks
 from workbench.config.distill_config import STUDENT, TEACHER
 from workbench.data.batching import Examples
 from workbench.data.text import tokenized
-from workbench.data.text.chat import Template
-from workbench.data.text.token_masking import Masking
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized import Splits, TokenizedSet
 from workbench.distillation import (
     on_policy,
@@ -84,7 +84,7 @@ def require_teachable(
     base: RunConfig,
     source: TeacherSource | None,
     tokenizer: PreTrainedTokenizerBase,
-    template: Template | Masking,
+    template: ChatEncoder | MlmEncoder,
     data: Splits,
 ) -> None:
     """Refuse what would compare nonsense, before a weight is read."""
@@ -92,7 +92,7 @@ def require_teachable(
     cached = section.cache.folder is not None and not teacher_cache.missing(section.cache.folder)
     if source is not None:
         vocabulary_checks.require_comparable(section, source, base, tokenizer, template, data.train)
-        if isinstance(template, Masking):
+        if isinstance(template, MlmEncoder):
             _require_whole_vocabulary(source, tokenizer)
     if source is not None and not cached:
         with source.told():

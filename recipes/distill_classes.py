@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from workbench.config import RunConfig
 from workbench.config.distill_config import STUDENT
 from workbench.data.batching import MicroBatch
-from workbench.data.labelled.labelled_data import ClassSplits, Labelled
+from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.distillation import class_distillation, class_teachers, soft_labels, students
 from workbench.distillation.class_distillation import TeacherOutputs
 from workbench.distillation.feature_matching import FeatureMatching
@@ -57,7 +57,7 @@ def main(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, wa
 
 def prepare(
     config: RunConfig, base: RunConfig, source: TeacherSource, data: ClassSplits, tokenizer: PreTrainedTokenizerBase
-) -> Labelled | None:
+) -> LabelledSet | None:
     """The rows without labels; refuses, before a weight is read, a teacher that could not be asked."""
     extra = class_distillation.unlabelled(config, data, tokenizer)
     sets = [data.train, *([] if extra is None else [extra])]
@@ -87,7 +87,7 @@ def _supervise(
     base: RunConfig,
     source: TeacherSource,
     data: ClassSplits,
-    extra: Labelled | None,
+    extra: LabelledSet | None,
     teacher_outputs: TeacherOutputs,
 ) -> classify.Supervise:
     """The student's training signal: labels, teacher outputs, and matched layers."""

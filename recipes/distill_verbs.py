@@ -11,7 +11,7 @@ from typing import Any
 from workbench.config import RunConfig, distill_expansion
 from workbench.config.distill_config import STUDENT
 from workbench.data.text import tokenized
-from workbench.data.text.row_encoder import form
+from workbench.data.text.row_encoder import row_encoder
 from workbench.distillation import students
 from workbench.errors import ConfigError
 from workbench.models import backbones
@@ -35,7 +35,7 @@ def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:
             drawn = found.drawn + (0 if extra is None else len(extra))
             found = replace(found, drawn=drawn, steps=total_steps(base, drawn))
         else:
-            template = form(base, backbones.hub_config(base.model), tokenizer, template=read_template(base))
+            template = row_encoder(base, backbones.hub_config(base.model), tokenizer, template=read_template(base))
             distill.require_teachable(config, base, source, tokenizer, template, found.data)
     return replace(found, notes=[_sentence(config), *found.notes])
 
@@ -52,7 +52,7 @@ def cache(config: RunConfig, watcher: Callback) -> dict[str, Any]:
         base = distill_expansion.student_config(config, Path(aside))
         students.make(config, source, Path(aside) / STUDENT, weights=False)
         tokenizer = backbones.tokenizer(base.model)
-        template = form(base, backbones.hub_config(base.model), tokenizer, template=read_template(base))
+        template = row_encoder(base, backbones.hub_config(base.model), tokenizer, template=read_template(base))
         data = tokenized.load(base.data, tokenizer, template, seed=base.seed)
         distill.require_teachable(config, base, source, tokenizer, template, data)
         return distill.cache(config, base, source, None, data, tokenizer, watcher).facts

@@ -20,8 +20,8 @@ from workbench.config.distill_config import STUDENT, OnPolicyConfig
 from workbench.config.distributed_config import DistributedConfig
 from workbench.config.tasks import Task
 from workbench.data.batching import Examples, first_rows
-from workbench.data.text.chat import Template
-from workbench.data.text.token_masking import Masking
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized import Splits
 from workbench.errors import ConfigError
 from workbench.models import adapter_sizes, backbones, classifier, output_heads
@@ -47,7 +47,7 @@ from workbench.training.distributed import layout_checks
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
 
-Teaching = Callable[[PreTrainedTokenizerBase, Template | Masking, Splits, Loader], sft.Supervise]
+Teaching = Callable[[PreTrainedTokenizerBase, ChatEncoder | MlmEncoder, Splits, Loader], sft.Supervise]
 
 
 def solve(config: RunConfig, *, devices: int = 1, memory: int | None = None, elsewhere: bool = False) -> SolverChoice:
@@ -229,7 +229,7 @@ def _taught(config: RunConfig, run: Run) -> DryRunParts:
     run.note(distill={"teacher": source.name})  # whom the run would score first
 
     def teaching(
-        tokenizer: PreTrainedTokenizerBase, template: Template | Masking, data: Splits, loader: Loader
+        tokenizer: PreTrainedTokenizerBase, template: ChatEncoder | MlmEncoder, data: Splits, loader: Loader
     ) -> sft.Supervise:
         distill.require_teachable(config, base, source, tokenizer, template, data)
         # The rows as they are: what the student will write is not known.

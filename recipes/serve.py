@@ -15,7 +15,7 @@ from workbench import evaluation
 from workbench.config import RunConfig
 from workbench.data.batching import Indices
 from workbench.data.text import tokenized
-from workbench.data.text.chat import Template
+from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.formats import Example
 from workbench.data.text.prompts import read_prompts
 from workbench.errors import ConfigError
@@ -117,7 +117,7 @@ def _require_text(config: RunConfig, run: Path) -> None:
 
 
 def _question(model: exported.ExportedModel, example: Example) -> Indices:
-    assert isinstance(model.template, Template)
+    assert isinstance(model.template, ChatEncoder)
     return np.asarray(model.template.question(example), dtype=np.int64)
 
 

@@ -19,9 +19,9 @@ from workbench.config import RunConfig, tasks
 from workbench.config.tasks import TEXT, Task
 from workbench.data.batching import MicroBatch
 from workbench.data.text import tokenized
-from workbench.data.text.chat import Template
-from workbench.data.text.row_encoder import form
-from workbench.data.text.token_masking import Masking
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.row_encoder import row_encoder
+from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized import Splits, TokenizedSet
 from workbench.errors import ConfigError
 from workbench.evaluation import GeneratedAnswer
@@ -52,10 +52,10 @@ def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
     return text.finish()
 
 
-def prepare(config: RunConfig, run: Run) -> tuple[PreTrainedTokenizerBase, Template | Masking, Splits]:
+def prepare(config: RunConfig, run: Run) -> tuple[PreTrainedTokenizerBase, ChatEncoder | MlmEncoder, Splits]:
     """Tokenizer, form of the rows, and data; refuses what would fail or teach nothing."""
     tokenizer = backbones.tokenizer(config.model)
-    template = form(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
+    template = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
     data = tokenized.load(config.data, tokenizer, template, seed=config.seed)
     preflight.require_runnable(config, data)
     provenance.note_data(run, {name: split and split.facts() for name, split in data._asdict().items()})
@@ -66,7 +66,7 @@ def prepare(config: RunConfig, run: Run) -> tuple[PreTrainedTokenizerBase, Templ
 class TextRun(SingleRun[ExportedModel, TokenizedSet]):
     """A run that learns to predict tokens."""
 
-    template: Template | Masking
+    template: ChatEncoder | MlmEncoder
     data: Splits
 
     @property

@@ -25,7 +25,7 @@ from workbench.config import RunConfig
 from workbench.config.folds_config import FoldsConfig
 from workbench.data.folds import stratification
 from workbench.data.labelled import labelled_data, labels, records
-from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.text_fields import FieldTokenizer
 from workbench.evaluation import row_outputs
@@ -47,8 +47,8 @@ from workbench.training.trainer import Trainer
 class Fold(NamedTuple):
     """Rows that one adapter trains on and is scored on."""
 
-    train: Labelled
-    validation: Labelled
+    train: LabelledSet
+    validation: LabelledSet
     config: RunConfig
     run: Run
 
@@ -136,7 +136,7 @@ def _prepare(arguments: argparse.Namespace) -> Job:
     config = _config(arguments)
     tokenizer = backbones.tokenizer(config.model)
     source = records.read(config.data.train, config.data, config.classes)
-    found = labels.learn("one", source.labels, source=source.name)
+    found = labels.fit("one", source.labels, source=source.name)
     dealt = stratification.read_folds(
         [record.row for record in source.records], FoldsConfig(column="fold", k=arguments.folds)
     )
@@ -241,7 +241,7 @@ def _one_after_another(job: Job, watcher: Silent) -> Done:
     return Done(watch, right, trainable)
 
 
-def _right(model: Classifier, rows: Labelled) -> float:
+def _right(model: Classifier, rows: LabelledSet) -> float:
     outputs_NC = row_outputs.outputs(model.model, model.outputs, rows)
     return float((outputs_NC.argmax(1) == rows.targets_NC.argmax(1)).sum())
 

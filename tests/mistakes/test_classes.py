@@ -70,19 +70,22 @@ CASES = {
     ),
     "winner": Case(
         "row 1: `winner` must be a, b or tie, found 'c'",
-        "Mend them",
+        "Correct them",
         "classes.kind=pair",
         rows=[{**PAIRS[0], "winner": "c"}, *PAIRS],
     ),
     "a pair without a response": Case(
-        "row 1: `response_b` is empty", "Mend them", "classes.kind=pair", rows=[{**PAIRS[0], "response_b": " "}, *PAIRS]
+        "row 1: `response_b` is empty",
+        "Correct them",
+        "classes.kind=pair",
+        rows=[{**PAIRS[0], "response_b": " "}, *PAIRS],
     ),
     # Text.
     "empty text": Case("row 1: `text` is empty", "data.on_bad_row=skip", rows=first(text=" ")),
-    "text that is none": Case("row 1: `text` must be text, found ['a']", "Mend them", rows=first(text=["a"])),
+    "text that is none": Case("row 1: `text` must be text, found ['a']", "Correct them", rows=first(text=["a"])),
     "no text column": Case("has no column `text`", "data.columns='{text: NAME}'", rows=[{"label": "a", "b": "c"}]),
     "all fields empty": Case(
-        "row 1: `title`, `body` are all empty", "Mend them", "'classes.text={title} {body}'", rows=ROWS
+        "row 1: `title`, `body` are all empty", "Correct them", "'classes.text={title} {body}'", rows=ROWS
     ),
     "template without a column": Case("classes.text: names no column", "in braces", "classes.text=abc"),
     "template with a brace": Case("classes.text", "Write columns in braces", "'classes.text=\"{a\"'"),
@@ -162,7 +165,7 @@ CASES = {
     ),
     "weight": Case(
         "row 2: `w` must be a number above 0, found -1",
-        "Mend them",
+        "Correct them",
         "classes.row_weight=w",
         rows=[{**row, "w": 1 - 2 * (n == 1)} for n, row in enumerate(ROWS)],
     ),

@@ -114,7 +114,7 @@ DATA = {
     "number as label": data([{"text": "a", "label": 1}], "bad.jsonl, row 1: `label`", "map your classes to names"),
     "null answer": data([{"question": "a", "answer": None}], "row 1: `answer` is missing", "data.on_bad_row=skip"),
     "role": data([{"messages": [{"role": "usr", "content": "a"}]}], "message 1 of `messages`", "Did you mean `user`?"),
-    "no answer": data([{"messages": [{"role": "user", "content": "a"}]}], "row 1: has no assistant", "Mend them"),
+    "no answer": data([{"messages": [{"role": "user", "content": "a"}]}], "row 1: has no assistant", "Correct them"),
     "all rows bad": data([{"text": 1}], "none of its 1 rows", "write it in quotes", also="data.on_bad_row=skip"),
     "one row": data(ROWS[:1] * 3, "bad.jsonl: 1 distinct row", "a file of its own as data.held_out"),
     "overlap": Case(
@@ -124,7 +124,7 @@ DATA = {
         lines(ROWS[3:5], "held.jsonl"),
     ),
     "overlap with test": Case(
-        "run my.yaml data.test=t.jsonl", "also stand in t.jsonl", "Write data.overlap=drop", lines(ROWS, "t.jsonl")
+        "run my.yaml data.test=t.jsonl", "are also in t.jsonl", "Write data.overlap=drop", lines(ROWS, "t.jsonl")
     ),
     "all rows too long": data(
         [{"question": "a " * 50, "answer": "b"}],
@@ -156,7 +156,7 @@ LOAD = "run my.yaml model.id=./m"
 BACKBONES = {
     "template missing": Case(TEMPLATE, "model.chat_template: t.jinja cannot be read", "path of a Jinja file"),
     "template broken": Case(
-        TEMPLATE, "the chat template of stories, line 2", "Mend it", file("t.jinja", "\n{% for m in %}")
+        TEMPLATE, "the chat template of stories, line 2", "Correct it", file("t.jinja", "\n{% for m in %}")
     ),
     "template without turns": Case(TEMPLATE, "chat template of stories writes", "generation %}", file("t.jinja", "Hi")),
     "template empty": Case(TEMPLATE, "chat template of stories writes", "{% generation %}", file("t.jinja", "")),

@@ -13,7 +13,7 @@ from workbench import adapters, evaluation
 from workbench.adapters import Full
 from workbench.config import RunConfig
 from workbench.data.text import tokenized
-from workbench.data.text.chat import Template
+from workbench.data.text.chat import ChatEncoder
 from workbench.models import backbones, exported
 from workbench.runs import run_directory
 
@@ -35,7 +35,7 @@ def save_run(tmp_path: Path, stories: str, questions: Path) -> SaveRun:
         config = RunConfig.model_validate({**base, **sections})
         run = run_directory.start(tmp_path / "run", config, resume=False)
         tokenizer = backbones.tokenizer(config.model)
-        template = Template(tokenizer)
+        template = ChatEncoder(tokenizer)
         backbone = backbones.load(config.model, tokenizer, trainable=isinstance(config.adapter, Full))
         new = [tokenizer.get_vocab()[token] for token in config.model.new_tokens]
         model = adapters.attach(backbone.model, config.adapter, seed=0, new_token_ids=new)

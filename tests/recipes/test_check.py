@@ -126,8 +126,8 @@ def test_held_out_rows_that_stand_in_train_are_refused_or_dropped(
     _refused(inspect, DataError, "2 of 120 training rows", place, "data.overlap=drop", data=data)
     found = inspect(data={**data, "overlap": "drop"})
     assert len(found.data.train) == 118
-    assert found.notes == [f"Left out: 2 rows that also stand in {held_out}"]
-    _refused(inspect, DataError, "training rows also stand", data={"test": str(held_out)})
+    assert found.notes == [f"Left out: 2 rows that are also in {held_out}"]
+    _refused(inspect, DataError, "training rows are also", data={"test": str(held_out)})
 
 
 def test_an_adapter_that_matches_no_module_is_refused(inspect: Inspect) -> None:

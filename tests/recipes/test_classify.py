@@ -181,7 +181,7 @@ def test_neither_padding_nor_its_side_changes_a_causal_row(train: Train, stories
     )
     np.testing.assert_allclose(together, one_by_one, rtol=1e-4, atol=1e-5)
     pad = model.backbone.config.pad_token_id
-    ids = [torch.from_numpy(each.input_ids) for each in rows.written]
+    ids = [torch.from_numpy(each.input_ids) for each in rows.encoded]
     left = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=pad, padding_side="left")
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(each) for each in ids], True, 0, "left")
     with torch.no_grad():

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from workbench.data.batching import Indices
     from workbench.data.labelled.fold_data import FoldData
-    from workbench.data.labelled.labelled_data import ClassSplits, Labelled
+    from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
     from workbench.data.text.tokenized import TokenizedSet
     from workbench.models.adapter_sizes import SizeTable
     from workbench.planning.plan import Plan
@@ -193,7 +193,7 @@ def crossval_inspection(found: CrossvalInspection) -> None:
     _plan(found)
 
 
-def _labelled(examples: list[tuple[str, str, str]], splits: Mapping[str, Labelled | None]) -> None:
+def _labelled(examples: list[tuple[str, str, str]], splits: Mapping[str, LabelledSet | None]) -> None:
     """Some rows as the model reads them, sizes of the splits, and the lengths of the first."""
     for place, text, label in examples:
         _out.rule(Text(place))

@@ -79,7 +79,7 @@ class DataConfig(Section):
     on_bad_row: Literal["refuse", "skip"] = "refuse"
     """A malformed row ends the run, or is skipped and counted."""
     overlap: Literal["refuse", "drop"] = "refuse"
-    """Held-out rows that also stand in `train` end the run, or are dropped from `train` and counted."""
+    """Held-out rows that are also in `train` end the run, or are dropped from `train` and counted."""
 
 
 class MaskingConfig(Section):

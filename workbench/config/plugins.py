@@ -49,7 +49,7 @@ def module(path: Path, *, key: str) -> ModuleType:
 def failed(path: Path, error: Exception, *, key: str) -> ConfigError:
     """Error for an exception that a user's file raised."""
     line = _line(error, path.expanduser().resolve())
-    return ConfigError(f"{key}: {path}{line}: {type(error).__name__}: {error}. Mend the file.")
+    return ConfigError(f"{key}: {path}{line}: {type(error).__name__}: {error}. Correct the file.")
 
 
 def _line(error: Exception, source: Path) -> str:

@@ -22,7 +22,7 @@ from workbench.config import RunConfig
 from workbench.data.batching import first_rows
 from workbench.data.folds.row_split import FoldAssignment, Split
 from workbench.data.labelled.class_sampling import balanced
-from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.errors import TrainingError
 from workbench.evaluation import row_outputs, target_scores
@@ -65,8 +65,8 @@ class FoldTask:
     name: str
     seed: int
     """Of its first values and of the order of its rows."""
-    train: Labelled
-    validation: Labelled | None
+    train: LabelledSet
+    validation: LabelledSet | None
     """Rows whose loss is watched; they choose nothing."""
 
     def config(self, config: RunConfig) -> RunConfig:
@@ -83,7 +83,7 @@ class FoldContext:
     config: RunConfig
     labels: Labels
     tokenizer: PreTrainedTokenizerBase
-    rows: Sequence[Labelled] = ()
+    rows: Sequence[LabelledSet] = ()
     """All that the run reads."""
     ranks: Ranks = ALONE
     """The processes that share the adapters."""
@@ -108,7 +108,7 @@ def fold_adapters(folds: FoldAssignment, *, seeds: int) -> list[FoldAdapter]:
     return [FoldAdapter(split, seed) for split in folds.splits() for seed in range(seeds)]
 
 
-def fold_task(who: FoldAdapter, rows: Labelled, more: Labelled | None, *, seed: int) -> FoldTask:
+def fold_task(who: FoldAdapter, rows: LabelledSet, more: LabelledSet | None, *, seed: int) -> FoldTask:
     """The training task of an adapter: the rows of its folds, and rows that are added to them.
 
     Args:
@@ -116,7 +116,7 @@ def fold_task(who: FoldAdapter, rows: Labelled, more: Labelled | None, *, seed: 
     """
     own = rows.subset(who.split.train_N)
     drawn = np.random.SeedSequence([seed, who.split.repeat, who.split.fold, who.seed]).generate_state(1)[0]
-    train = own if more is None else own.joined(more)
+    train = own if more is None else own.concatenated(more)
     return FoldTask(who.name, int(drawn) % 2**31, train, rows.subset(who.split.validation_N))
 
 
@@ -143,7 +143,7 @@ def train(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher: Cal
     barrier.wait_for_ranks(lambda: all(place.exists() for place in places), watcher)
 
 
-def outputs(room: FoldContext, folders: Sequence[Path], wanted: Sequence[Sequence[Labelled]]) -> list[list[Floats]]:
+def outputs(room: FoldContext, folders: Sequence[Path], wanted: Sequence[Sequence[LabelledSet]]) -> list[list[Floats]]:
     """Outputs (N, C) of each saved adapter for each set of rows that is asked of it.
 
     Args:
@@ -154,7 +154,7 @@ def outputs(room: FoldContext, folders: Sequence[Path], wanted: Sequence[Sequenc
     return room.ranks.collected(_asked(room, *zip(*mine, strict=True)) if mine else [])
 
 
-def _asked(room: FoldContext, folders: Sequence[Path], wanted: Sequence[Sequence[Labelled]]) -> list[list[Floats]]:
+def _asked(room: FoldContext, folders: Sequence[Path], wanted: Sequence[Sequence[LabelledSet]]) -> list[list[Floats]]:
     if bank.refusal(room.config.adapter) is not None:
         return [
             _said(room, classifier.load(folder.parent, room.config), sets, folder)
@@ -170,7 +170,7 @@ def _asked(room: FoldContext, folders: Sequence[Path], wanted: Sequence[Sequence
     return found
 
 
-def _said(room: FoldContext, model: Classifier, sets: Sequence[Labelled], folder: Path) -> list[Floats]:
+def _said(room: FoldContext, model: Classifier, sets: Sequence[LabelledSet], folder: Path) -> list[Floats]:
     name = "/".join(folder.parts[-3:-1])  # round-0/repeat-0-fold-1-seed-0
     scoring = None if room.scored is None else room.scored.by(name)
     with reading(room.kept, model.backbone):

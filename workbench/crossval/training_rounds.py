@@ -19,7 +19,7 @@ from workbench.crossval.ensembles import Mask
 from workbench.crossval.fold_adapters import FoldAdapter, FoldContext, FoldTask, fold_task, outputs, train
 from workbench.crossval.pseudo_labels import PseudoLabels
 from workbench.data.labelled.fold_data import FoldData
-from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
 from workbench.runs import files
 from workbench.runs.run_directory import Run
@@ -50,7 +50,7 @@ def train_round(
     run: Run,
     data: FoldData,
     who: Sequence[FoldAdapter],
-    more: Sequence[Labelled | None],
+    more: Sequence[LabelledSet | None],
     watcher: Callback,
     *,
     number: int,
@@ -88,7 +88,7 @@ def adapters(run: Run, number: int, who: Sequence[FoldAdapter]) -> list[Path]:
 
 
 def viewed(
-    room: FoldContext, folders: Sequence[Path], who: Sequence[FoldAdapter], views: Sequence[Labelled]
+    room: FoldContext, folders: Sequence[Path], who: Sequence[FoldAdapter], views: Sequence[LabelledSet]
 ) -> Iterator[Floats]:
     """Outputs (M, N, C) of each view of the labelled rows, by the adapters that did not train on them."""
     masks = [each.split.validation_N for each in who]
@@ -97,16 +97,16 @@ def viewed(
         yield _placed([each[number] for each in found], masks)
 
 
-def predict(room: FoldContext, folders: Sequence[Path], rows: Sequence[Labelled]) -> list[Floats]:
+def predict(room: FoldContext, folders: Sequence[Path], rows: Sequence[LabelledSet]) -> list[Floats]:
     """Outputs (M, X, C) of all adapters, of each of several sets of rows that none of them trained on."""
     found = outputs(room, folders, [rows] * len(folders))
     return [np.stack(each) for each in zip(*found, strict=True)]
 
 
-def refitted(room: FoldContext, run: Run, data: FoldData, more: Labelled | None, watcher: Callback) -> Path:
+def refitted(room: FoldContext, run: Run, data: FoldData, more: LabelledSet | None, watcher: Callback) -> Path:
     """One adapter that trained on all rows, saved as the adapter of the run; returns its folder."""
     own = run.child("members")
-    rows = data.rows if more is None else data.rows.joined(more)
+    rows = data.rows if more is None else data.rows.concatenated(more)
     train(room, own, [FoldTask("refit", room.config.seed, rows, None)], watcher)
     if run.ranks.first and not run.adapter.exists():
         with files.new_folder(run.adapter) as aside:
@@ -152,12 +152,12 @@ def all_choices(
     return _choose(room, data, said.unlabelled_MUC / heat, every_N, said.number + 1)
 
 
-def added(data: FoldData, chosen: PseudoLabels) -> Labelled | None:
+def added(data: FoldData, chosen: PseudoLabels) -> LabelledSet | None:
     """Chosen rows as training rows."""
     assert data.unlabelled is not None
     if not len(chosen.rows):
         return None
-    return data.unlabelled.subset(chosen.rows).taught(chosen.targets_nC).weighted(chosen.weights_n)
+    return data.unlabelled.subset(chosen.rows).with_targets(chosen.targets_nC).reweighted(chosen.weights_n)
 
 
 def temperature(known: OutOfFold, said: RoundOutputs, mask_N: Mask) -> float:

@@ -21,7 +21,7 @@ from workbench.crossval.ensembles import Mask
 from workbench.crossval.gains import Gain
 from workbench.crossval.view_pooling import learned
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.data.rows import shown
+from workbench.data.rows import excerpt
 from workbench.data.views.user_views import UserMerge
 from workbench.errors import ConfigError
 from workbench.evaluation import target_scores
@@ -313,7 +313,7 @@ def _checked(kind: Kind, merged_nC: Floats, given: tuple[int, ...]) -> Floats:
         if wrong_n.any():
             row = int(wrong_n.argmax())
             raise ConfigError(
-                f"tta.function: merge() returned {shown(merged_nC[row].tolist())} for row {row} (they count from 0), "
+                f"tta.function: merge() returned {excerpt(merged_nC[row].tolist())} for row {row} (they count from 0), "
                 f"with sum {sum_n[row]:.6g}. {cure}."
             )
     return merged_nC

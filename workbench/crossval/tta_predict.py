@@ -17,7 +17,7 @@ from workbench.crossval.combining import Combiner, FittedCombination, OutOfFold
 from workbench.crossval.fold_adapters import FoldAdapter, FoldContext
 from workbench.crossval.training_rounds import RoundOutputs
 from workbench.crossval.tta import TtaDecision
-from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
 from workbench.data.views import text_views
 from workbench.data.views.text_views import View
@@ -37,7 +37,7 @@ def fold_context(run: Path, config: RunConfig) -> FoldContext:
     return FoldContext(config, classifier.read_labels(run), exported.load_tokenizer(member, config))
 
 
-def decided(run: Path, room: FoldContext, rows: Labelled) -> Floats:
+def decided(run: Path, room: FoldContext, rows: LabelledSet) -> Floats:
     """Values (T, C) of other rows, by all that the cross-validation at `run` decided."""
     known = files.read_json(run / "decision.json")
     weights_M = None if known["weights"] is None else np.asarray(known["weights"])
@@ -63,7 +63,7 @@ def out_of_fold(
     said: RoundOutputs,
     combiner: Combiner,
     seen: Sequence[View],
-    rows: Labelled,
+    rows: LabelledSet,
 ) -> Floats:
     """Values (V, N, C) of the labelled rows in all views, of adapters that did not train on them."""
     path = training_rounds.folder(said.number) + "/views.safetensors"
@@ -85,7 +85,7 @@ def merged(
     fitted: FittedCombination,
     decision: TtaDecision,
     seen: Sequence[View],
-    rows: Labelled,
+    rows: LabelledSet,
     plain_TC: Floats,
 ) -> Floats:
     """Values (T, C) of other rows: merged over views where these are needed, of the plain row elsewhere.

@@ -100,7 +100,7 @@ class Examples(Protocol):
     def __len__(self) -> int:
         """Number of draws in one pass over the data; the number of examples, where each is drawn once."""
 
-    def drawn(self, draws: Indices, *, epoch: int) -> Indices:
+    def sample(self, draws: Indices, *, epoch: int) -> Indices:
         """Example of each draw of pass `epoch`; draw i takes example i unless the data are resampled."""
 
     def place(self, index: int) -> str:

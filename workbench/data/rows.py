@@ -117,7 +117,7 @@ def convert_rows(
         count = "1 malformed row" if len(mistakes) == 1 else f"{len(mistakes)} malformed rows"
         more = ", where reading stopped" if len(mistakes) == MAX_MISTAKES else ""
         lines = [f"{source} has {count} among the first {rows_read}{more}:", *(f"  {mistake}" for mistake in mistakes)]
-        remedy = "Mend them, or write data.on_bad_row=skip to leave them out and count them."
+        remedy = "Correct them, or write data.on_bad_row=skip to leave them out and count them."
         raise DataError("\n".join([*lines, remedy]))
     if not rows_read:
         raise DataError(f"{source}: holds no rows. Write it again, or name another one.")
@@ -125,7 +125,7 @@ def convert_rows(
         raise DataError(f"{source}: none of its {rows_read} rows can be used. The last one: {skipped[-1]}")
 
 
-def shown(value: Any) -> str:
+def excerpt(value: Any) -> str:
     """`value` as it is written in a file, cut to 60 characters, for messages."""
     text = "null" if value is None else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
@@ -250,13 +250,13 @@ def _array(path: Path, value: Any) -> list[Any]:
         arrays = {name: item for name, item in value.items() if isinstance(item, list)}
     if len(arrays) == 1:
         return next(iter(arrays.values()))
-    found = f"an object with the arrays {', '.join(arrays)}" if arrays else shown(value)
+    found = f"an object with the arrays {', '.join(arrays)}" if arrays else excerpt(value)
     raise DataError(f"{path}: expected a list of objects, or an object that holds one such list, found {found}.")
 
 
 def _object_row(location: str, value: Any) -> RawRow:
     if not isinstance(value, dict):
-        return RawRow(location, mistake=f"a row must be an object such as {{...}}, found {shown(value)}.")
+        return RawRow(location, mistake=f"a row must be an object such as {{...}}, found {excerpt(value)}.")
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
@@ -312,7 +312,7 @@ def _header(path: Path, cells: list[str]) -> list[str]:
     separators = [sign for sign in ";\t,|" if sign in header[0]]
     if len(header) == 1 and separators:
         remedy = "Rename it to .tsv." if separators[0] == "\t" else "Write it with commas."
-        raise DataError(f"{path}: the header is one column, {shown(header[0])}: wrong separator? {remedy}")
+        raise DataError(f"{path}: the header is one column, {excerpt(header[0])}: wrong separator? {remedy}")
     return header
 
 

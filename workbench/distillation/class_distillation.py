@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from workbench.config import RunConfig
 from workbench.data.folds.similarity import normalised
 from workbench.data.labelled import labelled_data, records
-from workbench.data.labelled.labelled_data import ClassSplits, Labelled
+from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.records import LabelledRecord
 from workbench.data.labelled.text_fields import FieldTokenizer
@@ -48,7 +48,7 @@ class TeacherOutputs(NamedTuple):
 
 
 def teacher_outputs(
-    config: RunConfig, source: TeacherSource, data: ClassSplits, extra: Labelled | None, run: Run, watcher: Callback
+    config: RunConfig, source: TeacherSource, data: ClassSplits, extra: LabelledSet | None, run: Run, watcher: Callback
 ) -> TeacherOutputs:
     """Teacher outputs for all rows; a resumed run reads those that it kept, if they are of the same rows.
 
@@ -71,7 +71,7 @@ def teacher_outputs(
     return TeacherOutputs(found["train"], found.get("extra"), found["held_out"], found.get("test"))
 
 
-def unlabelled(config: RunConfig, data: ClassSplits, tokenizer: PreTrainedTokenizerBase) -> Labelled | None:
+def unlabelled(config: RunConfig, data: ClassSplits, tokenizer: PreTrainedTokenizerBase) -> LabelledSet | None:
     """The rows of distill.unlabelled without those whose text is also held out or tested on; labels are not looked at.
 
     Raises:
@@ -93,7 +93,7 @@ def unlabelled(config: RunConfig, data: ClassSplits, tokenizer: PreTrainedTokeni
 
 
 def _asked(
-    config: RunConfig, source: TeacherSource, labels: Labels, rows: Sequence[Labelled]
+    config: RunConfig, source: TeacherSource, labels: Labels, rows: Sequence[LabelledSet]
 ) -> tuple[list[Floats], float | None]:
     """Outputs (N, C) of each set, and the share of the training rows that was said out of fold, where that is asked."""
     who = class_teachers(source, config, labels)
@@ -104,7 +104,7 @@ def _asked(
 
 
 def _together(
-    voices: Sequence[ClassTeacher], rows: Sequence[Labelled], student: RunConfig, labels: Labels
+    voices: Sequence[ClassTeacher], rows: Sequence[LabelledSet], student: RunConfig, labels: Labels
 ) -> list[Floats]:
     """Outputs (N, C) of the teachers together for each set of rows, in the student's classes: the mean of their values.
 
@@ -118,7 +118,7 @@ def _together(
 
 
 def _out_of_fold(
-    voice: ClassTeacher, run: Path, rows: Sequence[Labelled], student: RunConfig, labels: Labels
+    voice: ClassTeacher, run: Path, rows: Sequence[LabelledSet], student: RunConfig, labels: Labels
 ) -> tuple[list[Floats], float]:
     """Outputs of a cross-validation for each set, of its own rows by adapters that never trained on them.
 
@@ -146,7 +146,7 @@ def _out_of_fold(
     return found, float(own[0].mean())
 
 
-def require_own_rows(voice: ClassTeacher, run: Path, train: Labelled, student: RunConfig) -> None:
+def require_own_rows(voice: ClassTeacher, run: Path, train: LabelledSet, student: RunConfig) -> None:
     """Raise ConfigError where a cross-validation has seen less than half of the training rows, or forgot what it said.
 
     Args:
@@ -163,16 +163,16 @@ def require_own_rows(voice: ClassTeacher, run: Path, train: Labelled, student: R
         )
 
 
-def _texts(voice: ClassTeacher, rows: Labelled) -> list[str]:
+def _texts(voice: ClassTeacher, rows: LabelledSet) -> list[str]:
     """By which rows are known, whatever their case and punctuation."""
     return [normalised(text) for text in voice.texts(rows)]
 
 
-def _heard(voice: ClassTeacher, rows: Sequence[Labelled], labels: Labels) -> list[Floats]:
+def _heard(voice: ClassTeacher, rows: Sequence[LabelledSet], labels: Labels) -> list[Floats]:
     """Outputs of one teacher for several sets, in the student's classes; it is loaded once, or not at all."""
     whole = rows[0]
     for each in rows[1:]:
-        whole = whole.joined(each)
+        whole = whole.concatenated(each)
     said_NC = voice.speak(whole) if len(whole) else np.zeros((0, len(voice.labels.names)))
     return np.split(_aligned(said_NC, voice.labels, labels), np.cumsum([len(each) for each in rows])[:-1])
 
@@ -206,7 +206,7 @@ def _kept(path: Path, rows: str) -> dict[str, Floats] | None:
     return dict(safetensors.load_file(path)) if known else None
 
 
-def _digest(config: RunConfig, labels: Labels, sets: Mapping[str, Labelled]) -> str:
+def _digest(config: RunConfig, labels: Labels, sets: Mapping[str, LabelledSet]) -> str:
     """Digest of the teachers, the rows and the classes."""
     rows = {name: [each.fingerprint, *(record.place for record in each.records)] for name, each in sets.items()}
     text = json.dumps([config.distill.teacher.model_dump(mode="json"), labels.facts, rows])

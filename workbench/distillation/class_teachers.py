@@ -18,11 +18,11 @@ from workbench.config.classes_config import Kind
 from workbench.config.distill_config import BACKBONE
 from workbench.crossval import tta_predict
 from workbench.data.labelled import labelled_data, records
-from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.records import LabelledRecord
 from workbench.data.labelled.text_fields import FieldTokenizer
-from workbench.data.rows import shown
+from workbench.data.rows import excerpt
 from workbench.data.text.formats import renamed
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError, DataError
@@ -46,10 +46,10 @@ class ClassTeacher:
     config: RunConfig
     """Whose classes, data.columns and data.max_tokens say how it reads a row."""
     tokenizer: PreTrainedTokenizerBase
-    speak: Callable[[Labelled], Floats]
+    speak: Callable[[LabelledSet], Floats]
     """Outputs (N, C) of rows as it reads them; its weights are in memory meanwhile, and no longer."""
 
-    def rows(self, found: Labelled, student: RunConfig) -> Labelled:
+    def rows(self, found: LabelledSet, student: RunConfig) -> LabelledSet:
         """The rows as this teacher reads them, without their labels; raises what `require_columns` does."""
         wanted = self.config.classes.fields
         read = tuple(
@@ -60,7 +60,7 @@ class ClassTeacher:
             records.RecordSource(found.source, found.fingerprint, read), self._writer, self.labels
         )
 
-    def require_columns(self, found: Labelled, student: RunConfig) -> list[Mapping[str, Any]]:
+    def require_columns(self, found: LabelledSet, student: RunConfig) -> list[Mapping[str, Any]]:
         """The columns of rows by the teacher's names; raises ConfigError where one is nowhere among them."""
         columns = [_columns(record, self.config, student) for record in found.records]
         for name in self.config.classes.fields:
@@ -71,7 +71,7 @@ class ClassTeacher:
                 )
         return columns
 
-    def texts(self, rows: Labelled) -> list[str]:
+    def texts(self, rows: LabelledSet) -> list[str]:
         """Text that the teacher reads of each row, uncut."""
         return [self._writer.text(record.fields) for record in rows.records]
 
@@ -149,7 +149,7 @@ def _crossval(source: TeacherSource) -> ClassTeacher:
     run, config = source.run, _config(source, source.run)
     room = tta_predict.fold_context(run, config)
 
-    def speak(rows: Labelled) -> Floats:
+    def speak(rows: LabelledSet) -> Floats:
         return target_scores.outputs(room.labels, tta_predict.decided(run, room, rows))
 
     return ClassTeacher(source.name, room.labels, config, room.tokenizer, speak)
@@ -163,8 +163,8 @@ def _config(source: TeacherSource, run: Path) -> RunConfig:
     return found.model_copy(update={"model": source.model})
 
 
-def _heard(load: Callable[[], Classifier]) -> Callable[[Labelled], Floats]:
-    def speak(rows: Labelled) -> Floats:
+def _heard(load: Callable[[], Classifier]) -> Callable[[LabelledSet], Floats]:
+    def speak(rows: LabelledSet) -> Floats:
         model = load()
         return row_outputs.outputs(model.model, model.outputs, rows)
 
@@ -234,5 +234,5 @@ def _text(value: Any, record: LabelledRecord, name: str) -> str:
     if value is None or value != value:
         return ""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise DataError(f"{record.place}: the teacher reads `{name}`, which must be text, found {shown(value)}.")
+        raise DataError(f"{record.place}: the teacher reads `{name}`, which must be text, found {excerpt(value)}.")
     return str(value)

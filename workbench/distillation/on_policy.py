@@ -77,7 +77,7 @@ class OnPolicy:
         """File and row that example `index` came from."""
         return self.train.place(index)
 
-    def drawn(self, draws: Indices, *, epoch: int) -> Indices:
+    def sample(self, draws: Indices, *, epoch: int) -> Indices:
         """Each draw takes the example of its number; answers are written where a step is new."""
         step = (draws.tobytes(), epoch)
         if step != self._step:

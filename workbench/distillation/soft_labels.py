@@ -17,8 +17,8 @@ from workbench.config import RunConfig
 from workbench.config.classes_config import Kind
 from workbench.config.distill_config import DistillConfig, at
 from workbench.data.batching import Examples, Indices
-from workbench.data.labelled.class_sampling import Redrawn, balanced
-from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.class_sampling import ResampledRows, balanced
+from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
 from workbench.losses.class_losses import squared_error
 from workbench.losses.criterion import Objective
@@ -70,24 +70,24 @@ def divergence(
     return (each_B * weight_B).sum()
 
 
-def taught(rows: Labelled, outputs_NC: Floats, *, labelled: bool) -> Labelled:
+def taught(rows: LabelledSet, outputs_NC: Floats, *, labelled: bool) -> LabelledSet:
     """Rows that carry what a teacher says of them, and whether their own targets are labels."""
     known_N1 = np.full((len(rows), 1), float(labelled))
-    return replace(rows, beside_NC=np.concatenate([outputs_NC, known_N1], axis=1).astype(np.float32))
+    return replace(rows, extra_targets_NC=np.concatenate([outputs_NC, known_N1], axis=1).astype(np.float32))
 
 
-def examples(config: RunConfig, train: Labelled, extra: Labelled | None) -> Examples:
+def examples(config: RunConfig, train: LabelledSet, extra: LabelledSet | None) -> Examples:
     """Training rows weighted or drawn as `classes` says, and further rows, which are drawn once each in an epoch."""
     first = balanced(train, config)
     if extra is None:
         return first
-    if isinstance(first, Labelled):
-        return first.joined(extra)
-    return MixedSampling(train.joined(extra), first, len(train))
+    if isinstance(first, LabelledSet):
+        return first.concatenated(extra)
+    return MixedSampling(train.concatenated(extra), first, len(train))
 
 
 @dataclass(frozen=True, eq=False)
-class MixedSampling(Redrawn):
+class MixedSampling(ResampledRows):
     """Rows of which the first are drawn by a rule of their own, and all others once each in an epoch."""
 
     first: Examples
@@ -97,11 +97,11 @@ class MixedSampling(Redrawn):
     def __len__(self) -> int:
         return len(self.first) + len(self.rows) - self.count
 
-    def drawn(self, draws: Indices, *, epoch: int) -> Indices:
+    def sample(self, draws: Indices, *, epoch: int) -> Indices:
         """Rows that the draws of an epoch take: those of `first` come first."""
         found = draws - len(self.first) + self.count
         own = draws < len(self.first)
-        found[own] = self.first.drawn(draws[own], epoch=epoch)
+        found[own] = self.first.sample(draws[own], epoch=epoch)
         return found
 
 

@@ -14,9 +14,9 @@ from workbench.adapters import Full
 from workbench.config import ModelConfig, RunConfig
 from workbench.config.distill_config import BACKBONE, TEACHER, TeacherConfig
 from workbench.crossval import training_rounds
-from workbench.data.text.chat import Template
-from workbench.data.text.row_encoder import form
-from workbench.data.text.token_masking import Masking
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.row_encoder import row_encoder
+from workbench.data.text.token_masking import MlmEncoder
 from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones, exported
 from workbench.runs import files, run_directory
@@ -54,9 +54,9 @@ class TeacherSource:
         with self.told():
             return backbones.hub_config(self.model)
 
-    def template(self, student: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Template | Masking:
+    def template(self, student: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder | MlmEncoder:
         """How the teacher writes rows, with its own chat template."""
-        return form(student, self.hub_config(), tokenizer)
+        return row_encoder(student, self.hub_config(), tokenizer)
 
     @contextmanager
     def told(self) -> Iterator[None]:

@@ -12,8 +12,8 @@ from workbench.config import DataConfig, RunConfig
 from workbench.config.distill_config import DistillConfig
 from workbench.data import starter
 from workbench.data.text import formats
-from workbench.data.text.chat import Template
-from workbench.data.text.token_masking import Masking
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized import TokenizedSet
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError, DataError
@@ -30,7 +30,7 @@ def require_comparable(
     source: TeacherSource,
     student: RunConfig,
     tokenizer: PreTrainedTokenizerBase,
-    template: Template | Masking,
+    template: ChatEncoder | MlmEncoder,
     train: TokenizedSet,
 ) -> None:
     """Refuse a teacher that predicts other things than the student, in other tokens, or from other renderings of a row.
@@ -56,9 +56,9 @@ def require_comparable(
         return
     own = source.tokenizer()
     _require_same_tokens(name, student, tokenizer, own, train)
-    if train.chat and isinstance(template, Template) and own.chat_template is not None:
+    if train.chat and isinstance(template, ChatEncoder) and own.chat_template is not None:
         theirs = source.template(student, own)
-        assert isinstance(theirs, Template), "only recipe mlm masks, and its rows are no chat"
+        assert isinstance(theirs, ChatEncoder), "only recipe mlm masks, and its rows are no chat"
         _require_same_rendering(name, source, student.data, (template, tokenizer), (theirs, own))
 
 
@@ -111,8 +111,8 @@ def _require_same_rendering(
     name: str,
     source: TeacherSource,
     data: DataConfig,
-    mine: tuple[Template, PreTrainedTokenizerBase],
-    theirs: tuple[Template, PreTrainedTokenizerBase],
+    mine: tuple[ChatEncoder, PreTrainedTokenizerBase],
+    theirs: tuple[ChatEncoder, PreTrainedTokenizerBase],
 ) -> None:
     for example in islice(formats.read(starter.resolve(data.train), data, skipped=[], limit=data.limit), RENDERED):
         try:

@@ -12,14 +12,14 @@ import pandas as pd
 from torch import Tensor, nn
 
 from workbench.data.batching import Indices, MicroBatch
-from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Label, Labels
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.row_passes import over_rows
 
 
 def outputs(
-    model: nn.Module, predict: Callable[[MicroBatch], Tensor], rows: Labelled, *, scoring: ModelResults | None = None
+    model: nn.Module, predict: Callable[[MicroBatch], Tensor], rows: LabelledSet, *, scoring: ModelResults | None = None
 ) -> Floats:
     """Outputs (N, C) of rows in their order.
 
@@ -32,12 +32,12 @@ def outputs(
         outputs_BC: list[list[float]] = predict(rows.batch(numbers).to(device)).double().cpu().tolist()
         return outputs_BC
 
-    content = (each.input_ids for each in rows.written)
+    content = (each.input_ids for each in rows.encoded)
     found = over_rows(model, rows.lengths, compute, scoring=scoring, content=content)
     return np.asarray([found[number] for number in range(len(rows))])
 
 
-def table(labels: Labels, rows: Labelled, values_NC: Floats, *, texts: list[str], labelled: bool) -> pd.DataFrame:
+def table(labels: Labels, rows: LabelledSet, values_NC: Floats, *, texts: list[str], labelled: bool) -> pd.DataFrame:
     """One line for each row: place, text, label if `labelled`, prediction, and a column `p_CLASS` for each class.
 
     Labels of several classes are lists.

@@ -13,9 +13,9 @@ from workbench import adapters
 from workbench.adapters import Full
 from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.tasks import Task
-from workbench.data.text.chat import Template
-from workbench.data.text.row_encoder import form
-from workbench.data.text.token_masking import Masking
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.row_encoder import row_encoder
+from workbench.data.text.token_masking import MlmEncoder
 from workbench.errors import ConfigError, FileError
 from workbench.models import backbones, output_heads
 from workbench.models.output_heads import Head
@@ -32,7 +32,7 @@ class ExportedModel:
     model: nn.Module
     head: Head
     tokenizer: PreTrainedTokenizerBase
-    template: Template | Masking
+    template: ChatEncoder | MlmEncoder
     stop: list[int]
     """Tokens at which generation ends; none where the model writes no text."""
 
@@ -41,7 +41,7 @@ def save(
     model: nn.Module,
     folder: Path,
     tokenizer: PreTrainedTokenizerBase,
-    template: Template | Masking,
+    template: ChatEncoder | MlmEncoder,
     stop: list[int],
     *,
     adapter: Callable[[Path], None] | None = None,
@@ -51,7 +51,7 @@ def save(
     Args:
         adapter: Writes the adapter, where the model holds several and only one is meant.
     """
-    if isinstance(template, Template):
+    if isinstance(template, ChatEncoder):
         tokenizer.chat_template = template.source
     with files.new_folder(folder) as aside:
         if adapter is None:
@@ -77,7 +77,7 @@ def load(run: Path, config: RunConfig, *, waiting: bool = False) -> ExportedMode
     backbone = load_backbone(config, folder, tokenizer, waiting=waiting)
     model = backbone.model if isinstance(config.adapter, Full) else adapters.load(backbone.model, folder)
     head = output_heads.find(model, backbone.model)
-    template = form(config, backbone.model.config, tokenizer)
+    template = row_encoder(config, backbone.model.config, tokenizer)
     return ExportedModel(model, head, tokenizer, template, [stop] if isinstance(stop, int) else list(stop))
 
 

@@ -102,7 +102,7 @@ class SingleTraining:
         train, config = self.train, self.config
         for step in range(min(steps_per_epoch(len(train), config.batch.size), self._fit.member.total)):
             draws = global_batch(step, rows=len(train), size=config.batch.size, seed=config.seed)
-            yield list(micro_batches(train.drawn(draws, epoch=0), train.lengths, tokens=self._fit.tokens))
+            yield list(micro_batches(train.sample(draws, epoch=0), train.lengths, tokens=self._fit.tokens))
 
     def backward(self, rows: Indices) -> None:
         settings = self.config.optimizer
@@ -170,4 +170,4 @@ class BankTraining:
         for start, member in zip(self._starts, self._members, strict=True):
             train, config = member.task.train, member.task.config
             draws = global_batch(step, rows=len(train), size=config.batch.size, seed=config.seed)
-            yield start + train.drawn(draws, epoch=0)
+            yield start + train.sample(draws, epoch=0)

@@ -151,7 +151,7 @@ class AdapterTrainer:
     def _rows(self, step: int) -> Indices:
         config, train = self.task.config, self.task.train
         draws = global_batch(step, rows=len(train), size=config.batch.size, seed=config.seed)
-        return train.drawn(draws, epoch=step // self._per_epoch)
+        return train.sample(draws, epoch=step // self._per_epoch)
 
     def follow(self, frozen: Collection[str], rates: Sequence[float]) -> None:
         """Freeze these values from the next step on, and set each layer's factor of the learning rate.

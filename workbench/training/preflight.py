@@ -26,7 +26,7 @@ class MeasuredExamples(Examples, Protocol):
     """Examples with the longest sequence that one stack (encoder or decoder) of the model reads."""
 
     @property
-    def longest_read(self) -> Indices:
+    def longest_sequences(self) -> Indices:
         """Tokens of the longest sequence that one stack of the model reads, of each example."""
 
 
@@ -150,11 +150,11 @@ def _require_positions(config: RunConfig, splits: Sequence[MeasuredExamples], mo
         )
     reserved = f", {virtual} of them for virtual tokens" if virtual else ""
     for split in splits:
-        if split.longest_read.max() <= room:
+        if split.longest_sequences.max() <= room:
             continue
-        row = int(split.longest_read.argmax())
+        row = int(split.longest_sequences.argmax())
         raise ConfigError(
-            f"data.max_tokens: {split.place(row)} has {split.longest_read[row]} tokens, but {config.model.id} was "
+            f"data.max_tokens: {split.place(row)} has {split.longest_sequences[row]} tokens, but {config.model.id} was "
             f"made for at most {limit}{reserved}. Write data.max_tokens={room}, which cuts longer rows, "
             "or take another backbone."
         )

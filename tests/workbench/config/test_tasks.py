@@ -116,7 +116,7 @@ class Sentences:
     def place(self, index: int) -> str:
         return f"row {index + 1}"
 
-    def drawn(self, draws: Indices, *, epoch: int) -> Indices:
+    def sample(self, draws: Indices, *, epoch: int) -> Indices:
         return draws
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:

@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from workbench.data.starter import FOLDER
-from workbench.data.text.chat import Encoded, Template
+from workbench.data.text.chat import ChatEncoder, Encoded
 
 # DeepSeek's tokens hold a fullwidth bar and a low block.
 DEEPSEEK = [f"<\uff5c{name}\uff5c>" for name in ("User", "Assistant", "end\u2581of\u2581sentence")]
@@ -42,9 +42,9 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 
 @pytest.fixture(scope="session")
-def template(tokenizer: PreTrainedTokenizerBase, templates: Path) -> Callable[[str], Template]:
+def template(tokenizer: PreTrainedTokenizerBase, templates: Path) -> Callable[[str], ChatEncoder]:
     """One of TRL's templates by name, on the tokenizer above."""
-    return lru_cache(lambda name: Template(tokenizer, (templates / f"{name}.jinja").read_text(encoding="utf-8")))
+    return lru_cache(lambda name: ChatEncoder(tokenizer, (templates / f"{name}.jinja").read_text(encoding="utf-8")))
 
 
 @pytest.fixture(scope="session")

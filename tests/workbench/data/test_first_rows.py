@@ -9,7 +9,7 @@ import pytest
 from workbench.config import DataConfig, ModelConfig
 from workbench.data.batching import first_rows, global_batch
 from workbench.data.text import tokenized
-from workbench.data.text.chat import Template
+from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.tokenized import TokenizedSet
 from workbench.models import backbones
 
@@ -17,7 +17,7 @@ from workbench.models import backbones
 @pytest.fixture
 def train(stories: str, questions: Path) -> TokenizedSet:
     tokenizer = backbones.tokenizer(ModelConfig(id=stories))
-    return tokenized.load(DataConfig(train=str(questions)), tokenizer, Template(tokenizer), seed=0).train
+    return tokenized.load(DataConfig(train=str(questions)), tokenizer, ChatEncoder(tokenizer), seed=0).train
 
 
 def test_a_bounded_number_one_at_a_time_so_that_no_padding_counts_as_data(train: TokenizedSet) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.workbench.training.freezing.fits import assert_same_bits, build, configured, train
-from tests.workbench.training.together import Labelled, Silent, Texts, Together, bert, class_outputs, section
+from tests.workbench.training.together import LabelledSet, Silent, Texts, Together, bert, class_outputs, section
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped
@@ -69,10 +69,10 @@ def test_a_training_reads_ahead_and_no_bit_changes(tmp_path: Path, monkeypatch: 
 def test_a_bank_reads_ahead_and_no_bit_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over the ends of steps, of epochs and of members; also after it was stopped and resumed."""
     configs = [section(steps=12, size=3), section(steps=4, seed=1), section(steps=9, seed=2)]
-    data, threads = [Labelled(20, 1), Labelled(20, 2), Labelled(20, 3)], list[str]()
-    original = Labelled.batch
+    data, threads = [LabelledSet(20, 1), LabelledSet(20, 2), LabelledSet(20, 3)], list[str]()
+    original = LabelledSet.batch
 
-    def batch(self: Labelled, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+    def batch(self: LabelledSet, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         threads.append(threading.current_thread().name)
         return original(self, indices, epoch=epoch)
 
@@ -80,7 +80,7 @@ def test_a_bank_reads_ahead_and_no_bit_changes(tmp_path: Path, monkeypatch: pyte
         return Together(bert(), data, configs, tmp_path / name, class_outputs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Labelled, "batch", batch)
+        patch.setattr(LabelledSet, "batch", batch)
         found = together("found").fit()
         ahead = [each.startswith("workbench-rows") for each in threads]
         assert sum(ahead) > 0.8 * len(ahead) and not _alive()

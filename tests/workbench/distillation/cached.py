@@ -16,7 +16,7 @@ from workbench.config import DataConfig, ModelConfig, RunConfig
 from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch
 from workbench.data.text import tokenized
-from workbench.data.text.row_encoder import form
+from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.tokenized import TokenizedSet
 from workbench.distillation import teacher_cache
 from workbench.distillation.teacher_cache import CachedTeacher, CacheIdentity
@@ -79,7 +79,7 @@ class Desk:
         """All rows, read as `data` says."""
         data = {"train": str(self.questions), **data}
         config = RunConfig.model_validate({"recipe": "sft", "model": {"id": self.backbone}, "data": data})
-        written = form(config, backbones.hub_config(config.model), self.live.tokenizer)
+        written = row_encoder(config, backbones.hub_config(config.model), self.live.tokenizer)
         return tokenized.read(str(self.questions), DataConfig.model_validate(data), self.live.tokenizer, written)
 
     def wanted(self, config: DistillConfig) -> CacheIdentity:

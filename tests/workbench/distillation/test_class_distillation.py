@@ -18,7 +18,7 @@ from tests.conftest import MINILM, save_tiny
 from workbench.config import RunConfig, distill_expansion
 from workbench.data.folds.similarity import normalised
 from workbench.data.labelled import labelled_data as rows_of
-from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
 from workbench.distillation import class_distillation, teacher_sources
 from workbench.distillation.class_distillation import TeacherOutputs
@@ -193,7 +193,7 @@ def own_outputs(run: Path, rows: str) -> Floats:
     """What the model of a run says of the rows of its own splits."""
     config = run_directory.shipped_config(run)
     model = classifier.load(run, config)
-    found: Labelled = getattr(rows_of.load(config, model.tokenizer), rows)
+    found: LabelledSet = getattr(rows_of.load(config, model.tokenizer), rows)
     return row_outputs.outputs(model.model, model.outputs, found)
 
 

@@ -21,7 +21,7 @@ from workbench.config.distill_config import OnPolicyConfig
 from workbench.config.tasks import TEXT
 from workbench.data.batching import Indices
 from workbench.data.text import tokenized
-from workbench.data.text.chat import Template
+from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.tokenized import TokenizedSet
 from workbench.distillation import on_policy
 from workbench.distillation.on_policy import AnswerWriter, OnPolicy, require_able, require_room, writer
@@ -54,7 +54,7 @@ def rows(questions: Path, tokenizer: PreTrainedTokenizerBase) -> TokenizedSet:
 
 def _read(path: Path, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> TokenizedSet:
     config = DataConfig.model_validate({"train": str(path), **settings})
-    return tokenized.read(str(path), config, tokenizer, Template(tokenizer))
+    return tokenized.read(str(path), config, tokenizer, ChatEncoder(tokenizer))
 
 
 def _talk(path: Path) -> Path:
@@ -87,7 +87,7 @@ def test_no_share_is_the_plain_set(rows: TokenizedSet) -> None:
 
     found, draws = _on_policy(rows, never, share=0.0), np.asarray([7, 3, 110, 0])
     before = found.batch(draws)
-    assert np.array_equal(found.drawn(draws, epoch=1), draws) and len(found) == len(rows)
+    assert np.array_equal(found.sample(draws, epoch=1), draws) and len(found) == len(rows)
     assert np.array_equal(found.lengths, rows.lengths) and np.array_equal(found.supervised, rows.supervised)
     wanted = rows.batch(draws)
     for batch in (before, found.batch(draws, epoch=1)):
@@ -100,7 +100,7 @@ def test_no_share_is_the_plain_set(rows: TokenizedSet) -> None:
 def test_a_share_of_the_rows_is_written_and_each_row_is_what_was_drawn_for_it(rows: TokenizedSet) -> None:
     scribe = Scribe(9)
     found, draws = _on_policy(rows, scribe, share=0.4, max_new_tokens=9), np.random.default_rng(0).permutation(120)
-    found.drawn(draws, epoch=2)
+    found.sample(draws, epoch=2)
     batch = found.batch(draws[:50], epoch=2)
     length = batch.inputs["input_ids"].shape[1]
     of_row = [batch.positions_N // length == number for number in range(50)]
@@ -126,7 +126,7 @@ def test_a_share_of_the_rows_is_written_and_each_row_is_what_was_drawn_for_it(ro
 
 def test_an_empty_answer_leaves_a_row_its_labels(rows: TokenizedSet) -> None:
     found, draws = _on_policy(rows, Scribe(0), share=1.0), np.arange(9)
-    found.drawn(draws, epoch=0)
+    found.sample(draws, epoch=0)
     assert torch.equal(found.batch(draws).labels_N, rows.batch(draws).labels_N)
     assert np.array_equal(found.lengths[draws], rows.lengths[draws])
     assert np.array_equal(found.supervised, rows.supervised)
@@ -135,7 +135,7 @@ def test_an_empty_answer_leaves_a_row_its_labels(rows: TokenizedSet) -> None:
 def test_which_rows_and_their_dice_depend_on_nothing_but_seed_epoch_and_row(rows: TokenizedSet) -> None:
     def lengths(draws: Indices, epoch: int, seed: int = 0) -> list[int]:
         found = _on_policy(rows, Scribe(50), seed, share=0.5, max_new_tokens=50)
-        return [int(found.lengths[row]) for row in np.sort(found.drawn(draws, epoch=epoch))]
+        return [int(found.lengths[row]) for row in np.sort(found.sample(draws, epoch=epoch))]
 
     whole = lengths(np.arange(120), 0)
     assert lengths(np.arange(120)[::-1].copy(), 0) == whole
@@ -146,13 +146,13 @@ def test_which_rows_and_their_dice_depend_on_nothing_but_seed_epoch_and_row(rows
 def test_a_step_is_written_once_however_often_it_is_asked_for(rows: TokenizedSet) -> None:
     scribe = Scribe()
     found, draws = _on_policy(rows, scribe, share=1.0), np.arange(6)
-    found.drawn(draws, epoch=0)
+    found.sample(draws, epoch=0)
     first = found.batch(draws)
-    found.drawn(draws.copy(), epoch=0)
+    found.sample(draws.copy(), epoch=0)
     assert len(scribe.asked) == 1 and len(scribe.asked[0]) == 6
     assert torch.equal(found.batch(draws).inputs["input_ids"], first.inputs["input_ids"])
-    found.drawn(draws, epoch=1)
-    found.drawn(draws[:5], epoch=1)
+    found.sample(draws, epoch=1)
+    found.sample(draws[:5], epoch=1)
     assert [len(asked) for asked in scribe.asked] == [6, 6, 5]
 
 
@@ -165,7 +165,7 @@ def test_lengths_bound_what_comes_and_a_trial_is_as_long(rows: TokenizedSet) -> 
     assert trial.lengths_B is not None and trial.lengths_B.tolist() == bound.tolist()
     for epoch in range(3):
         draws = np.arange(epoch, 100)
-        found.drawn(draws, epoch=epoch)
+        found.sample(draws, epoch=epoch)
         assert (found.lengths <= bound).all() and (found.lengths[draws] < bound[draws]).any()
         assert np.array_equal(np.delete(found.lengths, draws), np.delete(bound, draws))
 
@@ -175,7 +175,7 @@ def test_the_last_answer_is_rewritten_and_what_has_no_prompt_is_not(
 ) -> None:
     talk, scribe = _read(_talk(tmp_path / "talk.jsonl"), tokenizer), Scribe(40)
     found = _on_policy(talk, scribe, share=1.0, max_new_tokens=40)
-    found.drawn(np.arange(1), epoch=0)
+    found.sample(np.arange(1), epoch=0)
     row = talk[0]
     [prompt] = scribe.asked[0]
     assert tokenizer.decode(prompt).endswith("Who?\n\nAssistant:\n") and "Hello." in tokenizer.decode(prompt)

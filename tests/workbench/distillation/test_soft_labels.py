@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from workbench.config import RunConfig
 from workbench.config.classes_config import ClassesConfig, Kind
 from workbench.config.distill_config import DistillConfig
-from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.records import LabelledRecord
 from workbench.data.labelled.text_fields import FieldTokens
 from workbench.data.rows import RawRow
@@ -120,10 +120,10 @@ def test_settings_follow_the_run() -> None:
     assert torch.equal(loss(**moving, progress=1.0), loss(alpha=0.0))
 
 
-def rows(classes: list[int], *, name: str = "rows") -> Labelled:
-    return Labelled(
+def rows(classes: list[int], *, name: str = "rows") -> LabelledSet:
+    return LabelledSet(
         records=tuple(LabelledRecord(RawRow(f"{name} {n}"), ("",), None) for n in range(len(classes))),
-        written=tuple(FieldTokens(np.arange(2, 5 + n % 4), False) for n in range(len(classes))),
+        encoded=tuple(FieldTokens(np.arange(2, 5 + n % 4), False) for n in range(len(classes))),
         targets_NC=np.asarray([[float(each == c) for c in range(C)] for each in classes], dtype=np.float32),
         supervised=np.ones(len(classes)),
         source=name,
@@ -147,7 +147,7 @@ def test_further_rows_are_drawn_once_beside_balanced_ones(sampling: str) -> None
     assert len(drawn) == (13 if each is None else 3 * each) + 5
     for epoch in range(3):
         order = np.random.default_rng(epoch).permutation(len(drawn))
-        taken = drawn.drawn(order, epoch=epoch)
+        taken = drawn.sample(order, epoch=epoch)
         assert sorted(taken[taken >= 13]) == [13, 14, 15, 16, 17]
         assert [drawn.place(row) for row in (12, 13)] == ["rows 12", "extra 0"]
         counts = [int(train.targets_NC[taken[taken < 13]][:, c].sum()) for c in range(C)]
@@ -165,7 +165,7 @@ def test_class_weights_leave_further_rows_their_weight() -> None:
 def test_a_batch_carries_what_was_said_of_its_rows() -> None:
     said = np.arange(12.0).reshape(4, C)
     train = taught(rows([0, 1, 2, 0]), said, labelled=True)
-    joined = train.subset(np.asarray([3, 1])).joined(taught(rows([NONE]), -said[:1], labelled=False))
+    joined = train.subset(np.asarray([3, 1])).concatenated(taught(rows([NONE]), -said[:1], labelled=False))
     found = joined.batch(np.asarray([2, 0])).labels_N
     wanted = [[1, 0, 0, 0, -0.0, -1, -2, 0], [1, 1, 0, 0, 9, 10, 11, 1]]
     torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float32))

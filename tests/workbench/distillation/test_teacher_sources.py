@@ -13,8 +13,8 @@ from tests.conftest import CHAT_TEMPLATE, STORIES
 from workbench.config import ModelConfig, RunConfig
 from workbench.config.distill_config import BACKBONE, STUDENT, TEACHER, TeacherConfig
 from workbench.data import starter
-from workbench.data.text.chat import Template
-from workbench.data.text.row_encoder import form
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.row_encoder import row_encoder
 from workbench.distillation.teacher_sources import find
 from workbench.errors import ConfigError, FileError
 from workbench.models import backbones, exported
@@ -74,8 +74,8 @@ def test_an_adapter_that_a_run_shipped(tmp_path: Path) -> None:
     assert tokenizer.convert_tokens_to_ids("<|end|>") == 513
     student = RunConfig.model_validate(_values())
     written = found.template(student, tokenizer)
-    plain = form(student, backbones.hub_config(student.model), backbones.tokenizer(student.model))
-    assert isinstance(written, Template) and isinstance(plain, Template)
+    plain = row_encoder(student, backbones.hub_config(student.model), backbones.tokenizer(student.model))
+    assert isinstance(written, ChatEncoder) and isinstance(plain, ChatEncoder)
     assert written.source == CHAT_TEMPLATE != plain.source
 
 

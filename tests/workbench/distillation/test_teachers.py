@@ -21,7 +21,7 @@ from workbench.config.distill_config import BACKBONE, DistillConfig, TeacherConf
 from workbench.data import starter
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.data.text import tokenized
-from workbench.data.text.row_encoder import form
+from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.tokenized import TokenizedSet
 from workbench.distillation import teacher_sources, teachers
 from workbench.distillation.student_loss import distillation_loss
@@ -173,7 +173,7 @@ def test_other_weights_are_another_backbone() -> None:
 
 
 def _tokens(config: RunConfig, tokenizer: Any, path: Path) -> TokenizedSet:
-    template = form(config, backbones.hub_config(config.model), tokenizer)
+    template = row_encoder(config, backbones.hub_config(config.model), tokenizer)
     return tokenized.read(str(path), config.data, tokenizer, template)
 
 
@@ -183,7 +183,7 @@ def test_a_run_teaches_what_it_ships(tmp_path: Path, questions: Path) -> None:
     tokenizer = backbones.tokenizer(config.model)
     loaded = backbones.load(config.model, tokenizer)
     model = moved(adapters.attach(loaded.model, config.adapter, seed=0, new_token_ids=[512, 513]), seed=0)
-    template = form(config, loaded.model.config, tokenizer)
+    template = row_encoder(config, loaded.model.config, tokenizer)
     exported.save(model, tmp_path / "adapter", tokenizer, template, [2])
     (tmp_path / "config.yaml").write_text(json.dumps(config.model_dump(mode="json")))
 

@@ -19,7 +19,7 @@ from workbench.config.distill_config import DistillConfig
 from workbench.data import starter
 from workbench.data.batching import Indices
 from workbench.data.text import tokenized
-from workbench.data.text.chat import Template
+from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.tokenized import TokenizedSet
 from workbench.distillation.teachers import TeacherModel
 from workbench.distillation.token_alignment import NOWHERE, Alignment, Reader, UniversalTeacher
@@ -67,7 +67,7 @@ def _read(
     source: str, tokenizer: PreTrainedTokenizerBase, template: str | None = None, limit: int | None = None, **data: Any
 ) -> TokenizedSet:
     config = DataConfig.model_validate({"train": source, **data})
-    return tokenized.read(source, config, tokenizer, Template(tokenizer, template), limit=limit)
+    return tokenized.read(source, config, tokenizer, ChatEncoder(tokenizer, template), limit=limit)
 
 
 def _prefixes(rows: TokenizedSet, row: int, tokenizer: PreTrainedTokenizerBase) -> list[str | None]:

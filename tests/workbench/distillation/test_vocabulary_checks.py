@@ -15,7 +15,7 @@ from tests.conftest import CHAT_TEMPLATE, MINILM, STORIES, write_questions
 from workbench.config import ModelConfig, RunConfig
 from workbench.config.distill_config import BACKBONE, DistillConfig, TeacherConfig
 from workbench.data.text import tokenized
-from workbench.data.text.row_encoder import form
+from workbench.data.text.row_encoder import row_encoder
 from workbench.distillation.teacher_sources import TeacherSource, find
 from workbench.distillation.vocabulary_checks import require_comparable
 from workbench.errors import ConfigError
@@ -34,7 +34,7 @@ class Student:
 
     def compare(self, teacher: TeacherSource, **distill: Any) -> None:
         config, tokenizer = self.config, backbones.tokenizer(self.config.model)
-        template = form(config, backbones.hub_config(config.model), tokenizer, template=self.source)
+        template = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=self.source)
         train = tokenized.read(config.data.train, config.data, tokenizer, template)
         require_comparable(DistillConfig.model_validate(distill), teacher, config, tokenizer, template, train)
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from tests.conftest import tiny
-from tests.workbench.training.together import Labelled, Texts, Together, Trained, bert, class_outputs, section
+from tests.workbench.training.together import LabelledSet, Texts, Together, Trained, bert, class_outputs, section
 from workbench import adapters, losses
 from workbench.adapters import bank as banks
 from workbench.config import ModelConfig, RunConfig
@@ -114,7 +114,7 @@ def test_bank_of_llama_equals_three_trainings_with_plain_peft(tmp_path: Path) ->
 def test_bank_of_bert_classifiers_equals_three_trainings_with_plain_peft(tmp_path: Path) -> None:
     """The heads are stacked too. No float32 in the loss here, so nothing but the order of sums differs."""
     model = bert()
-    data = [Labelled(50, 1), Labelled(23, 2, shortest=9), Labelled(31, 3)]
+    data = [LabelledSet(50, 1), LabelledSet(23, 2, shortest=9), LabelledSet(31, 3)]
     wanted = alone(model, data, DIFFERENT, STEPS, torch.float64)
     found = Together(model, data, DIFFERENT, tmp_path, class_outputs).fit()
     assert_same(found, wanted, losses=1e-10, adapters=1e-10)
@@ -145,7 +145,7 @@ def test_bank_over_quantised_weights(
 
 def test_a_member_that_ended_stays_as_it_is_and_costs_nothing(tmp_path: Path) -> None:
     short, long = section(steps=3, learning_rate=1e-2), section(steps=6, seed=1)
-    data = [Labelled(24, 1), Labelled(24, 2)]
+    data = [LabelledSet(24, 1), LabelledSet(24, 2)]
     wanted = Together(bert(), data[:1], [short], tmp_path / "alone", class_outputs).fit()
     together = Together(bert(), data, [short, long], tmp_path / "both", class_outputs)
     seen: list[int] = []
@@ -157,7 +157,7 @@ def test_a_member_that_ended_stays_as_it_is_and_costs_nothing(tmp_path: Path) ->
 
 
 def test_running_out_of_memory_repeats_the_step_in_smaller_pieces(tmp_path: Path) -> None:
-    configs, data = [section(steps=4), section(steps=4, seed=1)], [Labelled(24, 1), Labelled(24, 2)]
+    configs, data = [section(steps=4), section(steps=4, seed=1)], [LabelledSet(24, 1), LabelledSet(24, 2)]
     wanted = Together(bert(), data, configs, tmp_path / "calm", class_outputs, tokens=60).fit()
     hurt = Together(bert(), data, configs, tmp_path / "hurt", class_outputs, tokens=60)
     calls: list[int] = []
@@ -205,7 +205,7 @@ def test_a_member_that_diverges_ends_alone(
     harm: Callable[[Sequence[nn.Parameter]], None], what: str, tmp_path: Path
 ) -> None:
     configs = [section(steps=4), section(steps=4, seed=1), section(steps=4, seed=2)]
-    data = [Labelled(20, 1), Labelled(20, 2), Labelled(20, 3)]
+    data = [LabelledSet(20, 1), LabelledSet(20, 2), LabelledSet(20, 3)]
     wanted = Together(bert(), data, configs, tmp_path / "sane", class_outputs).fit()
     mad = Together(bert(), data, configs, tmp_path / "mad", class_outputs)
     mad.prepare = lambda bank: harm([*bank.parameters_of(bank.members[1]).values()])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.workbench.training.together import Labelled, Silent, Together, Trained, bert, class_outputs, section
+from tests.workbench.training.together import LabelledSet, Silent, Together, Trained, bert, class_outputs, section
 from workbench.data.batching import global_batch
 from workbench.errors import Stopped
 
@@ -22,7 +22,7 @@ from workbench.errors import Stopped
 def test_stopped_in_the_middle_and_resumed_it_ends_where_it_would_have(tmp_path: Path) -> None:
     """The members stand at different steps; one has ended before."""
     configs = [section(steps=12, size=3), section(steps=4, seed=1), section(steps=9, seed=2, patience=2)]
-    data = [Labelled(20, 1), Labelled(20, 2), Labelled(20, 3)]
+    data = [LabelledSet(20, 1), LabelledSet(20, 2), LabelledSet(20, 3)]
     whole = Together(bert(), data, configs, tmp_path / "whole", class_outputs).fit()
     broken = Together(bert(), data, configs, tmp_path / "broken", class_outputs)
     with pytest.raises(Stopped):
@@ -54,7 +54,7 @@ def killed(before: int) -> Iterator[None]:
         yield
 
 
-class Spoilt(Labelled):
+class Spoilt(LabelledSet):
     """The weight of a row is no number; the row comes in the batch of step `spoilt_in`."""
 
     spoilt_in = 2
@@ -70,9 +70,9 @@ class SpoiltLater(Spoilt):
 
 
 MEMBERS = {
-    "saves in 2, 4 and 6": (Labelled(20, 1), section(steps=6, size=3, save_every=2, learning_rate=1e-2)),
-    "ends after 3": (Labelled(23, 2), section(steps=3, size=4, learning_rate=1e-2, seed=1)),
-    "loses patience after 4": (Labelled(17, 3), section(size=3, learning_rate=1e-2, seed=2, patience=1)),
+    "saves in 2, 4 and 6": (LabelledSet(20, 1), section(steps=6, size=3, save_every=2, learning_rate=1e-2)),
+    "ends after 3": (LabelledSet(23, 2), section(steps=3, size=4, learning_rate=1e-2, seed=1)),
+    "loses patience after 4": (LabelledSet(17, 3), section(size=3, learning_rate=1e-2, seed=2, patience=1)),
     "fails in 2, after no save": (Spoilt(20, 4), section(size=2, learning_rate=1e-2, seed=4)),
     "fails in 4, after a save": (SpoiltLater(20, 5), section(size=2, learning_rate=1e-2, seed=5)),
 }
@@ -161,7 +161,7 @@ def test_what_failed_does_not_run_again(whole: tuple[Trained, Path], tmp_path: P
 def test_what_was_gone_back_from_is_in_nobodys_way(tmp_path: Path) -> None:
     """Killed after one of two has saved step 6, and again, from step 3 on, after that one has saved step 4."""
     configs = [section(steps=7, size=3, seed=seed, save_every=3, learning_rate=1e-2) for seed in (0, 1)]
-    bank = Together(bert(), [Labelled(20, 1), Labelled(20, 2)], configs, tmp_path, class_outputs)
+    bank = Together(bert(), [LabelledSet(20, 1), LabelledSet(20, 2)], configs, tmp_path, class_outputs)
     assert not _survives(bank, 3)
     assert not _survives(bank, 3, resume=True, stop_after=4)  # two of these three write metrics back to step 3
     bank.during = lambda _: nullcontext()

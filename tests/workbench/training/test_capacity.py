@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workbench.training.together import Labelled
+from tests.workbench.training.together import LabelledSet
 from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch
 from workbench.training import capacity
 from workbench.training.capacity import Remembered, largest_that_fits, smaller_until_fits
 
-ROWS = Labelled(24, 1)
+ROWS = LabelledSet(24, 1)
 LONGEST = int(ROWS.lengths.max())
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import workbench
-from tests.workbench.training.together import Labelled, Together, Trained, bert, class_outputs, section
+from tests.workbench.training.together import LabelledSet, Together, Trained, bert, class_outputs, section
 
 RECIPE = """
 recipe: sft
@@ -59,7 +59,7 @@ def test_the_members_of_a_bank_drop_what_they_drop_alone(tmp_path: Path) -> None
         section(seed=1, size=4, steps=13, adapter={"dropout": 0.6, "rank": 5}),
         section(seed=2, size=5),
     ]
-    model, data = bert(), [Labelled(50, 1), Labelled(23, 2, shortest=9), Labelled(31, 3)]
+    model, data = bert(), [LabelledSet(50, 1), LabelledSet(23, 2, shortest=9), LabelledSet(31, 3)]
 
     def fit(name: str, chosen: slice, tokens: int) -> Trained:
         own = data[chosen], configs[chosen]

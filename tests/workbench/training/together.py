@@ -43,7 +43,7 @@ class Texts:
     def __len__(self) -> int:
         return self.rows
 
-    def drawn(self, draws: Indices, *, epoch: int) -> Indices:
+    def sample(self, draws: Indices, *, epoch: int) -> Indices:
         return draws
 
     def place(self, index: int) -> str:
@@ -53,7 +53,7 @@ class Texts:
         return collate([Row(self._rows[i], np.arange(self.lengths[i]) > 1) for i in indices])
 
 
-class Labelled(Texts):
+class LabelledSet(Texts):
     """The same with a class for each row, that its tokens decide."""
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ import torch
 from workbench.config import RunConfig
 from workbench.config.classes_config import ClassesConfig
 from workbench.data.batching import Examples, Indices, MicroBatch, Weights
-from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.losses.class_losses import class_weights
 
 RARE = 0.25
@@ -23,10 +23,10 @@ RARE = 0.25
 
 
 @dataclass(frozen=True, eq=False)
-class Redrawn:
-    """Labelled rows that an epoch draws otherwise than each once; `len` and `drawn` say how."""
+class ResampledRows:
+    """Labelled rows of which an epoch need not draw each once; `len` and `sample` define the draws."""
 
-    rows: Labelled
+    rows: LabelledSet
 
     @property
     def lengths(self) -> Indices:
@@ -48,7 +48,7 @@ class Redrawn:
 
 
 @dataclass(frozen=True, eq=False)
-class Sampled(Redrawn):
+class ClassBalancedRows(ResampledRows):
     """Labelled rows of which every class is drawn equally often in an epoch.
 
     The draws of a class are an endless row of shuffled passes over its rows, cut into epochs: a row comes again only
@@ -62,7 +62,7 @@ class Sampled(Redrawn):
     def __len__(self) -> int:
         return len(self.members) * self._each
 
-    def drawn(self, draws: Indices, *, epoch: int) -> Indices:
+    def sample(self, draws: Indices, *, epoch: int) -> Indices:
         """Rows that the draws (of 0 to M - 1) of an epoch take: an equal number of draws for each class, in turn."""
         taken: Indices = _table(self, epoch)[draws]
         return taken
@@ -91,7 +91,7 @@ class Sampled(Redrawn):
         return {"even": round(len(self.rows) / len(sizes)), "over": max(sizes), "under": min(sizes)}[self.sampling]
 
 
-def rare_class(rows: Labelled) -> int | None:
+def rare_class(rows: LabelledSet) -> int | None:
     """The class with the fewest rows, where that is less than a quarter of its equal share; else None."""
     count_C = (rows.targets_NC > 0.5).sum(0)
     rarest = int(count_C.argmin())
@@ -104,22 +104,22 @@ def balances(classes: ClassesConfig) -> bool:
     return classes.sampling == "auto" and classes.kind == "one" and not chosen
 
 
-def balanced(rows: Labelled, config: RunConfig) -> Examples:
+def balanced(rows: LabelledSet, config: RunConfig) -> Examples:
     """The training rows with the class weights or the sampling that `classes` asks for."""
     classes = config.classes
     sampling = classes.sampling
     if sampling == "auto":
         sampling = "even" if balances(classes) and rare_class(rows) is not None else "none"
     if sampling != "none":
-        return Sampled(rows, sampling, config.seed)
+        return ClassBalancedRows(rows, sampling, config.seed)
     if classes.weights == "none":
         return rows
     counts_C = torch.from_numpy(rows.targets_NC.sum(0, dtype=np.float64))
     weight_C = class_weights(counts_C, scheme=classes.weights, beta=classes.beta).double().numpy()
-    return rows.weighted(rows.targets_NC @ weight_C)
+    return rows.reweighted(rows.targets_NC @ weight_C)
 
 
 @lru_cache(maxsize=2)
-def _table(sampled: Sampled, epoch: int) -> Indices:
+def _table(sampled: ClassBalancedRows, epoch: int) -> Indices:
     """The row of each draw (M,)."""
     return np.concatenate([sampled.taken(number, epoch) for number in range(len(sampled.members))])

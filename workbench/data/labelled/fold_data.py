@@ -18,7 +18,7 @@ from workbench.data.folds.duplicates import DuplicateClusters, DuplicateReport
 from workbench.data.folds.row_split import FoldAssignment, Groups, singletons
 from workbench.data.folds.similarity import Ints
 from workbench.data.labelled import labels
-from workbench.data.labelled.labelled_data import Labelled, encode
+from workbench.data.labelled.labelled_data import LabelledSet, encode
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.records import RecordSource, read
 from workbench.data.labelled.text_fields import FieldTokenizer
@@ -28,14 +28,14 @@ from workbench.errors import DataError
 class FoldData(NamedTuple):
     """Rows of a cross-validation."""
 
-    rows: Labelled
+    rows: LabelledSet
     folds: FoldAssignment
     cluster_N: Ints
     """Cluster of near-duplicates of each row."""
     labels: Labels
-    test: Labelled | None
+    test: LabelledSet | None
     cluster_T: Ints | None
-    unlabelled: Labelled | None
+    unlabelled: LabelledSet | None
     duplicates: DuplicateReport | None
     """None where duplicates were not looked for."""
     conflicts: tuple[tuple[str, ...], ...]
@@ -63,7 +63,7 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> FoldData:
     test = read(config.data.test, config.data, config.classes) if config.data.test else None
     stratification.require_labelled([record.row for record in train.records], train.labels)
     clean = _deduplicate(train, test, config)
-    meaning = labels.learn(config.classes.kind, clean.source.labels, source=config.data.train)
+    meaning = labels.fit(config.classes.kind, clean.source.labels, source=config.data.train)
     folds = stratification.make_folds(
         config.folds,
         [record.row for record in clean.source.records],
@@ -73,7 +73,7 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> FoldData:
     )
     encoder = FieldTokenizer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
     return FoldData(
-        rows=encode(clean.source, encoder, meaning).weighted(clean.weight_N),
+        rows=encode(clean.source, encoder, meaning).reweighted(clean.weight_N),
         folds=folds,
         cluster_N=clean.cluster_N,
         labels=meaning,
@@ -88,7 +88,7 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> FoldData:
 
 def _unlabelled(
     config: RunConfig, known: Sequence[RecordSource], encoder: FieldTokenizer, meaning: Labels
-) -> Labelled | None:
+) -> LabelledSet | None:
     """Unlabelled rows, one of each cluster of near-duplicates, without near-duplicates of rows in `known`.
 
     Near-duplicates of training rows would look easier than new rows are.

@@ -29,11 +29,11 @@ Targets = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledSet:
     """Tokenised rows with their targets, which may be probabilities, and their weights in the loss."""
 
     records: tuple[LabelledRecord, ...]
-    written: tuple[FieldTokens, ...]
+    encoded: tuple[FieldTokens, ...]
     targets_NC: Targets
     """Zeros where a row has no label."""
     supervised: Weights
@@ -42,7 +42,7 @@ class Labelled:
     fingerprint: str
     skipped: tuple[str, ...] = field(default=())
     """Rows that were left out, each with its reason."""
-    beside_NC: Targets | None = None
+    extra_targets_NC: Targets | None = None
     """Further columns of `labels_N`, such as a teacher's outputs."""
 
     def __len__(self) -> int:
@@ -52,17 +52,17 @@ class Labelled:
         """File and row that row `index` came from."""
         return self.records[index].place
 
-    def drawn(self, draws: Indices, *, epoch: int) -> Indices:
+    def sample(self, draws: Indices, *, epoch: int) -> Indices:
         """Each draw takes the row of its number."""
         return draws
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
-        """The rows `indices`, padded; `labels_N` holds weights, targets and `beside_NC` (B, 1 + C...)."""
-        ids = [self.written[index].input_ids for index in indices]
+        """The rows `indices`, padded; `labels_N` holds weights, targets and `extra_targets_NC` (B, 1 + C...)."""
+        ids = [self.encoded[index].input_ids for index in indices]
         inputs = encoder_inputs(ids)
         length = inputs["input_ids"].shape[1]
         last_B = [row * length + len(each) - 1 for row, each in enumerate(ids)]
-        extra = [] if self.beside_NC is None else [self.beside_NC[indices]]
+        extra = [] if self.extra_targets_NC is None else [self.extra_targets_NC[indices]]
         labels_B = np.concatenate([self.supervised[indices, None], self.targets_NC[indices], *extra], axis=1)
         return MicroBatch(
             inputs=inputs,
@@ -72,48 +72,48 @@ class Labelled:
             rows_B=indices,
         )
 
-    def subset(self, keep: Indices | npt.NDArray[np.bool_], note: str | None = None) -> Labelled:
+    def subset(self, keep: Indices | npt.NDArray[np.bool_], note: str | None = None) -> LabelledSet:
         """The rows that `keep` selects, by indices or by a mask; `note` is added to `skipped`."""
         numbers = np.arange(len(self))[keep]
         return replace(
             self,
             records=tuple(self.records[number] for number in numbers),
-            written=tuple(self.written[number] for number in numbers),
+            encoded=tuple(self.encoded[number] for number in numbers),
             targets_NC=self.targets_NC[numbers],
             supervised=self.supervised[numbers],
             skipped=(*self.skipped, note) if note else self.skipped,
-            beside_NC=None if self.beside_NC is None else self.beside_NC[numbers],
+            extra_targets_NC=None if self.extra_targets_NC is None else self.extra_targets_NC[numbers],
         )
 
-    def joined(self, other: Labelled) -> Labelled:
+    def concatenated(self, other: LabelledSet) -> LabelledSet:
         """These rows, followed by those of `other`."""
-        extra = [rows.beside_NC for rows in (self, other) if rows.beside_NC is not None]
+        extra = [rows.extra_targets_NC for rows in (self, other) if rows.extra_targets_NC is not None]
         assert len(extra) in (0, 2), "labels of the two sets would differ in length"
         return replace(
             self,
             records=(*self.records, *other.records),
-            written=(*self.written, *other.written),
+            encoded=(*self.encoded, *other.encoded),
             targets_NC=np.concatenate([self.targets_NC, other.targets_NC]),
             supervised=np.concatenate([self.supervised, other.supervised]),
-            beside_NC=np.concatenate(extra) if extra else None,
+            extra_targets_NC=np.concatenate(extra) if extra else None,
         )
 
-    def taught(self, targets_NC: Targets) -> Labelled:
+    def with_targets(self, targets_NC: Targets) -> LabelledSet:
         """The same rows with other targets, such as a teacher's probabilities."""
         assert targets_NC.shape == self.targets_NC.shape
         return replace(self, targets_NC=targets_NC.astype(np.float32))
 
-    def weighted(self, factor_N: Floats) -> Labelled:
+    def reweighted(self, factor_N: Floats) -> LabelledSet:
         """The same rows with their weights multiplied by `factor_N`."""
         return replace(self, supervised=self.supervised * factor_N)
 
     @cached_property
     def lengths(self) -> Indices:
         """Tokens of each row."""
-        return np.asarray([len(each.input_ids) for each in self.written], dtype=np.int64)
+        return np.asarray([len(each.input_ids) for each in self.encoded], dtype=np.int64)
 
     @property
-    def longest_read(self) -> Indices:
+    def longest_sequences(self) -> Indices:
         """Tokens of the longest sequence that the model reads for each row."""
         return self.lengths
 
@@ -125,7 +125,7 @@ class Labelled:
     @property
     def truncated(self) -> int:
         """Number of rows that were truncated to data.max_tokens."""
-        return sum(each.truncated for each in self.written)
+        return sum(each.truncated for each in self.encoded)
 
     def facts(self) -> dict[str, Any]:
         """Facts about this set for the manifest and the report."""
@@ -136,9 +136,9 @@ class Labelled:
 class ClassSplits(NamedTuple):
     """Training, held-out and test rows, and the meaning of their labels."""
 
-    train: Labelled
-    held_out: Labelled
-    test: Labelled | None
+    train: LabelledSet
+    held_out: LabelledSet
+    test: LabelledSet | None
     labels: Labels
 
 
@@ -153,25 +153,25 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ClassSplits:
     for other in (held_out, test):
         if other is not None:
             train = _without_overlap(train, other, drop=config.data.overlap == "drop")
-    meaning = labels.learn(config.classes.kind, train.labels, source=config.data.train)
+    meaning = labels.fit(config.classes.kind, train.labels, source=config.data.train)
     _require_measured(meaning, train, held_out, config)
     encoder = FieldTokenizer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
     weight_N = np.asarray([record.weight for record in train.records])
     return ClassSplits(
-        train=encode(train, encoder, meaning).weighted(weight_N),
+        train=encode(train, encoder, meaning).reweighted(weight_N),
         held_out=encode(held_out, encoder, meaning),
         test=None if test is None else encode(test, encoder, meaning),
         labels=meaning,
     )
 
 
-def encode(source: RecordSource, encoder: FieldTokenizer, meaning: Labels) -> Labelled:
+def encode(source: RecordSource, encoder: FieldTokenizer, meaning: Labels) -> LabelledSet:
     """Tokenise rows and convert their labels to targets, each of weight 1; an unknown class is refused."""
     places = [record.place for record in source.records]
     labels.require_known(meaning, source.labels, places)
-    return Labelled(
+    return LabelledSet(
         records=source.records,
-        written=tuple(encoder.write([record.fields for record in source.records], places)),
+        encoded=tuple(encoder.encode([record.fields for record in source.records], places)),
         targets_NC=meaning.targets(source.labels),
         supervised=np.ones(len(places)),
         source=source.name,

@@ -17,7 +17,7 @@ from scipy import special
 
 from workbench.config.classes_config import ClassesConfig, Kind
 from workbench.config.tasks import Problem
-from workbench.data.rows import shown
+from workbench.data.rows import excerpt
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
@@ -89,7 +89,7 @@ class Labels:
         return [self.names[number] for number in values_NC.argmax(1)]
 
 
-def learn(kind: Kind, labels: Sequence[Label], *, source: str) -> Labels:
+def fit(kind: Kind, labels: Sequence[Label], *, source: str) -> Labels:
     """Collect the classes, or the mean and standard deviation of the numbers, of the training rows.
 
     Raises:
@@ -157,7 +157,7 @@ def read(value: Any, config: ClassesConfig) -> Label | None:
     name = _name(value)
     if config.kind == "pair":
         if name.lower() not in _WINNERS:
-            raise DataError(f"`winner` must be a, b or tie, found {shown(value)}.")
+            raise DataError(f"`winner` must be a, b or tie, found {excerpt(value)}.")
         return _WINNERS[name.lower()]
     return name
 
@@ -172,8 +172,8 @@ def _name(value: Any) -> str:
     if isinstance(value, float):
         raise DataError(f"`label` is {value!r}, which names no class. For numbers, write classes.kind=number.")
     if isinstance(value, list):
-        raise DataError(f"`label` is a list, {shown(value)}. For several classes, write classes.kind=several.")
-    raise DataError(f"`label` must be a string or a number, found {shown(value)}. Map your classes to names.")
+        raise DataError(f"`label` is a list, {excerpt(value)}. For several classes, write classes.kind=several.")
+    raise DataError(f"`label` must be a string or a number, found {excerpt(value)}. Map your classes to names.")
 
 
 def _number(value: Any) -> float:
@@ -182,7 +182,7 @@ def _number(value: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise DataError(f"`label` must be a number, found {shown(value)}. For classes, write classes.kind=one.")
+        raise DataError(f"`label` must be a number, found {excerpt(value)}. For classes, write classes.kind=one.")
     return number
 
 
@@ -190,10 +190,10 @@ def _several(value: Any, separator: str | None) -> tuple[str, ...]:
     if isinstance(value, str):
         if separator is None:
             raise DataError(
-                f"`label` is the text {shown(value)}, not a list. Write classes.separator=';' with the sign between "
+                f"`label` is the text {excerpt(value)}, not a list. Write classes.separator=';' with the sign between "
                 "its classes."
             )
         value = [part for part in value.split(separator) if part.strip()]
     if not isinstance(value, list):
-        raise DataError(f"`label` must be a list of classes, found {shown(value)}. Write [{shown(value)}].")
+        raise DataError(f"`label` must be a list of classes, found {excerpt(value)}. Write [{excerpt(value)}].")
     return tuple(dict.fromkeys(_name(each) for each in value))

@@ -16,7 +16,7 @@ from workbench.config.classes_config import PAIR_FIELDS, ClassesConfig
 from workbench.data.folds.similarity import normalised
 from workbench.data.labelled import labels
 from workbench.data.labelled.labels import Label
-from workbench.data.rows import RawRow, convert_rows, fingerprint, shown
+from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint
 from workbench.data.text.formats import renamed
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
@@ -137,7 +137,7 @@ def _text(value: Any, name: str) -> str:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
-        raise DataError(f"`{name}` must be text, found {shown(value)}.")
+        raise DataError(f"`{name}` must be text, found {excerpt(value)}.")
     return value
 
 
@@ -149,5 +149,5 @@ def _weight(columns: Mapping[str, Any], name: str | None) -> float:
     except (KeyError, TypeError, ValueError):
         weight = 0.0
     if not 0 < weight < float("inf"):
-        raise DataError(f"`{name}` must be a number above 0, found {shown(columns.get(name))}.")
+        raise DataError(f"`{name}` must be a number above 0, found {excerpt(columns.get(name))}.")
     return weight

@@ -47,7 +47,7 @@ class FieldTokenizer:
         """The whole text of a row."""
         return "".join(text for text, _ in self._segments(fields))
 
-    def write(self, rows: Sequence[Sequence[str]], places: Sequence[str]) -> list[FieldTokens]:
+    def encode(self, rows: Sequence[Sequence[str]], places: Sequence[str]) -> list[FieldTokens]:
         """Tokenise rows of columns; `places` name them in messages.
 
         Raises:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
-from workbench.data.bounded import SECONDS, bounded
 from workbench.data.text.messages import Message, split_thoughts, thoughts
 from workbench.data.text.template_segments import InstrumentedTemplate, Rendering, Segment
+from workbench.data.time_limit import SECONDS, time_limit
 from workbench.errors import BackboneError, DataError
 
 CLOSING = "</think>"
@@ -82,7 +82,7 @@ class ChatTokenizer:
         except TemplateSyntaxError as error:
             raise BackboneError(
                 f"{self.name}, line {error.lineno}: {error.message}\n"
-                "  Mend it, or give another one with model.chat_template=FILE."
+                "  Correct it, or give another one with model.chat_template=FILE."
             ) from None
 
     def tokenise(self, text: str, answers: Iterable[int] = ()) -> TokenSpans:
@@ -139,7 +139,7 @@ class Conversation:
     def text(self, *, prompt: bool) -> str:
         """The conversation as Transformers writes it when it serves; `prompt` asks for the next answer."""
         try:
-            with bounded(self._endless):
+            with time_limit(self._endless):
                 text = self.writer.tokenizer.apply_chat_template(
                     self._bare(None),
                     tools=list(self.tools) or None,
@@ -185,7 +185,7 @@ class Conversation:
 
     def _render(self, stop: int | None, *, prompt: bool) -> Rendering | None:
         special_tokens: dict[str, Any] = self.writer.tokenizer.special_tokens_map
-        with bounded(self._endless):
+        with time_limit(self._endless):
             found = self.writer.instrumented.render(
                 self._bare(stop), self.tools, prompt=prompt, special_tokens=special_tokens
             )
@@ -194,7 +194,7 @@ class Conversation:
     def _endless(self) -> BackboneError:
         return BackboneError(
             f"{self.place}: {self.writer.name} was not done with it after {SECONDS:g} seconds of computing. Does it "
-            "loop without an end?\n  Mend it, or give another one with model.chat_template=FILE."
+            "loop without an end?\n  Correct it, or give another one with model.chat_template=FILE."
         )
 
     def _bare(self, stop: int | None) -> list[Message]:

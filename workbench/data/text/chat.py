@@ -99,7 +99,7 @@ def truncate(encoded: Encoded, *, max_tokens: int, side: Literal["left", "right"
     )
 
 
-class Template:
+class ChatEncoder:
     """How a tokenizer writes conversations.
 
     Args:

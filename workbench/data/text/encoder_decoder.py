@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 from workbench.data.text.answer_masks import Conversation
-from workbench.data.text.chat import Encoded, LossOn, Template, learnt
+from workbench.data.text.chat import ChatEncoder, Encoded, LossOn, learnt
 from workbench.data.text.formats import Example
 from workbench.data.text.messages import Message
 from workbench.errors import ConfigError, DataError
@@ -23,7 +23,7 @@ PLAIN_TEMPLATE = """\
 """
 
 
-class Pairs(Template):
+class Seq2SeqEncoder(ChatEncoder):
     """Tokenises prompts for an encoder and answers for a decoder.
 
     The answer is tokenised separately, as a target: start token, text, eos. A prompt is raw text with the tokenizer's

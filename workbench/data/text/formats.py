@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.config import DataConfig
-from workbench.data.rows import RawRow, convert_rows, fingerprint, shown
+from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint
 from workbench.data.text.messages import Message, last_answer_only, message_of, messages_of, tools_of, without_loss
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
@@ -128,7 +128,7 @@ def _string(columns: Columns, name: str, remedy: str = "write it in quotes") -> 
     if value is None:
         raise DataError(f"`{name}` is missing or null.")
     if not isinstance(value, str):
-        raise DataError(f"`{name}` must be a string, found {shown(value)}: {remedy}.")
+        raise DataError(f"`{name}` must be a string, found {excerpt(value)}: {remedy}.")
     if not value.strip():
         raise DataError(f"`{name}` is empty.")
     return value
@@ -166,7 +166,7 @@ def _messages(place: str, columns: Columns) -> Example:
 def _alpaca(place: str, columns: Columns) -> Example:
     history = columns.get("history") or []
     if not isinstance(history, list) or not all(_is_exchange(pair) for pair in history):
-        raise DataError(f"`history` must be a list of [question, answer] pairs, found {shown(history)}.")
+        raise DataError(f"`history` must be a list of [question, answer] pairs, found {excerpt(history)}.")
     question = "\n\n".join(part for part in (_optional(columns, "instruction"), _optional(columns, "input")) if part)
     if not question:
         raise DataError("`instruction` is empty, and so is `input`.")
@@ -186,7 +186,7 @@ def _question_answer(place: str, columns: Columns) -> Example:
         answers = columns["answers"]
         listed = answers.get("text") if isinstance(answers, dict) else answers  # SQuAD: {text, answer_start}
         if not isinstance(listed, list) or not listed:
-            raise DataError(f"`answers` must be a list with at least one answer, found {shown(answers)}.")
+            raise DataError(f"`answers` must be a list with at least one answer, found {excerpt(answers)}.")
         answer = _string({"answers": listed[0]}, "answers")
     return _chat(place, columns, _exchange(f"{context}\n\n{question}" if context else question, answer))
 
@@ -211,7 +211,7 @@ def _preference(place: str, columns: Columns) -> Example | None:
         return _answered(place, columns, prompt=prompt, answer="chosen")
     label = columns["label"]
     if str(label).lower() not in ("true", "false"):
-        raise DataError(f"`label` must be true or false, found {shown(label)}.")
+        raise DataError(f"`label` must be true or false, found {excerpt(label)}.")
     if str(label).lower() == "false":
         return None
     if "completion" in columns:
@@ -254,11 +254,11 @@ def _conversation_tree(place: str, columns: Columns) -> Example:
     path: list[Message] = []
     while node is not None:
         if not isinstance(node, dict) or node.get("role") not in tuple(roles):
-            raise DataError(f"message {len(path) + 1} must have role prompter or assistant, found {shown(node)}.")
+            raise DataError(f"message {len(path) + 1} must have role prompter or assistant, found {excerpt(node)}.")
         path.append({"role": roles[node["role"]], "content": _string(node, "text")})
         replies = node.get("replies") or []
         if not isinstance(replies, list):
-            raise DataError(f"message {len(path)}: `replies` must be a list, found {shown(replies)}.")
+            raise DataError(f"message {len(path)}: `replies` must be a list, found {excerpt(replies)}.")
         # min keeps the first of equals; an unranked reply comes after the ranked ones.
         node = min((reply for reply in replies if not _is_deleted(reply)), key=_rank, default=None)
     while path and path[-1]["role"] != "assistant":

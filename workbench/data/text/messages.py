@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.data.rows import shown
+from workbench.data.rows import excerpt
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
@@ -31,7 +31,7 @@ _LOSS_KEYS = ("loss_weight", "weight", "loss")
 def messages_of(value: Any, name: str) -> list[Message]:
     """The messages of the list `value`, found in the column `name`; raises DataError for a malformed one."""
     if not isinstance(value, list) or not value:
-        raise DataError(f"`{name}` must be a list of messages, found {shown(value)}.")
+        raise DataError(f"`{name}` must be a list of messages, found {excerpt(value)}.")
     return [message_of(item, f"message {number} of `{name}`") for number, item in enumerate(value, start=1)]
 
 
@@ -40,10 +40,10 @@ def message_of(item: Any, where: str) -> Message:
     if isinstance(item, dict) and "role" not in item and "from" in item:
         item = _from_sharegpt(item, where)
     if not isinstance(item, dict) or "role" not in item:
-        raise DataError(f"{where} must be an object with role and content (or from and value), found {shown(item)}.")
+        raise DataError(f"{where} must be an object with role and content (or from and value), found {excerpt(item)}.")
     role = item["role"]
     if role not in _ROLES:
-        raise DataError(f"{where}: unknown role {shown(role)}.{did_you_mean(str(role), _ROLES)}")
+        raise DataError(f"{where}: unknown role {excerpt(role)}.{did_you_mean(str(role), _ROLES)}")
     handled = ("content", "tool_calls", *_LOSS_KEYS)
     message = {key: value for key, value in item.items() if key not in handled and value is not None}
     # A template prints null as the word None, and some fail where the key is missing.
@@ -94,14 +94,14 @@ def tools_of(value: Any) -> tuple[dict[str, Any], ...]:
     if not value:
         return ()
     if not isinstance(value, list):
-        raise DataError(f"`tools` must be a list of JSON schemas, found {shown(value)}.")
+        raise DataError(f"`tools` must be a list of JSON schemas, found {excerpt(value)}.")
     return tuple(_tool(item, f"tool {number}") for number, item in enumerate(value, start=1))
 
 
 def _from_sharegpt(item: Mapping[str, Any], where: str) -> dict[str, Any]:
     name, value = item["from"], item.get("value")
     if not isinstance(name, str) or name not in _SHAREGPT_ROLES:
-        raise DataError(f"{where}: unknown speaker {shown(name)}.{did_you_mean(str(name), list(_SHAREGPT_ROLES))}")
+        raise DataError(f"{where}: unknown speaker {excerpt(name)}.{did_you_mean(str(name), list(_SHAREGPT_ROLES))}")
     message = {key: other for key, other in item.items() if key not in ("from", "value")}
     message |= {"role": _SHAREGPT_ROLES[name], "content": value}
     if name == "function_call":
@@ -115,7 +115,7 @@ def _content(value: Any, where: str) -> str:
         return value or ""
     if isinstance(value, list):
         return "".join(_part(part, where) for part in value)
-    raise DataError(f"{where}: content must be a string or a list of text parts, found {shown(value)}.")
+    raise DataError(f"{where}: content must be a string or a list of text parts, found {excerpt(value)}.")
 
 
 def _part(part: Any, where: str) -> str:
@@ -123,7 +123,7 @@ def _part(part: Any, where: str) -> str:
     if isinstance(part, dict) and part.get("type") == "text":
         text = part.get("text", part.get("value"))
     if not isinstance(text, str):
-        raise DataError(f"{where}: a content part must be {{type: text, text: ...}}, found {shown(part)}.")
+        raise DataError(f"{where}: a content part must be {{type: text, text: ...}}, found {excerpt(part)}.")
     return text
 
 
@@ -131,19 +131,19 @@ def _tool_calls(value: Any, role: str, where: str) -> list[dict[str, Any]]:
     if role != "assistant":
         raise DataError(f"{where}: tool_calls belong to the assistant, not to the {role}.")
     if not isinstance(value, list):
-        raise DataError(f"{where}: tool_calls must be a list, found {shown(value)}.")
+        raise DataError(f"{where}: tool_calls must be a list, found {excerpt(value)}.")
     return [_tool_call(call, where) for call in value]
 
 
 def _tool_call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise DataError(f"{where}: a tool call must be an object with name and arguments, found {shown(call)}.")
+        raise DataError(f"{where}: a tool call must be an object with name and arguments, found {excerpt(call)}.")
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         arguments = _parsed(arguments, f"{where}: the arguments of {function['name']}")
     if not isinstance(arguments, dict):
-        raise DataError(f"{where}: the arguments of {function['name']} must be an object, found {shown(arguments)}.")
+        raise DataError(f"{where}: the arguments of {function['name']} must be an object, found {excerpt(arguments)}.")
     kept = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
     return {"type": "function", **kept, "function": {"name": function["name"], "arguments": arguments}}
 
@@ -151,13 +151,13 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
 def _tool(item: Any, where: str) -> dict[str, Any]:
     function = item.get("function", item) if isinstance(item, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise DataError(f"{where} must be an object with name, description and parameters, found {shown(item)}.")
+        raise DataError(f"{where} must be an object with name, description and parameters, found {excerpt(item)}.")
     return {"type": "function", "function": function}
 
 
 def _loss(value: Any, key: str, where: str) -> bool:
     if value not in (0, 1):
-        raise DataError(f"{where}: {key} is {shown(value)}, but a turn carries loss (1) or none (0). Write 0 or 1.")
+        raise DataError(f"{where}: {key} is {excerpt(value)}, but a turn carries loss (1) or none (0). Write 0 or 1.")
     return bool(value)
 
 
@@ -165,4 +165,4 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: {shown(text)} is not valid JSON ({error}).") from None
+        raise DataError(f"{where}: {excerpt(text)} is not valid JSON ({error}).") from None

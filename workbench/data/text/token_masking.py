@@ -21,7 +21,7 @@ MASKED, RANDOM = 0.8, 0.1
 """Shares of the predicted tokens that become the mask token or a random one; others stay (Devlin et al. 2019)."""
 
 
-class Masking:
+class MlmEncoder:
     """Tokenises text for an encoder and masks its tokens.
 
     Args:

@@ -97,7 +97,7 @@ class TokenizedSet:
         """File and row that example `index` came from."""
         return str(self.table[int(self.rows[index])]["place"])
 
-    def drawn(self, draws: Indices, *, epoch: int) -> Indices:
+    def sample(self, draws: Indices, *, epoch: int) -> Indices:
         """Each draw takes the example of its number."""
         return draws
 
@@ -115,7 +115,7 @@ class TokenizedSet:
         return self._column("length")
 
     @cached_property
-    def longest_read(self) -> Indices:
+    def longest_sequences(self) -> Indices:
         """Tokens of the longest sequence that one stack of the model reads, of each example."""
         source = self._column("source")
         longer: Indices = np.maximum(source, self.lengths - source)
@@ -238,18 +238,18 @@ def cache_folder() -> Path:
 
 
 def _without_overlap(train: TokenizedSet, held_out: TokenizedSet, config: DataConfig) -> TokenizedSet:
-    """`train` without rows that also stand in `held_out`: refused, or dropped where the config says so."""
+    """`train` without rows that are also in `held_out`: refused, or dropped where the config says so."""
     known = {digest: index for index, digest in reversed(list(enumerate(held_out.digests)))}
     shared = np.asarray([digest in known for digest in train.digests])
     if not shared.any():
         return train
     if config.overlap == "drop":
         if shared.all():
-            raise DataError(f"{train.source}: every row also stands in {held_out.source}; nothing is left to train on.")
-        return train.subset(~shared, f"{int(shared.sum())} rows that also stand in {held_out.source}")
+            raise DataError(f"{train.source}: every row is also in {held_out.source}; nothing is left to train on.")
+        return train.subset(~shared, f"{int(shared.sum())} rows that are also in {held_out.source}")
     first = int(np.flatnonzero(shared)[0])
     raise DataError(
-        f"{int(shared.sum())} of {len(train)} training rows also stand in {held_out.source}, so its scores would "
+        f"{int(shared.sum())} of {len(train)} training rows are also in {held_out.source}, so its scores would "
         f"flatter: {train.place(first)} equals {held_out.place(known[train.digests[first]])}.\n"
         "  Write data.overlap=drop to leave them out of training."
     )

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from workbench.config import RunConfig
 from workbench.config.classes_config import PAIR_FIELDS, ClassesConfig
 from workbench.config.tta_config import NOISY, WINDOWS, TtaConfig, ViewName
-from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.records import LabelledRecord
 from workbench.data.labelled.text_fields import FieldTokenizer, FieldTokens
@@ -59,7 +59,7 @@ class View:
         """
         encoder = FieldTokenizer(tokenizer, self.classes, max_tokens=max_tokens)
         try:
-            return encoder.write([self.texts(record) for record in records], [record.place for record in records])
+            return encoder.encode([self.texts(record) for record in records], [record.place for record in records])
         except DataError as error:
             raise DataError(f"tta, view {self.name}: {error}") from None
 
@@ -96,13 +96,13 @@ def make(
     return [view for name in config.views for view in _make(name, config, classes, labels, seed, example)]
 
 
-def apply(view: View, rows: Labelled, tokenizer: PreTrainedTokenizerBase, config: RunConfig) -> Labelled:
+def apply(view: View, rows: LabelledSet, tokenizer: PreTrainedTokenizerBase, config: RunConfig) -> LabelledSet:
     """The same rows, tokenised in a view."""
-    return replace(rows, written=tuple(view.rows(rows.records, tokenizer, max_tokens=config.data.max_tokens)))
+    return replace(rows, encoded=tuple(view.rows(rows.records, tokenizer, max_tokens=config.data.max_tokens)))
 
 
 def useful(
-    views: Sequence[View], rows: Labelled, tokenizer: PreTrainedTokenizerBase, config: RunConfig
+    views: Sequence[View], rows: LabelledSet, tokenizer: PreTrainedTokenizerBase, config: RunConfig
 ) -> tuple[list[View], list[str]]:
     """Select the views that change the tokens of at least `MIN_CHANGED_SHARE` of the rows.
 
@@ -114,7 +114,7 @@ def useful(
     """
     useless, reasons = [], []
     for view in views:
-        pairs = zip(rows.written, apply(view, rows, tokenizer, config).written, strict=True)
+        pairs = zip(rows.encoded, apply(view, rows, tokenizer, config).encoded, strict=True)
         count = sum(not np.array_equal(original.input_ids, changed.input_ids) for original, changed in pairs)
         if count < max(1, MIN_CHANGED_SHARE * len(rows)):
             useless.append(view.name)
@@ -128,7 +128,7 @@ def useful(
     return [view for view in views if view.name not in useless], [f"tta: {reason}. Left out." for reason in reasons]
 
 
-def _why_useless(view: View, rows: Labelled, changed: int) -> str:
+def _why_useless(view: View, rows: LabelledSet, changed: int) -> str:
     which = "no other row" if changed else "no row"
     if view.name in WINDOWS:
         return f"{which} is longer than data.max_tokens"

@@ -11,7 +11,7 @@ import numpy as np
 from workbench.config import plugins
 from workbench.config.tta_config import TtaConfig
 from workbench.data.labelled.labels import Floats
-from workbench.data.rows import shown
+from workbench.data.rows import excerpt
 from workbench.errors import ConfigError
 from workbench.schema import did_you_mean
 
@@ -64,13 +64,13 @@ class UserViews:
         except Exception as error:  # a user's code may raise anything
             raise plugins.failed(self._path, error, key=f"{_KEY}, called with {place}") from error
         if not isinstance(views, (list, tuple)):
-            raise self._error(place, f"returned {shown(views)}. Return a list of rows")
+            raise self._error(place, f"returned {excerpt(views)}. Return a list of rows")
         return [self._fields(row, place) for row in views]
 
     def _fields(self, row: Any, place: str) -> Fields:
         if not isinstance(row, dict):
             raise self._error(
-                place, f"returned {shown(row)} as a row. Return {{{', '.join(self._columns)}}}, each with its text"
+                place, f"returned {excerpt(row)} as a row. Return {{{', '.join(self._columns)}}}, each with its text"
             )
         for name in self._columns:
             if name not in row:
@@ -78,7 +78,7 @@ class UserViews:
                     place, f"returned a row without `{name}`. Return every column: {', '.join(self._columns)}"
                 )
             if not isinstance(row[name], str):
-                raise self._error(place, f"returned {shown(row[name])} as `{name}`. Return text")
+                raise self._error(place, f"returned {excerpt(row[name])} as `{name}`. Return text")
         for name in row:
             if name not in self._columns:
                 hint = did_you_mean(str(name), self._columns)

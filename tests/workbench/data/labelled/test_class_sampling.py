@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from workbench.config import RunConfig
 from workbench.data.batching import Weights
-from workbench.data.labelled.class_sampling import Sampled, balanced
-from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.class_sampling import ClassBalancedRows, balanced
+from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.records import LabelledRecord
 from workbench.data.labelled.text_fields import FieldTokens
 from workbench.data.rows import RawRow
@@ -23,10 +23,10 @@ def config(**classes: Any) -> RunConfig:
     return RunConfig.model_validate({"recipe": "classify", "data": {"train": "x"}, "classes": classes})
 
 
-def labelled(classes: list[int], *, weights: Weights | None = None) -> Labelled:
-    return Labelled(
+def labelled(classes: list[int], *, weights: Weights | None = None) -> LabelledSet:
+    return LabelledSet(
         records=tuple(LabelledRecord(RawRow(f"row {n + 1}"), ("",), str(each)) for n, each in enumerate(classes)),
-        written=tuple(FieldTokens(np.arange(3 + n % 4), False) for n in range(len(classes))),
+        encoded=tuple(FieldTokens(np.arange(3 + n % 4), False) for n in range(len(classes))),
         targets_NC=np.eye(max(classes) + 1, dtype=np.float32)[classes],
         supervised=np.ones(len(classes)) if weights is None else weights,
         source="rows",
@@ -45,13 +45,13 @@ def test_classes_are_drawn_equally_often_and_rows_in_turn(
     classes: list[int], sampling: str, seed: int, epochs: int
 ) -> None:
     rows = labelled(classes)
-    found = Sampled(rows, sampling, seed)  # type: ignore[arg-type]
+    found = ClassBalancedRows(rows, sampling, seed)  # type: ignore[arg-type]
     sizes = Counter(classes)
     each = {"even": round(len(rows) / len(sizes)), "over": max(sizes.values()), "under": min(sizes.values())}[sampling]
     assert len(found) == each * len(sizes)
     drawn: Counter[int] = Counter()
     for epoch in range(epochs):
-        taken = found.drawn(np.arange(len(found)), epoch=epoch)
+        taken = found.sample(np.arange(len(found)), epoch=epoch)
         assert Counter(classes[row] for row in taken) == dict.fromkeys(sizes, each)
         drawn.update(taken.tolist())
     for number in sizes:
@@ -61,19 +61,23 @@ def test_classes_are_drawn_equally_often_and_rows_in_turn(
 
 def test_draws_depend_on_seed_and_epoch_alone() -> None:
     rows = labelled([0] * 40 + [1] * 7)
-    first, again, other = Sampled(rows, "under", 0), Sampled(rows, "under", 0), Sampled(rows, "under", 1)
+    first, again, other = (
+        ClassBalancedRows(rows, "under", 0),
+        ClassBalancedRows(rows, "under", 0),
+        ClassBalancedRows(rows, "under", 1),
+    )
     some = np.asarray([13, 0, 5, 9])
     for epoch in (3, 0, 7):
-        everything = first.drawn(np.arange(14), epoch=epoch)
-        assert np.array_equal(again.drawn(some, epoch=epoch), everything[some])
-    assert not np.array_equal(first.drawn(np.arange(14), epoch=0), first.drawn(np.arange(14), epoch=1))
-    assert not np.array_equal(first.drawn(np.arange(14), epoch=0), other.drawn(np.arange(14), epoch=0))
+        everything = first.sample(np.arange(14), epoch=epoch)
+        assert np.array_equal(again.sample(some, epoch=epoch), everything[some])
+    assert not np.array_equal(first.sample(np.arange(14), epoch=0), first.sample(np.arange(14), epoch=1))
+    assert not np.array_equal(first.sample(np.arange(14), epoch=0), other.sample(np.arange(14), epoch=0))
 
 
 def test_rows_keep_their_lengths_weights_and_places() -> None:
     weights = np.asarray([0.5, 2.0, 1.0, 0.25])
-    found = Sampled(labelled([0, 0, 0, 1], weights=weights), "over", 0)
-    (row,) = set(found.drawn(np.arange(len(found)), epoch=0)[3:].tolist())
+    found = ClassBalancedRows(labelled([0, 0, 0, 1], weights=weights), "over", 0)
+    (row,) = set(found.sample(np.arange(len(found)), epoch=0)[3:].tolist())
     assert (row, found.place(row), found.supervised[row]) == (3, "row 4", 0.25)
     batch = found.batch(np.asarray([3, 1]))
     assert batch.labels_N[:, 0].tolist() == [0.25, 2.0] and batch.inputs["attention_mask"].sum(1).tolist() == [6, 4]
@@ -81,8 +85,8 @@ def test_rows_keep_their_lengths_weights_and_places() -> None:
 
 
 def test_soft_targets_and_weights_are_kept_through_a_subset() -> None:
-    rows = labelled([0, 1, 0]).taught(np.asarray([[0.7, 0.3], [0.1, 0.9], [0.5, 0.5]], dtype=np.float32))
-    part = rows.weighted(np.asarray([1.0, 0.5, 2.0])).subset(np.asarray([2, 1]))
+    rows = labelled([0, 1, 0]).with_targets(np.asarray([[0.7, 0.3], [0.1, 0.9], [0.5, 0.5]], dtype=np.float32))
+    part = rows.reweighted(np.asarray([1.0, 0.5, 2.0])).subset(np.asarray([2, 1]))
     assert part.batch(np.asarray([0, 1])).labels_N.tolist() == [
         pytest.approx([2.0, 0.5, 0.5]),
         pytest.approx([0.5, 0.1, 0.9]),
@@ -95,8 +99,8 @@ def test_by_default_a_class_below_a_quarter_of_its_share_is_drawn_as_often_as_ot
     """Beside two classes of 100 rows, 18 are less than a quarter of 218 / 3, and 19 more than one of 219 / 3."""
     rows = labelled([0] * 100 + [1] * 100 + [2] * rare)
     found = balanced(rows, config())
-    assert isinstance(found, Sampled) == even
-    if isinstance(found, Sampled):
+    assert isinstance(found, ClassBalancedRows) == even
+    if isinstance(found, ClassBalancedRows):
         assert found.sampling == "even" and abs(len(found) - len(rows)) <= 1
 
 

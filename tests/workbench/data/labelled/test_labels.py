@@ -54,7 +54,7 @@ def test_separated_classes() -> None:
 def test_targets_are_what_perfect_outputs_are_predicted_as(
     kind: Any, rows: list[Label], names: tuple[str, ...]
 ) -> None:
-    found = labels.learn(kind, rows, source="rows")
+    found = labels.fit(kind, rows, source="rows")
     assert found.names == names
     targets = found.targets([*rows, None])
     assert not targets[-1].any() and targets.dtype == np.float32
@@ -64,7 +64,7 @@ def test_targets_are_what_perfect_outputs_are_predicted_as(
 
 
 def test_numbers_come_back() -> None:
-    found = labels.learn("number", [1.0, 3.0, 8.0], source="rows")
+    found = labels.fit("number", [1.0, 3.0, 8.0], source="rows")
     targets = found.targets([1.0, 3.0, 8.0])
     assert targets.mean() == pytest.approx(0, abs=1e-6) and targets.std() == pytest.approx(1)
     assert found.predicted(found.values(targets.astype(np.float64))) == pytest.approx([1.0, 3.0, 8.0])

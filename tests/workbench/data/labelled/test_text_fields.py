@@ -49,7 +49,7 @@ def test_a_long_row_keeps_the_template_and_some_of_each_column(
     config = ClassesConfig.model_validate({"text": TEMPLATE, "keep": keep})
     tokenizer = TOKENIZERS[name]
     writer = FieldTokenizer(tokenizer, config, max_tokens=64)
-    (written,) = writer.write([fields], ["row 1"])
+    (written,) = writer.encode([fields], ["row 1"])
     whole = tokenizer(writer.text(fields))["input_ids"]
     assert writer.text(fields) == TEMPLATE.format(title=fields[0], body=fields[1], note=fields[2])
     if len(whole) <= 64:
@@ -69,7 +69,7 @@ def test_shares_and_ends(name: str) -> None:
     kept = {}
     for keep in ("start", "end", "ends"):
         config = ClassesConfig.model_validate({"text": "{one}. {two}", "shares": {"one": 1, "two": 3}, "keep": keep})
-        (written,) = FieldTokenizer(tokenizer, config, max_tokens=100).write([row], [""])
+        (written,) = FieldTokenizer(tokenizer, config, max_tokens=100).encode([row], [""])
         kept[keep] = tokenizer.decode(written.input_ids, skip_special_tokens=True)
         ones = tokenizer(kept[keep].split(".")[0], add_special_tokens=False)["input_ids"]
         assert len(ones) == pytest.approx(25, abs=3)
@@ -82,5 +82,5 @@ def test_a_template_that_leaves_no_room_is_refused() -> None:
     config = ClassesConfig.model_validate({"text": "one two three four five six seven {a} {b}"})
     writer = FieldTokenizer(TOKENIZERS["bert"], config, max_tokens=10)
     with pytest.raises(DataError, match=r"rows.csv, row 3: data.max_tokens=10 leaves no token .* Raise it"):
-        writer.write([("much " * 20, "more " * 20)], ["rows.csv, row 3"])
-    assert np.array_equal(writer.write([("much", "")], [""])[0].input_ids[[0, -1]], [101, 102])
+        writer.encode([("much " * 20, "more " * 20)], ["rows.csv, row 3"])
+    assert np.array_equal(writer.encode([("much", "")], [""])[0].input_ids[[0, -1]], [101, 102])

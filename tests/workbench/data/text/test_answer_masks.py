@@ -14,12 +14,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from workbench.data.starter import FOLDER
-from workbench.data.text.chat import Template
+from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.formats import Example
 from workbench.errors import BackboneError, DataError
 
 Message = dict[str, Any]
-ByName = Callable[[str], Template]
+ByName = Callable[[str], ChatEncoder]
 Runs = Callable[..., list[str]]
 
 
@@ -181,7 +181,7 @@ def test_templates_that_drop_the_answer_are_refused_by_name(name: str, templates
     tokens.name_or_path = f"models/{name}"
     source = (templates / f"{name}.jinja").read_text(encoding="utf-8")
     with pytest.raises(DataError, match=rf"row 3: the chat template of {name} (refuses|leaves out)"):
-        Template(tokens, source).encode(example(ONE), loss_on="assistant")
+        ChatEncoder(tokens, source).encode(example(ONE), loss_on="assistant")
 
 
 def test_reasoning_carries_loss_after_what_the_prompt_has_written(template: ByName, runs: Runs) -> None:
@@ -329,14 +329,14 @@ STYLES = {
 @pytest.mark.parametrize("style", STYLES)
 def test_styles(style: str, tokenizer: Any, runs: Runs) -> None:
     source, turn = STYLES[style]
-    encoded = Template(tokenizer, source).encode(example(MULTI), loss_on="assistant")
+    encoded = ChatEncoder(tokenizer, source).encode(example(MULTI), loss_on="assistant")
     assert runs(encoded) == [turn.format("The Loire."), turn.format("<b>Rhine</b>")]
     assert encoded.ends == 2
-    assert runs(Template(tokenizer, source).encode(example(MULTI), loss_on="last")) == [turn.format("<b>Rhine</b>")]
+    assert runs(ChatEncoder(tokenizer, source).encode(example(MULTI), loss_on="last")) == [turn.format("<b>Rhine</b>")]
 
 
 def test_ends_that_the_template_does_not_write(tokenizer: Any, runs: Runs) -> None:
-    by_the_next_turn = Template(
+    by_the_next_turn = ChatEncoder(
         tokenizer,
         "{% for m in messages %}{{ '<|user|>' if m.role == 'user' else '<|assistant|>' }}{{ m.content }}{% endfor %}"
         "{{ '<|assistant|>' if add_generation_prompt else eos_token }}",
@@ -345,10 +345,10 @@ def test_ends_that_the_template_does_not_write(tokenizer: Any, runs: Runs) -> No
     assert by_the_next_turn.ends == 2
     words = "{% for m in messages %}{{ m.role | upper }}: {{ m.content }}\n{% endfor %}"
     asked = "{{ 'ASSISTANT:' if add_generation_prompt }}"
-    added = Template(tokenizer, words + asked).encode(example(MULTI), loss_on="assistant")
+    added = ChatEncoder(tokenizer, words + asked).encode(example(MULTI), loss_on="assistant")
     assert runs(added) == [" The Loire.", " <b>Rhine</b>\n<|endoftext|>"]
     assert added.ends == 1
-    closed = Template(tokenizer, words + asked + "{{ '' if add_generation_prompt else 'END' }}")
+    closed = ChatEncoder(tokenizer, words + asked + "{{ '' if add_generation_prompt else 'END' }}")
     assert closed.encode(example(MULTI), loss_on="assistant").ends == 0
 
 
@@ -372,7 +372,7 @@ def test_templates_whose_answers_cannot_be_told_are_refused_by_name(reason: str)
     tokens = AutoTokenizer.from_pretrained(FOLDER)
     tokens.name_or_path = "someone/odd-model"
     with pytest.raises(BackboneError, match=r"the chat template of odd-model .*(.|\n)*model\.chat_template=FILE"):
-        Template(tokens, UNTELLABLE[reason]).encode(example(MULTI), loss_on="assistant")
+        ChatEncoder(tokens, UNTELLABLE[reason]).encode(example(MULTI), loss_on="assistant")
 
 
 @pytest.mark.parametrize(

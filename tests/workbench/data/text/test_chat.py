@@ -14,12 +14,12 @@ from tokenizers import processors
 from transformers import AutoTokenizer
 
 from workbench.data.starter import FOLDER
-from workbench.data.text.chat import DEFAULT_TEMPLATE, Encoded, Template, truncate
+from workbench.data.text.chat import DEFAULT_TEMPLATE, ChatEncoder, Encoded, truncate
 from workbench.data.text.formats import Example
 from workbench.errors import BackboneError, DataError
 
 Message = dict[str, Any]
-ByName = Callable[[str], Template]
+ByName = Callable[[str], ChatEncoder]
 Runs = Callable[..., list[str]]
 
 
@@ -89,7 +89,7 @@ def test_default_template_goes_on_from_its_prompt(
     """The prompt's ids start the row; then come the answer and eos, and after them nothing that carries loss."""
     turns = zip(contents[::2], contents[1::2], strict=False)
     messages = [message for question, answer in turns for message in (user(question), assistant(answer))]
-    plain = Template(tokenizer)
+    plain = ChatEncoder(tokenizer)
     start = len(prompt := plain.prompt(messages[:-1], tools))
     encoded = plain.encode(example(*messages, tools=tools), loss_on="last")
     stop = start + sum(encoded.supervised)
@@ -108,7 +108,7 @@ def test_default_template_written_out(tokenizer: Any, runs: Runs) -> None:
         {"role": "tool", "name": "weather", "content": "31 degrees"},
         assistant("Yes.", reasoning_content="31 is warm."),
     )
-    plain = Template(tokenizer)
+    plain = ChatEncoder(tokenizer)
     assert plain.source == DEFAULT_TEMPLATE
     encoded = plain.encode(example(*messages), loss_on="assistant")
     called = '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call><|endoftext|>'
@@ -125,11 +125,11 @@ def test_default_template_written_out(tokenizer: Any, runs: Runs) -> None:
 def test_one_bos_where_the_tokenizer_adds_one(stories: str, template: ByName) -> None:
     tokens = AutoTokenizer.from_pretrained(stories)
     bos, eos = tokens.bos_token_id, tokens.eos_token_id
-    for chosen in (Template(tokens), Template(tokens, template("llama3").source)):
+    for chosen in (ChatEncoder(tokens), ChatEncoder(tokens, template("llama3").source)):
         encoded = chosen.encode(example(ASK, FIRST), loss_on="assistant")
         assert encoded.input_ids[0] == bos and encoded.input_ids.count(bos) == 1 and encoded.bos
         assert chosen.prompt([ASK])[0] == bos and chosen.prompt([ASK]).count(bos) == 1
-    text = Template(tokens).encode(Example("a", text=(("Once", False), (" upon a time", True))), loss_on="assistant")
+    text = ChatEncoder(tokens).encode(Example("a", text=(("Once", False), (" upon a time", True))), loss_on="assistant")
     assert text.input_ids == [*tokens("Once upon a time")["input_ids"], eos]
     assert text.bos and text.ends == 1
 
@@ -145,7 +145,7 @@ def test_raw_text_carries_loss_from_where_generation_starts(
     if trimmed and not sentencepiece:
         tokens.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
     question, answer = f"Where is it{separator}", "Paris 😀 now"
-    row = Template(tokens).encode(Example("a", text=((question, False), (answer, True))), loss_on="assistant")
+    row = ChatEncoder(tokens).encode(Example("a", text=((question, False), (answer, True))), loss_on="assistant")
     asked = tokens(question)["input_ids"]
     assert row.input_ids[: len(asked)] == asked
     assert row.supervised == [place >= len(asked) for place in range(len(row.input_ids))]
@@ -154,7 +154,7 @@ def test_raw_text_carries_loss_from_where_generation_starts(
 
 
 def test_raw_text_pieces(tokenizer: Any, runs: Runs) -> None:
-    plain = Template(tokenizer)
+    plain = ChatEncoder(tokenizer)
     pieces = Example("a", text=(("One two", True), (" three", False), (" four", True)))
     assert runs(plain.encode(pieces, loss_on="assistant")) == ["One two", " four<|endoftext|>"]
     assert runs(plain.encode(pieces, loss_on="last")) == [" four<|endoftext|>"]
@@ -193,20 +193,20 @@ def test_stops(name: str, written: str, template: ByName, tokenizer: Any) -> Non
 
 def test_a_template_that_is_no_jinja(tokenizer: Any) -> None:
     with pytest.raises(BackboneError, match=r"line 2: (.|\n)*chat_template=FILE"):
-        Template(tokenizer, "{% for m in messages %}\n{{ m.content }")
+        ChatEncoder(tokenizer, "{% for m in messages %}\n{{ m.content }")
 
 
 def test_a_tokenizer_without_offsets() -> None:
     slow: Any = SimpleNamespace(is_fast=False)
     with pytest.raises(BackboneError, match=r"no character offsets(.|\n)*tokenizer\.json"):
-        Template(slow)
+        ChatEncoder(slow)
 
 
 def test_tools_need_the_right_one_of_several_templates(templates: Path) -> None:
     tokens = AutoTokenizer.from_pretrained(FOLDER)
     source = (templates / "llama3.jinja").read_text(encoding="utf-8")
     tokens.chat_template = {"default": source, "tool_use": source + " "}
-    several = Template(tokens)
+    several = ChatEncoder(tokens)
     assert several.source == source
     assert several.encode(example(ASK, FIRST), loss_on="assistant").input_ids
     with pytest.raises(DataError, match=r"row 3: has tools(.|\n)*chat_template=FILE"):

@@ -13,10 +13,10 @@ from transformers import AutoTokenizer, BartConfig, PreTrainedTokenizerBase, T5C
 
 from workbench.config import DataConfig, RunConfig
 from workbench.data.text import tokenized
-from workbench.data.text.chat import Encoded, Template, truncate
-from workbench.data.text.encoder_decoder import Pairs
+from workbench.data.text.chat import ChatEncoder, Encoded, truncate
+from workbench.data.text.encoder_decoder import Seq2SeqEncoder
 from workbench.data.text.formats import Example
-from workbench.data.text.row_encoder import form
+from workbench.data.text.row_encoder import row_encoder
 from workbench.errors import BackboneError, ConfigError, DataError
 
 PIECES = ["▁", "▁What", "▁is", "▁it", "▁the", *"abcdefgh123:.?", "▁User", "▁Assistant"]
@@ -41,15 +41,15 @@ def t5() -> PreTrainedTokenizerBase:
 
 
 @pytest.fixture(scope="module")
-def pairs(t5: PreTrainedTokenizerBase) -> Pairs:
-    return Pairs(t5, start=PAD)
+def pairs(t5: PreTrainedTokenizerBase) -> Seq2SeqEncoder:
+    return Seq2SeqEncoder(t5, start=PAD)
 
 
 @pytest.mark.parametrize("family", ["t5", "stories"])
 def test_a_row_is_prompt_start_and_target(family: str, t5: PreTrainedTokenizerBase, stories: str) -> None:
     """T5's tokenizer closes a text with eos; that of the stories opens one, as BART's does."""
     tokenizer = t5 if family == "t5" else AutoTokenizer.from_pretrained(stories)
-    encoded = Pairs(tokenizer, start=PAD).encode(TEXT, loss_on="assistant")
+    encoded = Seq2SeqEncoder(tokenizer, start=PAD).encode(TEXT, loss_on="assistant")
     asked, target = tokenizer("What is a1?")["input_ids"], tokenizer(text_target="the b")["input_ids"]
     target += [] if family == "t5" else [tokenizer.eos_token_id]
     assert encoded.input_ids == [*asked, PAD, *target]
@@ -58,7 +58,7 @@ def test_a_row_is_prompt_start_and_target(family: str, t5: PreTrainedTokenizerBa
     assert encoded.bos == (family == "stories")
 
 
-def test_a_single_question_is_read_as_it_stands(pairs: Pairs) -> None:
+def test_a_single_question_is_read_as_it_stands(pairs: Seq2SeqEncoder) -> None:
     chat = Example("row 1", messages=(user("What is a1?"), assistant("the b")))
     assert pairs.encode(chat, loss_on="assistant") == pairs.encode(TEXT, loss_on="assistant")
     assert pairs.question(Example("row 1", messages=chat.messages[:1])) == pairs.question(
@@ -66,7 +66,7 @@ def test_a_single_question_is_read_as_it_stands(pairs: Pairs) -> None:
     )
 
 
-def test_turns_are_told_apart_and_the_last_answer_is_learnt(pairs: Pairs, t5: PreTrainedTokenizerBase) -> None:
+def test_turns_are_told_apart_and_the_last_answer_is_learnt(pairs: Seq2SeqEncoder, t5: PreTrainedTokenizerBase) -> None:
     turns = ({"role": "system", "content": "is it"}, user("a"), assistant("b"), user("c"), assistant("d"))
     encoded = pairs.encode(Example("row 1", messages=turns), loss_on="last")
     read, written = encoded.input_ids[: encoded.source], encoded.input_ids[encoded.source :]
@@ -80,7 +80,7 @@ def test_turns_are_told_apart_and_the_last_answer_is_learnt(pairs: Pairs, t5: Pr
 
 def test_a_chat_template_writes_all_that_the_encoder_reads(t5: PreTrainedTokenizerBase) -> None:
     source = "{% for m in messages %}{{ m.content }}.{% endfor %}{{ ' the' if add_generation_prompt }}"
-    own = Pairs(t5, source, start=PAD)
+    own = Seq2SeqEncoder(t5, source, start=PAD)
     encoded = own.encode(Example("row 1", messages=(user("a"), assistant("b"))), loss_on="assistant")
     assert t5.decode(encoded.input_ids[: encoded.source]) == "a. the"
     assert encoded.kept == len(encoded.input_ids) - encoded.source, "nothing closes this text"
@@ -113,7 +113,7 @@ def test_a_chat_template_writes_all_that_the_encoder_reads(t5: PreTrainedTokeniz
     ],
 )
 def test_what_an_encoder_decoder_cannot_learn(
-    pairs: Pairs, example: Example, loss_on: Any, error: type[Exception], cure: str
+    pairs: Seq2SeqEncoder, example: Example, loss_on: Any, error: type[Exception], cure: str
 ) -> None:
     with pytest.raises(error, match=f"(?s){cure}"):
         pairs.encode(example, loss_on=loss_on)
@@ -141,19 +141,19 @@ def test_truncation_cuts_what_is_read_and_never_the_answer(
     assert cut.input_ids[cut.end_positions[0]] == size - 1
 
 
-def test_tokenised_files(pairs: Pairs, t5: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+def test_tokenised_files(pairs: Seq2SeqEncoder, t5: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(
         '{"prompt": "What is a1?", "completion": "the b"}\n{"prompt": "a b c d", "completion": "a b c d e f g h"}\n'
     )
 
-    def read(template: Template, **settings: Any) -> tokenized.TokenizedSet:
+    def read(template: ChatEncoder, **settings: Any) -> tokenized.TokenizedSet:
         config = DataConfig.model_validate({"train": str(path), **settings})
         return tokenized.read(str(path), config, t5, template)
 
     found = read(pairs)
     assert found.lengths.tolist() == [12, 27] and found.supervised.tolist() == [4, 17]
-    assert found.longest_read.tolist() == [7, 18] and found.ends.tolist() == [1, 1]
+    assert found.longest_sequences.tolist() == [7, 18] and found.ends.tolist() == [1, 1]
     batch = found.batch(np.asarray([0, 1]))
     assert {name: tuple(tensor.shape) for name, tensor in batch.inputs.items()} == {
         "input_ids": (2, 9),
@@ -164,7 +164,7 @@ def test_tokenised_files(pairs: Pairs, t5: PreTrainedTokenizerBase, tmp_path: Pa
     assert batch.inputs["decoder_input_ids"][:, 0].tolist() == [PAD, PAD]
     assert batch.labels_N.tolist() == [*found[0].input_ids[8:], *found[1].input_ids[10:]]
     # The same file and tokenizer, written for another kind of model, is another data set.
-    assert read(Template(t5)).lengths.tolist() != found.lengths.tolist()
+    assert read(ChatEncoder(t5)).lengths.tolist() != found.lengths.tolist()
     with pytest.raises(DataError, match=r"row 2: 19 of its 27 tokens are its answer.*data.max_tokens=19.*Raise it"):
         read(pairs, max_tokens=19)
     assert len(read(pairs, max_tokens=19, on_bad_row="skip")) == 1
@@ -173,7 +173,7 @@ def test_tokenised_files(pairs: Pairs, t5: PreTrainedTokenizerBase, tmp_path: Pa
 
 def test_the_architecture_decides_how_rows_are_written(t5: PreTrainedTokenizerBase) -> None:
     config = RunConfig.model_validate({"recipe": "sft", "data": {"train": "rows.jsonl"}})
-    assert isinstance(form(config, BartConfig(), t5), Pairs)
-    assert type(form(config, BartConfig(is_encoder_decoder=False), t5)) is Template
+    assert isinstance(row_encoder(config, BartConfig(), t5), Seq2SeqEncoder)
+    assert type(row_encoder(config, BartConfig(is_encoder_decoder=False), t5)) is ChatEncoder
     with pytest.raises(BackboneError, match=r"T5Config: .* no decoder_start_token_id.*Write the id"):
-        form(config, T5Config(decoder_start_token_id=None), t5)
+        row_encoder(config, T5Config(decoder_start_token_id=None), t5)

@@ -17,12 +17,12 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
 from workbench.data.text import tokenized
-from workbench.data.text.chat import Template
+from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.formats import Example
 from workbench.errors import DataError
 
 Message = dict[str, Any]
-ByName = Callable[[str], Template]
+ByName = Callable[[str], ChatEncoder]
 Runs = Callable[..., list[str]]
 
 THOUGHTS = ("In France.", "In Germany.")
@@ -157,7 +157,7 @@ def test_rows_that_a_cut_leaves_without_loss_are_refused_with_their_share(
     ]
     path = tmp_path / "talks.jsonl"
     path.write_text("".join(_line(messages) for messages in rows))
-    writer = Template(tokenizer)
+    writer = ChatEncoder(tokenizer)
     config = DataConfig(train=str(path), max_tokens=40, truncate=side)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"row 7(.|\n)*2 of 8 examples \(25%\)") as caught:
         tokenized.read(config.train, config, tokenizer, writer)

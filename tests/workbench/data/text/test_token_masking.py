@@ -17,12 +17,12 @@ from workbench.config import DataConfig
 from workbench.data.batching import Row
 from workbench.data.text import tokenized
 from workbench.data.text.formats import Example
-from workbench.data.text.token_masking import Masking
+from workbench.data.text.token_masking import MlmEncoder
 from workbench.errors import BackboneError, DataError
 
 TOKENIZER: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(MINILM)
 CLS, SEP, MASK = 101, 102, 103
-masking = Masking(TOKENIZER, share=0.15, seed=0)
+masking = MlmEncoder(TOKENIZER, share=0.15, seed=0)
 
 
 def _row(size: int, number: int = 0) -> Row:
@@ -42,7 +42,7 @@ def test_a_fixed_share_of_the_words_is_predicted(size: int, number: int, epoch: 
 
 
 def test_rows_epochs_and_seeds_have_masks_of_their_own() -> None:
-    other = Masking(TOKENIZER, share=0.15, seed=1)
+    other = MlmEncoder(TOKENIZER, share=0.15, seed=1)
     masks = {
         tuple(each.seen(_row(200, number), epoch=epoch).supervised)
         for each in (masking, other)
@@ -99,7 +99,7 @@ def test_text_files(tmp_path: Path) -> None:
 
 def test_what_cannot_be_masked_is_refused() -> None:
     with pytest.raises(BackboneError, match=r"has no mask token.*Use an encoder"):
-        Masking(AutoTokenizer.from_pretrained(STORIES), share=0.15, seed=0)
+        MlmEncoder(AutoTokenizer.from_pretrained(STORIES), share=0.15, seed=0)
     chat = Example("row 3", messages=({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}))
     with pytest.raises(DataError, match=r"row 3: is a conversation.*data.format=text data.columns="):
         masking.encode(chat, loss_on="assistant")

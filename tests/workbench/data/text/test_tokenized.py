@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
 from workbench.data.text import formats, tokenized
-from workbench.data.text.chat import DEFAULT_TEMPLATE, Template
+from workbench.data.text.chat import DEFAULT_TEMPLATE, ChatEncoder
 from workbench.data.text.tokenized import TokenizedSet, hold_out
 from workbench.errors import DataError
 
@@ -59,12 +59,12 @@ def _read(
     **data: Any,
 ) -> TokenizedSet:
     config = DataConfig.model_validate({"train": str(source), **data})
-    return tokenized.read(str(source), config, tokenizer, Template(tokenizer, template), limit=limit)
+    return tokenized.read(str(source), config, tokenizer, ChatEncoder(tokenizer, template), limit=limit)
 
 
 def test_rows_are_what_the_template_makes_of_them(questions: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     found = _read(questions, tokenizer)
-    template = Template(tokenizer)
+    template = ChatEncoder(tokenizer)
     examples = list(formats.read(str(questions), DataConfig(train=str(questions)), skipped=[]))
     assert len(found) == len(examples) == 120 and found.chat
     for number in (0, 7, 119):
@@ -240,14 +240,14 @@ def test_rows_that_stand_in_both_files(
     config = DataConfig.model_validate({"train": str(questions), "held_out": str(other), "overlap": overlap})
     if overlap == "refuse":
         with pytest.raises(DataError, match=r"questions.jsonl, row 6 equals other.jsonl, row 1"):
-            tokenized.load(config, tokenizer, Template(tokenizer), seed=0)
+            tokenized.load(config, tokenizer, ChatEncoder(tokenizer), seed=0)
         return
-    splits = tokenized.load(config, tokenizer, Template(tokenizer), seed=0)
+    splits = tokenized.load(config, tokenizer, ChatEncoder(tokenizer), seed=0)
     assert (len(splits.train), len(splits.held_out), splits.test) == (119, 2, None)
     assert not set(splits.train.digests) & set(splits.held_out.digests)
     other.write_text("".join(lines))
     with pytest.raises(DataError, match="nothing is left to train on"):
-        tokenized.load(config, tokenizer, Template(tokenizer), seed=0)
+        tokenized.load(config, tokenizer, ChatEncoder(tokenizer), seed=0)
 
 
 def test_raw_text_is_known_as_such(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.conftest import MINILM, STORIES
 from workbench.config import RunConfig
 from workbench.config.classes_config import ClassesConfig
 from workbench.config.tta_config import TtaConfig
-from workbench.data.labelled.labelled_data import Labelled
+from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.records import LabelledRecord
 from workbench.data.labelled.text_fields import FieldTokenizer
@@ -41,10 +41,10 @@ def record(*fields: str, row: int = 1) -> LabelledRecord:
 
 def labelled(
     records: list[LabelledRecord], config: RunConfig, tokenizer: PreTrainedTokenizerBase, labels: Labels
-) -> Labelled:
+) -> LabelledSet:
     writer = FieldTokenizer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
-    written = writer.write([each.fields for each in records], [each.place for each in records])
-    return Labelled(
+    written = writer.encode([each.fields for each in records], [each.place for each in records])
+    return LabelledSet(
         tuple(records), tuple(written), labels.targets([None] * len(records)), np.ones(len(records)), "rows.csv", "0"
     )
 
@@ -172,7 +172,7 @@ def test_a_template_reads_the_same_columns_in_its_order_with_the_same_shares() -
         long.rows([record("t " * 99, "b " * 99)], tokenizer, max_tokens=16)
 
 
-def _useful(names: list[str], rows: Labelled, name: str) -> tuple[list[str], list[str]]:
+def _useful(names: list[str], rows: LabelledSet, name: str) -> tuple[list[str], list[str]]:
     seen, notes = text_views.useful(made({"views": names}), rows, TOKENIZERS[name], settled({}))
     return [view.name for view in seen], notes
 
@@ -216,9 +216,9 @@ def test_applying_a_view_leaves_everything_but_the_tokens() -> None:
     config = settled({})
     rows = labelled([record("Where is my card?")], config, TOKENIZERS["starter"], ANIMAL)
     seen = text_views.apply(one({"views": ["upper"]}), rows, TOKENIZERS["starter"], config)
-    assert TOKENIZERS["starter"].decode(seen.written[0].input_ids) == "WHERE IS MY CARD?"
+    assert TOKENIZERS["starter"].decode(seen.encoded[0].input_ids) == "WHERE IS MY CARD?"
     assert seen.records == rows.records and seen.targets_NC is rows.targets_NC
-    assert seen.lengths.tolist() == [len(seen.written[0].input_ids)] != rows.lengths.tolist()
+    assert seen.lengths.tolist() == [len(seen.encoded[0].input_ids)] != rows.lengths.tolist()
 
 
 def mine(folder: Path, code: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from tests.conftest import tiny
 from tests.workbench.training.freezing.prefixes import STILL
-from tests.workbench.training.together import Labelled, Silent, Texts
+from tests.workbench.training.together import LabelledSet, Silent, Texts
 from workbench.config import RunConfig
 from workbench.errors import Stopped
 from workbench.models import output_heads
@@ -115,7 +115,7 @@ def train(
     """
     model = copy.deepcopy(model)
     is_classifier = hasattr(model, "classifier")
-    rows, held_out = (Labelled(24, 1), Labelled(9, 2)) if is_classifier else (Texts(24, 1), Texts(9, 2))
+    rows, held_out = (LabelledSet(24, 1), LabelledSet(9, 2)) if is_classifier else (Texts(24, 1), Texts(9, 2))
     run = run_directory.start(folder, config, resume=resume)
     freezer = freezing.attach(model, config, seed=config.seed)
     loss = (

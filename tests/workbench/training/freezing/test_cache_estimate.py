@@ -50,7 +50,7 @@ class Table:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def drawn(self, draws: Indices, *, epoch: int) -> Indices:
+    def sample(self, draws: Indices, *, epoch: int) -> Indices:
         return draws
 
     def place(self, index: int) -> str:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.conftest import tiny
 from tests.workbench.training.freezing.prefixes import stack
-from tests.workbench.training.together import Labelled, Texts
+from tests.workbench.training.together import LabelledSet, Texts
 from workbench.training.freezing.cached_prefix import CachedPrefix, UnpaddedRows, reader
 from workbench.training.freezing.hidden_state_store import MemoryStore
 from workbench.training.freezing.prefix_batches import PrefixBatches
@@ -19,7 +19,7 @@ from workbench.training.freezing.prefix_batches import PrefixBatches
 Read = Callable[[Mapping[str, Any]], UnpaddedRows | None]
 
 
-class Twice(Labelled):
+class Twice(LabelledSet):
     """Its second half repeats its first."""
 
     def __post_init__(self) -> None:
@@ -37,7 +37,7 @@ def _keys(read: Read, rows: Texts) -> list[bytes]:
 def test_each_row_is_in_one_batch_which_all_rows_of_it_name() -> None:
     """Rows come twice in a set, and those of one set in another again."""
     read = reader(tiny("Bert", head="MaskedLM"), trailing=0)
-    sets = [Twice(24, 1), Labelled(15, 2), Twice(24, 1)]
+    sets = [Twice(24, 1), LabelledSet(15, 2), Twice(24, 1)]
     found = PrefixBatches(sets, read, tokens=60)
     keys = {key for rows in sets for key in _keys(read, rows)}
     seen: dict[bytes, frozenset[bytes]] = {}

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 from transformers import AutoTokenizer
 
-from workbench.data import bounded
+from workbench.data import time_limit
 from workbench.data.text import answer_masks
-from workbench.data.text.chat import Template
+from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.formats import Example
 from workbench.errors import BackboneError
 
@@ -26,14 +26,14 @@ QUESTION = Example(
 
 
 def test_a_template_that_never_ends_is_refused_with_its_row(stories: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_masks, "bounded", lambda error: bounded.bounded(error, seconds=0.1))
-    template = Template(AutoTokenizer.from_pretrained(stories), ENDLESS)
+    monkeypatch.setattr(answer_masks, "time_limit", lambda error: time_limit.time_limit(error, seconds=0.1))
+    template = ChatEncoder(AutoTokenizer.from_pretrained(stories), ENDLESS)
     calls: list[Callable[[], object]] = [
         lambda: template.encode(QUESTION, loss_on="assistant"),
         lambda: template.prompt([{"role": "user", "content": "a"}]),
     ]
     for call in calls:
-        with pytest.raises(BackboneError, match=r"was not done with it after .*\n  Mend it, or give another one"):
+        with pytest.raises(BackboneError, match=r"was not done with it after .*\n  Correct it, or give another one"):
             call()
 
 
@@ -51,7 +51,7 @@ def test_code_cannot_catch_its_limit_and_an_earlier_alarm_stays_set() -> None:
     before = signal.signal(signal.SIGVTALRM, handler)
     signal.setitimer(signal.ITIMER_VIRTUAL, 1000)
     try:
-        with pytest.raises(KeyError), bounded.bounded(lambda: KeyError("late"), seconds=0.05):
+        with pytest.raises(KeyError), time_limit.time_limit(lambda: KeyError("late"), seconds=0.05):
             _spin()
         assert signal.getsignal(signal.SIGVTALRM) is handler
         assert 0 < signal.getitimer(signal.ITIMER_VIRTUAL)[0] < 1001
@@ -61,7 +61,7 @@ def test_code_cannot_catch_its_limit_and_an_earlier_alarm_stays_set() -> None:
 
 
 def test_waiting_takes_no_processor_time() -> None:
-    with bounded.bounded(AssertionError, seconds=0.05):
+    with time_limit.time_limit(AssertionError, seconds=0.05):
         time.sleep(0.1)
 
 
@@ -69,7 +69,7 @@ def test_other_threads_work_without_a_limit() -> None:
     done: list[int] = []
 
     def work() -> None:
-        with bounded.bounded(AssertionError):
+        with time_limit.time_limit(AssertionError):
             done.append(1)
 
     thread = threading.Thread(target=work)

@@ -17,7 +17,7 @@ class _TooLong(BaseException):
 
 
 @contextmanager
-def bounded(error: Callable[[], Exception], *, seconds: float = SECONDS) -> Iterator[None]:
+def time_limit(error: Callable[[], Exception], *, seconds: float = SECONDS) -> Iterator[None]:
     """Raise `error()` where the block takes more than `seconds` of processor time.
 
     Only the main thread can be interrupted; in other threads there is no limit.
