@@ -95,7 +95,7 @@ def require_teachable(
         if isinstance(template, MlmEncoder):
             _require_whole_vocabulary(source, tokenizer)
     if source is not None and not cached:
-        with source.told():
+        with source.named_in_errors():
             taught_by = backbones.skeleton(source.model, task=task)
         if section.match:
             FeatureMatching(section.match, backbones.skeleton(base.model, task=task), taught_by, seed=base.seed)
@@ -157,15 +157,15 @@ def supervise(
             teacher = cached
         else:
             assert source is not None
-            with source.told():
+            with source.named_in_errors():
                 live = teachers.load(source, base, tokenizer, model=model, backbone=backbone, loader=loader)
             for note in live.notes:
                 watcher.say(note)
             if section.match:
                 matching = FeatureMatching(section.match, backbone.model, live.backbone, seed=base.seed)
             if section.loss == "universal":
-                teacher = heard = _universal(base, source, live, data, tokenizer)
-                run.note(distill={"teacher": source.name, "aligned": heard.share_aligned})
+                teacher = universal = _universal(base, source, live, data, tokenizer)
+                run.note(distill={"teacher": source.name, "aligned": universal.share_aligned})
             else:
                 teacher = live
                 _note(run, source, live, data, watcher)
@@ -201,9 +201,9 @@ def cache(
     if teacher_cache.missing(folder):
         assert source is not None, "without one an unfinished cache is refused"
         watcher.say(f"Asking the teacher, {source.name}, about every training row ...")
-        with source.told():
+        with source.named_in_errors():
             live = teachers.alone(source, base, tokenizer)
-        device = next(live.voices[0].model.parameters()).device
+        device = next(live.models[0].model.parameters()).device
         teacher_cache.write(
             folder,
             data.train,
@@ -235,10 +235,10 @@ def _universal(
     base: RunConfig, source: TeacherSource, live: teachers.LiveTeacher, data: Splits, tokenizer: PreTrainedTokenizerBase
 ) -> UniversalTeacher:
     """The teacher, who reads the same rows in its own tokens."""
-    (voice,) = live.voices
+    (teacher,) = live.models
     theirs = _read_by(source, base)
-    device = next(voice.model.parameters()).device
-    return UniversalTeacher(voice, data.train, theirs, tokenizer, source.tokenizer(), device=device)
+    device = next(teacher.model.parameters()).device
+    return UniversalTeacher(teacher, data.train, theirs, tokenizer, source.tokenizer(), device=device)
 
 
 def _read_by(source: TeacherSource, base: RunConfig) -> TokenizedSet:

@@ -62,7 +62,7 @@ def teacher_outputs(
     found = _kept(path, wanted) if run.resumed else None
     if found is None:
         watcher.say(f"Asking the teacher, {source.name}, about {sum(map(len, sets.values())):,} rows ...")
-        outputs, share = _asked(config, source, data.labels, list(sets.values()))
+        outputs, share = _computed(config, source, data.labels, list(sets.values()))
         found = dict(zip(sets, outputs, strict=True))
         files.write_bytes(path, safetensors.save(found, {"rows": wanted}))
         facts = {name: len(rows) for name, rows in sets.items()}
@@ -92,33 +92,33 @@ def unlabelled(config: RunConfig, data: ClassSplits, tokenizer: PreTrainedTokeni
     return labelled_data.encode(source, writer, data.labels)
 
 
-def _asked(
+def _computed(
     config: RunConfig, source: TeacherSource, labels: Labels, rows: Sequence[LabelledSet]
 ) -> tuple[list[Floats], float | None]:
     """Outputs (N, C) of each set, and the share of the training rows that was said out of fold, where that is asked."""
-    who = class_teachers(source, config, labels)
+    teachers = class_teachers(source, config, labels)
     if config.distill.teacher.out_of_fold:
         assert source.run is not None
-        return _out_of_fold(who[0], source.run, rows, config, labels)
-    return _together(who, rows, config, labels), None
+        return _out_of_fold(teachers[0], source.run, rows, config, labels)
+    return _together(teachers, rows, config, labels), None
 
 
 def _together(
-    voices: Sequence[ClassTeacher], rows: Sequence[LabelledSet], student: RunConfig, labels: Labels
+    teachers: Sequence[ClassTeacher], rows: Sequence[LabelledSet], student: RunConfig, labels: Labels
 ) -> list[Floats]:
     """Outputs (N, C) of the teachers together for each set of rows, in the student's classes: the mean of their values.
 
     What one says alone keeps the scale of its logits.
     """
-    said = [_heard(voice, [voice.rows(each, student) for each in rows], labels) for voice in voices]
-    if len(said) == 1:
-        return said[0]
-    values = [[labels.values(outputs_NC) for outputs_NC in each] for each in said]
+    outputs = [_outputs(teacher, [teacher.rows(each, student) for each in rows], labels) for teacher in teachers]
+    if len(outputs) == 1:
+        return outputs[0]
+    values = [[labels.values(outputs_NC) for outputs_NC in each] for each in outputs]
     return [target_scores.outputs(labels, np.mean(each, axis=0)) for each in zip(*values, strict=True)]
 
 
 def _out_of_fold(
-    voice: ClassTeacher, run: Path, rows: Sequence[LabelledSet], student: RunConfig, labels: Labels
+    teacher: ClassTeacher, run: Path, rows: Sequence[LabelledSet], student: RunConfig, labels: Labels
 ) -> tuple[list[Floats], float]:
     """Outputs of a cross-validation for each set, of its own rows by adapters that never trained on them.
 
@@ -130,51 +130,51 @@ def _out_of_fold(
         Outputs (N, C) of each set, and the share of the training rows that are the cross-validation's own, known by
         their text but for case and punctuation.
     """
-    known = _table(run / OUT_OF_FOLD, voice.labels)
-    read = [voice.rows(each, student) for each in rows]
-    texts = [_texts(voice, each) for each in read]
+    known = _table(run / OUT_OF_FOLD, teacher.labels)
+    read = [teacher.rows(each, student) for each in rows]
+    texts = [_texts(teacher, each) for each in read]
     own = [np.asarray([text in known for text in each]) for each in texts]
-    others = iter(_heard(voice, [each.subset(~mask) for each, mask in zip(read, own, strict=True)], labels))
+    others = iter(_outputs(teacher, [each.subset(~mask) for each, mask in zip(read, own, strict=True)], labels))
     found = []
     for each, mask in zip(texts, own, strict=True):
         outputs_NC = np.zeros((len(each), len(labels.names)))
         outputs_NC[~mask] = next(others)
         if mask.any():
             values_nC = np.stack([known[text] for text in each if text in known])
-            outputs_NC[mask] = _aligned(target_scores.outputs(voice.labels, values_nC), voice.labels, labels)
+            outputs_NC[mask] = _aligned(target_scores.outputs(teacher.labels, values_nC), teacher.labels, labels)
         found.append(outputs_NC)
     return found, float(own[0].mean())
 
 
-def require_own_rows(voice: ClassTeacher, run: Path, train: LabelledSet, student: RunConfig) -> None:
+def require_own_rows(teacher: ClassTeacher, run: Path, train: LabelledSet, student: RunConfig) -> None:
     """Raise ConfigError where a cross-validation has seen less than half of the training rows, or forgot what it said.
 
     Args:
         run: The cross-validation's.
     """
     path = run / OUT_OF_FOLD
-    known = _table(path, voice.labels)
-    own = sum(text in known for text in _texts(voice, voice.rows(train, student)))
+    known = _table(path, teacher.labels)
+    own = sum(text in known for text in _texts(teacher, teacher.rows(train, student)))
     if 2 * own < len(train):
         raise ConfigError(
             f"distill.teacher.out_of_fold: only {own} of the {len(train)} training rows of {train.source} stand in "
             f"{path}. Write distill.teacher.out_of_fold=false, or the data.train of the cross-validation, "
-            f"{voice.config.data.train}."
+            f"{teacher.config.data.train}."
         )
 
 
-def _texts(voice: ClassTeacher, rows: LabelledSet) -> list[str]:
+def _texts(teacher: ClassTeacher, rows: LabelledSet) -> list[str]:
     """By which rows are known, whatever their case and punctuation."""
-    return [normalised(text) for text in voice.texts(rows)]
+    return [normalised(text) for text in teacher.texts(rows)]
 
 
-def _heard(voice: ClassTeacher, rows: Sequence[LabelledSet], labels: Labels) -> list[Floats]:
+def _outputs(teacher: ClassTeacher, rows: Sequence[LabelledSet], labels: Labels) -> list[Floats]:
     """Outputs of one teacher for several sets, in the student's classes; it is loaded once, or not at all."""
     whole = rows[0]
     for each in rows[1:]:
         whole = whole.concatenated(each)
-    said_NC = voice.speak(whole) if len(whole) else np.zeros((0, len(voice.labels.names)))
-    return np.split(_aligned(said_NC, voice.labels, labels), np.cumsum([len(each) for each in rows])[:-1])
+    outputs_NC = teacher.predict(whole) if len(whole) else np.zeros((0, len(teacher.labels.names)))
+    return np.split(_aligned(outputs_NC, teacher.labels, labels), np.cumsum([len(each) for each in rows])[:-1])
 
 
 def _aligned(outputs_NC: Floats, theirs: Labels, ours: Labels) -> Floats:

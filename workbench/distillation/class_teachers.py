@@ -46,7 +46,7 @@ class ClassTeacher:
     config: RunConfig
     """Whose classes, data.columns and data.max_tokens say how it reads a row."""
     tokenizer: PreTrainedTokenizerBase
-    speak: Callable[[LabelledSet], Floats]
+    predict: Callable[[LabelledSet], Floats]
     """Outputs (N, C) of rows as it reads them; its weights are in memory meanwhile, and no longer."""
 
     def rows(self, found: LabelledSet, student: RunConfig) -> LabelledSet:
@@ -102,8 +102,8 @@ def class_teachers(source: TeacherSource, student: RunConfig, labels: Labels) ->
             "Name a run of recipe crossval, or leave it out."
         )
     found = [_crossval(source)] if recipe == "crossval" else _classifiers(source, student, labels)
-    for voice in found:
-        _require_same(voice, labels)
+    for teacher in found:
+        _require_same(teacher, labels)
     return found
 
 
@@ -129,7 +129,9 @@ def _classifiers(source: TeacherSource, student: RunConfig, labels: Labels) -> l
         limit = preflight.longest_sequence(source.hub_config()) or student.data.max_tokens
         data = student.data.model_copy(update={"max_tokens": min(limit, student.data.max_tokens)})
         config = student.model_copy(update={"data": data})
-        return [ClassTeacher(source.name, meant, config, source.tokenizer(), _heard(partial(_stock, source, meant)))]
+        return [
+            ClassTeacher(source.name, meant, config, source.tokenizer(), _predictor(partial(_stock, source, meant)))
+        ]
     found = []
     for run in [folder.parent for folder in source.adapters] or [source.run]:
         config = _config(source, run)
@@ -140,7 +142,9 @@ def _classifiers(source: TeacherSource, student: RunConfig, labels: Labels) -> l
             )
         exported.require_saved(run, config, "classes.json")
         meant, tokenizer = classifier.read_labels(run / "adapter"), exported.load_tokenizer(run, config)
-        found.append(ClassTeacher(str(run), meant, config, tokenizer, _heard(partial(classifier.load, run, config))))
+        found.append(
+            ClassTeacher(str(run), meant, config, tokenizer, _predictor(partial(classifier.load, run, config)))
+        )
     return found
 
 
@@ -149,10 +153,10 @@ def _crossval(source: TeacherSource) -> ClassTeacher:
     run, config = source.run, _config(source, source.run)
     room = tta_predict.fold_context(run, config)
 
-    def speak(rows: LabelledSet) -> Floats:
+    def predict(rows: LabelledSet) -> Floats:
         return target_scores.outputs(room.labels, tta_predict.decided(run, room, rows))
 
-    return ClassTeacher(source.name, room.labels, config, room.tokenizer, speak)
+    return ClassTeacher(source.name, room.labels, config, room.tokenizer, predict)
 
 
 def _config(source: TeacherSource, run: Path) -> RunConfig:
@@ -163,18 +167,18 @@ def _config(source: TeacherSource, run: Path) -> RunConfig:
     return found.model_copy(update={"model": source.model})
 
 
-def _heard(load: Callable[[], Classifier]) -> Callable[[LabelledSet], Floats]:
-    def speak(rows: LabelledSet) -> Floats:
+def _predictor(load: Callable[[], Classifier]) -> Callable[[LabelledSet], Floats]:
+    def predict(rows: LabelledSet) -> Floats:
         model = load()
         return row_outputs.outputs(model.model, model.outputs, rows)
 
-    return speak
+    return predict
 
 
 def _stock(source: TeacherSource, labels: Labels) -> Classifier:
     """A model that no run trained."""
     tokenizer = source.tokenizer()
-    with source.told():
+    with source.named_in_errors():
         backbone = backbones.load(source.model, tokenizer, task=classifier.task(labels, seed=0)).model
     return classifier.classification_model(backbone, backbone, tokenizer, labels)
 
@@ -196,26 +200,26 @@ def _stock_labels(source: TeacherSource, wanted: Kind) -> Labels:
     return Labels("pair" if wanted == "pair" else "one", names)
 
 
-def _require_same(voice: ClassTeacher, labels: Labels) -> None:
-    """Raise ConfigError where teacher and student speak of different things."""
-    name = f"distill.teacher.id={voice.name}"
-    if voice.labels.kind != labels.kind:
+def _require_same(teacher: ClassTeacher, labels: Labels) -> None:
+    """Raise ConfigError where teacher and student predict of different things."""
+    name = f"distill.teacher.id={teacher.name}"
+    if teacher.labels.kind != labels.kind:
         raise ConfigError(
-            f"{name}: its labels are of kind {voice.labels.kind}, the student's of kind {labels.kind}. Write "
-            f"classes.kind={voice.labels.kind}, with such labels, or take another teacher."
+            f"{name}: its labels are of kind {teacher.labels.kind}, the student's of kind {labels.kind}. Write "
+            f"classes.kind={teacher.labels.kind}, with such labels, or take another teacher."
         )
     lacking, more = (
         [each for each in one.names if each not in other.names]
-        for one, other in ((labels, voice.labels), (voice.labels, labels))
+        for one, other in ((labels, teacher.labels), (teacher.labels, labels))
     )
     if lacking or more:
-        said = [
+        differences = [
             *([f"it says nothing of {_listed(lacking)}"] if lacking else []),
             *([f"no training row has {_listed(more)}, which it knows"] if more else []),
         ]
         raise ConfigError(
-            f"{name}: {', and '.join(said)}. Teacher and student need the same classes, in any order: name them alike "
-            "in data.train, give rows of each, or take a teacher that was trained on these."
+            f"{name}: {', and '.join(differences)}. Teacher and student need the same classes, in any "
+            "order: name them alike in data.train, give rows of each, or take a teacher that was trained on these."
         )
 
 

@@ -51,13 +51,13 @@ def mutual_loss(config: DistillConfig, together: Bank, head: Head, progress: Cal
         total = torch.zeros((), device=hidden_ND.device)
         for number, hidden_nD in enumerate(own):
             others = [each.detach() for other, each in enumerate(own) if other != number]
-            said = TeacherLogits(
+            signal = TeacherLogits(
                 others, [head.project] * len(others), [head.vocabulary] * len(others), config, temperature
             )
             total = total + losses.chunked(
                 hidden_nD,
-                [batch.labels_N, *said.tensors],
-                mixed(said, alpha),
+                [batch.labels_N, *signal.tensors],
+                mixed(signal, alpha),
                 head.project,
                 vocabulary=arrays(hidden_nD) * head.vocabulary * count,
                 weights=head.trainable(),

@@ -29,7 +29,7 @@ class SharedModel:
         self._layers: list[Any] = [module for module in self._modules if isinstance(module, SWITCHED)]
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def inference(self) -> Iterator[None]:
         """No gradients, evaluation mode; afterwards each module is in the mode that it was in, and what trained trains.
 
         PEFT decides what trains at each switch, and not always as it was.
@@ -49,10 +49,10 @@ class SharedModel:
                 module.training = True
 
     @contextmanager
-    def bare(self) -> Iterator[None]:
+    def without_adapters(self) -> Iterator[None]:
         """The backbone without adapters; virtual tokens are given to it from outside, so it never has those."""
         switched_on = [layer for layer in self._layers if not layer.disable_adapters]
-        with self.listening():
+        with self.inference():
             try:
                 for layer in switched_on:
                     layer.enable_adapters(False)
@@ -62,10 +62,10 @@ class SharedModel:
                     layer.enable_adapters(True)
 
     @contextmanager
-    def adapter(self, name: str) -> Iterator[None]:
+    def with_adapter(self, name: str) -> Iterator[None]:
         """The backbone with another adapter on than before."""
         active = [layer.active_adapters for layer in self._layers]
-        with self.listening():
+        with self.inference():
             try:
                 for layer in self._layers:
                     layer.set_adapter(name, inference_mode=True)
@@ -75,10 +75,10 @@ class SharedModel:
                     layer.set_adapter(before)
 
     @contextmanager
-    def virtual_tokens(self, model: PeftModel, name: str, config: PeftConfig) -> Iterator[None]:
+    def with_virtual_tokens(self, model: PeftModel, name: str, config: PeftConfig) -> Iterator[None]:
         """`model` with other virtual tokens than before; it looks up their configuration in each forward pass."""
         active, known = model.active_adapter, name in model.peft_config
-        with self.listening():
+        with self.inference():
             try:
                 model.peft_config[name], model.active_adapter = config, name
                 yield

@@ -48,15 +48,15 @@ def distillation_loss(
 
     def loss(batch: MicroBatch, scale: float) -> Tensor:
         with matching.teacher() if matching else nullcontext():
-            said = teacher.signal(batch, config, temperature=at(config.temperature, progress()))
+            signal = teacher.signal(batch, config, temperature=at(config.temperature, progress()))
         with matching.student() if matching else nullcontext():
             hidden_BLD = head.hidden(model, batch.inputs)
         total = losses.chunked(
             hidden_BLD.flatten(0, 1)[batch.positions_N],
-            [batch.labels_N, *said.tensors],
-            mixed(said, at(config.alpha, progress())),
+            [batch.labels_N, *signal.tensors],
+            mixed(signal, at(config.alpha, progress())),
             head.project,
-            vocabulary=arrays(hidden_BLD) * (head.vocabulary + said.vocabulary),
+            vocabulary=arrays(hidden_BLD) * (head.vocabulary + signal.vocabulary),
             weights=head.trainable(),
             scale=scale,
         )
@@ -70,14 +70,14 @@ def arrays(hidden: Tensor) -> int:
     return CPU_ARRAYS if hidden.device.type == "cpu" else ARRAYS
 
 
-def mixed(said: TeacherSignal, alpha: float) -> Criterion:
+def mixed(signal: TeacherSignal, alpha: float) -> Criterion:
     """Logits (n, V), labels (n,) and the signal's tensors to (1 - alpha) * cross-entropy + alpha * divergence."""
 
     def criterion(logits_nV: Tensor, labels_n: Tensor, *taught: Tensor) -> Tensor:
         terms = []
         # The divergence first: what it takes for a moment is free again before the labels' loss takes its own.
         if alpha > 0:
-            terms.append(alpha * said.loss(logits_nV, *taught))
+            terms.append(alpha * signal.loss(logits_nV, *taught))
         if alpha < 1:
             terms.append((1 - alpha) * cross_entropy(logits_nV, labels_n))
         return sum(terms[1:], terms[0])

@@ -179,27 +179,27 @@ class _Questions:
 
     @torch.no_grad()
     def ask(self, share: Indices, keys_R: Keys, counts_R: Indices) -> tuple[Indices, Packed, int]:
-        """Rows in the order in which they are kept, what is said of them, and how many tokens the teacher knows."""
+        """Rows in the order in which they are kept, what is signal of them, and how many tokens the teacher knows."""
         assert isinstance(self.config.temperature, float)
         order, parts, known = [], [], self.vocabulary
         for indices in micro_batches(share, self.train.lengths, tokens=self.tokens):
             batch = self.train.batch(indices).to(self.device)
-            said = self.teacher.signal(batch, self.config, temperature=self.config.temperature)
-            assert isinstance(said, TeacherLogits) and len(batch.labels_N) == counts_R[indices].sum()
-            known = min(self.vocabulary, *said.vocabularies)
-            parts += self._pack(said, keys_R[indices], counts_R[indices])
+            signal = self.teacher.signal(batch, self.config, temperature=self.config.temperature)
+            assert isinstance(signal, TeacherLogits) and len(batch.labels_N) == counts_R[indices].sum()
+            known = min(self.vocabulary, *signal.vocabularies)
+            parts += self._pack(signal, keys_R[indices], counts_R[indices])
             order.append(indices)
         return np.concatenate(order), _joined(parts), known
 
-    def _pack(self, said: TeacherLogits, keys_B: Keys, counts_B: Indices) -> list[Packed]:
+    def _pack(self, signal: TeacherLogits, keys_B: Keys, counts_B: Indices) -> list[Packed]:
         """Packed distributions of a micro-batch, chunk by chunk."""
-        cache, size = self.config.cache, said.vocabulary
+        cache, size = self.config.cache, signal.vocabulary
         if not cache.sampled:
             return [
                 cache_packing.pack_likeliest(
-                    said.log_probs(hidden, vocabulary=self.vocabulary), k=cache.k, dtype=cache.dtype
+                    signal.log_probs(hidden, vocabulary=self.vocabulary), k=cache.k, dtype=cache.dtype
                 )
-                for hidden in chunks(size, *said.tensors)
+                for hidden in chunks(size, *signal.tensors)
             ]
         # A row's draws depend on the row alone, and not on those beside it.
         uniform_Nk = np.concatenate(
@@ -207,8 +207,8 @@ class _Questions:
         )
         placed_Nk = torch.from_numpy(uniform_Nk).to(self.device)
         return [
-            cache_packing.pack_draws(said.log_probs(hidden, vocabulary=self.vocabulary), uniform)
-            for *hidden, uniform in chunks(size, *said.tensors, placed_Nk)
+            cache_packing.pack_draws(signal.log_probs(hidden, vocabulary=self.vocabulary), uniform)
+            for *hidden, uniform in chunks(size, *signal.tensors, placed_Nk)
         ]
 
 

@@ -72,11 +72,11 @@ class TeacherLogits:
     def log_probs(self, tensors: Sequence[Tensor], *, vocabulary: int) -> Tensor:
         """Log-probabilities (n, V) of all models together at a chunk of positions, over the tokens that all know."""
         common = min(vocabulary, *self.vocabularies)
-        said = [
+        each = [
             log_probs(project(hidden)[:, :common], self.temperature)
             for project, hidden in zip(self.projects, tensors, strict=True)
         ]
-        return mean_log_probs(said)
+        return mean_log_probs(each)
 
 
 def divergence(config: DistillConfig, temperature: float) -> Divergence:

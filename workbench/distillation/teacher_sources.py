@@ -46,12 +46,12 @@ class TeacherSource:
         """The teacher's own."""
         if self.run is not None and self.config is not None and self.config.recipe != "crossval":
             return exported.load_tokenizer(self.run, self.config)
-        with self.told():
+        with self.named_in_errors():
             return backbones.tokenizer(self.model)
 
     def hub_config(self) -> PretrainedConfig:
         """The backbone's architecture; raises BackboneError where it is not there."""
-        with self.told():
+        with self.named_in_errors():
             return backbones.hub_config(self.model)
 
     def template(self, student: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder | MlmEncoder:
@@ -59,8 +59,8 @@ class TeacherSource:
         return row_encoder(student, self.hub_config(), tokenizer)
 
     @contextmanager
-    def told(self) -> Iterator[None]:
-        """Inside, what is wrong with the backbone is told as the teacher's."""
+    def named_in_errors(self) -> Iterator[None]:
+        """Inside the block, errors of the backbone name the teacher's settings."""
         try:
             yield
         except BackboneError as error:

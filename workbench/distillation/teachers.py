@@ -34,7 +34,7 @@ from workbench.models.output_heads import Head
 from workbench.runs import files
 from workbench.training.capacity import FORWARD_TOKENS as TOKENS
 
-Speaking = Callable[[], AbstractContextManager[None]]
+Activation = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class TeacherModel:
     """One distribution of a teacher: a model with one of its adapters on, or with none."""
 
     model: nn.Module
-    """To be called inside `speaking`."""
+    """To be called inside `active`."""
     head: Head
-    """Projects with the voice's own adapter, wherever it is called."""
-    speaking: Speaking
+    """Projects with the teacher's own adapter, wherever it is called."""
+    active: Activation
     """Inside, the model is this teacher, in evaluation mode and without gradients; afterwards it is what it was."""
 
 
@@ -53,10 +53,10 @@ class TeacherModel:
 class LiveTeacher:
     """A teacher that reads every batch."""
 
-    voices: Sequence[TeacherModel]
+    models: Sequence[TeacherModel]
     """Several are one distribution, the mean of theirs."""
     backbone: PreTrainedModel
-    """What all voices stand on."""
+    """What all models stand on."""
     shared: bool
     """Whether that is the student's: there is no second copy of its weights."""
     notes: list[str] = field(default_factory=list)
@@ -65,11 +65,11 @@ class LiveTeacher:
     def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> TeacherLogits:
         """Teacher logits at the batch's supervised positions."""
         hidden = []
-        for voice in self.voices:
-            with voice.speaking():
-                hidden_BLD = voice.head.hidden(voice.model, batch.inputs)
+        for teacher in self.models:
+            with teacher.active():
+                hidden_BLD = teacher.head.hidden(teacher.model, batch.inputs)
             hidden.append(hidden_BLD.flatten(0, 1)[batch.positions_N])
-        own = [voice.head for voice in self.voices]
+        own = [teacher.head for teacher in self.models]
         return TeacherLogits(
             hidden, [head.project for head in own], [head.vocabulary for head in own], config, temperature=temperature
         )
@@ -80,9 +80,9 @@ class LiveTeacher:
         total, count = 0.0, 0
         for indices in micro_batches(everything, tokens.lengths, tokens=TOKENS):
             batch = tokens.batch(indices).to(self.backbone.device)
-            said = self.signal(batch, DistillConfig(), temperature=1.0)
-            for labels_n, *hidden in chunks(said.vocabulary, batch.labels_N, *said.tensors):
-                logp_nV = said.log_probs(hidden, vocabulary=said.vocabulary)
+            signal = self.signal(batch, DistillConfig(), temperature=1.0)
+            for labels_n, *hidden in chunks(signal.vocabulary, batch.labels_N, *signal.tensors):
+                logp_nV = signal.log_probs(hidden, vocabulary=signal.vocabulary)
                 total -= float(logp_nV.gather(1, labels_n[:, None]).double().sum())
             count += len(batch.labels_N)
         return total / count
@@ -110,14 +110,18 @@ def load(
     Raises:
         BackboneError, ConfigError, FileError: the teacher cannot be loaded.
     """
-    reason = _apart(source, student, model)
+    reason = _reason_apart(source, student, model)
     if reason is not None:
         found = alone(source, student, tokenizer, loader)
         return replace(found, notes=[f"The teacher is a second model beside the student: {reason}.", *found.notes])
     assert isinstance(model, PeftModel), "what is no adapter trains every weight"
-    voices = _guests(source.adapters, model, backbone.model) if source.adapters else [_bare(model, backbone.model)]
+    models = (
+        _add_adapters(source.adapters, model, backbone.model)
+        if source.adapters
+        else [_without_adapter(model, backbone.model)]
+    )
     note = "The teacher stands on the student's backbone: there is no second copy of its weights."
-    return LiveTeacher(voices, backbone.model, shared=True, notes=[note])
+    return LiveTeacher(models, backbone.model, shared=True, notes=[note])
 
 
 def alone(
@@ -137,13 +141,13 @@ def alone(
     backbone = loaded.model
     if source.adapters:
         model = multi_adapter.load(backbone, _named(source.adapters))
-        voices = _voices(model, backbone, dict(model.peft_config))
+        models = _teacher_models(model, backbone, dict(model.peft_config))
     else:
-        voices = [_bare(backbone, backbone)]
-    return LiveTeacher(voices, backbone, shared=False, notes=[f"Teacher: {note}." for note in loaded.notes])
+        models = [_without_adapter(backbone, backbone)]
+    return LiveTeacher(models, backbone, shared=False, notes=[f"Teacher: {note}." for note in loaded.notes])
 
 
-def _apart(source: TeacherSource, student: RunConfig, model: nn.Module) -> str | None:
+def _reason_apart(source: TeacherSource, student: RunConfig, model: nn.Module) -> str | None:
     """Why the teacher needs a backbone of its own; None where it finds room on the student's."""
     if isinstance(student.adapter, Full):
         return "adapter.method=full trains the student's every weight"
@@ -184,23 +188,23 @@ def _named(folders: Sequence[Path]) -> dict[str, Path]:
     return {f"teacher{number}": folder for number, folder in enumerate(folders)}
 
 
-def _bare(model: nn.Module, backbone: PreTrainedModel) -> TeacherModel:
+def _without_adapter(model: nn.Module, backbone: PreTrainedModel) -> TeacherModel:
     """The model under the adapters of `model`, if it has any."""
-    return _voice(backbone, backbone, SharedModel(model).bare)
+    return _teacher_model(backbone, backbone, SharedModel(model).without_adapters)
 
 
-def _guests(folders: Sequence[Path], model: PeftModel, backbone: PreTrainedModel) -> list[TeacherModel]:
+def _add_adapters(folders: Sequence[Path], model: PeftModel, backbone: PreTrainedModel) -> list[TeacherModel]:
     """Voices of adapters that are put beside the student's, where only they themselves see them.
 
-    Outside of a voice no configuration names them and no state dict holds them: what is saved is the student.
+    Outside of a teacher no configuration names them and no state dict holds them: what is saved is the student.
     """
     named = _named(folders)
-    with SharedModel(model).listening():
+    with SharedModel(model).inference():
         for name, folder in named.items():
             adapters.load(model, folder, name=name)
     configs = {name: model.peft_config.pop(name) for name in named}
     model.register_state_dict_post_hook(partial(_leave_out, tuple(named)))  # type: ignore[no-untyped-call]
-    return _voices(model, backbone, configs)
+    return _teacher_models(model, backbone, configs)
 
 
 def _leave_out(names: Sequence[str], _: nn.Module, state: dict[str, Any], *__: Any) -> None:
@@ -208,32 +212,34 @@ def _leave_out(names: Sequence[str], _: nn.Module, state: dict[str, Any], *__: A
         del state[key]
 
 
-def _voices(model: PeftModel, backbone: PreTrainedModel, configs: Mapping[str, PeftConfig]) -> list[TeacherModel]:
+def _teacher_models(
+    model: PeftModel, backbone: PreTrainedModel, configs: Mapping[str, PeftConfig]
+) -> list[TeacherModel]:
     """Those of the named adapters that `model` holds."""
-    stage = SharedModel(model)
+    shared = SharedModel(model)
     return [
-        _voice(model, backbone, partial(stage.virtual_tokens, model, name, config))
+        _teacher_model(model, backbone, partial(shared.with_virtual_tokens, model, name, config))
         if config.is_prompt_learning
-        else _voice(backbone, backbone, partial(stage.adapter, name))
+        else _teacher_model(backbone, backbone, partial(shared.with_adapter, name))
         for name, config in configs.items()
     ]
 
 
-def _voice(model: nn.Module, backbone: PreTrainedModel, speaking: Speaking) -> TeacherModel:
-    with speaking():
+def _teacher_model(model: nn.Module, backbone: PreTrainedModel, active: Activation) -> TeacherModel:
+    with active():
         head = output_heads.find(model, backbone)
     if any(isinstance(part, SWITCHED) for part in head.module.modules()):
-        head = _AdaptedHead(**vars(head), speaking=speaking)
-    return TeacherModel(model, head, speaking)
+        head = _AdaptedHead(**vars(head), active=active)
+    return TeacherModel(model, head, active)
 
 
 @dataclass(frozen=True)
 class _AdaptedHead(Head):
     """A head that an adapter changes, of the teacher or of the student beside it."""
 
-    speaking: Speaking = nullcontext
+    active: Activation = nullcontext
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Logits (..., V) of hidden states (..., D), by the voice's adapter and not by the student's."""
-        with self.speaking():
+        """Logits (..., V) of hidden states (..., D), by the teacher's adapter and not by the student's."""
+        with self.active():
             return super().project(hidden)

@@ -62,7 +62,7 @@ class UniversalTeacher:
     """A model that reads each row in its own tokens, written by its own template.
 
     Args:
-        voice: The teacher.
+        teacher: The teacher.
         train: The student's rows.
         teacher_train: The same source as the teacher reads it; which row is which is known by its place.
         device: The teacher's.
@@ -73,7 +73,7 @@ class UniversalTeacher:
 
     def __init__(
         self,
-        voice: TeacherModel,
+        teacher: TeacherModel,
         train: TokenizedSet,
         teacher_train: TokenizedSet,
         student_tokenizer: PreTrainedTokenizerBase,
@@ -81,7 +81,7 @@ class UniversalTeacher:
         *,
         device: torch.device,
     ) -> None:
-        self.voice, self.device = voice, device
+        self.teacher, self.device = teacher, device
         self.alignment = Alignment(train, teacher_train, student_tokenizer, teacher_tokenizer)
         self.alignment.require_enough()
 
@@ -104,16 +104,16 @@ class UniversalTeacher:
         aligned_N = at_N != NOWHERE
         hidden_ND = read_MD.new_zeros(len(at_N), read_MD.shape[1])
         hidden_ND[aligned_N] = read_MD[at_N[aligned_N]]
-        head, place = self.voice.head, batch.positions_N.device
+        head, place = self.teacher.head, batch.positions_N.device
         return AlignedLogits((hidden_ND.to(place), aligned_N.to(place)), head.project, head.vocabulary, temperature)
 
     def _hidden(self, rows: Indices) -> Tensor:
         """Hidden states (M, D) of every token that the teacher predicts in some of its rows."""
         if not len(rows):
-            return torch.zeros(0, self.voice.head.width, device=self.device)
+            return torch.zeros(0, self.teacher.head.width, device=self.device)
         batch = self.alignment.teacher_train.batch(rows).to(self.device)
-        with torch.no_grad(), self.voice.speaking():
-            return self.voice.head.hidden(self.voice.model, batch.inputs).flatten(0, 1)[batch.positions_N]
+        with torch.no_grad(), self.teacher.active():
+            return self.teacher.head.hidden(self.teacher.model, batch.inputs).flatten(0, 1)[batch.positions_N]
 
 
 class Alignment:

@@ -61,12 +61,12 @@ def test_whatever_fails_while_it_speaks_the_student_is_back(
     source = (
         teacher_sources.find(TeacherConfig(id=BACKBONE), student.config.model) if kind == BACKBONE else saved(method)
     )
-    (voice,) = student.taught_by(source).voices
-    with pytest.raises(KeyboardInterrupt), voice.speaking():
-        assert not torch.is_grad_enabled() and not any(module.training for module in voice.model.modules())
-        with voice.speaking():
-            inner = voice.head.hidden(voice.model, batch.inputs)
-        assert torch.equal(voice.head.hidden(voice.model, batch.inputs), inner), "a voice may speak inside itself"
+    (teacher,) = student.taught_by(source).models
+    with pytest.raises(KeyboardInterrupt), teacher.active():
+        assert not torch.is_grad_enabled() and not any(module.training for module in teacher.model.modules())
+        with teacher.active():
+            inner = teacher.head.hidden(teacher.model, batch.inputs)
+        assert torch.equal(teacher.head.hidden(teacher.model, batch.inputs), inner), "a teacher may be used inside itself"
         raise KeyboardInterrupt
     assert torch.is_grad_enabled()
     assert_same(before, student.state(batch))

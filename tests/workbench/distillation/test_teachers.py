@@ -93,7 +93,7 @@ def test_several_are_the_mean_of_their_probabilities(
     both, student = saved("lora", 1, 2), Student(run())
     load = (lambda source: teachers.alone(source, student.config, student.tokenizer)) if alone else student.taught_by
     teacher = load(both)
-    assert len(teacher.voices) == 2 and teacher.shared is not alone
+    assert len(teacher.models) == 2 and teacher.shared is not alone
     each = [log_probs(adapters.load(backbones.load(both.model, None).model, folder), batch) for folder in both.adapters]
     assert not torch.allclose(*each, atol=1e-2)
     torch.testing.assert_close(said(teacher, batch), (sum(one.exp() for one in each) / 2).log())
@@ -112,9 +112,9 @@ def test_no_second_copy_of_the_weights(saved: Callable[..., TeacherSource], batc
     alone = _bytes(student.model)
     adapter = sum(4 * each.numel() for each in student.trained().values())
     bare = student.taught_by(teacher_sources.find(TeacherConfig(id=BACKBONE), student.config.model))
-    assert _bytes(student.model, bare.backbone, *(voice.model for voice in bare.voices)) == alone
+    assert _bytes(student.model, bare.backbone, *(teacher.model for teacher in bare.models)) == alone
     guest = student.taught_by(source)
-    assert _bytes(student.model, guest.backbone, *(voice.model for voice in guest.voices)) == alone + adapter
+    assert _bytes(student.model, guest.backbone, *(teacher.model for teacher in guest.models)) == alone + adapter
     copied = teachers.alone(source, student.config, student.tokenizer)
     assert _bytes(student.model, copied.backbone) >= alone + adapter + student.backbone.weight_bytes
 
