@@ -85,7 +85,7 @@ class AdaLora(OnLinear):
         """No weight decay on the singular values, which are a vector stored as (rank, 1)."""
         return ".lora_E." not in parameter
 
-    def companion(self, trainable: Mapping[str, nn.Parameter], *, steps: int | None) -> TrainHook:
+    def train_hook(self, trainable: Mapping[str, nn.Parameter], *, steps: int | None) -> TrainHook:
         """The schedule that takes ranks."""
         from workbench.adapters.rank_allocator import RankBudget, RankSchedule
 

@@ -131,7 +131,7 @@ class Method(Tagged):
         """Whether weight decay applies to a matrix, named as in the model; not where 0 would remove an activation."""
         return True
 
-    def companion(self, trainable: Mapping[str, nn.Parameter], *, steps: int | None) -> TrainHook | None:
+    def train_hook(self, trainable: Mapping[str, nn.Parameter], *, steps: int | None) -> TrainHook | None:
         """The companion of one training; most methods need none.
 
         Args:

@@ -42,12 +42,12 @@ Supervise = Callable[[Classifier, Callable[[], float]], TrainingSignal]
 """From the classifier that trains, and the share of the run that is done."""
 
 
-def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
+def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     """Train as `config` says; returns scores of a baseline and of what was trained, as they stand in scores.json."""
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     tokenizer, data, _ = prepare(config)
     begin(run, data)
-    classes = ClassRun(config, run, watcher, tokenizer, data)
+    classes = ClassRun(config, run, callback, tokenizer, data)
     classes.train()
     return classes.finish()
 
@@ -92,7 +92,7 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
     def trainer(
         self, backbone: Backbone, freezer: Freezer, live: Classifier, supervise: Supervise | None = None
     ) -> Trainer:
-        return fitting(self.config, self.run, self.data, backbone, freezer, live, self.watcher, supervise)
+        return fitting(self.config, self.run, self.data, backbone, freezer, live, self.callback, supervise)
 
     def save(self, live: Classifier, folder: Path) -> None:
         classifier.save(live, folder)
@@ -117,7 +117,7 @@ def fitting(
     backbone: Backbone,
     freezer: Freezer,
     found: Classifier,
-    watcher: Callback,
+    callback: Callback,
     supervise: Supervise | None = None,
 ) -> Trainer:
     """The training of a classifier with a fresh adapter, not begun.
@@ -134,7 +134,7 @@ def fitting(
     supervise = supervise or (lambda found, _: labelled(config, data, found))
     return Trainer(
         model=freezer.model,
-        supervision=supervise(found, clock),
+        signal=supervise(found, clock),
         freezer=freezer,
         width=backbone.model.config.get_text_config().hidden_size,
         held_out=[data.held_out],
@@ -142,7 +142,7 @@ def fitting(
         config=config,
         compute=backbone.compute,
         run=run,
-        watcher=watcher,
+        callback=callback,
         clock=clock,
     )
 

@@ -35,12 +35,12 @@ from workbench.training.measurements import peak_bytes
 Scores = dict[str, Any]
 
 
-def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
+def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     """Train, choose and score as `config` says; returns what stands in scores.json."""
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     tokenizer, data, views, _, notes = prepare(config)
     for note in notes:
-        watcher.say(note)
+        callback.say(note)
     sets = {"train": data.rows, "test": data.test, "unlabelled": data.unlabelled}
     provenance.note_data(run, {name: None if rows is None else rows.facts() for name, rows in sets.items()})
     members = fold_adapters(data.folds, seeds=config.folds.seeds)
@@ -49,14 +49,14 @@ def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
     )
     layout_checks.require_members(len(members), run.ranks)
     rows = [rows for rows in sets.values() if rows is not None]
-    scored = ResultStore(run.path if run.ranks.first else None, watcher.stop_requested)
+    scored = ResultStore(run.path if run.ranks.first else None, callback.stop_requested)
     fold_context = FoldContext(config, data.labels, tokenizer, rows=rows, ranks=run.ranks, scored=scored)
     gates = CrossvalContext.gates(config, data, known, views)
-    context = CrossvalContext(fold_context, run, data, members, known, StageLog(run, data, watcher, gates), watcher)
+    context = CrossvalContext(fold_context, run, data, members, known, StageLog(run, data, callback, gates), callback)
 
     # Each fold is judged by adapters that trained on the others; so is every stage that follows.
     round_outputs = training_rounds.train_round(
-        fold_context, run, data, members, [None] * len(members), watcher, number=0
+        fold_context, run, data, members, [None] * len(members), callback, number=0
     )
     combiner = context.calibrate(round_outputs)
     round_outputs = context.pseudo_label(round_outputs, combiner)

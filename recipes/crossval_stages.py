@@ -36,7 +36,7 @@ class CrossvalContext:
     members: list[FoldAdapter]
     known: OutOfFold
     log: StageLog
-    watcher: Callback
+    callback: Callback
 
     @staticmethod
     def gates(config: RunConfig, data: FoldData, known: OutOfFold, views: Sequence[View]) -> int:
@@ -76,7 +76,7 @@ class CrossvalContext:
                 break
             more = [training_rounds.added(self.data, each) for each in chosen]
             taught = training_rounds.train_round(
-                self.fold_context, self.run, self.data, self.members, more, self.watcher, number=number
+                self.fold_context, self.run, self.data, self.members, more, self.callback, number=number
             )
             belief = self.belief(combiner, taught)
             if not self.log.offer(name, title, belief, facts, least=config.least_gain, sure=config.sure):
@@ -144,7 +144,7 @@ class CrossvalContext:
         Returns:
             Its scores on the test rows, where there are any. Out of fold nobody can judge it.
         """
-        self.watcher.say("One adapter on all rows ...")
+        self.callback.say("One adapter on all rows ...")
         more = None
         if round_outputs.number:
             teachers = training_rounds.read(self.run, round_outputs.number - 1)
@@ -152,7 +152,7 @@ class CrossvalContext:
                 self.fold_context, self.data, self.known, teachers, calibrate=combiner.calibrate
             )
             more = training_rounds.added(self.data, chosen)
-        folder = training_rounds.refitted(self.fold_context, self.run, self.data, more, self.watcher)
+        folder = training_rounds.refitted(self.fold_context, self.run, self.data, more, self.callback)
         if self.data.test is None:
             return None
         temperature = combiner.fit(self.known, round_outputs.oof_MNC).temperature

@@ -45,7 +45,7 @@ from workbench.training.signal import TrainingSignal
 Scores = dict[str, Any]
 
 
-def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
+def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     """Train a student as `config` says; returns scores before and after, and the teacher's, as in scores.json."""
     base = distill_expansion.student_config(config, run.path)
     source = find_teacher(config)
@@ -54,9 +54,9 @@ def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
     students.make(config, source, run.path / STUDENT, weights=False)
     if base.recipe == "classify":
         assert source is not None, "peers and caches are for tokens"
-        scores = distill_classes.main(config, base, source, run, watcher)
+        scores = distill_classes.main(config, base, source, run, callback)
     else:
-        scores = _text(config, base, source, run, watcher)
+        scores = _text(config, base, source, run, callback)
     if isinstance(base.adapter, Full):
         shutil.rmtree(run.path / STUDENT, ignore_errors=True)  # what was trained stands in adapter/, whole
     return scores
@@ -121,16 +121,16 @@ def _require_whole_vocabulary(source: TeacherSource, tokenizer: PreTrainedTokeni
         )
 
 
-def _text(config: RunConfig, base: RunConfig, source: TeacherSource | None, run: Run, watcher: Callback) -> Scores:
+def _text(config: RunConfig, base: RunConfig, source: TeacherSource | None, run: Run, callback: Callback) -> Scores:
     """A student that predicts tokens."""
     tokenizer, template, data = sft.prepare(base, run)
     require_teachable(config, base, source, tokenizer, template, data)
-    students.make(config, source, run.path / STUDENT, weights=True, watcher=watcher)
-    student = sft.TextRun(base, run, watcher, tokenizer, template, data)
+    students.make(config, source, run.path / STUDENT, weights=True, callback=callback)
+    student = sft.TextRun(base, run, callback, tokenizer, template, data)
     if config.distill.peers is not None:
         distill_peers.train(config, student)
     else:
-        student.train(supervise(config, base, source, run, data, tokenizer, watcher))
+        student.train(supervise(config, base, source, run, data, tokenizer, callback))
     loss = run.manifest.get("distill", {}).get("teacher_loss")
     return student.finish({} if loss is None else {"teacher": {"loss": loss}})
 
@@ -142,12 +142,12 @@ def supervise(
     run: Run,
     data: Splits,
     tokenizer: PreTrainedTokenizerBase,
-    watcher: Callback,
+    callback: Callback,
     loader: Loader = backbones.load,
 ) -> sft.Supervise:
     """The student's training signal; a cache is made before, so that its teacher is gone by then."""
     section = config.distill
-    cached = cache(config, base, source, run, data, tokenizer, watcher) if section.cache.folder is not None else None
+    cached = cache(config, base, source, run, data, tokenizer, callback) if section.cache.folder is not None else None
 
     def taught(model: nn.Module, head: Head, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         matching: FeatureMatching | None = None
@@ -160,7 +160,7 @@ def supervise(
             with source.named_in_errors():
                 live = teachers.load(source, base, tokenizer, model=model, backbone=backbone, loader=loader)
             for note in live.notes:
-                watcher.say(note)
+                callback.say(note)
             if section.match:
                 matching = FeatureMatching(section.match, backbone.model, live.backbone, seed=base.seed)
             if section.loss == "universal":
@@ -168,7 +168,7 @@ def supervise(
                 run.note(distill={"teacher": source.name, "aligned": universal.share_aligned})
             else:
                 teacher = live
-                _note(run, source, live, data, watcher)
+                _note(run, source, live, data, callback)
         if section.on_policy.share:
             write = on_policy.writer(model, tokenizer, section.on_policy)
             stop = evaluation.stop_tokens(tokenizer, data.train)
@@ -188,7 +188,7 @@ def cache(
     run: Run | None,
     data: Splits,
     tokenizer: PreTrainedTokenizerBase,
-    watcher: Callback,
+    callback: Callback,
 ) -> CachedTeacher:
     """Teacher distributions for the training rows, from disk; the teacher is asked where they are missing.
 
@@ -200,7 +200,7 @@ def cache(
     wanted = teacher_cache.identity(section, source, tokenizer)
     if teacher_cache.missing(folder):
         assert source is not None, "without one an unfinished cache is refused"
-        watcher.say(f"Asking the teacher, {source.name}, about every training row ...")
+        callback.say(f"Asking the teacher, {source.name}, about every training row ...")
         with source.named_in_errors():
             live = teachers.alone(source, base, tokenizer)
         device = next(live.models[0].model.parameters()).device
@@ -213,21 +213,21 @@ def cache(
             vocabulary=len(tokenizer),
             tokens=8192,
             device=device,
-            watcher=watcher,
+            callback=callback,
         )
         if run is not None:
-            _note(run, source, live, data, watcher)
+            _note(run, source, live, data, callback)
     found = CachedTeacher(folder, data.train, section, wanted)
     if run is not None:
         run.note(distill={**run.manifest.get("distill", {}), "cache": found.facts})
     return found
 
 
-def _note(run: Run, source: TeacherSource, live: teachers.LiveTeacher, data: Splits, watcher: Callback) -> None:
+def _note(run: Run, source: TeacherSource, live: teachers.LiveTeacher, data: Splits, callback: Callback) -> None:
     """How good the teacher is, once in a run."""
     if run.manifest.get("distill", {}).get("teacher") == source.name:
         return
-    watcher.say("Scoring the teacher ...")
+    callback.say("Scoring the teacher ...")
     run.note(distill={"teacher": source.name, "teacher_loss": live.loss(data.held_out), "shared": live.shared})
 
 

@@ -32,7 +32,7 @@ from workbench.training.signal import Loss, TrainingSignal
 Scores = dict[str, Any]
 
 
-def main(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, watcher: Callback) -> Scores:
+def main(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, callback: Callback) -> Scores:
     """Train a student of classes; returns scores before and after, and the teacher's, as in scores.json.
 
     Args:
@@ -42,12 +42,12 @@ def main(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, wa
     """
     tokenizer, data, _ = classify.prepare(base)
     extra = prepare(config, base, source, data, tokenizer)
-    students.make(config, source, run.path / STUDENT, weights=True, watcher=watcher)
+    students.make(config, source, run.path / STUDENT, weights=True, callback=callback)
     classify.begin(run, data)
     if extra is not None:
         provenance.note_data(run, {"unlabelled": extra.facts()})
-    teacher_outputs = class_distillation.teacher_outputs(config, source, data, extra, run, watcher)
-    student = classify.ClassRun(base, run, watcher, tokenizer, data)
+    teacher_outputs = class_distillation.teacher_outputs(config, source, data, extra, run, callback)
+    student = classify.ClassRun(base, run, callback, tokenizer, data)
     student.train(_supervise(config, base, source, data, extra, teacher_outputs))
     scores = {"teacher": target_scores.scores(data.labels, teacher_outputs.held_out_NC, data.held_out.targets_NC)}
     if data.test is not None and teacher_outputs.test_NC is not None:

@@ -44,7 +44,7 @@ def train(config: RunConfig, student: TextRun) -> None:
     clock = ProgressClock()
     trainer = Trainer(
         model=together.model,
-        supervision=TrainingSignal(
+        signal=TrainingSignal(
             data.train,
             mutual_loss(config.distill, together, live.head, clock),
             settings=config.distill.model_dump(mode="json"),
@@ -56,16 +56,16 @@ def train(config: RunConfig, student: TextRun) -> None:
         config=base,
         compute=backbone.compute,
         run=run,
-        watcher=student.watcher,
+        callback=student.callback,
         clock=clock,
-        trying=partial(together.only, together.members[0]),
+        trial_context=partial(together.only, together.members[0]),
     )
     trainer.work()
-    with trainer.shipping():
+    with trainer.final_values():
         found = losses()
         best = min(found, key=lambda member: found[member])
         run.note(distill={"peers": list(found.values())})
         shown = ", ".join(f"{loss:.4f}" for loss in found.values())
-        student.watcher.say(f"Held-out loss of each: {shown}. Shipping the best.")
+        student.callback.say(f"Held-out loss of each: {shown}. Shipping the best.")
         save = partial(together.save, best)
         exported.save(together.model, run.adapter, student.tokenizer, student.template, live.stop, adapter=save)

@@ -40,7 +40,7 @@ def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:
     return replace(found, notes=[_sentence(config), *found.notes])
 
 
-def cache(config: RunConfig, watcher: Callback) -> dict[str, Any]:
+def cache(config: RunConfig, callback: Callback) -> dict[str, Any]:
     """Ask the teacher of a recipe about every training row, and keep it in distill.cache.folder; returns its facts."""
     section = config.distill
     if config.recipe != "distill" or section.of != "sft":
@@ -55,7 +55,7 @@ def cache(config: RunConfig, watcher: Callback) -> dict[str, Any]:
         template = row_encoder(base, backbones.hub_config(base.model), tokenizer, template=read_template(base))
         data = tokenized.load(base.data, tokenizer, template, seed=base.seed)
         distill.require_teachable(config, base, source, tokenizer, template, data)
-        return distill.cache(config, base, source, None, data, tokenizer, watcher).facts
+        return distill.cache(config, base, source, None, data, tokenizer, callback).facts
 
 
 def _sentence(config: RunConfig) -> str:

@@ -25,7 +25,7 @@ RECIPES = {
 }
 
 
-def run(config: RunConfig, *, out: Path, resume: bool, watcher: Callback, began: float | None = None) -> Path:
+def run(config: RunConfig, *, out: Path, resume: bool, callback: Callback, began: float | None = None) -> Path:
     """Run `config` in the directory `out`; returns that directory, whose report says how it ended.
 
     Args:
@@ -41,14 +41,14 @@ def run(config: RunConfig, *, out: Path, resume: bool, watcher: Callback, began:
     if resume and config.budget.timed and files.read_json(out / "manifest.json").get("status") == "done":
         raise ResumeError(f"{out} is done, and its time is over. `workbench evaluate {out}` scores it again.")
     directory = _entered(out, config, resume=resume, ranks=ranks)
-    watcher.say(f"Run directory: {directory.path}")
+    callback.say(f"Run directory: {directory.path}")
     clock = directory.path / "clock.json"
     try:
         directory.deadline = deadline.start(config.budget, clock, began=began)
         with deadline.kept(directory.deadline, clock):
             if ranks.first:
                 inputs.require_same(config, directory)
-            RECIPES[config.recipe](config, directory, watcher)
+            RECIPES[config.recipe](config, directory, callback)
     except Stopped as stopped:
         directory.note(status="stopped", reason=str(stopped))
         _report(directory)

@@ -44,10 +44,10 @@ Supervise = Callable[[nn.Module, Head, Backbone, Callable[[], float]], TrainingS
 """From the model that trains, its head, the backbone under it, and the share of the run that is done."""
 
 
-def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
+def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     """Train as `config` says; returns scores before and after, as they stand in scores.json."""
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
-    text = TextRun(config, run, watcher, *prepare(config, run))
+    text = TextRun(config, run, callback, *prepare(config, run))
     text.train()
     return text.finish()
 
@@ -85,11 +85,11 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
         run = self.run
         if run.ranks.agreed((run.path / "before.json").exists()) or not self.placement.scores:
             return False
-        self.watcher.say("Scoring the backbone before training ...")
+        self.callback.say("Scoring the backbone before training ...")
         bare = ExportedModel(
             backbone.model, output_heads.find(backbone.model, backbone.model), self.tokenizer, self.template, []
         )
-        scoring = stored_results(self.config, run, self.watcher.stop_requested, model="before")
+        scoring = stored_results(self.config, run, self.callback.stop_requested, model="before")
         read = self.placement.reading(backbone.model)
         scores, answers = read(lambda: self.score(bare, self.data.held_out, scoring))
         said = {each.place: each.answer for each in answers}
@@ -104,7 +104,7 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
     def trainer(
         self, backbone: Backbone, freezer: Freezer, live: ExportedModel, supervise: Supervise | None = None
     ) -> Trainer:
-        return fitting(self.config, self.run, self.data, backbone, freezer, live.head, self.watcher, supervise)
+        return fitting(self.config, self.run, self.data, backbone, freezer, live.head, self.callback, supervise)
 
     def save(self, live: ExportedModel, folder: Path) -> None:
         exported.save(live.model, folder, self.tokenizer, self.template, live.stop)
@@ -132,7 +132,7 @@ def fitting(
     backbone: Backbone,
     freezer: Freezer,
     head: Head,
-    watcher: Callback,
+    callback: Callback,
     supervise: Supervise | None = None,
 ) -> Trainer:
     """The training of a backbone with a fresh adapter, not begun.
@@ -149,7 +149,7 @@ def fitting(
     supervise = supervise or (lambda *_: TrainingSignal(data.train, next_token_loss(model, head)))
     return Trainer(
         model=model,
-        supervision=supervise(model, head, backbone, clock),
+        signal=supervise(model, head, backbone, clock),
         freezer=freezer,
         width=head.width,
         held_out=[data.held_out],
@@ -157,7 +157,7 @@ def fitting(
         config=config,
         compute=backbone.compute,
         run=run,
-        watcher=watcher,
+        callback=callback,
         clock=clock,
     )
 

@@ -67,7 +67,7 @@ class SingleRun(ABC, Generic[M, R]):
 
     config: RunConfig
     run: Run
-    watcher: Callback
+    callback: Callback
     tokenizer: PreTrainedTokenizerBase
     loader: Loader = field(default=backbones.load, kw_only=True)
 
@@ -100,7 +100,7 @@ class SingleRun(ABC, Generic[M, R]):
         self.plan_time(live)
         trainer = self.trainer(backbone, freezer, live, supervise)
         trainer.work()
-        with trainer.shipping():
+        with trainer.final_values():
             if run.ranks.first:
                 self.save(live, run.adapter)
         run.ranks.wait()
@@ -114,11 +114,11 @@ class SingleRun(ABC, Generic[M, R]):
         run = self.run
         if not self.placement.scores:
             return {}
-        self.watcher.say("Scoring what was saved ...")
+        self.callback.say("Scoring what was saved ...")
         with run.deadline.phase("load"):
             saved = self.load()
         read = self.placement.reading(saved.model)
-        scoring = stored_results(self.config, run, self.watcher.stop_requested)
+        scoring = stored_results(self.config, run, self.callback.stop_requested)
         splits = {"after": self.rows["held_out"]} | ({"test": self.rows["test"]} if "test" in self.rows else {})
         found = {name: read(partial(self.score, saved, rows, scoring)) for name, rows in splits.items()}
         if not run.ranks.first:
@@ -136,7 +136,7 @@ class SingleRun(ABC, Generic[M, R]):
     def backbone(self) -> Backbone:
         """The backbone that trains; on the host where processes share it."""
         backbone = self._loaded()
-        self.watcher.say(model_summary.storage(backbone, self.config.adapter))
+        self.callback.say(model_summary.storage(backbone, self.config.adapter))
         return backbone
 
     def _loaded(self) -> Backbone:

@@ -36,14 +36,14 @@ class SweepMember(NamedTuple):
     run: Run
 
 
-def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
+def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     """Train every member; returns scores before and after of the best, as they stand in scores.json.
 
     `seed` varies initial values and the order of rows. What is held out is the same for all members, and depends on
     the sweep's own seed.
     """
     trials, shared = sweep_expansion.trials(config), sweep_expansion.shared(config)
-    task = sweep_tasks.prepare(shared, run, trials, watcher)
+    task = sweep_tasks.prepare(shared, run, trials, callback)
     layout_checks.require_members(len(trials), run.ranks)
     if not run.resumed:
         shutil.rmtree(run.path / "members", ignore_errors=True)
@@ -57,10 +57,10 @@ def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
 
     reason = apart(config)
     try:
-        train(task, run, entries, watcher, reason)
+        train(task, run, entries, callback, reason)
         for _, own in entries:
             own.note(ended=True)
-        barrier.wait_for_ranks(lambda: all(_member(run, trial).manifest.get("ended") for trial in trials), watcher)
+        barrier.wait_for_ranks(lambda: all(_member(run, trial).manifest.get("ended") for trial in trials), callback)
     finally:
         table = write_table(config, run, trials)
     if not run.ranks.first:
@@ -77,7 +77,7 @@ def main(config: RunConfig, run: Run, watcher: Callback) -> Scores:
     ]
     run.note(elapsed_s=max(max(seconds) if reason is None else sum(seconds) for seconds in spent))
     ship(run, _member(run, best))
-    watcher.say(f"Shipping {best.name}, which has the lowest held-out loss of {len(trials)} members.")
+    callback.say(f"Shipping {best.name}, which has the lowest held-out loss of {len(trials)} members.")
     return task.single(best.config.model_copy(update={"seed": config.seed}), run).finish()
 
 
@@ -88,7 +88,7 @@ def apart(config: RunConfig) -> str | None:
     return bank_trainer.refusal(config)
 
 
-def train(task: SweepTask, run: Run, entries: Sequence[SweepMember], watcher: Callback, reason: str | None) -> None:
+def train(task: SweepTask, run: Run, entries: Sequence[SweepMember], callback: Callback, reason: str | None) -> None:
     """The members of this process.
 
     Args:
@@ -99,10 +99,10 @@ def train(task: SweepTask, run: Run, entries: Sequence[SweepMember], watcher: Ca
     """
     try:
         if reason is None:
-            together(task, run, entries, watcher)
+            together(task, run, entries, callback)
         else:
-            watcher.say(f"{len(entries)} members, one after another: {reason}.")
-            one_after_another(task, run, entries, watcher)
+            callback.say(f"{len(entries)} members, one after another: {reason}.")
+            one_after_another(task, run, entries, callback)
     except TrainingError:
         if run.ranks.alone:  # others may have members that came to their end
             raise
@@ -116,20 +116,20 @@ class SweepTraining(NamedTuple):
     progress: BankProgress
 
 
-def training(task: SweepTask, entries: Sequence[SweepMember], watcher: Callback) -> SweepTraining:
+def training(task: SweepTask, entries: Sequence[SweepMember], callback: Callback) -> SweepTraining:
     """All members in one bank, training not begun."""
     loaded = task.load_bank([entry.trial for entry in entries])
     members = loaded.bank.members
     for member, entry in zip(members, entries, strict=True):
         entry.run.note(model=_model_facts(loaded, member, entry.trial.config))
-    watcher.say(_memory([entry.run.manifest["model"]["trainable"] for entry in entries]))
+    callback.say(_memory([entry.run.manifest["model"]["trainable"] for entry in entries]))
     device, width = loaded.backbone.model.device, loaded.backbone.model.config.get_text_config().hidden_size
     tokens = max(
         capacity.tokens_per_device(entry.trial.config, train, device, width=width)
         for entry, train in zip(entries, loaded.train, strict=True)
     )
     names = {member: entry.trial.name for member, entry in zip(members, entries, strict=True)}
-    progress = BankProgress(watcher, names)
+    progress = BankProgress(callback, names)
     trainer = BankTrainer(
         loaded.bank,
         [
@@ -141,14 +141,14 @@ def training(task: SweepTask, entries: Sequence[SweepMember], watcher: Callback)
         predict=loaded.predict,
         compute=loaded.backbone.compute,
         tokens=tokens,
-        watcher=progress,
+        callback=progress,
     )
     return SweepTraining(trainer, loaded, progress)
 
 
-def together(task: SweepTask, run: Run, entries: Sequence[SweepMember], watcher: Callback) -> None:
+def together(task: SweepTask, run: Run, entries: Sequence[SweepMember], callback: Callback) -> None:
     """Train all members in one bank; each that came to its end is saved in its own directory."""
-    trainer, loaded, progress = training(task, entries, watcher)
+    trainer, loaded, progress = training(task, entries, callback)
     members = loaded.bank.members
     try:
         trainer.work()
@@ -162,24 +162,24 @@ def together(task: SweepTask, run: Run, entries: Sequence[SweepMember], watcher:
         if trainer.members[member].error is not None:
             continue
         entry.run.note(batch={"tokens_per_device": trainer.tokens, "steps": trainer.members[member].total})
-        with trainer.shipping(member):
+        with trainer.final_values(member):
             loaded.save(entry.run.adapter, partial(loaded.bank.save, member))
 
 
-def one_after_another(task: SweepTask, run: Run, entries: Sequence[SweepMember], watcher: Callback) -> None:
+def one_after_another(task: SweepTask, run: Run, entries: Sequence[SweepMember], callback: Callback) -> None:
     """Each member as a run of its own; one that has its adapter already is done. Raises as `train` does."""
     errors = []
     for trial, own in entries:
         if own.adapter.exists():
             continue
-        watcher.say(f"Member {trial.name}:")
+        callback.say(f"Member {trial.name}:")
         _copy_missing(run, own, "before.json")  # the backbone before training is the same for all
         try:
             task.single(trial.config, own).train()
         except TrainingError as error:
             errors.append(error)
             own.note(status="failed", reason=str(error))
-            watcher.say(f"{trial.name} ends here; the others go on. {error}")
+            callback.say(f"{trial.name} ends here; the others go on. {error}")
         _copy_missing(own, run, "before.json")
     if len(errors) == len(entries):
         raise errors[0]

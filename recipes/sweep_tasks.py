@@ -68,16 +68,16 @@ class SweepTask(ABC):
         """The members over one loaded backbone, at their start."""
 
 
-def prepare(config: RunConfig, run: Run, trials: Trials, watcher: Callback) -> SweepTask:
+def prepare(config: RunConfig, run: Run, trials: Trials, callback: Callback) -> SweepTask:
     """The task with its data, checked for every member."""
     if config.recipe != "classify":
-        text = TextRun(config, run, watcher, *sft.prepare(config, run))
+        text = TextRun(config, run, callback, *sft.prepare(config, run))
         require_members(config, trials, text.data)
         return TextTask(text)
     tokenizer, data, _ = classify.prepare(config)
     require_members(config, trials, data)
     classify.begin(run, data)
-    return ClassTask(ClassRun(config, run, watcher, tokenizer, data))
+    return ClassTask(ClassRun(config, run, callback, tokenizer, data))
 
 
 class TextTask(SweepTask):

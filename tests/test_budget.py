@@ -135,11 +135,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
-def train(out: Path, stories: str, watcher: Callback, *, limit: str = "60s", resume: bool = False) -> dict[str, Any]:
+def train(out: Path, stories: str, callback: Callback, *, limit: str = "60s", resume: bool = False) -> dict[str, Any]:
     """Scores of a run on a few rows."""
     words = ["data.limit=60", "data.max_tokens=64", "evaluate.answers=4", "evaluate.max_new_tokens=3", "batch.size=4"]
     given = [*words, f"model.id={stories}", "train.epochs=null", f"budget.time={limit}", "batch.tokens_per_device=256"]
-    run(load("sft/quickstart", given), out=out, resume=resume, watcher=watcher, began=0.0)
+    run(load("sft/quickstart", given), out=out, resume=resume, callback=callback, began=0.0)
     return dict(json.loads((out / "scores.json").read_text()))
 
 

@@ -65,4 +65,4 @@ def run(
     ranks = joined()
     path = ranks.agreed(Path(out) if out is not None else directory(recipe, resume=resume))
     with Terminal(quiet=quiet or not ranks.first) as terminal:
-        return run_config(config, out=path, resume=resume, watcher=terminal, began=began)
+        return run_config(config, out=path, resume=resume, callback=terminal, began=began)

@@ -112,9 +112,9 @@ class Done(NamedTuple):
 
 
 def main(arguments: argparse.Namespace) -> dict[str, Any]:
-    job, watcher = _prepare(arguments), Silent()
+    job, callback = _prepare(arguments), Silent()
     loaded_bytes = peak_bytes(job.backbone.model.device)
-    done = _bank(job, watcher) if arguments.arm == "bank" else _one_after_another(job, watcher)
+    done = _bank(job, callback) if arguments.arm == "bank" else _one_after_another(job, callback)
     steps = [record for fold in job.folds for record in fold.run.metrics()]
     held = sum(len(fold.validation) for fold in job.folds)
     return {
@@ -174,7 +174,7 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
     )
 
 
-def _bank(job: Job, watcher: Silent) -> Done:
+def _bank(job: Job, callback: Silent) -> Done:
     """All folds in one bank."""
     bank, freezer = freezing.attach_bank(
         job.backbone.model,
@@ -193,7 +193,7 @@ def _bank(job: Job, watcher: Silent) -> Done:
         predict=model.outputs,
         compute=job.backbone.compute,
         tokens=max(capacity.tokens_per_device(fold.config, fold.train, device, width=job.width) for fold in job.folds),
-        watcher=watcher,
+        callback=callback,
     )
     watch, right = Watch(), 0.0
     with watch:
@@ -202,12 +202,12 @@ def _bank(job: Job, watcher: Silent) -> Done:
         with bank.only(member):
             right += _right(model, fold.validation)
     for fold, member in zip(job.folds, bank.members, strict=True):
-        with fit.shipping(member):
+        with fit.final_values(member):
             classifier.save(model, fold.run.adapter, adapter=partial(bank.save, member))
     return Done(watch, right, sum(each.numel() for each in bank.parameters_of(bank.members[0]).values()))
 
 
-def _one_after_another(job: Job, watcher: Silent) -> Done:
+def _one_after_another(job: Job, callback: Silent) -> Done:
     """Each fold by itself, over the same loaded backbone."""
     backbone = job.backbone.model
     heads = {name: copy.deepcopy(backbone.get_submodule(name)) for name in anatomy.fresh_heads(backbone)}
@@ -218,7 +218,7 @@ def _one_after_another(job: Job, watcher: Silent) -> Done:
         model = job.classifier(attached)
         fit = Trainer(
             model=attached,
-            supervision=TrainingSignal(fold.train, model.row_loss(fold.objective)),
+            signal=TrainingSignal(fold.train, model.row_loss(fold.objective)),
             freezer=freezer,
             held_out=[],
             width=job.width,
@@ -226,13 +226,13 @@ def _one_after_another(job: Job, watcher: Silent) -> Done:
             config=fold.config,
             compute=job.backbone.compute,
             run=fold.run,
-            watcher=watcher,
+            callback=callback,
         )
         with watch:
             fit.work()
         attached.eval()
         right += _right(model, fold.validation)
-        with fit.shipping():
+        with fit.final_values():
             classifier.save(model, fold.run.adapter)
         trainable = adapters.count(attached).trainable
         attached.unload()

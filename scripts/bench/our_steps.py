@@ -36,7 +36,7 @@ class Watch:
 
 def main(recipe: str, out: Path, overrides: Sequence[str]) -> dict[str, list[float]]:
     watch = Watch()
-    run(load(recipe, overrides), out=out, resume=False, watcher=watch)
+    run(load(recipe, overrides), out=out, resume=False, callback=watch)
     return {"processor_s": watch.processor_s}
 
 

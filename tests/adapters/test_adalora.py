@@ -116,13 +116,13 @@ def test_half_precision_has_its_ranks_taken_in_the_masters(llama: PreTrainedMode
     config = AdaLora(rank=1, initial_rank=3, before=0, after=0)
     model = adapters.attach(llama.requires_grad_(False).bfloat16(), config, seed=0)
     masters = MasterWeights(model, torch.bfloat16)
-    companion = config.companion(masters.named(), steps=3)
+    hook = config.train_hook(masters.named(), steps=3)
     optimizer = torch.optim.AdamW(list(masters), lr=0.01)
     for step in (1, 2, 3):
         optimizer.zero_grad()
         model(input_ids=IDS, labels=IDS).loss.backward()
         optimizer.step()
-        companion.after_step(step)
+        hook.after_step(step)
         masters.refresh()
     layers = len(_ranks(masters.named()))
     assert sum(map(sum, _ranks(masters.named()).values())) == layers
@@ -159,7 +159,7 @@ def test_a_run_reaches_its_ranks_and_a_stopped_one_resumes_to_the_same_bits(
         stop_after(patch, 9)
         with pytest.raises(Stopped, match="after step 9"):
             workbench.run(recipe, out=tmp_path / "broken", quiet=True)
-    taken = checkpoints.read_tensors(tmp_path / "broken" / "checkpoints" / "step-00000009", "companion")
+    taken = checkpoints.read_tensors(tmp_path / "broken" / "checkpoints" / "step-00000009", "method")
     left = sum(int(each.sum()) for name, each in taken.items() if name.startswith("kept|"))
     broken = workbench.run(recipe, out=tmp_path / "broken", resume=True, quiet=True)
 

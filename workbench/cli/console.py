@@ -16,7 +16,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Terminal:
-    """A watcher that draws a progress bar; SIGTERM or Ctrl-C asks the run to finish its step, save and end."""
+    """A callback that draws a progress bar; SIGTERM or Ctrl-C asks the run to finish its step, save and end."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet, highlight=False)

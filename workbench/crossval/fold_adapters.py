@@ -120,14 +120,14 @@ def fold_task(who: FoldAdapter, rows: LabelledSet, more: LabelledSet | None, *, 
     return FoldTask(who.name, int(drawn) % 2**31, train, rows.subset(who.split.validation_N))
 
 
-def train(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher: Callback) -> None:
+def train(room: FoldContext, run: Run, lessons: Sequence[FoldTask], callback: Callback) -> None:
     """Train what each lesson says and save it in `run`/NAME/adapter; finished adapters are not trained again.
 
     Several processes train a share of the lessons each, and wait for the others.
 
     Raises:
         TrainingError: the loss of one exploded: the cross-validation would lack a fold.
-        Stopped: the watcher asked for it; every adapter has a checkpoint.
+        Stopped: the callback asked for it; every adapter has a checkpoint.
     """
     places = [run.home / each.name / "adapter" for each in lessons]
     if not all(place.exists() for place in run.ranks.share(places)):
@@ -136,11 +136,11 @@ def train(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher: Cal
             "folds.together=false asks for it" if not room.config.folds.together else bank_trainer.refusal(room.config)
         )
         if reason is None:
-            _together(room, run, mine, watcher)
+            _together(room, run, mine, callback)
         else:
-            watcher.say(f"One after another over the same backbone: {reason}.")
-            _apart(room, run, mine, watcher)
-    barrier.wait_for_ranks(lambda: all(place.exists() for place in places), watcher)
+            callback.say(f"One after another over the same backbone: {reason}.")
+            _apart(room, run, mine, callback)
+    barrier.wait_for_ranks(lambda: all(place.exists() for place in places), callback)
 
 
 def outputs(room: FoldContext, folders: Sequence[Path], wanted: Sequence[Sequence[LabelledSet]]) -> list[list[Floats]]:
@@ -186,10 +186,10 @@ class FoldBank(NamedTuple):
     progress: BankProgress
 
 
-def fold_bank(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher: Callback) -> FoldBank:
+def fold_bank(room: FoldContext, run: Run, lessons: Sequence[FoldTask], callback: Callback) -> FoldBank:
     """All lessons in one bank, training not begun."""
     backbone = room.backbone()
-    watcher.say(model_summary.storage(backbone, room.config.adapter))
+    callback.say(model_summary.storage(backbone, room.config.adapter))
     together, freezer = freezing.attach_bank(
         backbone.model, room.config, [room.config.adapter] * len(lessons), seeds=[each.seed for each in lessons]
     )
@@ -202,7 +202,7 @@ def fold_bank(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher:
         for each, member in zip(lessons, together.members, strict=True)
     ]
     progress = BankProgress(
-        watcher, {member: each.name for each, member in zip(lessons, together.members, strict=True)}
+        callback, {member: each.name for each, member in zip(lessons, together.members, strict=True)}
     )
     trainer = BankTrainer(
         together,
@@ -214,13 +214,13 @@ def fold_bank(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher:
         predict=model.outputs,
         compute=backbone.compute,
         tokens=_tokens(run, train_tasks, model),
-        watcher=progress,
+        callback=progress,
     )
     return FoldBank(trainer, model, train_tasks, progress)
 
 
-def _together(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher: Callback) -> None:
-    fit, model, train_tasks, progress = fold_bank(room, run, lessons, watcher)
+def _together(room: FoldContext, run: Run, lessons: Sequence[FoldTask], callback: Callback) -> None:
+    fit, model, train_tasks, progress = fold_bank(room, run, lessons, callback)
     try:
         fit.work()
     finally:
@@ -229,11 +229,11 @@ def _together(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher:
         if error is not None:
             raise TrainingError(f"{task.run.path.name}: {error}")
     for task, member in zip(train_tasks, fit.members, strict=True):
-        with fit.shipping(member):
+        with fit.final_values(member):
             classifier.save(model, task.run.adapter, adapter=partial(fit.bank.save, member))
 
 
-def _apart(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher: Callback) -> None:
+def _apart(room: FoldContext, run: Run, lessons: Sequence[FoldTask], callback: Callback) -> None:
     """One lesson after another; the backbone is loaded again only where a method has changed it."""
     backbone: Backbone | None = None
     for each in lessons:
@@ -250,7 +250,7 @@ def _apart(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher: Ca
         task = _train_task(own, room.config, each, model, nullcontext)
         fit = Trainer(
             model=attached,
-            supervision=TrainingSignal(task.train, model.row_loss(_objective(room.config, each))),
+            signal=TrainingSignal(task.train, model.row_loss(_objective(room.config, each))),
             freezer=freezer,
             held_out=room.rows,
             kept=room.kept,
@@ -259,10 +259,10 @@ def _apart(room: FoldContext, run: Run, lessons: Sequence[FoldTask], watcher: Ca
             config=task.config,
             compute=backbone.compute,
             run=own,
-            watcher=watcher,
+            callback=callback,
         )
         fit.work()
-        with fit.shipping():
+        with fit.final_values():
             classifier.save(model, own.adapter)
         bare = adapters.detach(attached)
         backbone = None if bare is None else replace(backbone, model=bare)

@@ -61,7 +61,7 @@ class StageLog:
 
     run: Run
     data: FoldData
-    watcher: Callback
+    callback: Callback
     gates: int = 1
     stages: list[StageResult] = field(default_factory=list)
 
@@ -142,7 +142,7 @@ class StageLog:
         self.run.note(seconds=seconds)
         self._began = time.monotonic()
         self.stages.append(StageResult(**{**vars(stage), "seconds": seconds[stage.name]}))
-        self.watcher.say(f"{stage.title}: {stage.why}")
+        self.callback.say(f"{stage.title}: {stage.why}")
 
     def _told(self, stage: StageResult) -> dict[str, Any]:
         labels, test, test_TC = self.data.labels, self.data.test, stage.belief.test_TC

@@ -51,7 +51,7 @@ def train_round(
     data: FoldData,
     who: Sequence[FoldAdapter],
     more: Sequence[LabelledSet | None],
-    watcher: Callback,
+    callback: Callback,
     *,
     number: int,
 ) -> RoundOutputs:
@@ -61,10 +61,10 @@ def train_round(
         lessons = [
             fold_task(each, data.rows, added, seed=room.config.seed) for each, added in zip(who, more, strict=True)
         ]
-        train(room, own, lessons, watcher)
+        train(room, own, lessons, callback)
         if run.ranks.first:
             run.note(model=own.manifest["model"])
-        watcher.say("Asking what was saved ...")
+        callback.say("Asking what was saved ...")
         beside = [rows for rows in (data.test, data.unlabelled) if rows is not None]
         found = outputs(
             room,
@@ -103,11 +103,11 @@ def predict(room: FoldContext, folders: Sequence[Path], rows: Sequence[LabelledS
     return [np.stack(each) for each in zip(*found, strict=True)]
 
 
-def refitted(room: FoldContext, run: Run, data: FoldData, more: LabelledSet | None, watcher: Callback) -> Path:
+def refitted(room: FoldContext, run: Run, data: FoldData, more: LabelledSet | None, callback: Callback) -> Path:
     """One adapter that trained on all rows, saved as the adapter of the run; returns its folder."""
     own = run.child("members")
     rows = data.rows if more is None else data.rows.concatenated(more)
-    train(room, own, [FoldTask("refit", room.config.seed, rows, None)], watcher)
+    train(room, own, [FoldTask("refit", room.config.seed, rows, None)], callback)
     if run.ranks.first and not run.adapter.exists():
         with files.new_folder(run.adapter) as aside:
             shutil.copytree(own.path / "refit" / "adapter", aside, dirs_exist_ok=True)

@@ -48,7 +48,7 @@ class TeacherOutputs(NamedTuple):
 
 
 def teacher_outputs(
-    config: RunConfig, source: TeacherSource, data: ClassSplits, extra: LabelledSet | None, run: Run, watcher: Callback
+    config: RunConfig, source: TeacherSource, data: ClassSplits, extra: LabelledSet | None, run: Run, callback: Callback
 ) -> TeacherOutputs:
     """Teacher outputs for all rows; a resumed run reads those that it kept, if they are of the same rows.
 
@@ -61,7 +61,7 @@ def teacher_outputs(
     path, wanted = run.path / KEPT, _digest(config, data.labels, sets)
     found = _kept(path, wanted) if run.resumed else None
     if found is None:
-        watcher.say(f"Asking the teacher, {source.name}, about {sum(map(len, sets.values())):,} rows ...")
+        callback.say(f"Asking the teacher, {source.name}, about {sum(map(len, sets.values())):,} rows ...")
         outputs, share = _computed(config, source, data.labels, list(sets.values()))
         found = dict(zip(sets, outputs, strict=True))
         files.write_bytes(path, safetensors.save(found, {"rows": wanted}))

@@ -47,7 +47,7 @@ class _Origin:
 
 
 def make(
-    config: RunConfig, source: TeacherSource | None, folder: Path, *, weights: bool, watcher: Callback | None = None
+    config: RunConfig, source: TeacherSource | None, folder: Path, *, weights: bool, callback: Callback | None = None
 ) -> None:
     """Write the stock model and the tokenizer that a student starts from into `folder`, atomically.
 
@@ -67,8 +67,8 @@ def make(
         return
     student = config.distill.student
     origin = _of_teacher(config, source) if config.model.id == TEACHER else _of_backbone(config, config.model)
-    if watcher is not None:
-        watcher.say(f"Making the student's backbone of {origin.name} ...")
+    if callback is not None:
+        callback.say(f"Making the student's backbone of {origin.name} ...")
     # On the skeleton first: layers that are not there are refused before a weight is read.
     model = _skeleton(origin)
     _keep_layers(model, student)

@@ -131,7 +131,7 @@ def write(
     vocabulary: int,
     tokens: int,
     device: torch.device,
-    watcher: Callback,
+    callback: Callback,
 ) -> None:
     """Ask `teacher` about the rows of `train` that no shard in `folder` has, and finish the cache.
 
@@ -144,7 +144,7 @@ def write(
 
     Raises:
         ConfigError: `folder` holds the cache of another configuration, or something else.
-        Stopped: the watcher asked for it; finished shards are kept.
+        Stopped: the callback asked for it; finished shards are kept.
     """
     assert wanted.teacher is not None, "who asks a teacher knows which"
     found = cache_shards.intact(folder, wanted)
@@ -160,8 +160,8 @@ def write(
         path = next(name for name in names if name not in found)
         cache_shards.write(path, packed, keys_R[order], counts_R[order], made_by)
         found[path] = Shard(path)
-        watcher.say(f"{folder}: shard {done} of {len(shares)} is done, {len(packed['ids']):,} positions.")
-        if watcher.stop_requested() and done < len(shares):
+        callback.say(f"{folder}: shard {done} of {len(shares)} is done, {len(packed['ids']):,} positions.")
+        if callback.stop_requested() and done < len(shares):
             raise Stopped(f"Stopped after shard {done} of {len(shares)} of {folder}. Run again to go on there.")
     cache_shards.finish(folder, found)
 

@@ -88,7 +88,7 @@ class SingleTraining:
         self._fit = fit
         self.model, self.masters, self.freezer = fit.model, fit.masters, fit.freezer
         self.config, self.train, self.width = fit.config, fit.train, fit.width
-        self.compares = fit.supervision.auxiliary is not None
+        self.compares = fit.signal.auxiliary is not None
         self.rows, self.steps = len(fit.train), fit.member.total
 
     @property

@@ -88,8 +88,8 @@ class AdapterTrainer:
         self._frozen: Collection[str] | None = None
         self._average = weight_averaging.average(config.average, trainable)
         self._hooks = dict(hooks or {})
-        if (own := config.adapter.companion(trainable, steps=self._limits.steps)) is not None:
-            self._hooks["companion"] = own
+        if (own := config.adapter.train_hook(trainable, steps=self._limits.steps)) is not None:
+            self._hooks["method"] = own
         self._loss_guard = LossGuard(
             task.train, checkpoints_folder=task.run.checkpoints, learning_rate=config.train.learning_rate
         )
@@ -239,7 +239,7 @@ class AdapterTrainer:
             self._evicted.clear()
 
     @contextmanager
-    def shipping(self, say: Callable[[str], None]) -> Iterator[None]:
+    def final_values(self, say: Callable[[str], None]) -> Iterator[None]:
         """Inside the block the parameters hold the final values: of the best or the last step, or their average."""
         with optimizer_states.evaluating(self._optimizer, refresh=self._refresh):
             if sentence := self._load_final():

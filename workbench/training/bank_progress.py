@@ -15,8 +15,8 @@ class BankProgress:
         names: Displayed name of each member, by its name in the bank.
     """
 
-    def __init__(self, watcher: Callback, names: Mapping[str, str]) -> None:
-        self._watcher = watcher
+    def __init__(self, callback: Callback, names: Mapping[str, str]) -> None:
+        self._watcher = callback
         self._names = names
         self._round: dict[str, dict[str, Any]] = {}
         self._total = 0

@@ -94,14 +94,14 @@ class BankTrainer:
         predict: Predict,
         compute: torch.dtype,
         tokens: int,
-        watcher: Callback,
+        callback: Callback,
     ) -> None:
         self.bank, self.model = bank, bank.model
         self.freezer = freezer
         self.objectives = dict(zip(bank.members, objectives, strict=True))
         self.predict = predict
         self.tokens = tokens
-        self.watcher = watcher
+        self.callback = callback
         self.device = next(bank.model.parameters()).device
         self.ahead: Prefetcher[JoinedRows] | None = None
         """Collates the next rows, while `work` goes on."""
@@ -125,13 +125,13 @@ class BankTrainer:
             first.config,
             compute=compute,
             folder=first.run.path / "prefix",
-            say=watcher.say,
-            trying=partial(bank.only, bank.members[0]),
+            say=callback.say,
+            trial_context=partial(bank.only, bank.members[0]),
             kept=kept,
         )
 
     def work(self) -> None:
-        """Train every member to its end, or to its error; raises Stopped after checkpoints when the watcher asks.
+        """Train every member to its end, or to its error; raises Stopped after checkpoints when the callback asks.
 
         Raises:
             TrainingError: every member failed; this is the first one's.
@@ -151,9 +151,9 @@ class BankTrainer:
             raise errors[0]
 
     @contextmanager
-    def shipping(self, name: str) -> Iterator[None]:
+    def final_values(self, name: str) -> Iterator[None]:
         """After `work`: the model holds what is to be saved of a member, in float32."""
-        with self.members[name].shipping(self.watcher.say), self.masters.exposed():
+        with self.members[name].final_values(self.callback.say), self.masters.exposed():
             yield
 
     def _resume(self) -> None:
@@ -163,7 +163,7 @@ class BankTrainer:
             step = common
         for name, member in self.members.items():
             for sentence in member.resume(at_most=step):
-                self.watcher.say(f"{name}: {sentence}")
+                self.callback.say(f"{name}: {sentence}")
 
     def _step(self, live: dict[str, AdapterTrainer], began: float) -> None:
         """One optimizer step of every live member."""
@@ -171,15 +171,15 @@ class BankTrainer:
         for (name, member), loss in zip(live.items(), self._losses_that_fit(live), strict=True):
             record = member.update(loss, member.batch())
             if record is None:
-                self.watcher.say(f"{name} ends here; the others go on. {member.error}")
+                self.callback.say(f"{name} ends here; the others go on. {member.error}")
             else:
                 records[name] = record
         self.masters.refresh()
         records = {name: measured(record, since=started, device=self.device) for name, record in records.items()}
         for name, record in records.items():
             record = live[name].finish_step(record, began=began)
-            self.watcher.step({**record, "member": name}, total=live[name].total)
-        stopping = self.watcher.stop_requested()
+            self.callback.step({**record, "member": name}, total=live[name].total)
+        stopping = self.callback.stop_requested()
         if stopping or any(member.due for member in live.values()):
             for member in live.values():
                 # Two, because a kill may fall between the writes of two members: one of them then goes a save back.
@@ -202,7 +202,7 @@ class BankTrainer:
             raise capacity.nothing_fits(longest, rows) from None
 
     def _go_on_with(self, tokens: int) -> None:
-        self.watcher.say(f"Out of memory: going on with {tokens} tokens in a forward pass.")
+        self.callback.say(f"Out of memory: going on with {tokens} tokens in a forward pass.")
         for parameter in [*self.bank.model.parameters(), *self.masters]:
             parameter.grad = None
 

@@ -48,7 +48,7 @@ class Trainer:
     """Trains one adapter, or one whole backbone, on this process and on those that share its work."""
 
     model: nn.Module
-    supervision: TrainingSignal
+    signal: TrainingSignal
     freezer: Freezer
     """Decides which layers of `model` train."""
     width: int
@@ -59,16 +59,16 @@ class Trainer:
     config: RunConfig
     compute: torch.dtype
     run: Run
-    watcher: Callback
+    callback: Callback
     clock: ProgressClock = field(default_factory=ProgressClock)
     """Share of the run that is done, for losses that follow a schedule."""
-    trying: Callable[[], AbstractContextManager[object]] = nullcontext
+    trial_context: Callable[[], AbstractContextManager[object]] = nullcontext
     """Context in which the model may be called with rows of another kind, to try the prefix cache."""
     kept: PrefixCache | None = None
     """Outputs of the frozen blocks that earlier trainings of the same run computed."""
 
     def __post_init__(self) -> None:
-        self.train, self.loss, auxiliary, *_ = self.supervision
+        self.train, self.loss, auxiliary, *_ = self.signal
         self.device = backbones.device()
         self.ranks = self.run.ranks
         self.placement = Placement(self.config.distributed, self.ranks)
@@ -99,8 +99,8 @@ class Trainer:
             self.config,
             compute=self.compute,
             folder=self.run.path / "prefix",
-            say=self.watcher.say,
-            trying=self.trying,
+            say=self.callback.say,
+            trial_context=self.trial_context,
             kept=self.kept,
         )
         self.accelerator = Accelerator(
@@ -109,14 +109,14 @@ class Trainer:
         self.accelerator.init_trackers(self.run.path.name)
 
     def work(self) -> None:
-        """Train to the end; raises Stopped after a checkpoint when the watcher asks for it."""
+        """Train to the end; raises Stopped after a checkpoint when the callback asks for it."""
         member = self.member
         for sentence in member.resume():
-            self.watcher.say(sentence)
+            self.callback.say(sentence)
         self.prepare()
         if member.live:
             left = member.total - member.progress.step
-            self.watcher.say(f"Training: {left:,} steps of {self.config.batch.size} rows.")
+            self.callback.say(f"Training: {left:,} steps of {self.config.batch.size} rows.")
         began = time.monotonic() - member.progress.elapsed_s
         if member.live:
             self.run.deadline.begin(member.progress.share)
@@ -134,8 +134,8 @@ class Trainer:
             self._follow_policy()
             record = member.finish_step(self.step(member.batch()), began=began)
             self.accelerator.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])
-            self.watcher.step(record, total=member.total)
-            stopping = self.ranks.any(self.watcher.stop_requested())
+            self.callback.step(record, total=member.total)
+            stopping = self.ranks.any(self.callback.stop_requested())
             if member.due or stopping:
                 with self.run.deadline.phase("checkpoint"):
                     member.save(keep=self.config.save.keep)
@@ -143,10 +143,10 @@ class Trainer:
                 raise Stopped(f"Stopped after {member.place}; checkpoint saved.")
 
     @contextmanager
-    def shipping(self) -> Iterator[None]:
+    def final_values(self) -> Iterator[None]:
         """After `work`: inside the block the model holds the float32 values to save, of the best or the last step."""
         self.run.note(elapsed_s=self.member.progress.elapsed_s, peak_bytes=peak_bytes(self.device))
-        with self.member.shipping(self.watcher.say), self.masters.exposed():
+        with self.member.final_values(self.callback.say), self.masters.exposed():
             yield
 
     def step(self, rows: Indices) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class Trainer:
                 f"Out of memory with {self.tokens} tokens in a forward pass, which are the same on every "
                 f"device.\n  Write batch.tokens_per_device={tokens} --resume"
             )
-        self.watcher.say(f"Out of memory: going on with {tokens} tokens in a forward pass.")
+        self.callback.say(f"Out of memory: going on with {tokens} tokens in a forward pass.")
         self.run.note(batch={"tokens_per_device": tokens, "steps": self.member.total})
         if self.config.batch.tokens_per_device == "auto":
             self._remembered.write(tokens)
@@ -200,7 +200,7 @@ class Trainer:
 
     @property
     def _remembered(self) -> capacity.Remembered:
-        return capacity.Remembered(self.config, self._longest, self.supervision.settings)
+        return capacity.Remembered(self.config, self._longest, self.signal.settings)
 
     def _gradients(self, rows: Indices) -> tuple[Tensor, dict[str, float]]:
         """Compute the gradients of a step's rows; returns their mean loss, and metrics of the gradients."""
@@ -253,7 +253,7 @@ class Trainer:
         if self.ahead is None:
             return self.train.batch(rows, epoch=epoch).to(self.device)
         batch = self.ahead.get((epoch, rows.tobytes()), partial(self.train.batch, rows, epoch=epoch)).to(self.device)
-        if then is None and self.supervision.known:
+        if then is None and self.signal.known:
             upcoming, epoch = self.member.batch_after()
             then = next(
                 (share.rows for share in self._row_shares(upcoming)), None
@@ -340,7 +340,7 @@ class Trainer:
         except torch.OutOfMemoryError:
             if self.config.train.checkpointing != "auto" or self.config.adapter.no_checkpointing(self.freezer.backbone):
                 raise capacity.nothing_fits(self._longest, self.train) from None
-        self.watcher.say("One example does not fit: recomputing activations in the backward pass.")
+        self.callback.say("One example does not fit: recomputing activations in the backward pass.")
         _recompute_activations(self.model)
         try:
             return capacity.largest_that_fits(tokens, self.train, self._trial, remembered=self._remembered)

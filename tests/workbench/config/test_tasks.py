@@ -178,7 +178,7 @@ def test_a_real_encoder_learns_to_classify(weights: str, tmp_path: Path, request
         config=config,
         compute=backbone.compute,
         run=run,
-        watcher=Terminal(quiet=True),
+        callback=Terminal(quiet=True),
     )
     fit.work()
     losses = [record["loss"] for record in run.metrics()]

@@ -87,9 +87,9 @@ class Desk:
         source = TeacherSource("the stories", ModelConfig(id=self.backbone, weights="float32"))
         return teacher_cache.identity(config, source, self.live.tokenizer)
 
-    def write(self, config: DistillConfig, rows: TokenizedSet | None = None, watcher: Watching | None = None) -> None:
+    def write(self, config: DistillConfig, rows: TokenizedSet | None = None, callback: Watching | None = None) -> None:
         """Make the cache of `train`, or of other rows."""
-        write(self.folder, rows or self.train, self.live, config, self.wanted(config), 512, watcher)
+        write(self.folder, rows or self.train, self.live, config, self.wanted(config), 512, callback)
 
     def open(self, config: DistillConfig, rows: TokenizedSet | None = None) -> CachedTeacher:
         """The finished cache."""
@@ -107,10 +107,10 @@ def write(
     config: DistillConfig,
     wanted: CacheIdentity,
     vocabulary: int,
-    watcher: Watching | None = None,
+    callback: Watching | None = None,
 ) -> None:
     """`caching.write` on the CPU, a few rows at a time."""
-    where = {"device": torch.device("cpu"), "watcher": watcher or Watching()}
+    where = {"device": torch.device("cpu"), "callback": callback or Watching()}
     teacher_cache.write(folder, rows, teacher, config, wanted, vocabulary=vocabulary, tokens=512, **where)  # type: ignore[arg-type]
 
 

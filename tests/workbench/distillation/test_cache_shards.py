@@ -36,10 +36,10 @@ def test_a_killed_write_goes_on_to_the_same_bytes(desk: Desk, sampled: bool) -> 
 
 
 def test_a_watcher_may_end_it_between_shards(desk: Desk) -> None:
-    watcher = Watching(stop=True)
+    callback = Watching(stop=True)
     with pytest.raises(Stopped, match="shard 1 of"):
-        desk.write(settings(k=8), watcher=watcher)
-    assert list(desk.files()) == ["shard-00000.safetensors"] and len(watcher.said) == 1
+        desk.write(settings(k=8), callback=callback)
+    assert list(desk.files()) == ["shard-00000.safetensors"] and len(callback.said) == 1
     with pytest.raises(ConfigError, match=r"is no finished teacher cache's.*distill\.teacher\.id"):
         desk.open(settings(k=8))
 

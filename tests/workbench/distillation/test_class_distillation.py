@@ -37,7 +37,7 @@ NAMES = ("rain", "snow", "sun")
 
 
 class Quiet:
-    """A watcher that says nothing and may ask to stop."""
+    """A callback that says nothing and may ask to stop."""
 
     def __init__(self, *, stop: bool = False) -> None:
         self.stop = stop

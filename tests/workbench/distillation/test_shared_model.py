@@ -66,7 +66,9 @@ def test_whatever_fails_while_it_speaks_the_student_is_back(
         assert not torch.is_grad_enabled() and not any(module.training for module in teacher.model.modules())
         with teacher.active():
             inner = teacher.head.hidden(teacher.model, batch.inputs)
-        assert torch.equal(teacher.head.hidden(teacher.model, batch.inputs), inner), "a teacher may be used inside itself"
+        assert torch.equal(teacher.head.hidden(teacher.model, batch.inputs), inner), (
+            "a teacher may be used inside itself"
+        )
         raise KeyboardInterrupt
     assert torch.is_grad_enabled()
     assert_same(before, student.state(batch))

@@ -21,7 +21,7 @@ from workbench.training import capacity
 
 
 class Impatient:
-    """A watcher that asks for an end once so many sentences or forward passes have been."""
+    """A callback that asks for an end once so many sentences or forward passes have been."""
 
     def __init__(self, *, after: str = "nothing", passes: int = 0) -> None:
         self.after, self.passes, self.heard = after, passes, False
@@ -41,13 +41,13 @@ def main() -> None:
     capacity.FORWARD_TOKENS = 64
     rank, folder = joined().rank, Path(sys.argv[1])
     config = RunConfig.model_validate_json((folder / "config.json").read_text())
-    run(config, out=folder / "straight", resume=False, watcher=Impatient())
+    run(config, out=folder / "straight", resume=False, callback=Impatient())
     for number, after in enumerate(("Scoring the backbone", "Scoring what was saved")):
         asked = Impatient(after=after, passes=5) if rank == 1 else Impatient()
         with pytest.raises(Stopped, match=r"what is scored so far is kept\.\nContinue with: --out .* --resume"):
-            run(config, out=folder / "broken", resume=number > 0, watcher=asked)
+            run(config, out=folder / "broken", resume=number > 0, callback=asked)
         assert rank or json.loads((folder / "broken" / result_store.FILE).read_text())
-    run(config, out=folder / "broken", resume=True, watcher=Impatient())
+    run(config, out=folder / "broken", resume=True, callback=Impatient())
 
 
 if __name__ == "__main__":

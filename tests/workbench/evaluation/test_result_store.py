@@ -75,14 +75,14 @@ def scored_rows(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def _ends_equal(config: RunConfig, folder: Path, scored_rows: Counter[str], *, after: str) -> None:
     """Stopped in the third forward pass after it said `after`, and gone on with."""
-    run(config, out=folder / "straight", resume=False, watcher=Impatient())
+    run(config, out=folder / "straight", resume=False, callback=Impatient())
     wanted = scored_rows.copy()
     scored_rows.clear()
     with pytest.raises(Stopped, match=r"what is scored so far is kept\.\nContinue with: --out .* --resume"):
-        run(config, out=folder / "broken", resume=False, watcher=Impatient(after=after, passes=4))
+        run(config, out=folder / "broken", resume=False, callback=Impatient(after=after, passes=4))
     assert json.loads((folder / "broken/manifest.json").read_text())["status"] == "stopped"
     assert (folder / "broken" / result_store.FILE).exists()
-    run(config, out=folder / "broken", resume=True, watcher=Impatient())
+    run(config, out=folder / "broken", resume=True, callback=Impatient())
     ended = [json.loads((folder / name / "scores.json").read_text()) for name in ("straight", "broken")]
     assert ended[0] == ended[1]
     assert not (folder / "broken" / result_store.FILE).exists()

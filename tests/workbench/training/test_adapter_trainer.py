@@ -74,7 +74,7 @@ def test_the_better_of_average_and_last_values_ships(average: dict[str, Any], tm
         for name, tensor in found.shipped.items():
             torch.testing.assert_close(tensor.double(), wanted[name].double(), rtol=1e-5, atol=1e-7)
         said = "Shipping the average" if averaged else "Shipping the values of the last"
-        assert found.watcher.said[-1].startswith(said)
+        assert found.callback.said[-1].startswith(said)
     assert better == {True, False}, "only one case was tested"
 
 
@@ -100,7 +100,7 @@ def test_the_best_evaluation_ships_whosever_it_was(tmp_path: Path) -> None:
     for name, tensor in found.shipped.items():
         torch.testing.assert_close(tensor.double(), wanted[name].double(), rtol=1e-5, atol=1e-7)
     said = "the average at step" if key.startswith("averaged") else "step"
-    assert found.watcher.said[-1] == f"Shipping {said} {step}, which has the lowest held-out loss."
+    assert found.callback.said[-1] == f"Shipping {said} {step}, which has the lowest held-out loss."
 
 
 OPTIMIZERS: list[dict[str, Any]] = [
@@ -164,7 +164,7 @@ def test_of_steps_and_tokens_the_earlier_ends_the_run(steps: int, tokens: int, t
     read = sum(record["tokens"] for record in found.records)
     assert (len(found.losses) == steps) == (read < tokens) == (steps == 3)
     assert found.records[-1]["learning_rate"] < 3e-3 / 2
-    assert found.watcher.records[-1]["step"] == found.fit.member.total
+    assert found.callback.records[-1]["step"] == found.fit.member.total
 
 
 def test_a_run_that_tokens_end_is_repeated_and_resumed_to_the_same_bits(tmp_path: Path) -> None:

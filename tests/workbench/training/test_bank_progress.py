@@ -1,4 +1,4 @@
-"""A watcher of a bank hears of each step once, in the names of its members."""
+"""A callback of a bank hears of each step once, in the names of its members."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Listener:
 
 def test_steps_are_told_once_for_all_members() -> None:
     listener = Listener()
-    chorus = BankProgress(listener, {"member0000": "rate=1", "member0001": "rate=2"})
+    progress = BankProgress(listener, {"member0000": "rate=1", "member0001": "rate=2"})
     for step, losses in ((1, (4.0, 2.0)), (2, (3.0, 1.0)), (3, (2.5,))):  # the second ends after two
         for number, loss in enumerate(losses):
             record = {"member": f"member000{number}", "step": step, "loss": loss, "tokens_per_second": 100.0}
             held_out = {"held_out_loss": loss + 1} if step == 2 else {}
-            chorus.step({**record, **held_out}, total=3 - number)
-    chorus.flush()
-    chorus.flush()
+            progress.step({**record, **held_out}, total=3 - number)
+    progress.flush()
+    progress.flush()
     told = [(each["step"], each["loss"], each["tokens_per_second"], total) for each, total in listener.records]
     assert told == [(1, 3.0, 200.0, 3), (2, 2.0, 200.0, 3), (3, 2.5, 100.0, 3)]
     assert [each.get("held_out_loss") for each, _ in listener.records] == [None, 2.0, None]
-    chorus.say("member0001 ends here.")
-    assert listener.said == ["rate=2 ends here."] and chorus.stop_requested()
+    progress.say("member0001 ends here.")
+    assert listener.said == ["rate=2 ends here."] and progress.stop_requested()

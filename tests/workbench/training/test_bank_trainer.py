@@ -164,7 +164,7 @@ def test_running_out_of_memory_repeats_the_step_in_smaller_pieces(tmp_path: Path
     hurt.outputs = lambda model, member, bank: _scarce(calls, class_outputs(model, member, bank))
     found = hurt.fit()
     assert max(calls) > 30 and max(calls[-4:]) <= 30, "it went on in smaller pieces"
-    assert found.watcher.said and "Out of memory" in found.watcher.said[0]
+    assert found.callback.said and "Out of memory" in found.callback.said[0]
     assert_same(found, wanted, losses=1e-10, adapters=1e-10)
 
 
@@ -217,5 +217,5 @@ def test_a_member_that_diverges_ends_alone(
         losses=1e-10,
         adapters=1e-10,
     )
-    (said,) = found.watcher.said
+    (said,) = found.callback.said
     assert f"member0001 ends here; the others go on. The {what} is not finite at step 1" in said

@@ -31,7 +31,7 @@ def test_stopped_in_the_middle_and_resumed_it_ends_where_it_would_have(tmp_path:
     assert found.losses == whole.losses and [len(each) for each in found.losses] == [12, 4, 6]
     for tensors, wanted in zip(found.tensors, whole.tensors, strict=True):
         assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
-    assert any("Resuming after step 5 of 12" in sentence for sentence in found.watcher.said)
+    assert any("Resuming after step 5 of 12" in sentence for sentence in found.callback.said)
 
 
 class Killed(BaseException):
@@ -120,7 +120,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trained, Path]:
 
 def _resumed_after(trained: Trained) -> int:
     """The step that the first member, which outlives the others, went on from."""
-    (step,) = re.findall(r"member0000: Resuming after step (\d)", "\n".join(trained.watcher.said))
+    (step,) = re.findall(r"member0000: Resuming after step (\d)", "\n".join(trained.callback.said))
     return int(step)
 
 
@@ -148,10 +148,10 @@ def test_killed_again_while_it_resumes(again: int, whole: tuple[Trained, Path], 
 def test_what_failed_does_not_run_again(whole: tuple[Trained, Path], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert not _survives(_bank(folder), 14)
-    watcher = Silent()
-    found = _bank(folder).fit(watcher, resume=True)
-    assert {(record["member"], record["step"]) for record in watcher.records} == {("member0000", 5), ("member0000", 6)}
-    (said,) = [sentence for sentence in watcher.said if sentence.startswith("member0003")]
+    callback = Silent()
+    found = _bank(folder).fit(callback, resume=True)
+    assert {(record["member"], record["step"]) for record in callback.records} == {("member0000", 5), ("member0000", 6)}
+    (said,) = [sentence for sentence in callback.said if sentence.startswith("member0003")]
     assert "Not resumed, because it failed: The loss is not finite at step 2" in said
     _assert_same(found, folder, *whole)
     failed = [json.loads((folder / "members" / str(n) / "manifest.json").read_text())["status"] for n in (3, 4)]
@@ -174,5 +174,5 @@ def test_where_one_checkpoint_is_damaged_all_go_back_a_save(whole: tuple[Trained
     (folder / "members" / "2" / "checkpoints" / "step-00000004" / "optimizer.safetensors").write_bytes(b"")
     found = _bank(folder).fit(resume=True)
     assert _resumed_after(found) == 3
-    assert any("damaged checkpoint" in said for said in found.watcher.said)
+    assert any("damaged checkpoint" in said for said in found.callback.said)
     _assert_same(found, folder, *whole)

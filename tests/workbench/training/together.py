@@ -1,4 +1,4 @@
-"""Members of a bank for tests: random texts, a watcher that remembers, and a bank trained in one call."""
+"""Members of a bank for tests: random texts, a callback that remembers, and a bank trained in one call."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class LabelledSet(Texts):
 
 
 class Silent:
-    """A watcher that keeps what it is told, and may ask to stop."""
+    """A callback that keeps what it is told, and may ask to stop."""
 
     def __init__(self, *, stop_after: int = 10**9) -> None:
         self.said: list[str] = []
@@ -125,7 +125,7 @@ def class_outputs(model: PreTrainedModel, member: str, bank: banks.Bank) -> tupl
 class Trained:
     losses: list[list[float]]
     tensors: list[dict[str, Tensor]]
-    watcher: Silent = field(default_factory=Silent)
+    callback: Silent = field(default_factory=Silent)
 
 
 @dataclass
@@ -142,7 +142,7 @@ class Together:
     prepare: Callable[[banks.Bank], object] = lambda bank: None
     during: Callable[[BankTrainer], AbstractContextManager[object]] = lambda fit: nullcontext()
 
-    def fit(self, watcher: Silent | None = None, *, resume: bool = False) -> Trained:
+    def fit(self, callback: Silent | None = None, *, resume: bool = False) -> Trained:
         model = copy.deepcopy(self.model)
         bank, freezer = freezing.attach_bank(
             model,
@@ -158,7 +158,7 @@ class Together:
             TrainTask(data, lambda: 1.0, config, member)  # never better: patience runs out
             for data, config, member in zip(self.data, self.configs, members, strict=True)
         ]
-        watcher = watcher or Silent()
+        callback = callback or Silent()
         fit = BankTrainer(
             bank,
             train_tasks,
@@ -167,7 +167,7 @@ class Together:
             predict=predict,
             compute=self.compute,
             tokens=self.tokens,
-            watcher=watcher,
+            callback=callback,
         )
         try:
             with self.during(fit):
@@ -180,4 +180,4 @@ class Together:
             {name.replace(member, "default"): named[name].detach() for name in bank.parameters_of(member)}
             for member in bank.members
         ]
-        return Trained(losses, tensors, watcher)
+        return Trained(losses, tensors, callback)

@@ -12,13 +12,13 @@ LOOK = 0.2
 """Seconds between two looks."""
 
 
-def wait_for_ranks(done: Callable[[], bool], watcher: Callback) -> None:
+def wait_for_ranks(done: Callable[[], bool], callback: Callback) -> None:
     """Return when `done` holds; unlike a process that waits in a collective, this one can be asked to stop.
 
     Raises:
-        Stopped: the watcher asked for it.
+        Stopped: the callback asked for it.
     """
     while not done():
-        if watcher.stop_requested():
+        if callback.stop_requested():
             raise Stopped("Stopped while other processes train; all of this one's members are saved.")
         time.sleep(LOOK)

@@ -54,7 +54,7 @@ def _sharded(config: RunConfig) -> Iterator[str]:
     for name in ("sam", "noise_scale", "lookahead", "l1", "l2"):
         if getattr(optimizer, name):
             yield f"optimizer.{name} needs all gradients in one place, and ZeRO cuts them. Leave it out, or zero=0."
-    if type(config.adapter).companion is not Method.companion:
+    if type(config.adapter).train_hook is not Method.train_hook:
         yield f"adapter.method={config.adapter.method} looks at gradients, and ZeRO cuts them. Write zero=0."
     if config.average.method != "none":
         yield "average needs all weights in one place, and ZeRO cuts them. Write average.method=none, or zero=0."

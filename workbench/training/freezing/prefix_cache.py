@@ -87,7 +87,7 @@ class PrefixCacheManager:
         compute: Precision of matrix products.
         folder: Place on disk for outputs that no other run can use.
         say: Tells a person the decision.
-        trying: Inside it, the model may be called with rows of its own.
+        trial_context: Inside it, the model may be called with rows of its own.
         kept: Cache of the same blocks in the same run; outputs are added to it, unless the boundary moves.
     """
 
@@ -100,12 +100,12 @@ class PrefixCacheManager:
         compute: torch.dtype,
         folder: Path,
         say: Callable[[str], None],
-        trying: Callable[[], AbstractContextManager[object]] = nullcontext,
+        trial_context: Callable[[], AbstractContextManager[object]] = nullcontext,
         kept: PrefixCache | None = None,
     ) -> None:
         self._freezer, self._work, self._config = freezer, work, config
         self._dtype = compute if config.freeze.stored == "compute" else _DTYPES[config.freeze.stored]
-        self._compute, self._folder, self._say, self._trying = compute, folder, say, trying
+        self._compute, self._folder, self._say, self._trial_context = compute, folder, say, trial_context
         self._kept = kept or PrefixCache()
         self.cached: CachedPrefix | None = None
         self._profile: DataProfile | None = None
@@ -151,7 +151,7 @@ class PrefixCacheManager:
     def _chosen(self, depth: int, passes: float) -> CacheDecision:
         freezer, config = self._freezer, self._config
         backbone, blocks = freezer.backbone, freezer.blocks
-        with self._trying():
+        with self._trial_context():
             obstacle = cache_estimate.refusal(backbone, blocks=blocks, depth=depth)
         obstacle = obstacle or cache_estimate.nondeterministic(
             backbone, blocks=blocks, depth=depth, changing=_changing(config)

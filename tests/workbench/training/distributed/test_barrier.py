@@ -12,13 +12,13 @@ from workbench.training.distributed import barrier
 def test_it_waits_until_others_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
-    watcher: Any = SimpleNamespace(stop_requested=lambda: False)
-    barrier.wait_for_ranks(lambda: len(slept) == 3, watcher)
+    callback: Any = SimpleNamespace(stop_requested=lambda: False)
+    barrier.wait_for_ranks(lambda: len(slept) == 3, callback)
     assert slept == [barrier.LOOK] * 3
 
 
 def test_who_waits_can_be_asked_to_stop() -> None:
-    watcher: Any = SimpleNamespace(stop_requested=lambda: True)
-    barrier.wait_for_ranks(lambda: True, watcher)
+    callback: Any = SimpleNamespace(stop_requested=lambda: True)
+    barrier.wait_for_ranks(lambda: True, callback)
     with pytest.raises(Stopped, match="while other processes train"):
-        barrier.wait_for_ranks(lambda: False, watcher)
+        barrier.wait_for_ranks(lambda: False, callback)

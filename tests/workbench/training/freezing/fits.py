@@ -82,7 +82,7 @@ class Trained:
     records: list[dict[str, Any]]
     shipped: dict[str, Tensor]
     """Each parameter of the model that the method lets train, as it is saved."""
-    watcher: Looking
+    callback: Looking
 
     @property
     def losses(self) -> list[float]:
@@ -121,10 +121,10 @@ def train(
     loss = (
         _class_loss(model) if is_classifier else next_token_loss(freezer.model, output_heads.find(freezer.model, model))
     )
-    watcher = Looking(stop_after=stop_after, look=look)
+    callback = Looking(stop_after=stop_after, look=look)
     fit = Trainer(
         model=freezer.model,
-        supervision=TrainingSignal(rows, loss),
+        signal=TrainingSignal(rows, loss),
         freezer=freezer,
         width=32,
         held_out=[held_out],
@@ -132,18 +132,18 @@ def train(
         config=config,
         compute=compute,
         run=run,
-        watcher=watcher,
+        callback=callback,
     )
-    watcher.fit = fit
+    callback.fit = fit
     try:
         fit.work()
-        with fit.shipping():
+        with fit.final_values():
             named = dict(freezer.model.named_parameters())
             shipped = {name: named[name].detach().clone() for name in freezer.layers}
     finally:
         run.close()
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return Trained(fit, records, shipped, watcher)
+    return Trained(fit, records, shipped, callback)
 
 
 def interrupted(

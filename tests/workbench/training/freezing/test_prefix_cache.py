@@ -56,10 +56,10 @@ def test_kept_outputs_give_the_same_curve_over_two_epochs(family: str, method: s
         )
         for cache in ("off", "memory", "disk")
     }
-    assert not found["off"].watcher.prefixes and found["off"].losses[-1] != found["off"].losses[0]
+    assert not found["off"].callback.prefixes and found["off"].losses[-1] != found["off"].losses[0]
     for cache in ("memory", "disk"):
         assert_close(found[cache], found["off"], rel=1e-6)
-        (cached,) = found[cache].watcher.prefixes
+        (cached,) = found[cache].callback.prefixes
         assert (cached.computed, cached.read, cached.passed) == (ROWS, 2 * 24 + 2 * 9, 0)
 
 
@@ -83,7 +83,7 @@ def test_with_other_methods_and_dropout_above_the_line(adapter: dict[str, Any], 
         for cache in ("off", "memory")
     )
     assert_close(found, wanted, rel=1e-6)
-    assert [cached.computed for cached in found.watcher.prefixes] == [ROWS] and not wanted.watcher.prefixes
+    assert [cached.computed for cached in found.callback.prefixes] == [ROWS] and not wanted.callback.prefixes
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -104,7 +104,7 @@ def test_with_activations_that_are_recomputed(method: str, tmp_path: Path) -> No
     }
     for each in found.values():
         assert_close(each, found["off False"], rel=1e-6)
-    assert [cached.computed for cached in found["memory True"].watcher.prefixes] == [ROWS]
+    assert [cached.computed for cached in found["memory True"].callback.prefixes] == [ROWS]
 
 
 @pytest.mark.parametrize(("stored", "rel"), [("compute", 1e-4), ("bfloat16", 2e-2)])
@@ -125,7 +125,7 @@ def test_over_quantised_weights(stored: str, rel: float, stories: str, tmp_path:
     )
     assert found.losses == pytest.approx(wanted.losses, rel=rel)
     assert found.held_out == pytest.approx(wanted.held_out, rel=rel) and found.held_out[-1] < found.held_out[0]
-    assert [cached.computed for cached in found.watcher.prefixes] == [ROWS]
+    assert [cached.computed for cached in found.callback.prefixes] == [ROWS]
 
 
 def test_half_precision_is_kept_as_it_was_computed(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_half_precision_is_kept_as_it_was_computed(tmp_path: Path) -> None:
         for cache in ("off", "memory")
     )
     assert_close(found, wanted, rel=1e-3)
-    assert {cached.states.dtype for cached in found.watcher.prefixes} == {torch.bfloat16}
+    assert {cached.states.dtype for cached in found.callback.prefixes} == {torch.bfloat16}
     assert {tensor.dtype for tensor in found.shipped.values()} == {torch.float32}
 
 
@@ -160,7 +160,7 @@ def test_a_line_that_moves_changes_nothing_either(policy: dict[str, Any], tmp_pa
         for cache in ("off", "disk")
     )
     assert_close(found, wanted, rel=1e-6)
-    assert len(found.watcher.prefixes) >= (1 if policy["policy"] in ("static", "autofreeze") else 2)
+    assert len(found.callback.prefixes) >= (1 if policy["policy"] in ("static", "autofreeze") else 2)
     assert not (tmp_path / "disk" / "prefix").exists(), "what no other run can use is removed"
 
 
@@ -172,7 +172,7 @@ def test_a_resumed_run_computes_what_was_kept_to_the_same_bits(
     config = configured(freeze={**policy, "cache": "memory"}, batch={"tokens_per_device": 20}, adapter=METHODS["lora"])
     whole = train(stories_model, config, tmp_path / "whole")
     broken = interrupted(stories_model, config, tmp_path / "broken", after=5)
-    assert whole.watcher.prefixes and broken.watcher.prefixes
+    assert whole.callback.prefixes and broken.callback.prefixes
     assert_same_bits(broken, whole)
 
 
@@ -192,11 +192,11 @@ def test_by_itself_it_keeps_what_comes_again_before_the_line_moves(
     """Three epochs; gradual unfreezing of four blocks moves the line three times in them, LISA at every other step."""
     config = configured(freeze=policy, train={"epochs": 3}, adapter=METHODS["full"])
     found = train(build("Llama"), config, tmp_path)
-    assert bool(found.watcher.prefixes) == kept
+    assert bool(found.callback.prefixes) == kept
     if policy["policy"] == "lisa":
-        assert found.watcher.said == []
+        assert found.callback.said == []
     elif not kept:
-        assert {said.split(": ")[1] for said in found.watcher.said} == {"each row is seen only once."}
+        assert {said.split(": ")[1] for said in found.callback.said} == {"each row is seen only once."}
 
 
 def test_what_it_decides_does_not_depend_on_where_a_run_was_stopped(tmp_path: Path) -> None:
@@ -205,8 +205,8 @@ def test_what_it_decides_does_not_depend_on_where_a_run_was_stopped(tmp_path: Pa
     model = build("Llama")
     whole = train(model, config, tmp_path / "whole")
     late = interrupted(model, config, tmp_path / "late", after=11)
-    assert whole.watcher.said[0] in late.watcher.said
-    assert len(late.watcher.prefixes) == 1
+    assert whole.callback.said[0] in late.callback.said
+    assert len(late.callback.prefixes) == 1
 
 
 def test_how_often_rows_come_is_known_from_tokens_too(tmp_path: Path) -> None:
@@ -215,13 +215,13 @@ def test_how_often_rows_come_is_known_from_tokens_too(tmp_path: Path) -> None:
             adapter=METHODS["full"], freeze={"policy": "static"}, train={"epochs": None}, budget={"tokens": tokens}
         )
         found = train(build("Llama"), config, tmp_path / str(tokens))
-        assert bool(found.watcher.prefixes) == kept
+        assert bool(found.callback.prefixes) == kept
 
 
 def test_dropout_below_the_line_is_an_obstacle_that_is_told(tmp_path: Path) -> None:
     model = build("Llama", attention_dropout=0.1)
     found = train(model, configured(freeze={"policy": "static"}), tmp_path / "auto")
-    assert not found.watcher.prefixes and "draws by lot below the line" in found.watcher.said[0]
+    assert not found.callback.prefixes and "draws by lot below the line" in found.callback.said[0]
     with pytest.raises(ConfigError, match=r"(?s)freeze\.cache=memory cannot be: .*draws by lot.*freeze\.cache=off"):
         train(model, configured(freeze={"policy": "static", "cache": "memory"}), tmp_path / "memory")
 
@@ -237,6 +237,6 @@ def test_numbers_are_finite_where_every_block_is_frozen(tmp_path: Path) -> None:
         for cache in ("off", "memory")
     }
     assert_close(found["memory"], found["off"], rel=1e-6)
-    (cached,) = found["memory"].watcher.prefixes
+    (cached,) = found["memory"].callback.prefixes
     assert cached.computed == ROWS
     assert {name.split(".")[-2] for name in found["memory"].fit.masters.named()} == {"dense", "classifier"}
