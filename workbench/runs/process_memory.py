@@ -5,10 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import lru_cache, partial, wraps
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt, from glibc's malloc.h."""
@@ -26,42 +24,11 @@ def importing() -> Iterator[None]:
     looks = gc.isenabled()
     gc.disable()
     try:
-        _import_bitsandbytes()
         yield
         gc.freeze()
     finally:
         if looks:
             gc.enable()
-
-
-def _import_bitsandbytes() -> None:
-    """Import what PEFT imports in any case, without torch's compiler: it compiles four functions when one is called."""
-    import torch
-
-    compiling = torch.compile
-    torch.compile = _compiled_when_called  # type: ignore[assignment]
-    try:
-        with suppress(ImportError):
-            import bitsandbytes  # noqa: F401
-    finally:
-        torch.compile = compiling
-
-
-def _compiled_when_called(function: Callable[..., Any] | None = None, **settings: Any) -> Callable[..., Any]:
-    if function is None:  # a decorator with settings
-        return partial(_compiled_when_called, **settings)
-
-    @lru_cache
-    def compiled() -> Callable[..., Any]:
-        import torch
-
-        return torch.compile(function, **settings)
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return compiled()(*args, **kwargs)
-
-    return call
 
 
 def keep() -> None:

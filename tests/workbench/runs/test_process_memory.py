@@ -8,9 +8,7 @@ import sys
 import weakref
 
 import pytest
-import torch
 
-from workbench.runs import process_memory
 from workbench.runs.process_memory import importing
 
 
@@ -64,23 +62,3 @@ def test_freed_memory_is_used_again() -> None:
         for how in ("kept", "plain")
     }
     assert found["kept"] < found["plain"] / 10
-
-
-def test_torchs_compiler_is_not_imported_for_what_nobody_calls() -> None:
-    code = (
-        "import sys\nfrom workbench.runs.process_memory import importing\n"
-        "with importing():\n    import peft\n"
-        "assert 'bitsandbytes' in sys.modules and 'torch._inductor.compile_fx' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_what_is_compiled_later_computes_the_same() -> None:
-    def twice(x: torch.Tensor) -> torch.Tensor:
-        return 2 * x
-
-    for later in (
-        process_memory._compiled_when_called(twice, backend="eager"),
-        process_memory._compiled_when_called(backend="eager")(twice),
-    ):
-        assert later(torch.tensor(3)) == 6
