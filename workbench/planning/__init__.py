@@ -1,1 +1,1 @@
-"""Know before you run: the real step on tensors without numbers, and what it takes."""
+"""Know before you run: memory and time of the real step, on tensors without values and on small models."""

@@ -37,7 +37,7 @@ WIDTH = 1024
 WHOLE = 400_000_000
 """Parameters of the largest model that is built."""
 FILLED = 2**24
-"""Elements of a tensor that get numbers; the rest of a larger one stays as the system gives it, and takes no memory."""
+"""Elements of a tensor that get values; the rest of a larger one stays as the system gives it, and takes no memory."""
 DEPTHS = (
     "num_hidden_layers",
     "num_layers",

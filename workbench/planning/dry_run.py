@@ -1,6 +1,6 @@
-"""The step of a run, carried out on tensors without numbers: the memory and the operations that it takes.
+"""The step of a run, carried out on tensors without values: the memory and the operations that it takes.
 
-What is rehearsed is the loop that trains, with the run's own model, loss, optimizer and rows: the largest micro-batches
+It is the loop that trains, with the run's own model, loss, optimizer and rows: the largest micro-batches
 of its first epoch beside the optimizer's state, those that are not a step's first beside the gradients of earlier ones.
 """
 
@@ -59,7 +59,7 @@ class DryRun:
 
 
 def dry_run(fit: Training, held_out_loss: Callable[[], object], *, beside: Iterable[nn.Module] = ()) -> DryRun:
-    """Carry out the parts of steps of `fit` that take most memory, where tensors are imagined.
+    """Carry out the parts of steps of `fit` that take most memory, on fake tensors.
 
     Args:
         held_out_loss: Computes what the run evaluates, on its largest micro-batch.

@@ -1,7 +1,7 @@
-"""Layers of bitsandbytes whose weights are imagined, packed as they are after loading.
+"""Layers of bitsandbytes with fake weights, packed as they are after loading.
 
 8-bit layers keep the columns of their inputs that hold outliers in half precision. Which these are depends on weights
-and rows, so that every column is taken for one: what is imagined is the most that may be.
+and rows, so that every column is taken for one: what is counted is the most that may be.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BYTES = {"int8": 1.0, "nf4": 0.5, "fp4": 0.5}
 
 
 def pack(model: nn.Module, weights: str, compute: torch.dtype) -> None:
-    """Give the quantised layers of an imagined model packed weights."""
+    """Give the quantised layers of a fake model packed weights."""
     from bitsandbytes.functional import quantize_4bit  # a second to import, and most plans need none of it
     from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
 

@@ -1,4 +1,4 @@
-"""Tensors with shape, precision and device but without numbers: what computes with them takes no memory."""
+"""Tensors with shape, precision and device but without values: computing with them takes no memory."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from workbench.planning.recall import Recall
 
 @contextmanager
 def fake_tensors() -> Iterator[None]:
-    """Inside the block, what is computed from imagined tensors is imagined.
+    """Inside the block, results computed from fake tensors are fake.
 
     What is computed from real ones alone, such as the masks and positions of a real batch, is real, so that decisions
-    that depend on it are those of a run. A number that is read from an imagined tensor is 1.
+    that depend on it are those of a run. A value that is read from a fake tensor is 1.
     """
     with (
         warnings.catch_warnings(),
         _mode() as mode,
-        _Apart(Recall(mode)),
+        _RealApart(Recall(mode)),
     ):
-        # What copies a module looks at where its numbers lie, to find out whether some share them.
+        # Copying a module asks where its values lie, to find out whether some share memory.
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         yield
 
@@ -47,13 +47,13 @@ class _Forgetful(FakeTensorConverter):
 
 @contextmanager
 def real_tensors() -> Iterator[None]:
-    """Inside the block, in `imagining`, everything is as outside of it."""
+    """Inside the block, within `fake_tensors`, everything is as outside of it."""
     with unset_fake_temporarily():
         yield
 
 
 def to_fake(model: nn.Module, device: torch.device) -> None:
-    """Replace every tensor of a model on the meta device by an imagined one; what is shared stays shared."""
+    """Replace every tensor of a model on the meta device by a fake one; what is shared stays shared."""
     known: dict[int, Tensor] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -66,7 +66,7 @@ def to_fake(model: nn.Module, device: torch.device) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = known.setdefault(id(buffer), _like(buffer, device))
-        for beside in vars(module).values():  # the numbers of PEFT's virtual tokens
+        for beside in vars(module).values():  # the ids of PEFT's virtual tokens
             for key, tensor in beside.items() if isinstance(beside, dict) else ():
                 if isinstance(tensor, Tensor) and tensor.is_meta:
                     beside[key] = _like(tensor, device)
@@ -76,8 +76,8 @@ def _like(tensor: Tensor, device: torch.device) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
 
-class _Apart(DispatchMode):
-    """Keeps what is real apart from what is imagined."""
+class _RealApart(DispatchMode):
+    """Computes real tensors for real, and fake ones with what is known of them."""
 
     def __init__(self, recall: Recall) -> None:
         super().__init__()
@@ -85,12 +85,12 @@ class _Apart(DispatchMode):
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         tensors = list(_tensors((*args, *kwargs.values())))
-        imagined = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
-        if func in _READ and imagined:
-            return True if func is not _SCALAR else _ONE.get(imagined[0].dtype, 1.0)
-        if imagined and (instead := INSTEAD.get(str(func))) is not None:
+        fakes = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
+        if func in _READ and fakes:
+            return True if func is not _SCALAR else _ONE.get(fakes[0].dtype, 1.0)
+        if fakes and (instead := INSTEAD.get(str(func))) is not None:
             return instead(*args, **kwargs)
-        if imagined:
+        if fakes:
             return self._recall(func, args, kwargs)
         # Positions are real as the batch is: transformers looks at them to choose between ways to compute masks.
         if tensors or func.overloadpacket is torch.ops.aten.arange:
@@ -109,14 +109,14 @@ def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
 
 
 def _grouped(*args: Any, **kwargs: Any) -> Any:
-    """A product of groups, which torch imagines in bfloat16 alone."""
+    """A product of groups, for which torch knows fake tensors in bfloat16 alone."""
     halves = [each.bfloat16() if isinstance(each, Tensor) and each.is_floating_point() else each for each in args]
     return torch.ops.aten._grouped_mm.default(*halves, **kwargs).to(args[0].dtype)
 
 
 INSTEAD: dict[str, Callable[..., Any]] = {"aten._grouped_mm.default": _grouped}
-"""What is computed instead of operations that cannot be imagined as they are, by their names."""
+"""What is computed instead of operations that fake tensors do not support, by their names."""
 _SCALAR = torch.ops.aten._local_scalar_dense.default
 _READ = (_SCALAR, torch.ops.aten.equal.default, torch.ops.aten.allclose.default)
-"""What reads numbers."""
+"""Operations that read values."""
 _ONE: dict[torch.dtype, bool | int] = {torch.bool: True, torch.int64: 1, torch.int32: 1, torch.uint8: 1}

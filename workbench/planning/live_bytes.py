@@ -17,7 +17,7 @@ class LiveBytes(DispatchMode):
 
     A storage counts once, whoever looks at it, and a tensor that was there before not at all. So nothing counts twice
     where one stands inside another: the outer counts everything, the inner what is made inside it. What a kernel
-    takes and frees while it runs is not seen, nor are numbers that numpy and memory-mapped files hold.
+    takes and frees while it runs is not seen, nor are values that numpy and memory-mapped files hold.
     """
 
     now: int
@@ -41,7 +41,7 @@ class LiveBytes(DispatchMode):
         return result
 
     def _see(self, storage: torch.UntypedStorage, size: int) -> None:
-        address = storage._cdata  # of the storage itself, not of its numbers: empty ones have none
+        address = storage._cdata  # of the storage itself, not of its values: empty ones have none
         if address in self._known:
             return
         self._known.add(address)

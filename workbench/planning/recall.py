@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 
 class _Like(NamedTuple):
-    """All that is to be known of an imagined tensor."""
+    """All that is to be known of a fake tensor."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -35,17 +35,17 @@ class _Given(NamedTuple):
     several: type | None
     """Of what container they come in; None: there is one, and it comes alone."""
     nothing: bool = False
-    """Whether it changes the numbers of its arguments and gives nothing; without outputs, others give the first."""
+    """Whether it changes the values of its arguments and gives nothing; without outputs, others give the first."""
 
 
 class Recall:
-    """Operations on imagined tensors: each is imagined by torch once for the same kinds of arguments."""
+    """Operations on fake tensors: torch infers each result once for the same kinds of arguments."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
         self._known: dict[Hashable, _Given | None] = {}
         self._attributes: dict[torch.device, dict[str, Any]] = {}
-        """Of an imagined tensor on each device, besides what it is alike in; torch takes long to set each."""
+        """Of a fake tensor on each device, besides what it is alike in; torch takes long to set each."""
 
     def __call__(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Result of `func`, of whose arguments at least one is a fake tensor."""
@@ -84,13 +84,13 @@ class Recall:
         made = Tensor._make_subclass(
             FakeTensor, inner, False, dispatch_device=True, device_for_backend_keys=like.device
         )
-        torch._C._set_warn_deprecated_on_mutable_data_ptr(made)  # what copies modules looks where numbers lie
+        torch._C._set_warn_deprecated_on_mutable_data_ptr(made)  # copying a module asks where values lie
         vars(made).update(attributes)
         return made
 
 
 def _describe(values: Sequence[Any], kinds: list[Hashable]) -> bool:
-    """Append what decides about results; False where that cannot be said, as real numbers are among it."""
+    """Append what decides about results; False where that cannot be said, as real values are among it."""
     for value in values:
         if isinstance(value, FakeTensor):
             if value.layout is not torch.strided or value.is_complex():

@@ -4,9 +4,9 @@ Ways are compared in one order: ZeRO 0, 1, 2, 3, the optimizer's state in the ho
 disk, and all of these again with checkpointing; each with the largest micro-batch that fits. Of those that fit the
 fastest is taken, of equals the first. Where none fits, weights that were left to choose are quantised.
 
-A run is rehearsed with its largest and its smallest micro-batch, without checkpointing, and with it where that could be
+A dry run is made with its largest and its smallest micro-batch, without checkpointing, and with it where that could be
 faster. Between them bytes are taken to grow evenly with tokens and seconds with passes, until that way is chosen and
-rehearsed itself, with as many tokens as fit; the stages of ZeRO differ by arithmetic alone.
+tried itself, with as many tokens as fit; the stages of ZeRO differ by arithmetic alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Timing = Callable[[Plan], Timed]
 """What a device takes for a step of a plan."""
 
 PROBES, WORTH = 5, 1.1
-"""So many micro-batches are rehearsed at most to fill the memory, each of so many times the tokens of one that fits."""
+"""So many micro-batches are tried at most to fill the memory, each of so many times the tokens of one that fits."""
 SHORTER = (0.75, 0.5, 0.25, 0.125)
 """Shares of the longest row that are tried where nothing fits."""
 
@@ -72,7 +72,7 @@ def choose(config: RunConfig, rehearse: Rehearse, timing: Timing) -> SolverChoic
 
 
 class _Steady:
-    """Rehearses always with the memory of the first time: what was rehearsed before is no part of a run."""
+    """Plans always with the memory of the first time: earlier dry runs are no part of a run."""
 
     def __init__(self, rehearse: Rehearse) -> None:
         self._rehearse = rehearse
@@ -85,7 +85,7 @@ class _Steady:
 
 
 class _Way(NamedTuple):
-    """A candidate: a configuration, the plan of it, and whether that was rehearsed."""
+    """A candidate: a configuration, the plan of it, and whether a dry run confirmed that."""
 
     config: RunConfig
     plan: Plan
@@ -147,7 +147,7 @@ class _Solver:
         return found
 
     def confirmed(self, way: _Way) -> _Way:
-        """The same, rehearsed: the fastest of several micro-batches, larger where one fits and smaller where not."""
+        """The same after dry runs: the fastest of several micro-batches, larger where one fits and smaller where not."""
         low = self._plan(way.config, way.plan.longest)
         high = self._plan(way.config, self._config.batch.tokens_per_device)
         tokens, fitting = way.plan.tokens_per_device, [low]
