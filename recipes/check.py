@@ -16,7 +16,7 @@ from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.tokenized import Splits
 from workbench.models import backbones, classifier
-from workbench.recipes import beginning, classify_verbs, crossval_verbs, distill_verbs, sweep
+from workbench.recipes import classify_verbs, crossval_verbs, distill_verbs, start_checks, sweep
 from workbench.recipes.classify_verbs import ClassInspection
 from workbench.recipes.crossval_verbs import CrossvalInspection
 from workbench.recipes.sft import read_template
@@ -57,7 +57,7 @@ def check(config: RunConfig) -> Found:
         WorkbenchError: the run would fail, or would silently learn nothing.
     """
     if config.distributed.zero != "auto":  # `run` decides that first, with a plan
-        beginning.require(config, joined())
+        start_checks.require(config, joined())
     return _inspected(config)
 
 

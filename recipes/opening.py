@@ -14,7 +14,7 @@ _MEASURED = "Measured "
 
 
 def sentences(recipe: str, overrides: Sequence[str]) -> list[str]:
-    """The run in words, from the file as it is written; mistakes in it are told by who reads all of it."""
+    """The run in words, from the file as it is written; mistakes in it are reported later, when all of it is read."""
     try:
         path = recipes.find(recipe)
         values = override(read_yaml(path), overrides)

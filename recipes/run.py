@@ -8,7 +8,7 @@ from pathlib import Path
 
 from workbench.config import RunConfig
 from workbench.errors import ResumeError, Stopped, WorkbenchError
-from workbench.recipes import beginning, classify, crossval, distill, inputs, sft, sweep
+from workbench.recipes import classify, crossval, distill, inputs, sft, start_checks, sweep
 from workbench.report import pages  # here, so that a run's clock does not take it for the time of its report
 from workbench.runs import deadline, files, process_memory, run_directory
 from workbench.runs.ranks import Ranks, joined, require_same
@@ -37,7 +37,7 @@ def run(config: RunConfig, *, out: Path, resume: bool, callback: Callback, began
     solved = config.distributed.zero == "auto"
     if solved:
         config = ranks.agreed(_resumed(config, out) if resume else _solved(config, ranks) if ranks.first else config)
-    beginning.require(config, ranks, memory=not resume and not solved)
+    start_checks.require(config, ranks, memory=not resume and not solved)
     if resume and config.budget.timed and files.read_json(out / "manifest.json").get("status") == "done":
         raise ResumeError(f"{out} is done, and its time is over. `workbench evaluate {out}` scores it again.")
     directory = _entered(out, config, resume=resume, ranks=ranks)

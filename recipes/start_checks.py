@@ -1,4 +1,4 @@
-"""Reasons not to begin that need neither a row nor a weight: `check` and `run` ask here."""
+"""Refusals of a run that would fail in its first seconds, before a row or weight is read; used by `check` and `run`."""
 
 from __future__ import annotations
 
