@@ -147,7 +147,7 @@ class _Solver:
         return found
 
     def confirmed(self, way: _Way) -> _Way:
-        """The same after dry runs: the fastest of several micro-batches, larger where one fits and smaller where not."""
+        """The same after dry runs: the fastest of several micro-batches, larger where one fits, else smaller."""
         low = self._plan(way.config, way.plan.longest)
         high = self._plan(way.config, self._config.batch.tokens_per_device)
         tokens, fitting = way.plan.tokens_per_device, [low]
