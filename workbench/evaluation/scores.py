@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -26,9 +25,6 @@ from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.row_passes import over_rows
 from workbench.models.output_heads import Head
 from workbench.runs import files
-
-Floats = npt.NDArray[np.float64]
-Hits = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -77,8 +73,11 @@ def likelihood(
 
     def compute(rows: Indices) -> list[tuple[float, int, int]]:
         loss_N, hit_N, row_N = _token_losses(model, head, tokens.batch(rows))
-        # A sum for each row, in order: so that it does not depend on which rows share a micro-batch.
-        sums = (np.bincount(row_N, each_N, minlength=len(rows)) for each_N in (loss_N, hit_N, np.ones_like(hit_N)))
+        # A sum for each row, in order: so that it does not depend on which rows share a micro-batch. By torch, as a
+        # plan has tensors without numbers here.
+        zero_B = torch.zeros(len(rows), dtype=torch.float64)
+        parts = (loss_N, hit_N.double(), torch.ones_like(row_N).double())
+        sums = ([sum_.item() for sum_ in zero_B.index_add(0, row_N, part_N)] for part_N in parts)
         return [(float(loss), int(hits), int(count)) for loss, hits, count in zip(*sums, strict=True)]
 
     rows = _first(tokens, len(tokens))
@@ -252,10 +251,10 @@ def _first(tokens: TokenizedSet, count: int) -> Iterator[Row]:
 
 
 @torch.no_grad()
-def _token_losses(model: nn.Module, head: Head, batch: MicroBatch) -> tuple[Floats, Hits, Indices]:
+def _token_losses(model: nn.Module, head: Head, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
     """Supervised tokens (N,): negative log-likelihood, whether the model finds it most likely, row in the batch."""
     positions_N, batch = batch.positions_N, batch.to(next(model.parameters()).device)
     hidden_BLD = head.hidden(model, batch.inputs)
     hidden_ND = hidden_BLD.flatten(0, 1)[batch.positions_N]
     loss_N, hit_N = losses.token_scores(hidden_ND, batch.labels_N, head.project, vocabulary=head.vocabulary)
-    return loss_N.double().cpu().numpy(), hit_N.cpu().numpy(), (positions_N // hidden_BLD.shape[1]).numpy()
+    return loss_N.double().cpu(), hit_N.cpu(), positions_N // hidden_BLD.shape[1]
