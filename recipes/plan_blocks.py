@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from transformers import PretrainedConfig
+
 from workbench.config import RunConfig
 from workbench.models import backbones
 from workbench.models.backbones import Backbone, Loader
@@ -37,7 +39,7 @@ def measure(
         dtype=backbone.compute,
         packed=backbone.weights in backbones.QUANTISED,
     )
-    build = partial(_small_training, config, make)
+    build = partial(_small_training, config, hub, make)  # a distilled student's folder is gone by then
 
     def timed(clock: Callable[[], float], seconds: float) -> Measured:
         return block_time.measure(build, subject, clock=clock, seconds=seconds)
@@ -46,9 +48,9 @@ def measure(
 
 
 @contextmanager
-def _small_training(config: RunConfig, make: MakeTraining, small: Small) -> Iterator[Training]:
+def _small_training(config: RunConfig, hub: PretrainedConfig, make: MakeTraining, small: Small) -> Iterator[Training]:
     with tempfile.TemporaryDirectory() as folder:
-        model = block_time.smaller(config.model, backbones.hub_config(config.model), small, Path(folder) / "model")
+        model = block_time.smaller(config.model, hub, small, Path(folder) / "model")
         own = config.model_copy(update={"model": model, "trackers": ()})
         with planned_run(own, Path(folder)) as run:
             yield make(own, run, BlueprintLoader())
