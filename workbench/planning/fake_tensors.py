@@ -114,7 +114,15 @@ def _grouped(*args: Any, **kwargs: Any) -> Any:
     return torch.ops.aten._grouped_mm.default(*halves, **kwargs).to(args[0].dtype)
 
 
-INSTEAD: dict[str, Callable[..., Any]] = {"aten._grouped_mm.default": _grouped}
+def _read(tensor: Tensor, storage: torch.UntypedStorage) -> Tensor:
+    """A tensor of as many elements as a file's values have, which are an adapter's."""
+    return tensor.resize_(storage.nbytes() // tensor.element_size())
+
+
+INSTEAD: dict[str, Callable[..., Any]] = {
+    "aten._grouped_mm.default": _grouped,
+    "aten.set_.source_Storage": _read,
+}
 """What is computed instead of operations that fake tensors do not support, by their names."""
 _SCALAR = torch.ops.aten._local_scalar_dense.default
 _READ = (_SCALAR, torch.ops.aten.equal.default, torch.ops.aten.allclose.default)
