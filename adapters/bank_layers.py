@@ -124,7 +124,7 @@ class _Part(NamedTuple):
     scale: float
     member: str
     drop: Callable[[Tensor], Tensor] | None
-    """What is dropped of the inputs, which is linear in them and always the same."""
+    """Dropout of the inputs: linear in them, and the same at every call."""
 
 
 class _RoutedProduct(torch.autograd.Function):

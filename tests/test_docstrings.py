@@ -1,4 +1,4 @@
-"""Docstrings begin with a verb or the thing itself, so that they are understood without the code."""
+"""Docstrings, those of attributes too, begin with a verb or the thing itself: they are understood without the code."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ BANNED = {"What", "Who", "Whose", "Whom", "Of"}
 
 
 def _wrong(path: Path) -> list[str]:
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
-        doc = ast.get_docstring(node) if documented else None
-        if doc and doc.split()[0].rstrip(",.:;") in BANNED:
-            found.append(f"{path.relative_to(ROOT)}: {getattr(node, 'name', 'module')}: {doc.splitlines()[0]}")
-    return found
+    statements = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Expr))
+    texts = (node.value.value for node in statements if isinstance(node.value, ast.Constant))
+    docs = (text for text in texts if isinstance(text, str) and text.strip())
+    return [f"{path.relative_to(ROOT)}: {doc}" for doc in docs if doc.split()[0].rstrip(",.:;") in BANNED]
 
 
 def test_no_docstring_begins_with_a_question_word_or_a_bare_of() -> None:

@@ -57,9 +57,9 @@ class Result:
     trainable: int
     """Parameters of one fold."""
     accuracy: float
-    """Of the rows that the folds held out."""
+    """Accuracy on the rows that the folds held out."""
     losses: list[float]
-    """Of each step of fold 0."""
+    """Losses of each step of fold 0."""
 
 
 def main() -> None:

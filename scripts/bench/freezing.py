@@ -60,19 +60,19 @@ class Result:
     method: str
     arm: str
     step_s: float
-    """Of a warm step."""
+    """Seconds of a warm step."""
     step_cpu_s: float
     """The same of processor time; on a busy machine it says more than the wall."""
     first_s: float
-    """Of a step of the first pass, in which a cache fills."""
+    """Seconds of a step of the first pass, in which a cache fills."""
     wall_s: float
-    """Of the whole process."""
+    """Seconds of the whole process."""
     cpu_s: float
     """Processor time of the same."""
     peak_bytes: int
     """Most memory until the last step."""
     optimizer_bytes: int
-    """Of the optimizer's state after the last step."""
+    """Bytes of the optimizer's state after the last step."""
     trainable: int
     """Parameters."""
     tokens: int

@@ -34,7 +34,7 @@ class Ratio(NamedTuple):
 
     of_medians: float
     low: float
-    """Of the single pairs of runs."""
+    """Lowest ratio of the single pairs of runs; `high` is the highest."""
     high: float
 
     def __str__(self) -> str:

@@ -49,7 +49,7 @@ class Result(NamedTuple):
     before: float
     """Held-out loss of the backbone, nats per token."""
     after: float
-    """Of the saved adapter, loaded again."""
+    """Held-out loss of the saved adapter, loaded again."""
     trainable: int
     total: int
     tokens_per_second: float

@@ -59,7 +59,7 @@ class Counts(NamedTuple):
     tokens: int
     """Without padding, since the start."""
     supervised: int
-    """Of the last step."""
+    """Supervised tokens of the last step."""
 
 
 class Counting(Protocol):

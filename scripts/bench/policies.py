@@ -42,7 +42,7 @@ SCORES = {
     "mlm": {"loss": "loss"},
     "classify": {"accuracy": "accuracy", "loss": "log-loss", "calibration_error": "calibration error"},
 }
-"""Of each recipe: as scores.json calls them, and the table. By the first one, arms are compared."""
+"""Scores of each recipe by their names in scores.json and in the table; arms are compared by the first."""
 Measured = Mapping[str, Spread]
 
 

@@ -54,13 +54,13 @@ capacity.FORWARD_TOKENS = 1
 PLANNED = 6
 """Steps of a run whose bytes are counted, and of its plan."""
 STEPS, WARM_UP = 12, 2
-"""Of a run that is timed, and how many of them do not count."""
+"""Steps of a run that is timed, and how many of the first are left out."""
 SHARES = (1.0, 0.5, 0.25, 0.0)
 """Where the micro-batches of the runs stand between the longest row and the largest micro-batch."""
 READY_S = 900
 """Seconds in which all processes must have begun."""
 TOLERANCE = 0.05
-"""Of processor time: ways that differ by less are equally fast."""
+"""Share of processor time: ways that differ by less are equally fast."""
 
 
 class Way(NamedTuple):

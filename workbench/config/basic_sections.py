@@ -22,7 +22,7 @@ class ModelConfig(Section):
     weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4", "fp4"] = "auto"
     """How the backbone's weights are stored. `auto`: bfloat16; without bfloat16 units as the checkpoint stores them."""
     compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """What matrix products run in. `auto`: bfloat16 where the device has units for it, float32 otherwise."""
+    """Type that matrix products run in. `auto`: bfloat16 where the device has units for it, float32 otherwise."""
     attention: Literal["auto", "sdpa", "flash_attention_2", "flex_attention", "eager"] = "auto"
     """Attention kernel. `auto`: flash-attention 2 where installed and usable, sdpa otherwise."""
     chat_template: Path | None = None

@@ -40,7 +40,7 @@ class BudgetConfig(Section):
     power: PositiveFloat | None = None
     """Watts that the machine draws."""
     money: PositiveFloat | None = None
-    """What the run may cost, at `price`."""
+    """Most that the run may cost, at `price`."""
     price: PositiveFloat | None = None
     """Cost of an hour, in the currency of `money`."""
 

@@ -25,18 +25,18 @@ class Piece(NamedTuple):
 
 class ClassesConfig(Section):
     kind: Kind = "one"
-    """What a label is: one class, several classes (or none), a number, or which of two responses won (a, b, tie)."""
+    """Kind of label: one class, several classes (or none), a number, or which of two responses won (a, b, tie)."""
     text: str | None = None
-    """What the model reads, made of columns: "{title}\\n{body}". By default {text}; for pairs, the prompt and both."""
+    """Template of the model's input, made of columns: "{title}\\n{body}". Default: {text}; pairs: all three."""
     shares: dict[str, PositiveFloat] = Field(default_factory=dict)
     """How columns divide data.max_tokens where a row is too long: {title: 1, body: 4}. Each keeps at least its share.
 
     By default all alike; for pairs a response has twice the prompt's.
     """
     keep: Literal["start", "end", "ends", "middle"] = "start"
-    """What stays of a column that is cut: its start, its end, half of each, or its middle."""
+    """Part of a column that stays when it is cut: its start, its end, half of each, or its middle."""
     separator: str | None = Field(default=None, min_length=1)
-    """What stands between the classes of a label, where `kind` is several and labels are no lists: such as ","."""
+    """Separator of the classes of a label, such as ",", where `kind` is several and labels are not lists."""
     row_weight: str | None = Field(default=None, min_length=1)
     """A column with a number above 0: how much a training row counts in the loss, beside rows of weight 1."""
     every_class: bool = True

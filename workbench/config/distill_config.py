@@ -40,7 +40,7 @@ class TeacherConfig(Section):
     weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4", "fp4"] | None = None
     """How its weights are stored; null: as it was trained, and `auto` for a model that no run trained."""
     out_of_fold: bool = False
-    """Of a cross-validation: a training row is labelled by the adapters that did not train on it."""
+    """With a cross-validation as teacher: label a training row by the adapters that did not train on it."""
     trust: bool = False
     """Execute the Python code that the teacher's run directory names. Only of those whom you trust."""
 
@@ -106,7 +106,7 @@ class CacheConfig(Section):
     k: PositiveInt = 64
     """Likeliest tokens that are kept of each position, with the mass of all others; or draws, where `sampled`."""
     dtype: Literal["float16", "float32"] = "float16"
-    """Of the log-probabilities that are kept."""
+    """Type of the log-probabilities in the cache."""
     sampled: bool = False
     """Keep k draws instead of the k likeliest tokens: an unbiased estimate of forward_kl (Anshumann et al. 2025)."""
 
@@ -126,17 +126,17 @@ class DistillConfig(Section):
     teacher: TeacherConfig = TeacherConfig()
     student: StudentConfig = StudentConfig()
     loss: Divergence = "forward_kl"
-    """What says how far the student's probabilities are from the teacher's. `universal` goes between vocabularies."""
+    """Divergence of the student's probabilities from the teacher's. `universal` compares across vocabularies."""
     beta: Share = 0.5
-    """Of `jsd`: 0 is forward_kl, 1 reverse_kl (GKD)."""
+    """For `jsd`: 0 is forward_kl, 1 reverse_kl (GKD)."""
     skew: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Of the skewed divergences: share of its own in what a distribution is compared with (DistiLLM)."""
+    """For the skewed divergences: share of a distribution in the mixture that it is compared with (DistiLLM)."""
     temperature: PositiveFloat | tuple[PositiveFloat, PositiveFloat] = 1.0
     """Divides both models' logits; the divergence is multiplied by its square. Two numbers: from, to over the run."""
     alpha: Share | tuple[Share, Share] = 0.5
     """Share of the divergence in the loss; the labels have the rest. Two numbers: from, to over the run."""
     match: tuple[MatchConfig, ...] = ()
-    """What else of the teacher the student learns; added to the loss."""
+    """Hidden states and attention of the teacher that the student also learns; added to the loss."""
     cache: CacheConfig = CacheConfig()
     on_policy: OnPolicyConfig = OnPolicyConfig()
     unlabelled: str | None = Field(default=None, min_length=1)

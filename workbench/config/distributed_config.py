@@ -19,7 +19,7 @@ class DistributedConfig(Section):
     """DeepSpeed ZeRO stage: what each device holds a share of. 0: nothing, each holds all; 1: the optimizer's state;
     2: gradients, too; 3: weights, too."""
     engine: Literal["deepspeed", "fsdp2"] = "deepspeed"
-    """Who shares. fsdp2 is torch's, with stages 2 and 3: a device holds a share of every weight, and a block whole
+    """Sharding engine. fsdp2 is torch's, with stages 2 and 3: a device holds a share of every weight, and a block whole
     while it computes (zero=3) or from its forward to its backward pass (zero=2)."""
     offload_optimizer: Place = "none"
     """Where the optimizer's state, and its step, wait: in the host's memory, or in files under `nvme`."""

@@ -19,7 +19,7 @@ class DuplicatesConfig(Section):
     threshold: Annotated[float, Field(ge=0.4, le=1)] = 0.7
     """Jaccard similarity of two texts' sets of shingles from which they are near-duplicates."""
     shingle: Literal["characters", "words"] = "characters"
-    """What a shingle is a run of. Characters tell short sentences apart more finely; words are faster on documents."""
+    """Unit of a shingle. Characters distinguish short sentences more finely; words are faster on documents."""
     size: PositiveInt | Literal["auto"] = "auto"
     """Characters or words in a shingle. `auto`: 4 characters, 3 words."""
     overlap: Literal["refuse", "drop"] = "refuse"

@@ -17,7 +17,7 @@ class Observation(NamedTuple):
     step: int
     """Optimizer steps done when it ended."""
     values: tuple[float, ...]
-    """Of each layer; NaN where it does not train."""
+    """Value of each layer; NaN where it does not train."""
 
 
 class Moment(NamedTuple):

@@ -50,7 +50,7 @@ _WRITE_GRADIENTS = ("lars", "schedule_free")
 
 class OptimizerConfig(Section):
     name: Name = "adamw"
-    """What takes the steps; each wants its own train.learning_rate.
+    """Optimizer; each needs its own train.learning_rate.
 
     `adamw` (Loshchilov & Hutter 2019); `adamw8bit` (Dettmers et al. 2022): its moments in 8 bits, of parameters with
     4096 values or more; `paged_adamw`, `paged_adamw8bit`: moments that move to the host where an NVIDIA GPU's memory

@@ -43,7 +43,7 @@ class PseudoLabelConfig(Section):
     cap: PositiveFloat | None = 5.0
     """Most pseudo-labelled rows of a class, in units of its labelled training rows: the surest stay. null: all."""
     weight: PositiveFloat = 1.0
-    """What a pseudo-labelled row counts in the loss beside a labelled one."""
+    """Weight of a pseudo-labelled row in the loss; a labelled one has 1."""
     ramp_up: PositiveInt = 1
     """Rounds over which `weight` rises: in round r of them a row counts weight * r / ramp_up."""
     least_gain: NonNegativeFloat = 0.0

@@ -56,7 +56,7 @@ class Trial(Generic[Run]):
     """One combination of values, and the run that it is."""
 
     name: str
-    """Of its folder: learning_rate=0.001,seed=0."""
+    """Name of its folder: learning_rate=0.001,seed=0."""
     settings: Mapping[str, Any]
     """The value of each key of the sweep."""
     config: Run

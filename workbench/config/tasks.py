@@ -36,7 +36,7 @@ class Task:
     seed: int = 0
     """Decides the initial values of a fresh classification head."""
     problem: Problem | None = None
-    """What transformers calls the kind of labels, such as multi_label_classification."""
+    """Kind of labels by transformers' name, such as multi_label_classification."""
 
     def configured(self, hub: PretrainedConfig) -> PretrainedConfig:
         """`hub` with the classes of this task."""

@@ -30,7 +30,7 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 
 NOISY: tuple[ViewName, ...] = ("typos", "drop_words")
 WINDOWS: dict[ViewName, Literal["start", "end", "middle"]] = {"head": "start", "tail": "end", "middle": "middle"}
-"""What stays of a column that is too long, as classes.keep says it."""
+"""Part of a too long column that a view keeps, in the words of classes.keep."""
 
 
 class TtaConfig(Section):

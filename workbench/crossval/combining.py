@@ -20,7 +20,7 @@ from workbench.evaluation.target_scores import OneHot
 
 How = Literal["mean", "geometric", "rank", "greedy"]
 PARTS = 5
-"""Of the out-of-fold rows, for fits that no row takes part in that is judged by them."""
+"""Parts of the out-of-fold rows: a row is judged by fits on the other parts."""
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class FoldTask:
 
     name: str
     seed: int
-    """Of its first values and of the order of its rows."""
+    """Seed of its initial values and of the order of its rows."""
     train: LabelledSet
     validation: LabelledSet | None
     """Rows whose loss is watched; they choose nothing."""
@@ -88,9 +88,9 @@ class FoldContext:
     ranks: Ranks = ALONE
     """The processes that share the adapters."""
     kept: PrefixCache = field(default_factory=PrefixCache)
-    """What frozen blocks gave."""
+    """Outputs of the frozen blocks, kept across rounds."""
     scored: ResultStore | None = None
-    """What adapters said so far, where they may be interrupted."""
+    """Outputs of adapters so far, where scoring may be interrupted."""
     loader: Loader = backbones.load
 
     def backbone(self) -> Backbone:

@@ -19,7 +19,7 @@ from workbench.evaluation import target_scores
 from workbench.evaluation.target_scores import OneHot
 
 SURE = 0.95
-"""Of an interval; each of its bounds is wrong in 2.5 of 100 samples."""
+"""Confidence of an interval; each of its bounds is wrong in 2.5 of 100 samples."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Gain:
     accuracy_after: float | None
     accepted: bool
     reason: str = ""
-    """What speaks against it; empty where it is accepted."""
+    """Reason against it; empty where it is accepted."""
     sure: float = SURE
     """Confidence that was asked of it, above 0.95 where several stages are judged on the same rows."""
 

@@ -20,7 +20,7 @@ from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
 
 Facts: TypeAlias = Mapping[str, Any]
-"""What a stage was made of, for the report."""
+"""Inputs and results of a stage, for the report."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Predictions:
     """Predictions after a stage, out of fold and on test rows."""
 
     oof_NC: Floats
-    """Of the labelled rows, by adapters that did not train on them and fits that did not see them."""
+    """Outputs for the labelled rows, by adapters that did not train on them and fits that did not see them."""
     test_TC: Floats | None
 
 

@@ -26,7 +26,7 @@ from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
 
 OUTPUTS = "outputs.safetensors"
-"""Of a round's adapters."""
+"""File of the outputs of a round's adapters."""
 
 
 class RoundOutputs(NamedTuple):

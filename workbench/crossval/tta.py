@@ -47,10 +47,10 @@ class TtaDecision:
 
     kind: Kind
     names: tuple[str, ...]
-    """Of all views; `plain` first."""
+    """Names of all views; `plain` first."""
     merge: Merge
     weights: tuple[float, ...] | None
-    """Of the views in the mean, sum 1, where they are learned."""
+    """Weights of the views in the mean, sum 1, where they are learned."""
     threshold: float | None
     """Rows whose normalised entropy is above it are read in all views; None: all rows."""
     temperature: float
@@ -58,9 +58,9 @@ class TtaDecision:
     spent: float
     """Share of rows that are read in all views."""
     losses: tuple[float, ...]
-    """Of each view by itself, nats a row (for numbers, of their variance)."""
+    """Loss of each view by itself, nats a row (for numbers, of their variance)."""
     gain: Gain
-    """Of the plain rows, with a temperature where merged ones have one, against the merged views; what is fitted is
+    """Gain of the merged views over the plain rows, with a temperature where merged ones have one; what is fitted is
     fitted on other folds."""
 
     @property

@@ -27,7 +27,7 @@ _APART = (
     ("q", "k", "v"),  # T5, MPNet
 )
 _JOINED = {"gpt2": "c_attn", "phi3": "qkv_proj", "modernbert": "Wqkv", "mpt": "Wqkv"}
-"""Of families whose one projection gives all queries, then all keys, then all values."""
+"""Joint projections (queries, then keys, then values), by family."""
 _POSITIONS = {"position_embeddings", "embed_positions", "wpe"}
 """Tables of positions that are added to the embeddings, by the last part of their path."""
 _RELATIVE = {"relative_attention_bias", "rel_embeddings"}
@@ -38,9 +38,9 @@ class CapturePoint(NamedTuple):
     """A tensor inside a model."""
 
     path: str
-    """Of a module."""
+    """Path of the module in the model."""
     read: bool = False
-    """What the module reads first, rather than what it gives."""
+    """Capture the module's first input instead of its output."""
 
 
 Caught = Mapping[CapturePoint, Tensor]

@@ -20,7 +20,7 @@ from workbench.models import backbones
 from workbench.runs import files
 
 FORMAT = "1"
-"""Of the files: raise it when they are written otherwise."""
+"""Version of the files' format: raise it when they are written otherwise."""
 
 
 class CacheIdentity(NamedTuple):
@@ -33,7 +33,7 @@ class CacheIdentity(NamedTuple):
     temperature: str
     k: str
     dtype: str | None
-    """Of log-probabilities; draws have none."""
+    """Type of the log-probabilities; None for sampled tokens, which have none."""
     kind: Literal["likeliest", "draws"]
     name: str | None = None
     """The teacher, as the configuration names it: told, but not compared."""

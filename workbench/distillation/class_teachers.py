@@ -42,9 +42,9 @@ class ClassTeacher:
     name: str
     """As the configuration names it."""
     labels: Labels
-    """What its outputs mean."""
+    """Classes, or numbers, of its outputs."""
     config: RunConfig
-    """Whose classes, data.columns and data.max_tokens say how it reads a row."""
+    """Its classes, data.columns and data.max_tokens decide how the teacher reads a row."""
     tokenizer: PreTrainedTokenizerBase
     predict: Callable[[LabelledSet], Floats]
     """Outputs (N, C) of rows as it reads them; its weights are in memory meanwhile, and no longer."""

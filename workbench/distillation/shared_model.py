@@ -13,7 +13,7 @@ from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
 
 SWITCHED = (BaseTunerLayer, AuxiliaryTrainingWrapper)
-"""What PEFT puts in the place of a layer, or into it."""
+"""Modules that PEFT puts in the place of a layer, or into it."""
 
 
 class SharedModel:

@@ -36,9 +36,9 @@ class _Origin:
     headed: bool = True
     """Whether the checkpoint has the head of `task`."""
     adapter: Path | None = None
-    """Of a teacher, to be merged."""
+    """Folder of a teacher's adapter, which is merged first."""
     method: Method | None = None
-    """What this adapter is."""
+    """Method of that adapter."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -192,7 +192,7 @@ _COUNTS = {
     "encoder": ("encoder_layers", "num_layers", "num_encoder_layers"),
     "decoder": ("decoder_layers", "num_decoder_layers"),
 }
-"""What families call the number of layers of a stack; whether a name is right is seen by the model built from it."""
+"""Names by which families configure the number of layers; the model that is built shows which one is right."""
 
 
 def _count(model: PreTrainedModel, path: str, count: int, chosen: list[int]) -> None:

@@ -36,7 +36,7 @@ class TeacherSignal(Protocol):
 
 
 class Teacher(Protocol):
-    """Whoever says something of a micro-batch."""
+    """A source of targets for a micro-batch: a live model, a cache, or another vocabulary."""
 
     def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> TeacherSignal:
         """Teacher signal at the batch's supervised positions; the batch is on the student's device."""

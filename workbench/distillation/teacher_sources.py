@@ -38,7 +38,7 @@ class TeacherSource:
     run: Path | None = None
     """The run directory, or the first of several."""
     config: RunConfig | None = None
-    """What the run trained."""
+    """Configuration of that run."""
     trusted: Trust = field(default_factory=Trust)
     """Whether the code that its run directories name is executed."""
 

@@ -56,7 +56,7 @@ class LiveTeacher:
     models: Sequence[TeacherModel]
     """Several are one distribution, the mean of theirs."""
     backbone: PreTrainedModel
-    """What all models stand on."""
+    """The model under all adapters of the teacher."""
     shared: bool
     """Whether that is the student's: there is no second copy of its weights."""
     notes: list[str] = field(default_factory=list)

@@ -34,7 +34,7 @@ ENOUGH = 0.05
 
 _SAMPLED_ROWS, _KEPT_ROWS = 256, 2**16
 _BROKEN = "\ufffd"
-"""What a tokenizer makes of some bytes of a character."""
+"""Replacement character: decoded from an incomplete UTF-8 sequence."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 CHUNK_ELEMENTS = 2**24
 """Logits that exist at once on a CPU, and at least elsewhere; 64 MiB in float32."""
 MEMORY_SHARE = 1 / 256
-"""Of an accelerator's memory, how much the logits of a chunk take in float32."""
+"""Share of an accelerator's memory that the float32 logits of a chunk take."""
 PART = 4096
 """Rows of a head's gradient that are computed at once where their sum has another precision."""
 

@@ -52,7 +52,7 @@ class SizeTable:
 
     model: ModelConfig
     parameters: int
-    """Of the backbone alone."""
+    """Parameters of the backbone alone."""
     found: dict[str, AdapterSize | str]
     """By the name of the method its size, or why it does not work on this backbone and what to write instead."""
 

@@ -46,7 +46,7 @@ class Backbone:
     weights: str
     """How the weights are stored: float32, bfloat16, float16, int8, nf4 or fp4."""
     compute: torch.dtype
-    """What matrix products run in."""
+    """Type that matrix products run in."""
     weight_bytes: int
     """Bytes of all weights as stored, quantisation constants included."""
     notes: list[str] = field(default_factory=list)
@@ -221,7 +221,7 @@ class _Decided(NamedTuple):
     weights: str
     compute: torch.dtype
     stored: torch.dtype
-    """Of what is not quantised."""
+    """Type of the weights that are not quantised."""
     notes: list[str]
 
 

@@ -22,7 +22,7 @@ from workbench.models.output_heads import Head
 from workbench.runs import files
 
 BEGIN = ("bos_token_id", "decoder_start_token_id", "forced_bos_token_id")
-"""What a generation_config.json says of how a text begins; a decoder behind an encoder needs it."""
+"""Settings of a generation_config.json that begin a text; a decoder behind an encoder needs them."""
 
 
 @dataclass(frozen=True)

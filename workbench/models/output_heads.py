@@ -33,7 +33,7 @@ class Head:
     softcap: float | None
     multiplier: float
     bias_1V: Tensor | None = None
-    """What is added to the logits outside of the head."""
+    """Bias that the model adds to the logits outside of the head."""
     settings: Mapping[str, bool] = field(default_factory=dict)
     """Arguments of the model besides its inputs."""
 

@@ -48,7 +48,7 @@ DEPTHS = (
     "n_layers",
 )
 WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads")
-"""What all shrinks with a narrower block."""
+"""Sizes in a model's configuration that shrink with a narrower block."""
 
 Clock = Callable[[], float]
 
@@ -58,7 +58,7 @@ class Small:
     """How a backbone is cut down for timing."""
 
     blocks: int
-    """Of each stack."""
+    """Blocks in each stack."""
     narrower: int = 1
     """By so many times; the products of a block shrink by its square."""
 
@@ -80,14 +80,14 @@ class Subject:
     flops: float
     """Operations of its largest micro-batch."""
     dtype: torch.dtype
-    """What matrix products run in."""
+    """Type that matrix products run in."""
     packed: bool
     """Weights are unpacked in every pass, which takes as long as they are large."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one device takes for a run, as measured."""
+    """Measured seconds of one device's work in a run."""
 
     token: float
     """Seconds for each token of a micro-batch, padding included."""

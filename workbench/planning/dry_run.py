@@ -36,11 +36,11 @@ class DryRun:
     evaluation: int
     """The most that is alive while the held-out loss is computed."""
     micro_batches: int
-    """Of the step that has most of them."""
+    """Micro-batches of the step that has the most."""
     padded_tokens: int
-    """Of the largest micro-batch."""
+    """Tokens of the largest micro-batch, padding included."""
     flops_per_token: float
-    """Of training, by the tokens of the largest micro-batch without padding."""
+    """Training operations of the largest micro-batch, divided by its tokens without padding."""
     at_gradients: int = 0
     """Bytes of activations alive when a gradient of the backward pass comes, at most."""
     modules: dict[str, int] = field(default_factory=dict)
@@ -136,11 +136,11 @@ class Costs(NamedTuple):
     """Bytes of a micro-batch that do not grow with its tokens alone."""
 
     position: int
-    """Of each supervised position."""
+    """Bytes for each supervised position."""
     pair: float
-    """Of each pair of tokens of a row."""
+    """Bytes for each pair of tokens in a row."""
     gradients: int
-    """Of what earlier micro-batches left."""
+    """Bytes of the gradients that earlier micro-batches left."""
 
 
 class MicroBatchTrial(NamedTuple):
@@ -151,7 +151,7 @@ class MicroBatchTrial(NamedTuple):
     """Whether others of its step have left gradients."""
     padded: int
     pairs: int
-    """Of tokens in a row, padding included."""
+    """Pairs of tokens in a row, padding included."""
     supervised: float
 
     def takes_less(self, than: MicroBatchTrial, activations: int, costs: Costs) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from workbench.planning.fake_tensors import INSTEAD, real_tensors
 
 BYTES = {"int8": 1.0, "nf4": 0.5, "fp4": 0.5}
-"""Of a packed weight."""
+"""Bytes of a packed weight's element."""
 
 
 def pack(model: nn.Module, weights: str, compute: torch.dtype) -> None:

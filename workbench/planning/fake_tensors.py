@@ -123,7 +123,7 @@ INSTEAD: dict[str, Callable[..., Any]] = {
     "aten._grouped_mm.default": _grouped,
     "aten.set_.source_Storage": _read,
 }
-"""What is computed instead of operations that fake tensors do not support, by their names."""
+"""Replacements for operations that fake tensors do not support, by their names."""
 _SCALAR = torch.ops.aten._local_scalar_dense.default
 _READ = (_SCALAR, torch.ops.aten.equal.default, torch.ops.aten.allclose.default)
 """Operations that read values."""

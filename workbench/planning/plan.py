@@ -19,14 +19,14 @@ class Candidate:
     """One way to carry out a run, and what it would take."""
 
     way: str
-    """What is special about it, in words."""
+    """How this plan differs from the configuration, in words."""
     tokens: int
     """In one forward pass on one device."""
     needed: int
     """Bytes of a device."""
     fits: bool
     seconds: float
-    """Of a step, without the waiting of devices for each other."""
+    """Seconds of a step, without the time in which devices wait for each other."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +48,20 @@ class Plan:
     rehearsed: DryRun
     """On one device, that holds everything."""
     work: StepWork
-    """What that device computes in a step."""
+    """Work of that device in a step."""
     contents: Contents
     process: int
     """Bytes that Python and its libraries hold beside all tensors, measured in this process; 0 on an accelerator."""
     memory: int
     """Bytes that there are, for each device."""
     notes: tuple[str, ...] = ()
-    """What the figures do not hold."""
+    """Sentences on what the figures leave out."""
     devices: int = 1
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     seconds: float | None = None
-    """Of a step."""
+    """Seconds of a step."""
     timed: Timed | None = None
-    """What devices compute of these seconds, with its interval."""
+    """The devices' share of these seconds, with its interval."""
     tried: tuple[Candidate, ...] = ()
     """All ways that were compared, this one included."""
     recomputable: bool = True
@@ -180,4 +180,4 @@ class Plan:
 
 
 _ALWAYS = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS)
-"""What a program is told even where it is nothing."""
+"""Kinds of memory that the JSON names even where they are 0."""

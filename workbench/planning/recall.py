@@ -16,7 +16,7 @@ class _Like(NamedTuple):
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
-    """Of its first number in its storage."""
+    """Offset of the first element in the storage, in elements."""
     dtype: torch.dtype
     device: torch.device
 
@@ -33,7 +33,7 @@ class _Given(NamedTuple):
     viewed: bool
     """Whether they share the storage of the first argument."""
     several: type | None
-    """Of what container they come in; None: there is one, and it comes alone."""
+    """Type of the container of several tensors; None for a single tensor."""
     nothing: bool = False
     """Whether it changes the values of its arguments and gives nothing; without outputs, others give the first."""
 
@@ -45,7 +45,7 @@ class Recall:
         self._mode = mode
         self._known: dict[Hashable, _Given | None] = {}
         self._attributes: dict[torch.device, dict[str, Any]] = {}
-        """Of a fake tensor on each device, besides what it is alike in; torch takes long to set each."""
+        """Attributes of a fake tensor on each device, copied at once because torch takes long to set each."""
 
     def __call__(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Result of `func`, of whose arguments at least one is a fake tensor."""

@@ -11,7 +11,7 @@ import torch
 SECONDS = 0.1
 """For measuring each, about."""
 ROWS, WIDTH = 256, 1024
-"""Of the matrices that are multiplied: about as large as those of a block."""
+"""Rows and width of the matrices that are multiplied: about those of a block."""
 READ = 2**27
 """Bytes that are read: more than caches hold."""
 

@@ -31,9 +31,9 @@ from workbench.runs.ranks import Ranks
 from workbench.training.distributed import layout_checks
 
 Rehearse = Callable[[RunConfig], Plan]
-"""What a run takes: recipes.plan.plan, told about devices and memory."""
+"""From a configuration to its plan: recipes.plan.plan with devices and memory given."""
 Timing = Callable[[Plan], Timed]
-"""What a device takes for a step of a plan."""
+"""From a plan to the seconds of a step on a device."""
 
 PROBES, WORTH = 5, 1.1
 """So many micro-batches are tried at most to fill the memory, each of so many times the tokens of one that fits."""

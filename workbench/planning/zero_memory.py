@@ -20,7 +20,7 @@ GATHERED = "gathered weights"
 
 Moment = Literal["forward", "backward", "last gradients", "step"]
 MOMENTS: tuple[Moment, ...] = ("forward", "backward", "last gradients", "step")
-"""Of a step, in its last micro-batch: `backward` is when its first gradients travel, beside most activations."""
+"""Moments of a step's last micro-batch: in `backward` its first gradients travel while most activations are held."""
 
 LIVE = 10**8
 """With zero=3, elements that may be whole at once (stage3_max_live_parameters, stage3_max_reuse_distance)."""
@@ -72,9 +72,9 @@ class HeldBytes:
 
     device: dict[str, int] = field(default_factory=dict)
     host: dict[str, int] = field(default_factory=dict)
-    """Of one device's share."""
+    """Bytes of one device's share."""
     disk: dict[str, int] = field(default_factory=dict)
-    """Of one device's share."""
+    """Bytes of one device's share."""
 
     def put(self, place: Place, name: str, size: float) -> None:
         """Count `size` more bytes at a place; `none` is the device."""

@@ -43,7 +43,7 @@ class Cell:
 
     count: int
     share: float
-    """Of the rows of their class."""
+    """Share of the rows of their class."""
 
 
 @dataclass(frozen=True)

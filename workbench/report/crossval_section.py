@@ -20,7 +20,7 @@ from workbench.runs import units
 MAIN = {"accuracy": "accuracy", "micro_f1": "micro-F1", "rmse": "root mean squared error"}
 """The score that a kind of label is judged by, and what a sentence calls it."""
 Tone = Literal["good", "warning", "plain"]
-"""Of a `findings.Finding`."""
+"""Tone of a `findings.Finding`."""
 CONFLICTS = 10
 """Contradictory clusters that are listed."""
 _BOUNDS = ("accuracy_low", "accuracy_high")
@@ -62,7 +62,7 @@ class CrossvalSection:
     """The part of the page; a part that is not there yet is empty."""
 
     score: str
-    """What the main score is called."""
+    """Name of the main score."""
     stages: list[StageLine]
     tested: bool
     folds: FoldTable | None

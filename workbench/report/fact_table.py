@@ -30,7 +30,7 @@ class FactList:
     """Facts for a page."""
 
     lines: list[tuple[str, str]]
-    """What it is, and its value."""
+    """Name and value of each fact."""
     tables: list[Table]
 
 

@@ -23,10 +23,10 @@ SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
     "f1": ("Answer F1", "high"),
     "rouge_l": ("Answer ROUGE-L", "high"),
 }
-"""What each score is called on the page, and which way is better."""
+"""Title of each score on the page, and which direction is better."""
 
 COLUMNS = ("before", "after", "teacher", "test", "teacher_test", "refit")
-"""Of the score table, where there are such scores."""
+"""Columns of the score table, where there are such scores."""
 SAMPLES = 3
 LONGEST_TEXT = 4000
 """Characters of a prompt or an answer that the page shows."""
@@ -41,7 +41,7 @@ class Comparison:
     settings: tuple[tuple[str, ...], ...]
     """The keys of config.yaml that differ, with each run's value."""
     notes: tuple[str, ...]
-    """What makes the numbers less comparable than they look."""
+    """Reasons why the numbers are less comparable than they look."""
 
 
 def write(run: Path) -> Path:

@@ -25,7 +25,7 @@ COLUMNS = (
     "peak_bytes",
     "elapsed_s",
 )
-"""What a line of metrics.jsonl may hold; `tokens` and `supervised_tokens` are those of that step alone."""
+"""Keys of a line of metrics.jsonl; `tokens` and `supervised_tokens` are those of that step alone."""
 _ADDED = ["tokens", "supervised_tokens"]
 _HIGHEST = ["peak_bytes", "elapsed_s"]
 
@@ -49,7 +49,7 @@ class RunRecord:
     stages: Mapping[str, Any] = field(default_factory=dict)
     """The stages of a cross-validation, its folds and duplicates, as in stages.json."""
     out_of_fold: pd.DataFrame = field(default_factory=pd.DataFrame)
-    """What was said of each training row by an adapter that did not train on it, one row for each repeat."""
+    """Predictions for each training row by an adapter that did not train on it, one row for each repeat."""
 
     @property
     def crossvalidates(self) -> bool:

@@ -24,7 +24,7 @@ from workbench.training.optim.optimizers import peak_rate
 from workbench.training.optim.schedules import factor, falls_from, moments
 
 SUFFIXES = (".png", ".svg")
-"""What can be written."""
+"""File formats that can be written."""
 DOTS = 80
 """Most steps whose own learning rates are dots on the curve."""
 PERCENT = 100

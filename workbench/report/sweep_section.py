@@ -23,7 +23,7 @@ class Setting:
     """Members that differ in nothing but their seed."""
 
     values: tuple[str, ...]
-    """Of each key but the seed."""
+    """Value of each swept key but the seed."""
     losses: tuple[float, ...]
     """Held-out loss of what each member that is done would ship."""
     members: int
@@ -63,7 +63,7 @@ class SweepTable:
     shipped: int | None
     """Which of the members the run ships."""
     notes: tuple[str, ...]
-    """What makes the best less good than it looks."""
+    """Reasons why the best member may be less good than it looks."""
 
 
 def read(folder: Path) -> SweepTable | None:

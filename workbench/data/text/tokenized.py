@@ -78,7 +78,7 @@ class TokenizedSet:
     source: str
     fingerprint: str
     skipped: list[str] = field(default_factory=list)
-    """What was left out, and why."""
+    """Rows that were left out, and why."""
     chat: bool = True
     """Whether rows are conversations, rendered by the chat template, or raw text."""
     collate: Collate = collate

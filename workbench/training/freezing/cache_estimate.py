@@ -40,7 +40,7 @@ class DataProfile(NamedTuple):
     rows: int
     """Different ones."""
     tokens: int
-    """Of these, without padding."""
+    """Tokens of these rows, without padding."""
     trailing: int
     """Most zeros that a row ends with whose padding no mask tells; `CachedPrefix` asks for it."""
 

@@ -31,10 +31,10 @@ class UnpaddedRows(NamedTuple):
     """The rows of a batch, without what pads them."""
 
     keys: list[bytes]
-    """What each holds, in 16 bytes."""
+    """Digest of each row's inputs, 16 bytes."""
     tokens: list[Indices]
     types: list[Indices] | None
-    """Of each token, where the model is told them."""
+    """Type of each token, where the model reads token types."""
 
     @property
     def lengths(self) -> list[int]:

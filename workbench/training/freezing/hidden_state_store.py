@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from workbench.errors import FileError
 
 FORMAT = "1"
-"""Of the files, and of how rows are known: raise it when either changes."""
+"""Version of the files and of the rows' keys: raise it when either changes."""
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -102,7 +102,7 @@ class _Place(NamedTuple):
     length: int
     width: int
     checksum: int | None
-    """Of their bytes, as long as nobody has compared it."""
+    """Checksum of their bytes until it has been compared; then None."""
 
 
 _RECORD = struct.Struct("<16sQIII")
@@ -241,7 +241,7 @@ def fingerprint(
 
 
 _ORIGINS = {"_name_or_path", "_commit_hash", "transformers_version", "architectures"}
-"""What a configuration says of where it came from."""
+"""Keys of a configuration that name its origin."""
 
 
 def _firsts(keys: Sequence[bytes]) -> dict[bytes, int]:

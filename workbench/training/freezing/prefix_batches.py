@@ -15,7 +15,7 @@ from workbench.data.batching import Examples, Indices, micro_batches
 from workbench.training.freezing.cached_prefix import UnpaddedRows
 
 CPU_TOKENS = 1024
-"""Of a batch on a CPU, where more are not faster."""
+"""Padded tokens of a batch on a CPU, where more are not faster."""
 
 
 class PrefixBatches:

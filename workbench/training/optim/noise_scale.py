@@ -32,7 +32,7 @@ class GradientPart(NamedTuple):
     """Squared norm of its share of the step's gradient, w g."""
     rows: int
     share: float
-    """Of the step's supervised tokens, w."""
+    """Share of the step's supervised tokens, w."""
 
 
 class NoiseEstimate(NamedTuple):

@@ -67,7 +67,7 @@ _FALLS: Mapping[str, Callable[[float], float]] = {
     "one_cycle": _cosine,
     "sqrt": lambda done: 1 - math.sqrt(done),
 }
-"""What is left of the peak when a share of the fall is done: from 1 at 0 to 0 at 1."""
+"""Rate over peak when a share of the fall is done: from 1 at 0 to 0 at 1."""
 
 
 def _risen(done: float, config: ScheduleConfig) -> float:
