@@ -129,7 +129,7 @@ DATA = {
     "all rows too long": data(
         [{"question": "a " * 50, "answer": "b"}],
         "bad.jsonl, row 1: no supervised token is left",
-        "change data.truncate",
+        "(100%). Write data.max_tokens=70 or more",
         also="data.max_tokens=16 data.truncate=right",
     ),
     "no end of turn": data(

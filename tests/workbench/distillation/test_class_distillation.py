@@ -310,7 +310,7 @@ def test_a_run_that_goes_on_reads_what_it_kept(distil: Train, taught: Path, monk
     with pytest.raises(Stopped):
         distil("broken", taught, stop=True, **own)
     with monkeypatch.context() as patch:
-        patch.setattr("workbench.distillation.class_distillation._asked", lambda *_: pytest.fail("asked again"))
+        patch.setattr("workbench.distillation.class_distillation._computed", lambda *_: pytest.fail("asked again"))
         resumed = distil("broken", taught, resume=True, **own)
     assert losses(resumed) == losses(unbroken)
     assert files.read_json(resumed / "scores.json") == files.read_json(unbroken / "scores.json")
