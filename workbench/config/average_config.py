@@ -23,8 +23,8 @@ class AverageConfig(Section):
     """An average of the trained values along the run. Its held-out loss is measured beside theirs; the better ships."""
 
     method: Literal["none", "ema", "swa", "lawa"] = "none"
-    """`ema`: all steps, the older the less (Polyak & Juditsky 1992); `swa`: the samples of the run's last part, all
-    alike (Izmailov et al. 2018); `lawa`: the latest `k` samples, all alike (Kaddour 2022)."""
+    """`ema`: all steps, with weights that fall with age (Polyak & Juditsky 1992); `swa`: the samples of the run's last
+    part, all alike (Izmailov et al. 2018); `lawa`: the latest `k` samples, all alike (Kaddour 2022)."""
     decay: Annotated[float, Field(gt=0, lt=1)] = 0.999
     """Share of the average that a step of `ema` keeps, so that it looks back about 1 / (1 - decay) steps; step t of the
     run keeps never more than t / (9 + t), so that a short run is not averaged with its first values."""

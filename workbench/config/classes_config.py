@@ -38,13 +38,13 @@ class ClassesConfig(Section):
     separator: str | None = Field(default=None, min_length=1)
     """Separator of the classes of a label, such as ",", where `kind` is several and labels are not lists."""
     row_weight: str | None = Field(default=None, min_length=1)
-    """A column with a number above 0: how much a training row counts in the loss, beside rows of weight 1."""
+    """A column with a positive number: the weight of a training row in the loss, instead of 1."""
     every_class: bool = True
     """The held-out rows must show every class; false accepts classes that are learnt but not measured."""
     weights: Literal["none", "balanced", "effective"] = "none"
     """Rows of rare classes count more: by 1 / count, or by the effective number of rows, which is milder."""
     beta: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    """For `weights` effective: how much further rows of a class still tell; 0 weighs all alike."""
+    """For `weights` effective: how much further rows of a class still add; 0 weighs all classes alike."""
     gamma: NonNegativeFloat = 0.0
     """Focal loss: rows that are already right count (1 - p)^gamma; 0 is cross-entropy."""
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0

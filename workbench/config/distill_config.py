@@ -49,7 +49,7 @@ class StudentConfig(Section):
     layers: Literal["all"] | str | tuple[NonNegativeInt, ...] = "all"
     """Which layers of the backbone the student has: every-N, first-N, last-N, or a list, the first layer being 0."""
     weights: Literal["pretrained", "random"] = "pretrained"
-    """Those of model.id, or fresh ones."""
+    """Initial weights: those of model.id, or random ones."""
 
     @field_validator("layers")
     @classmethod
@@ -95,14 +95,14 @@ class MatchConfig(Section):
     """Student's layers to the teacher's, the first layer being 1 and 0 what enters it (the embeddings): {0: 0, 3: 6}.
     `uniform` spreads the student's layers evenly over the teacher's, embeddings included for hidden states."""
     weight: PositiveFloat = 1.0
-    """Factor of this term beside the others."""
+    """Factor of this term in the loss."""
     heads: PositiveInt | None = None
     """Into how many heads `relation` cuts queries, keys and values; null: the teacher's attention heads."""
 
 
 class CacheConfig(Section):
     folder: Path | None = None
-    """Where what the teacher says of the training rows is kept; null: the teacher is asked in every step."""
+    """Folder of the teacher's outputs for the training rows; null: the teacher runs in every step."""
     k: PositiveInt = 64
     """Likeliest tokens that are kept of each position, with the mass of all others; or draws, where `sampled`."""
     dtype: Literal["float16", "float32"] = "float16"
@@ -117,7 +117,7 @@ class OnPolicyConfig(Section):
     max_new_tokens: PositiveInt = 64
     """Longest answer that the student writes."""
     temperature: PositiveFloat = 1.0
-    """At which it writes."""
+    """Sampling temperature of the student."""
 
 
 class DistillConfig(Section):
@@ -140,7 +140,7 @@ class DistillConfig(Section):
     cache: CacheConfig = CacheConfig()
     on_policy: OnPolicyConfig = OnPolicyConfig()
     unlabelled: str | None = Field(default=None, min_length=1)
-    """Recipe classify: a file of further rows, of which the student learns what the teacher says alone."""
+    """Recipe classify: a file of rows without labels, for which the student learns the teacher's outputs alone."""
     peers: Annotated[int, Field(ge=2)] | None = None
     """Adapters in one bank that teach each other instead of a teacher; the best is shipped (Zhang et al. 2018)."""
 

@@ -24,13 +24,13 @@ class DistributedConfig(Section):
     offload_optimizer: Place = "none"
     """Where the optimizer's state, and its step, wait: in the host's memory, or in files under `nvme`."""
     offload_parameters: Place = "none"
-    """Where weights wait for their turn, with zero=3."""
+    """Where weights are kept until a block needs them, with zero=3."""
     nvme: Path | None = None
     """A folder on a fast disk."""
     bucket_bytes: PositiveInt = 100_000_000
-    """So many bytes of gradients, or of weights with zero=3, travel at once."""
+    """Bytes of gradients, or of weights with zero=3, that are communicated at once."""
     overlap: bool = True
-    """Let them travel while devices compute."""
+    """Communicate while devices compute."""
     deepspeed: Path | None = None
     """A DeepSpeed JSON of your own, instead of all above."""
 

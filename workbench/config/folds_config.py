@@ -35,17 +35,17 @@ class FoldsConfig(Section):
     k: Annotated[int, Field(ge=2)] = 5
     """Folds; each is validated by a model that trained on the others."""
     repeats: PositiveInt = 1
-    """How often the rows are dealt into k folds anew."""
+    """Number of different splits of the rows into k folds."""
     seeds: PositiveInt = 1
     """Adapters of each fold; they differ in how they begin and in the order of their rows."""
     together: bool = True
     """Train all adapters in one bank; false: one after another, for less memory, or where a bank refuses."""
     refit: bool = False
-    """At the end, train one more adapter on all rows: the run's `adapter`, for who can serve only one."""
+    """At the end, train one more adapter on all rows: the run's `adapter`, where only one can be served."""
     group: str | None = Field(default=None, min_length=1)
     """A column whose equal values never stand on both sides of a fold, such as a user's or a document's id."""
     column: str | None = Field(default=None, min_length=1)
-    """A column that says which fold a row is in; nothing is dealt then."""
+    """A column with the fold of each row; no folds are made then."""
     every_class: bool = True
     """Each fold must validate every class; false accepts folds that lack one with too few rows or groups."""
 
@@ -58,7 +58,7 @@ class FoldsConfig(Section):
 
 class EnsembleConfig(Section):
     merge: Literal["auto", "mean", "geometric", "rank", "greedy"] = "auto"
-    """How the adapters' probabilities become one. `auto`: the mean, or the geometric mean or greedily chosen weights
+    """How the adapters' probabilities are combined. `auto`: the mean, or the geometric mean or greedily chosen weights
     where they are better on out-of-fold rows, which needs folds.seeds or folds.repeats above 1 to tell."""
     calibrate: bool = True
     """Divide outputs by a temperature that is fitted on out-of-fold rows."""

@@ -58,7 +58,7 @@ class FreezeConfig(Tagged):
     cache: Literal["auto", "memory", "disk", "off"] = "auto"
     """Where outputs of a frozen prefix are kept, computed once for each row; `auto`: where that pays, and fits."""
     stored: Literal["compute", "bfloat16", "float32"] = "compute"
-    """Precision of what is kept; `compute`: the one that it was computed in, which changes no result."""
+    """Precision of the cached outputs; `compute`: that of the computation, which changes no result."""
 
     def refusal(self, blocks: int) -> str | None:
         """Why this policy does not work on so many blocks, and what to write instead; None where it does."""

@@ -76,14 +76,14 @@ class OptimizerConfig(Section):
     It costs a second forward and backward pass; usually 0.05. null: off.
     """
     sam_every: PositiveInt = 1
-    """Only in every so manieth step, the first among them."""
+    """Use SAM in every n-th step only, beginning with the first."""
     lookahead: Annotated[int, Field(ge=2)] | None = None
     """Slow weights that follow every so many steps, usually 5, and are evaluated and shipped (Zhang et al. 2019).
 
     null: off.
     """
     lookahead_alpha: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """How much of the way to the fast weights the slow ones go."""
+    """Share of the way to the fast weights that the slow ones go."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Factor on the learning rate from one layer to the one below; 1: all alike (Howard & Ruder 2018: 1 / 2.6)."""
     head_rate: PositiveFloat = 1.0

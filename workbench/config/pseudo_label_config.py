@@ -24,14 +24,14 @@ class PseudoLabelConfig(Section):
     Its rows are taken to be of the known classes. A row of no class is left out only as far as the models are unsure.
     """
     rounds: PositiveInt = 1
-    """How often rows are labelled and all folds trained anew. The first round without a gain is undone and ends it."""
+    """Rounds of labelling rows and training all folds again. The first round without a gain is undone and ends it."""
     threshold: Probability = 0.95
     """Calibrated probability from which the likeliest class becomes a row's label."""
     adaptive: bool = False
-    """Ask for less than `threshold` of classes that few rows reach it in (FlexMatch, Zhang et al. 2021). Rare classes
-    are such classes too."""
+    """Lower `threshold` for classes in which few rows reach it, rare classes among them (FlexMatch, Zhang et al.
+    2021)."""
     floor: Probability = 0.5
-    """For `adaptive`: the least that any class is asked for. At 0.5 a class is likelier than all others together."""
+    """For `adaptive`: the lowest threshold of any class. At 0.5 a class is likelier than all others together."""
     agreement: Probability = 1.0
     """Share of a fold's models that must name the class which their mean names. One seed is one model, which always
     agrees with itself: give several for this to tell anything."""
@@ -41,7 +41,7 @@ class PseudoLabelConfig(Section):
     labels: Literal["hard", "soft"] = "hard"
     """The likeliest class, or the probabilities as they are."""
     cap: PositiveFloat | None = 5.0
-    """Most pseudo-labelled rows of a class, in units of its labelled training rows: the surest stay. null: all."""
+    """Most pseudo-labelled rows of a class, as a multiple of its labelled rows; the most certain stay. null: all."""
     weight: PositiveFloat = 1.0
     """Weight of a pseudo-labelled row in the loss; a labelled one has 1."""
     ramp_up: PositiveInt = 1

@@ -35,7 +35,7 @@ WINDOWS: dict[ViewName, Literal["start", "end", "middle"]] = {"head": "start", "
 
 class TtaConfig(Section):
     views: tuple[ViewName, ...] = ()
-    """Ways to write a row that are read besides the plain one; none: off.
+    """Rewritten forms of a row that are read beside the plain one; empty: off.
 
     Columns in `lower` or `upper` case, or with `no_punctuation`; noise: `typos`, `drop_words`; rows that are too long
     cut to the `head`, `tail` or `middle` of each column; the two responses of a pair exchanged: `swap`; `templates`;
@@ -47,18 +47,17 @@ class TtaConfig(Section):
     noise: Share = 0.05
     """Share of a column's letters and digits that get a typo, or of its words that are dropped; at least one."""
     templates: tuple[str, ...] = ()
-    """For view `templates`: what else the model reads, made of the same columns as classes.text."""
+    """For view `templates`: further templates of the model's input, of the same columns as classes.text."""
     function: Path | None = None
     """A Python file of yours. For view `user`, views(row: dict[str, str]) -> list[dict[str, str]] gets a row's columns
     and returns as many rows of every one; for merge `user`, merge(p: ndarray (V, N, C)) -> ndarray (N, C), the plain
     row first. Only a file you trust."""
     merge: Literal["mean", "geometric", "max", "learned", "user"] = "mean"
-    """How what is said of a row's views becomes one; `learned` is a mean with weights fitted on out-of-fold rows."""
+    """How the outputs of a row's views are combined; `learned` is a mean with weights fitted on out-of-fold rows."""
     uncertain: Share | None = None
-    """Share of rows, the most uncertain, that views are spent on; null: all rows.
+    """Share of rows, the most uncertain, that are read in several views; null: all rows.
 
-    Uncertain is whose entropy is high. The entropy that parts the rows is fitted on out-of-fold rows, so that of other
-    rows another share may be above it.
+    Uncertainty is entropy. Its threshold is fitted on out-of-fold rows, so the share of other rows may differ.
     """
     least_gain: NonNegativeFloat = 0.0
     """Nats a row by which the merged views must lower the out-of-fold loss to be used (numbers: of their variance)."""
