@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from workbench.report import class_section, crossval_section
 from workbench.report.run_record import RunRecord
@@ -59,8 +60,18 @@ def _never_predicted(record: RunRecord) -> Finding | None:
     if not never:
         return None
     named = ", ".join(f"{name} ({rows:,} rows)" for name, rows in never[:10]) + (", ..." if never[10:] else "")
-    text = f"Never predicted: {named}. classes.sampling=even or classes.weights=balanced teaches rare classes."
-    return Finding("warning", text)
+    return Finding("warning", f"Never predicted: {named}. {_rare_class_advice(record.config.get('classes', {}))}")
+
+
+def _rare_class_advice(classes: Mapping[str, Any]) -> str:
+    """A setting that teaches rare classes and that goes with the run's own: at most one setting balances classes."""
+    if classes.get("kind") == "several":
+        done, advice = bool(classes.get("gamma")), "classes.gamma=2 teaches rare classes."
+    else:
+        unset = {"weights": ("none",), "sampling": ("auto", "none"), "logit_adjustment": (0.0,)}
+        done = any(key in classes and classes[key] not in values for key, values in unset.items())
+        advice = "classes.sampling=even or classes.weights=balanced teaches rare classes."
+    return "The settings favour rare classes already: more rows of these classes may help." if done else advice
 
 
 def _answers(record: RunRecord) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,26 @@ import pandas as pd
 import pytest
 
 from workbench import report
+from workbench.config.classes_config import ClassesConfig
 from workbench.report.class_section import WIDEST, classified, never_predicted
 from workbench.report.findings import findings
 from workbench.report.run_record import read
 from workbench.schema import dump_yaml
 
 
-def make(folder: Path, rows: list[tuple[Any, Any]], names: list[str], *, kind: str = "one", **scores: float) -> Path:
+def make(
+    folder: Path,
+    rows: list[tuple[Any, Any]],
+    names: list[str],
+    *,
+    kind: str = "one",
+    settings: dict[str, Any] | None = None,
+    **scores: float,
+) -> Path:
     folder.mkdir()
-    (folder / "config.yaml").write_text(dump_yaml({"recipe": "classify", "classes": {"kind": kind}}))
+    (folder / "config.yaml").write_text(
+        dump_yaml({"recipe": "classify", "classes": {"kind": kind, **(settings or {})}})
+    )
     (folder / "manifest.json").write_text(json.dumps({"name": "run", "status": "done"}))
     both = {"loss": 1.0, **scores}
     (folder / "scores.json").write_text(json.dumps({"before": both, "after": both}))
@@ -98,3 +110,30 @@ def test_classes_that_are_never_predicted_are_named(tmp_path: Path) -> None:
     (told,) = [each.text for each in findings(run) if each.text.startswith("Never predicted")]
     assert told.startswith("Never predicted: rare (2 rows).") and "classes.sampling=even" in told
     assert not never_predicted(read(make(tmp_path / "good", [("a", "a"), ("b", "b")], ["a", "b"], accuracy=1.0)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"sampling": "auto", "weights": "none", "logit_adjustment": 0.0},
+        {"logit_adjustment": 1.0},
+        {"weights": "effective"},
+        {"sampling": "over"},
+        {"kind": "several"},
+        {"kind": "several", "gamma": 2.0},
+    ],
+    ids=str,
+)
+def test_advice_on_never_predicted_classes_goes_with_the_settings_of_the_run(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    several = settings.get("kind") == "several"
+    rows = [(["a", "rare"], ["a"]), (["a"], ["a"])] if several else [("a", "a"), ("rare", "a")]
+    run = read(make(tmp_path / "run", rows, ["a", "rare"], settings=settings, accuracy=0.5))
+    (text,) = [each.text for each in findings(run) if each.text.startswith("Never predicted")]
+    advised = dict(re.findall(r"classes\.(\w+)=(\w+)", text))
+    for key, value in advised.items():
+        ClassesConfig.model_validate({**settings, key: value})
+    chosen = {key for key, value in settings.items() if key != "kind" and value not in ("none", "auto", 0.0)}
+    assert bool(advised) != bool(chosen)
