@@ -37,11 +37,11 @@ def write(
     refit: Scores | None,
 ) -> Scores:
     """All files but the report; returns what stands in scores.json."""
-    data, labels, belief = context.data, context.data.labels, context.log.belief
+    data, labels, predictions = context.data, context.data.labels, context.log.predictions
     _parquet(context.run.path / "out_of_fold.parquet", _out_of_fold(context, round_outputs, combiner))
-    shown, values_NC = (data.rows, belief.oof_NC)
-    if data.test is not None and belief.test_TC is not None:
-        shown, values_NC = data.test, belief.test_TC
+    shown, values_NC = (data.rows, predictions.oof_NC)
+    if data.test is not None and predictions.test_TC is not None:
+        shown, values_NC = data.test, predictions.test_TC
     _parquet(context.run.path / "predictions.parquet", _table(context, shown, values_NC))
     files.write_json(context.run.path / "classes.json", labels.facts)
     files.write_json(context.run.path / "decision.json", decided(context, round_outputs, combiner, decision))
@@ -50,10 +50,10 @@ def write(
     said_NC = target_scores.baseline(labels, data.rows.targets_NC, rows=len(data.rows))
     scores: Scores = {
         "before": target_scores.scores(labels, said_NC, data.rows.targets_NC),
-        "after": target_scores.value_scores(labels, belief.oof_NC, data.rows.targets_NC),
+        "after": target_scores.value_scores(labels, predictions.oof_NC, data.rows.targets_NC),
     }
-    if data.test is not None and belief.test_TC is not None:
-        scores["test"] = target_scores.value_scores(labels, belief.test_TC, data.test.targets_NC)
+    if data.test is not None and predictions.test_TC is not None:
+        scores["test"] = target_scores.value_scores(labels, predictions.test_TC, data.test.targets_NC)
     if refit is not None:
         scores["refit"] = refit
     files.write_json(context.run.path / "scores.json", scores)
@@ -82,7 +82,7 @@ def _out_of_fold(context: CrossvalContext, round_outputs: RoundOutputs, combiner
     for repeat, fold_N in enumerate(repeats):
         own_M = np.asarray([each.split.repeat == repeat for each in context.members])
         values_NC = (
-            context.log.belief.oof_NC
+            context.log.predictions.oof_NC
             if len(repeats) == 1
             else combiner.out_of_fold(context.known.only(own_M), round_outputs.oof_MNC)
         )

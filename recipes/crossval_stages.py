@@ -46,20 +46,20 @@ class CrossvalContext:
         tried = [how for how in combining.candidates(wanted, known) if how != wanted]
         return rounds + len(tried) + bool(views) + config.ensemble.consensus
 
-    def belief(self, combiner: Combiner, round_outputs: RoundOutputs) -> Predictions:
+    def predictions(self, combiner: Combiner, round_outputs: RoundOutputs) -> Predictions:
         """Predictions of a round's adapters together, for labelled rows by fits that did not see them."""
         fitted = combiner.fit(self.known, round_outputs.oof_MNC)
         test_TC = None if round_outputs.test_MTC is None else fitted.values(self.data.labels, round_outputs.test_MTC)
         return Predictions(combiner.out_of_fold(self.known, round_outputs.oof_MNC), test_TC)
 
     def calibrate(self, round_outputs: RoundOutputs) -> Combiner:
-        """The first belief, and a temperature, without which later stages could not be compared."""
+        """The first predictions, and a temperature, without which later stages could not be compared."""
         plain, heated = Combiner(calibrate=False, how="mean"), Combiner(calibrate=True, how="mean")
-        self.log.begin("supervised", "Adapters of the folds", self.belief(plain, round_outputs))
+        self.log.begin("supervised", "Adapters of the folds", self.predictions(plain, round_outputs))
         if not self.fold_context.config.ensemble.calibrate or self.data.labels.kind == "number":
             return plain
         facts = {"temperature": heated.fit(self.known, round_outputs.oof_MNC).temperature}
-        self.log.offer("calibration", "Calibration", self.belief(heated, round_outputs), facts, forced=True)
+        self.log.offer("calibration", "Calibration", self.predictions(heated, round_outputs), facts, forced=True)
         return heated
 
     def pseudo_label(self, round_outputs: RoundOutputs, combiner: Combiner) -> RoundOutputs:
@@ -78,8 +78,8 @@ class CrossvalContext:
             taught = training_rounds.train_round(
                 self.fold_context, self.run, self.data, self.members, more, self.callback, number=number
             )
-            belief = self.belief(combiner, taught)
-            if not self.log.offer(name, title, belief, facts, least=config.least_gain, sure=config.sure):
+            predictions = self.predictions(combiner, taught)
+            if not self.log.offer(name, title, predictions, facts, least=config.least_gain, sure=config.sure):
                 break
             round_outputs = taught
         return round_outputs
@@ -91,8 +91,8 @@ class CrossvalContext:
             tried = Combiner(combiner.calibrate, how)
             weights_M = tried.fit(self.known, round_outputs.oof_MNC).weights_M
             facts = {} if weights_M is None else {"weights": dict(zip(self.names, weights_M.tolist(), strict=True))}
-            belief = self.belief(tried, round_outputs)
-            if self.log.offer(f"ensemble {how}", f"Ensemble, {how}", belief, facts, forced=how == wanted):
+            predictions = self.predictions(tried, round_outputs)
+            if self.log.offer(f"ensemble {how}", f"Ensemble, {how}", predictions, facts, forced=how == wanted):
                 combiner = tried
         return combiner
 
@@ -100,7 +100,7 @@ class CrossvalContext:
         """Views of each row, where reading them pays."""
         if not views:
             return None
-        config, labels, before = self.fold_context.config.tta, self.data.labels, self.log.belief
+        config, labels, before = self.fold_context.config.tta, self.data.labels, self.log.predictions
         values_VNC = tta_predict.out_of_fold(
             self.fold_context, self.run, self.members, self.known, round_outputs, combiner, views, self.data.rows
         )
@@ -121,9 +121,9 @@ class CrossvalContext:
             fitted = combiner.fit(self.known, round_outputs.oof_MNC)
             folders = training_rounds.adapters(self.run, round_outputs.number, self.members)
             test_TC = tta_predict.merged(self.fold_context, folders, fitted, decision, views, self.data.test, test_TC)
-        belief = Predictions(oof_NC, test_TC)
-        self.log.judged(
-            "tta", "Test-time augmentation", belief, decision.facts, gain=decision.gain, why=decision.reason
+        predictions = Predictions(oof_NC, test_TC)
+        self.log.judge(
+            "tta", "Test-time augmentation", predictions, decision.facts, gain=decision.gain, why=decision.reason
         )
         return decision
 
@@ -131,7 +131,7 @@ class CrossvalContext:
         """Near-duplicates are given the mean of what is said of them."""
         if not self.fold_context.config.ensemble.consensus:
             return
-        before, cluster_T = self.log.belief, self.data.cluster_T
+        before, cluster_T = self.log.predictions, self.data.cluster_T
         oof_NC = pseudo_labels.consensus(before.oof_NC, self.data.cluster_N)
         test_TC = None
         if before.test_TC is not None and cluster_T is not None:

@@ -90,7 +90,8 @@ def test_a_killed_run_ends_in_time_while_others_use_the_cores(tmp_path: Path) ->
         done = subprocess.run(words, capture_output=True, text=True, timeout=2 * limit)
     took = spent + time.monotonic() - began
     assert done.returncode == 0, done.stderr
-    assert (1 - WINDOW) * limit <= took <= limit
+    # While others use the cores nobody knows that they will leave: training ends early enough for slow scoring.
+    assert limit / 2 <= took <= limit
     require_finished(out)
     with pytest.raises(ResumeError, match="its time is over"):
         workbench.run(out / "config.yaml", out=out, resume=True, quiet=True)

@@ -90,9 +90,7 @@ CASES = {
     "template without a column": Case("classes.text: names no column", "in braces", "classes.text=abc"),
     "template with a brace": Case("classes.text", "Write columns in braces", "'classes.text=\"{a\"'"),
     "template with a format": Case("`{a}` is no plain column name", "Rename it", "'classes.text=\"{a:>3}\"'"),
-    "column twice": Case(
-        "classes.text: the column a stands twice", "Name each column once", "'classes.text=\"{a}{a}\"'"
-    ),
+    "column twice": Case("classes.text: duplicate column a", "Name each column once", "'classes.text=\"{a}{a}\"'"),
     "pair without a column": Case(
         "classes: text must hold {prompt}", "where kind is pair", "classes.kind=pair 'classes.text=\"{prompt}\"'"
     ),

@@ -65,7 +65,7 @@ def _layers(config: RunConfig, *, steps: int | None, blocks: int) -> str:
     """Which layers a policy lets train, and how much of the work it saves at most."""
     policy = config.freeze
     if policy.observes is not None:
-        return f"{freeze_plot.told(policy, blocks)}{_too_late(policy, steps)}"
+        return f"{freeze_plot.describe(policy, blocks)}{_too_late(policy, steps)}"
     count = steps or WHOLE
     first = policy.plan(Moment(0, 0.0, config.seed), blocks=blocks).trains
     last = policy.plan(Moment(count - 1, (count - 1) / count, config.seed), blocks=blocks).trains

@@ -42,7 +42,7 @@ class ModelConfig(Section):
     def _different(cls, tokens: tuple[str, ...]) -> tuple[str, ...]:
         twice = sorted({token for token in tokens if tokens.count(token) > 1})
         if twice:
-            raise ValueError(f"{', '.join(twice)} stands twice. Name each token once.")
+            raise ValueError(f"{', '.join(twice)} appears twice. Name each token once.")
         return tokens
 
 

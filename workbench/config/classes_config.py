@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from string import Formatter
 from typing import Annotated, Literal, NamedTuple
 
@@ -21,6 +22,10 @@ class Piece(NamedTuple):
 
     literal: str
     field: str | None
+
+
+RARE = 0.25
+"""Share of the rows of an average class below which a class is rare."""
 
 
 class ClassesConfig(Section):
@@ -119,6 +124,12 @@ class ClassesConfig(Section):
         return "winner" if self.kind == "pair" else "label"
 
 
+def rarest(counts: Sequence[int]) -> int | None:
+    """Index of the class with the fewest rows, where that is less than a quarter of its equal share; else None."""
+    fewest = min(range(len(counts)), key=counts.__getitem__)
+    return fewest if counts[fewest] < RARE * sum(counts) / len(counts) else None
+
+
 def checked_template(text: str) -> str:
     """`text`; raises ValueError where it does not name each of one or more columns once, in braces."""
     try:
@@ -134,5 +145,5 @@ def checked_template(text: str) -> str:
                 f"`{{{name}}}` is no plain column name in braces. Rename it with data.columns={{NAME: found}}."
             )
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"the column {twice[0]} stands twice. Name each column once.")
+        raise ValueError(f"duplicate column {twice[0]}. Name each column once.")
     return text

@@ -85,7 +85,7 @@ def trials(config: Run) -> list[Trial[Run]]:
                 mistakes.setdefault(mistake, []).append(name)
         else:
             found.append(Trial(name, {key: _resolved(run, key) for key in over}, run))
-    _require([_told(*mistake, names, len(combinations), over) for mistake, names in mistakes.items()])
+    _require([_mistake(*mistake, names, len(combinations), over) for mistake, names in mistakes.items()])
     _require([(f"sweep.over.{key}", _TWICE) for key in over if _repeats(key, over[key], found)])
     return found
 
@@ -155,14 +155,14 @@ def _is_able(name: str, key: str) -> bool:
     return name in _ABLE and (key in _ABLE[name] or _ANY in _ABLE[name] or not key)
 
 
-_TWICE = "a value stands twice. Write each once."
+_TWICE = "duplicate value. Write each once."
 
 
 def _repeats(key: str, values: Sequence[Any], found: Sequence[Trial[Run]]) -> bool:
     return len({str(trial.settings[key]) for trial in found}) < len(values)
 
 
-def _told(place: str, text: str, names: list[str], members: int, over: Mapping[str, Any]) -> tuple[str, str]:
+def _mistake(place: str, text: str, names: list[str], members: int, over: Mapping[str, Any]) -> tuple[str, str]:
     """A mistake of some members; a value of the sweep is named by its place there."""
     if place in over:
         return f"sweep.over.{place}", text

@@ -66,7 +66,7 @@ class TtaConfig(Section):
     @classmethod
     def _different(cls, given: tuple[str, ...]) -> tuple[str, ...]:
         if twice := sorted({each for each in given if given.count(each) > 1}):
-            raise ValueError(f"{twice[0]!r} stands twice. Name it once.")
+            raise ValueError(f"duplicate entry {twice[0]!r}. Name it once.")
         return given
 
     @field_validator("templates")

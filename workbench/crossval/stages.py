@@ -38,7 +38,7 @@ class StageResult:
 
     name: str
     title: str
-    belief: Predictions
+    predictions: Predictions
     accepted: bool
     why: str
     gain: Gain | None
@@ -50,7 +50,7 @@ class StageResult:
 class StageLog:
     """Keeps the books of a run's stages, and the error rate that they share.
 
-    All stages are judged on the same out-of-fold rows, so that each of `gates` stages gets that share of the error rate
+    All stages are judge on the same out-of-fold rows, so that each of `gates` stages gets that share of the error rate
     of one. A stage that stays hands its share on to those after it, as in Holm's procedure, in the order of the stages:
     the graphical form of it by Bretz et al. 2009, "A graphical approach to sequentially rejective multiple test
     procedures". Where no stage helps, one stays in at most 2.5 of 100 runs, as often as a single stage would.
@@ -84,20 +84,22 @@ class StageLog:
             self._share *= (self._left + 1) / self._left
 
     @property
-    def belief(self) -> Predictions:
+    def predictions(self) -> Predictions:
         """Predictions after the last stage that was kept."""
-        return [stage for stage in self.stages if stage.accepted][-1].belief
+        return [stage for stage in self.stages if stage.accepted][-1].predictions
 
-    def begin(self, name: str, title: str, belief: Predictions) -> None:
+    def begin(self, name: str, title: str, predictions: Predictions) -> None:
         """The stage that the others are held against."""
-        score = target_scores.value_scores(self.data.labels, belief.oof_NC, self.data.rows.targets_NC)
-        self._enter(StageResult(name, title, belief, True, f"Out of fold: loss {score['loss']:.4f}.", None, 0.0, {}))
+        score = target_scores.value_scores(self.data.labels, predictions.oof_NC, self.data.rows.targets_NC)
+        self._enter(
+            StageResult(name, title, predictions, True, f"Out of fold: loss {score['loss']:.4f}.", None, 0.0, {})
+        )
 
     def offer(
         self,
         name: str,
         title: str,
-        belief: Predictions,
+        predictions: Predictions,
         facts: Facts,
         *,
         least: float = 0.0,
@@ -107,8 +109,8 @@ class StageLog:
         """Whether a stage stays: it does where out-of-fold rows say that it helps, or where it is `forced`."""
         found = gains.gain(
             self.data.labels,
-            self.belief.oof_NC,
-            belief.oof_NC,
+            self.predictions.oof_NC,
+            predictions.oof_NC,
             self.data.rows.targets_NC,
             least=least,
             sure=self.sure(sure),
@@ -118,22 +120,22 @@ class StageLog:
             self._judge(stays=found.accepted)
         stays = found.accepted or forced
         why = found.sentence + (" Kept, as the configuration names it." if forced and not found.accepted else "")
-        self._enter(StageResult(name, title, belief, stays, why, found, 0.0, facts))
+        self._enter(StageResult(name, title, predictions, stays, why, found, 0.0, facts))
         return stays
 
-    def judged(self, name: str, title: str, belief: Predictions, facts: Facts, *, gain: Gain, why: str) -> None:
-        """A stage that was held against the last belief already, with the confidence that `sure` gives."""
+    def judge(self, name: str, title: str, predictions: Predictions, facts: Facts, *, gain: Gain, why: str) -> None:
+        """A stage that was held against the last predictions already, with the confidence that `sure` gives."""
         self._judge(stays=gain.accepted)
-        self._enter(StageResult(name, title, belief, gain.accepted, why, gain, 0.0, facts))
+        self._enter(StageResult(name, title, predictions, gain.accepted, why, gain, 0.0, facts))
 
     def abstain(self, name: str, title: str, facts: Facts, *, why: str) -> None:
         """A stage that had nothing to offer; its share of the error rate is spent."""
         self._judge(stays=False)
-        self._enter(StageResult(name, title, self.belief, False, why, None, 0.0, facts))
+        self._enter(StageResult(name, title, self.predictions, False, why, None, 0.0, facts))
 
     def write(self, **more: Any) -> None:
         """stages.json. The test rows are looked at here, when no stage can change any more."""
-        told = [self._told(stage) for stage in self.stages]
+        told = [self._record(stage) for stage in self.stages]
         files.write_json(self.run.path / "stages.json", {"stages": told, **more})
 
     def _enter(self, stage: StageResult) -> None:
@@ -144,15 +146,15 @@ class StageLog:
         self.stages.append(StageResult(**{**vars(stage), "seconds": seconds[stage.name]}))
         self.callback.say(f"{stage.title}: {stage.why}")
 
-    def _told(self, stage: StageResult) -> dict[str, Any]:
-        labels, test, test_TC = self.data.labels, self.data.test, stage.belief.test_TC
+    def _record(self, stage: StageResult) -> dict[str, Any]:
+        labels, test, test_TC = self.data.labels, self.data.test, stage.predictions.test_TC
         return {
             "name": stage.name,
             "title": stage.title,
             "accepted": stage.accepted,
             "why": stage.why,
             "seconds": stage.seconds,
-            "oof": target_scores.value_scores(labels, stage.belief.oof_NC, self.data.rows.targets_NC),
+            "oof": target_scores.value_scores(labels, stage.predictions.oof_NC, self.data.rows.targets_NC),
             "test": None
             if test is None or test_TC is None
             else target_scores.value_scores(labels, test_TC, test.targets_NC),

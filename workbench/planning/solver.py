@@ -112,11 +112,11 @@ def _best(config: RunConfig, rehearse: Rehearse, timing: Timing) -> SolverChoice
 
 
 def _chosen(way: _Way, tried: list[_Way]) -> SolverChoice:
-    told = tuple(_told(each.plan) for each in tried)
+    told = tuple(_candidate(each.plan) for each in tried)
     return SolverChoice(way.config, replace(way.plan, tried=told))
 
 
-def _told(plan: Plan) -> Candidate:
+def _candidate(plan: Plan) -> Candidate:
     words = [plan.weights, "checkpointing"] if plan.checkpointing else [plan.weights]
     if plan.distributed.zero != 0:
         words.append(f"zero={plan.distributed.zero}")

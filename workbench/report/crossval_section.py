@@ -113,7 +113,9 @@ def stages(run: RunRecord) -> list[StageLine]:
             score_change=_signed(_change(stage, before, main)),
             test=_test(stage, main),
             seconds=units.duration(stage.get("seconds")),
-            facts=fact_table.told({name: fact for name, fact in (stage.get("facts") or {}).items() if name != "gain"}),
+            facts=fact_table.fact_list(
+                {name: fact for name, fact in (stage.get("facts") or {}).items() if name != "gain"}
+            ),
         )
         for stage, before in _compared(run)
     ]

@@ -34,7 +34,7 @@ class FactList:
     tables: list[Table]
 
 
-def told(facts: Mapping[str, Any]) -> FactList:
+def fact_list(facts: Mapping[str, Any]) -> FactList:
     """Values as lines, mappings of values as columns of tables; what stands inside something else names both.
 
     A list beside one called `names` that is as long gives one value to each name.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from workbench.config.classes_config import rarest
 from workbench.report import class_section, crossval_section
 from workbench.report.run_record import RunRecord
 from workbench.runs import units
@@ -43,7 +43,7 @@ def findings(record: RunRecord) -> list[Finding]:
     # The steps of a cross-validation are chosen before: what a better one would have been is no advice.
     best_step = None if record.crossvalidates else _best_step(record)
     found = [
-        _taught(record),
+        _teacher_comparison(record),
         _never_predicted(record),
         _chance(record),
         best_step,
@@ -60,16 +60,19 @@ def _never_predicted(record: RunRecord) -> Finding | None:
     if not never:
         return None
     named = ", ".join(f"{name} ({rows:,} rows)" for name, rows in never[:10]) + (", ..." if never[10:] else "")
-    return Finding("warning", f"Never predicted: {named}. {_rare_class_advice(record.config.get('classes', {}))}")
+    return Finding("warning", f"Never predicted: {named}. {_rare_class_advice(record)}")
 
 
-def _rare_class_advice(classes: Mapping[str, Any]) -> str:
+def _rare_class_advice(record: RunRecord) -> str:
     """A setting that teaches rare classes and that goes with the run's own: at most one setting balances classes."""
+    classes = record.config.get("classes", {})
+    counts = list(record.manifest.get("data", {}).get("train", {}).get("classes", {}).values())
     if classes.get("kind") == "several":
         done, advice = bool(classes.get("gamma")), "classes.gamma=2 teaches rare classes."
     else:
         unset = {"weights": ("none",), "sampling": ("auto", "none"), "logit_adjustment": (0.0,)}
-        done = any(key in classes and classes[key] not in values for key, values in unset.items())
+        balanced = classes.get("sampling") == "auto" and bool(counts) and rarest(counts) is not None
+        done = balanced or any(key in classes and classes[key] not in values for key, values in unset.items())
         advice = "classes.sampling=even or classes.weights=balanced teaches rare classes."
     return "The settings favour rare classes already: more rows of these classes may help." if done else advice
 
@@ -120,7 +123,7 @@ def _chance(record: RunRecord) -> Finding | None:
     return Finding("warning", text)
 
 
-def _taught(record: RunRecord) -> Finding | None:
+def _teacher_comparison(record: RunRecord) -> Finding | None:
     """How a distilled student stands beside its teacher."""
     teacher, student = record.scores.get("teacher"), record.scores.get("after")
     if teacher is None or student is None:

@@ -31,7 +31,7 @@ def rates(policy: FreezeConfig, *, steps: int, blocks: int, seed: int) -> Floats
     return found
 
 
-def told(policy: FreezeConfig, blocks: int | None) -> str | None:
+def describe(policy: FreezeConfig, blocks: int | None) -> str | None:
     """Why the plan cannot be drawn, in words that stand in its place; None where it can."""
     if policy.observes is not None:
         return f"decided while training, from {policy.observes} measured every {policy.interval:,} steps"

@@ -106,7 +106,7 @@ def _draw(config: RunConfig, span: Span, colours: dict[str, str], *, blocks: int
     _draw_moments(panels["strip"], config, span, colours)
     curve.set_xlim(0, span.end)
     curve.tick_params(bottom=False, labelbottom=False)
-    _title(curve, f"Learning rate: {config.schedule.name}", _told(config, span), colours)
+    _title(curve, f"Learning rate: {config.schedule.name}", _description(config, span), colours)
     return figure
 
 
@@ -123,7 +123,7 @@ def _unknown(policy: FreezeConfig, span: Span, blocks: int | None) -> str | None
     """Why nobody knows which layers train when, in words; None where it can be drawn."""
     if policy.thaws and span.steps is None:
         return "changes with the number of steps, and a budget decides how many there are"
-    return freeze_plot.told(policy, blocks)
+    return freeze_plot.describe(policy, blocks)
 
 
 def _draw_layers(axes: Any, config: RunConfig, span: Span, colours: dict[str, str], *, blocks: int | None) -> None:
@@ -229,7 +229,7 @@ def _draw_row(axes: Any, row: int, at: Collection[float], colour: str) -> None:
     axes.vlines(sorted(at), row - 0.32, row + 0.32, color=colour, linewidth=width, clip_on=False)
 
 
-def _told(config: RunConfig, span: Span) -> str:
+def _description(config: RunConfig, span: Span) -> str:
     schedule, peak = config.schedule, peak_rate(config)
     said = ["until the budget is used up" if span.steps is None else f"{span.steps:,} steps"]
     said += [f"peak {_rate(peak, peak)}"]

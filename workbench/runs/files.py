@@ -20,7 +20,7 @@ from workbench.errors import FileError
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace `path` by `content` atomically and durably."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    with _told(path):
+    with _explained_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with aside.open("wb") as file:
@@ -63,7 +63,7 @@ def json_lines(text: str) -> list[dict[str, Any]]:
 
 def require_writable(path: Path) -> None:
     """Raise FileError where `path` could not be written: asked before the work whose result it is to hold."""
-    with _told(path):
+    with _explained_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path.parent).close()
 
@@ -74,7 +74,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     aside = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     shutil.rmtree(aside, ignore_errors=True)
     try:
-        with _told(path):
+        with _explained_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             aside.mkdir()
             yield aside
@@ -99,7 +99,7 @@ def digest(path: Path) -> str:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _explained_errors(path: Path) -> Iterator[None]:
     """Turns a full disk, missing rights and the like into a FileError that names `path`."""
     try:
         yield

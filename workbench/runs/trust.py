@@ -15,7 +15,7 @@ from workbench.errors import ConfigError
 from workbench.runs import files
 
 _KEYS = (("plugins",), ("tta", "function"), ("model", "trust_remote_code"))
-_told = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def say(values: Mapping[str, Any], folder: Path, trust: Trust) -> None:
     """Tell a person which code of a run directory is left out."""
     if named := code(values):
         told = ", ".join(f"{key}={_shown(value)}" for key, value in named.items())
-        _told.warning(
+        _log.warning(
             f"{folder}: left out {told}, Python code that its config.yaml names. If you trust who made this run, "
             f"write {trust.cure} to execute it."
         )

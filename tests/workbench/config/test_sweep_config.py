@@ -109,7 +109,7 @@ def test_all_mistakes_are_told_at_once() -> None:
         ({"seed": [1]}, "sweep.over: needs two members or more"),
         ({"seed": 3}, "sweep.over.seed: expected a list such as [a, b], found 3."),
         ({"seed": []}, "sweep.over.seed: expected at least 1 item, found []."),
-        ({"train.learning_rate": [1e-3, "1e-3"]}, "sweep.over.train.learning_rate: a value stands twice."),
+        ({"train.learning_rate": [1e-3, "1e-3"]}, "sweep.over.train.learning_rate: duplicate value."),
         ({"seed": list(range(1001))}, "sweep.over: 1,001 members; 1,000 at most. Write fewer values."),
         ({"train.learning_rate": [-1, 0.1]}, "sweep.over.train.learning_rate: expected greater than 0, found -1."),
         ({"adapter.rnk": [1, 2]}, "sweep.over.adapter.rnk: unknown key. Did you mean `adapter.rank`?"),

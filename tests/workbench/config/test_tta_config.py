@@ -20,14 +20,14 @@ def test_off_by_default_and_whatever_else_is_set() -> None:
 @pytest.mark.parametrize(
     ("values", "wanted"),
     [
-        ({"views": ["lower", "lower"]}, "'lower' stands twice. Name it once"),
+        ({"views": ["lower", "lower"]}, "duplicate entry 'lower'. Name it once"),
         ({"views": ["lower"], "copies": 2}, "copies and noise are for views typos and drop_words"),
         ({"views": ["lower"], "noise": 0.2}, "copies and noise are for views typos and drop_words"),
         ({"views": ["typos"], "noise": 1}, "less than 1"),
         ({"views": ["templates"]}, "needs templates, such as"),
         ({"views": ["lower"], "templates": ["Q: {text}"]}, "Add templates to views"),
         ({"views": ["templates"], "templates": ["no column"]}, "names no column"),
-        ({"views": ["templates"], "templates": ["{a} {a}"]}, "stands twice"),
+        ({"views": ["templates"], "templates": ["{a} {a}"]}, "duplicate column"),
         ({"views": ["user"]}, "needs function, the path"),
         ({"views": ["lower"], "merge": "user"}, "needs function, the path"),
         ({"views": ["lower"], "function": "mine.py"}, "Name one of them, or leave function out"),

@@ -213,7 +213,7 @@ def test_a_token_that_is_known_already_is_refused(stories: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "expected"), [(["<a>", "<b>", "<a>"], "<a> stands twice"), (["<a>", ""], "at least 1 character")]
+    ("tokens", "expected"), [(["<a>", "<b>", "<a>"], "<a> appears twice"), (["<a>", ""], "at least 1 character")]
 )
 def test_new_tokens_that_are_no_tokens_are_refused(tokens: list[str], expected: str) -> None:
     with pytest.raises(ConfigError, match=f"model.yaml has 1 mistake:\n  new_tokens.*{expected}"):

@@ -137,3 +137,15 @@ def test_advice_on_never_predicted_classes_goes_with_the_settings_of_the_run(
         ClassesConfig.model_validate({**settings, key: value})
     chosen = {key for key, value in settings.items() if key != "kind" and value not in ("none", "auto", 0.0)}
     assert bool(advised) != bool(chosen)
+
+
+@pytest.mark.parametrize(("rare", "balanced"), [(5, True), (90, False)])
+def test_classes_that_the_default_balances_need_rows_and_no_setting(tmp_path: Path, rare: int, balanced: bool) -> None:
+    run = make(
+        tmp_path / "run", [("a", "a"), ("rare", "a")], ["a", "rare"], settings={"sampling": "auto"}, accuracy=0.5
+    )
+    counts = {"data": {"train": {"classes": {"a": 100, "b": 100, "rare": rare}}}}
+    manifest = json.loads((run / "manifest.json").read_text()) | counts
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    (text,) = [each.text for each in findings(read(run)) if each.text.startswith("Never predicted")]
+    assert ("more rows" in text) == balanced and ("classes.sampling=even" in text) != balanced

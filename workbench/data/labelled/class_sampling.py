@@ -13,13 +13,10 @@ import numpy as np
 import torch
 
 from workbench.config import RunConfig
-from workbench.config.classes_config import ClassesConfig
+from workbench.config.classes_config import ClassesConfig, rarest
 from workbench.data.batching import Examples, Indices, MicroBatch, Weights
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.losses.class_losses import class_weights
-
-RARE = 0.25
-"""Share of the rows of an average class below which a class is rare."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,9 +90,7 @@ class ClassBalancedRows(ResampledRows):
 
 def rare_class(rows: LabelledSet) -> int | None:
     """The class with the fewest rows, where that is less than a quarter of its equal share; else None."""
-    count_C = (rows.targets_NC > 0.5).sum(0)
-    rarest = int(count_C.argmin())
-    return rarest if count_C[rarest] < RARE * count_C.mean() else None
+    return rarest((rows.targets_NC > 0.5).sum(0).tolist())
 
 
 def balances(classes: ClassesConfig) -> bool:

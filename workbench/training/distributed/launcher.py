@@ -85,29 +85,29 @@ def _require_devices(devices: int) -> None:
 
 def _first_of(failed: Any, folder: Path) -> Exception:
     """The error of the process that failed first; lost connections of the others follow from it."""
-    told, exits = _told(folder), {rank: failure.exitcode for rank, failure in failed.failures.items()}
-    if told and all(status == 3 for status in exits.values()):
-        return Stopped(min(told)[2])
-    mistakes = [each for each in told if each[2].startswith(MISTAKE)]
+    errors, exits = _reported_errors(folder), {rank: failure.exitcode for rank, failure in failed.failures.items()}
+    if errors and all(status == 3 for status in exits.values()):
+        return Stopped(min(errors)[2])
+    mistakes = [each for each in errors if each[2].startswith(MISTAKE)]
     killed = [rank for rank, status in exits.items() if status < 0 and status != -signal.SIGTERM]
     if killed and not mistakes:
         return RankError(
             f"Process {killed[0]} was ended by signal {-exits[killed[0]]} and could say nothing: killed, or out of "
             "memory. The others were ended, too; what was saved is good. Continue with --resume."
         )
-    if not told:
+    if not errors:
         return RankError(f"Process {min(exits)} ended with status {exits[min(exits)]} and said nothing.")
-    _, rank, text = min(mistakes or told)
+    _, rank, text = min(mistakes or errors)
     text = text.removeprefix(MISTAKE)
     return RankError(text if rank == 0 else f"Process {rank} failed first.\n{text}")
 
 
 def _stopped(folder: Path) -> Exception:
-    told = _told(folder)
-    return Stopped(min(told)[2]) if told else Stopped("Stopped before a checkpoint could be saved.")
+    errors = _reported_errors(folder)
+    return Stopped(min(errors)[2]) if errors else Stopped("Stopped before a checkpoint could be saved.")
 
 
-def _told(folder: Path) -> list[tuple[float, int, str]]:
+def _reported_errors(folder: Path) -> list[tuple[float, int, str]]:
     """Time, rank and message of each process that left one."""
     found = []
     for file in folder.rglob("error.json"):

@@ -124,7 +124,7 @@ class DiskStore(HiddenStateStore):
     def __init__(self, folder: Path, *, fingerprint: str, dtype: torch.dtype) -> None:
         super().__init__(dtype)
         self.folder = folder / fingerprint
-        with self._told():
+        with self._explained_errors():
             self.folder.mkdir(parents=True, exist_ok=True)
             self._states, self._index = (_opened(self.folder / name) for name in ("states.bin", "index.bin"))
         weakref.finalize(self, _close, self._states, self._index)
@@ -139,7 +139,7 @@ class DiskStore(HiddenStateStore):
         return [place for key, place in firsts.items() if not self._holds(key)]
 
     def put(self, keys: Sequence[bytes], rows: Sequence[Tensor]) -> None:
-        with self._told(), self._locked():
+        with self._explained_errors(), self._locked():
             self._refresh()
             records = [
                 self._append(key, self._bytes(row))
@@ -205,7 +205,7 @@ class DiskStore(HiddenStateStore):
             fcntl.flock(self._index, fcntl.LOCK_UN)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _explained_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
