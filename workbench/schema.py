@@ -196,7 +196,7 @@ def explain(section: type[Section], values: Mapping[str, Any], error: Validation
             text = f"expected at most {item['ctx']['max_length']} items, found {_shown(item['input'])}."
         elif item["type"] == "missing":
             text = "is required."
-        elif item["type"] in ("unknown_method", "unknown_policy"):
+        elif item["type"] == "unknown":
             text = item["msg"]
         elif item["type"] == "value_error":
             text = str(item["ctx"]["error"])

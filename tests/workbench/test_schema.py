@@ -49,6 +49,7 @@ def test_mistakes_say_what_to_write(words: list[str], expected: str) -> None:
     with pytest.raises(ConfigError, match="1 mistake") as caught:
         parse(RunConfig, values, source="my.yaml")
     assert expected in str(caught.value)
+    assert str(caught.value).count("loar") <= 1, "told once"
 
 
 def test_overrides_win_and_leave_the_input_alone() -> None:

@@ -120,36 +120,38 @@ def choices(
     data: FoldData,
     who: Sequence[FoldAdapter],
     known: OutOfFold,
-    said: RoundOutputs,
+    outputs: RoundOutputs,
     *,
     calibrate: bool,
 ) -> list[PseudoLabels]:
     """The pseudo-labels of each adapter, of its fold's own adapters: all others have trained on the fold's rows.
 
     Args:
-        said: By the adapters of the round before.
+        outputs: By the adapters of the round before.
         calibrate: Divide outputs by a temperature, which is fitted without the fold's rows as well.
     """
-    assert said.unlabelled_MUC is not None
+    assert outputs.unlabelled_MUC is not None
     found: dict[tuple[int, int], PseudoLabels] = {}
     for each in who:
         key = each.split.repeat, each.split.fold
         if key not in found:
             mine_M = np.asarray([other.split.repeat == key[0] and other.split.fold == key[1] for other in who])
             same_M = np.asarray([other.split.repeat == key[0] for other in who])
-            heat = temperature(known.only(same_M), said, each.split.train_N) if calibrate else 1.0
-            found[key] = _choose(room, data, said.unlabelled_MUC[mine_M] / heat, each.split.train_N, said.number + 1)
+            heat = temperature(known.only(same_M), outputs, each.split.train_N) if calibrate else 1.0
+            found[key] = _choose(
+                room, data, outputs.unlabelled_MUC[mine_M] / heat, each.split.train_N, outputs.number + 1
+            )
     return [found[each.split.repeat, each.split.fold] for each in who]
 
 
 def all_choices(
-    room: FoldContext, data: FoldData, known: OutOfFold, said: RoundOutputs, *, calibrate: bool
+    room: FoldContext, data: FoldData, known: OutOfFold, outputs: RoundOutputs, *, calibrate: bool
 ) -> PseudoLabels:
     """The pseudo-labels of all adapters together, for one that trains on all rows and is validated on none."""
-    assert said.unlabelled_MUC is not None
+    assert outputs.unlabelled_MUC is not None
     every_N = np.ones(len(data.rows), dtype=bool)
-    heat = temperature(known, said, every_N) if calibrate else 1.0
-    return _choose(room, data, said.unlabelled_MUC / heat, every_N, said.number + 1)
+    heat = temperature(known, outputs, every_N) if calibrate else 1.0
+    return _choose(room, data, outputs.unlabelled_MUC / heat, every_N, outputs.number + 1)
 
 
 def added(data: FoldData, chosen: PseudoLabels) -> LabelledSet | None:

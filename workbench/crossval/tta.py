@@ -1,4 +1,4 @@
-"""Test-time augmentation: what is said of several views of a row becomes one, if out-of-fold rows show that it helps.
+"""Test-time augmentation: outputs of several views of a row are merged, where out-of-fold rows show that it helps.
 
 Legend: V views, the plain row first; N rows, n of them, C outputs (classes, or 1 for a number).
 """
@@ -223,7 +223,7 @@ def rehearse(labels: Labels, views: int, user_merge: UserMerge) -> None:
 
 
 def needs_views(decision: TtaDecision, values_NC: Floats) -> Mask:
-    """Which rows (N,) are to be read in all views, by what is said of the plain ones."""
+    """Which rows (N,) are to be read in all views, by the outputs of the plain ones."""
     if not decision.accepted:
         return np.zeros(len(values_NC), dtype=bool)
     return _uncertain(_Fitted(None, decision.threshold), decision.kind, values_NC)

@@ -70,18 +70,18 @@ def classified(run: RunRecord) -> ClassSection | None:
         off_N = (found["predicted"] - found["label"]).abs()
         return ClassSection([], [], [], _samples(found, off_N, off_N.map(lambda off: f"off by {units.number(off)}")))
     several = isinstance(found["label"].iloc[0], (list, np.ndarray))
-    true_NC, said_NC = (hot(found[column], names) for column in ("label", "predicted"))
+    true_NC, predicted_NC = (hot(found[column], names) for column in ("label", "predicted"))
     p_NC = found[[f"p_{name}" for name in names]].to_numpy()
     if several:
-        wrong_N = (true_NC != said_NC).any(1)
+        wrong_N = (true_NC != predicted_NC).any(1)
         sure_N = np.abs(p_NC - true_NC).max(1)
-        return ClassSection(_table(true_NC, said_NC, names), [], [], _mistakes(found, wrong_N, sure_N))
-    counts_CC = true_NC.T.astype(np.int64) @ said_NC.astype(np.int64)
+        return ClassSection(_table(true_NC, predicted_NC, names), [], [], _mistakes(found, wrong_N, sure_N))
+    counts_CC = true_NC.T.astype(np.int64) @ predicted_NC.astype(np.int64)
     return ClassSection(
-        classes=_table(true_NC, said_NC, names),
+        classes=_table(true_NC, predicted_NC, names),
         matrix=_matrix(counts_CC, names) if len(names) <= WIDEST else [],
         confused=_confused(counts_CC, names),
-        mistakes=_mistakes(found, (true_NC != said_NC).any(1), p_NC.max(1)),
+        mistakes=_mistakes(found, (true_NC != predicted_NC).any(1), p_NC.max(1)),
     )
 
 
@@ -96,14 +96,14 @@ def verdict(run: RunRecord) -> str:
     before, after = run.scores["before"], run.scores["after"]
     rows = f"{len(run.predictions):,} held-out rows"
     if "accuracy" in after:
-        said = f"Accuracy {after['accuracy']:.3f} (95 %: {interval(run, 'after')}) on {rows}"
-        return f"{said}; always naming the likeliest class gives {before['accuracy']:.3f}."
+        sentence = f"Accuracy {after['accuracy']:.3f} (95 %: {interval(run, 'after')}) on {rows}"
+        return f"{sentence}; always naming the likeliest class gives {before['accuracy']:.3f}."
     if "micro_f1" in after:
         return (
             f"Micro-F1 {after['micro_f1']:.3f} on {rows}; {after['exact_match']:.3f} of them are right in every class."
         )
-    said = f"Root mean squared error {units.number(after['rmse'])} on {rows}"
-    return f"{said}; always naming the training rows' mean gives {units.number(before['rmse'])}."
+    sentence = f"Root mean squared error {units.number(after['rmse'])} on {rows}"
+    return f"{sentence}; always naming the training rows' mean gives {units.number(before['rmse'])}."
 
 
 def never_predicted(run: RunRecord) -> list[tuple[str, int]]:
@@ -112,8 +112,10 @@ def never_predicted(run: RunRecord) -> list[tuple[str, int]]:
     names = class_names(found) if "predicted" in found else []
     if not names:
         return []
-    true_C, said_C = (hot(found[column], names).sum(0) for column in ("label", "predicted"))
-    return [(name, int(rows)) for name, rows, said in zip(names, true_C, said_C, strict=True) if rows and not said]
+    true_C, predicted_C = (hot(found[column], names).sum(0) for column in ("label", "predicted"))
+    return [
+        (name, int(rows)) for name, rows, count in zip(names, true_C, predicted_C, strict=True) if rows and not count
+    ]
 
 
 def class_names(found: pd.DataFrame) -> list[str]:
@@ -128,9 +130,9 @@ def hot(cells: pd.Series, names: list[str]) -> NDArray[np.bool_]:
 
 
 def _table(
-    true_NC: NDArray[np.bool_], said_NC: NDArray[np.bool_], names: list[str]
+    true_NC: NDArray[np.bool_], predicted_NC: NDArray[np.bool_], names: list[str]
 ) -> list[tuple[str, str, str, str, str]]:
-    found = metrics.precision_recall_fscore_support(true_NC, said_NC, zero_division=0.0)
+    found = metrics.precision_recall_fscore_support(true_NC, predicted_NC, zero_division=0.0)
     return [
         (name, f"{precision:.2f}", f"{recall:.2f}", f"{f1:.2f}", f"{int(rows):,}")
         for name, precision, recall, f1, rows in zip(names, *found, strict=True)
@@ -149,9 +151,9 @@ def _confused(counts_CC: NDArray[np.int64], names: list[str]) -> list[tuple[str,
     wrong_CC = counts_CC * (1 - np.eye(len(names), dtype=np.int64))
     order = np.argsort(-wrong_CC, axis=None, kind="stable")[:PAIRS]
     return [
-        (names[true], names[said], f"{wrong_CC[true, said]:,} of {counts_CC[true].sum():,}")
-        for true, said in (divmod(int(flat), len(names)) for flat in order)
-        if wrong_CC[true, said]
+        (names[true], names[predicted], f"{wrong_CC[true, predicted]:,} of {counts_CC[true].sum():,}")
+        for true, predicted in (divmod(int(flat), len(names)) for flat in order)
+        if wrong_CC[true, predicted]
     ]
 
 
@@ -160,7 +162,7 @@ def _mistakes(found: pd.DataFrame, wrong_N: NDArray[np.bool_], sure_N: NDArray[n
     return _samples(found[wrong_N], sure, sure.map(lambda p: f"{p:.2f}"))
 
 
-def _samples(found: pd.DataFrame, by: pd.Series, said: pd.Series) -> list[dict[str, Any]]:
+def _samples(found: pd.DataFrame, by: pd.Series, shown: pd.Series) -> list[dict[str, Any]]:
     order = by.sort_values(ascending=False, kind="stable").index[:MISTAKES]
     return [
         {
@@ -168,7 +170,7 @@ def _samples(found: pd.DataFrame, by: pd.Series, said: pd.Series) -> list[dict[s
             "text": found.at[at, "text"],
             "label": _shown(found.at[at, "label"]),
             "predicted": _shown(found.at[at, "predicted"]),
-            "sure": said[at],
+            "sure": shown[at],
         }
         for at in order
     ]

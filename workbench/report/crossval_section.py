@@ -129,35 +129,35 @@ def verdict(run: RunRecord) -> str:
     before, after = run.scores["before"], run.scores["after"]
     found = (run.stages.get("summary") or {}).get(main)
     sure = _interval(after) or (f" (95 %: {_bounds(found)})" if found else "")
-    said = f"Out-of-fold {MAIN[main]} {units.number(after[main])}{sure} on {len(run.labelled):,} rows"
+    sentence = f"Out-of-fold {MAIN[main]} {units.number(after[main])}{sure} on {len(run.labelled):,} rows"
     if found:
-        said += f", spread {units.number(found['spread'])} over {_count(run)}"
+        sentence += f", spread {units.number(found['spread'])} over {_count(run)}"
     test = run.scores.get("test") or {}
     if main in test:
         rows = (run.manifest.get("data", {}).get("test") or {}).get("rows")
         where = f"{rows:,} test rows" if rows else "the test rows"
-        said += f"; {units.number(test[main])}{_interval(test)} on {where} by all adapters together"
+        sentence += f"; {units.number(test[main])}{_interval(test)} on {where} by all adapters together"
     if main in (refit := run.scores.get("refit") or {}):
-        said += f" and {units.number(refit[main])} by one adapter that trained on all rows"
+        sentence += f" and {units.number(refit[main])} by one adapter that trained on all rows"
     if main not in before:
-        return f"{said}."
+        return f"{sentence}."
     guess = {"accuracy": "naming the likeliest class", "rmse": "naming the mean"}.get(main, "saying the same")
-    return f"{said}. Always {guess} gives {units.number(before[main])}."
+    return f"{sentence}. Always {guess} gives {units.number(before[main])}."
 
 
 def sentences(run: RunRecord) -> list[tuple[Tone, str]]:
     """Sentences on each stage and on the data."""
     main = main_score(run) or ""
-    said = [_sentence(stage, before, main) for stage, before in _compared(run)]
+    sentences = [_sentence(stage, before, main) for stage, before in _compared(run)]
     found = run.stages.get("duplicates") or {}
     if found.get("conflicts"):
         count = len(found["conflicts"])
         clusters = "cluster of near-duplicates carries" if count == 1 else "clusters of near-duplicates carry"
-        said.append(("warning", f"{count:,} {clusters} different labels; see Duplicates."))
+        sentences.append(("warning", f"{count:,} {clusters} different labels; see Duplicates."))
     if found.get("leak"):
         text = f"Grouped folds kept {found['leak']:,} rows from being validated beside a near-duplicate that trains."
-        said.append(("good", text))
-    return said
+        sentences.append(("good", text))
+    return sentences
 
 
 def progress(run: RunRecord) -> str:
@@ -172,15 +172,15 @@ def progress(run: RunRecord) -> str:
 def _sentence(stage: Mapping[str, Any], before: Mapping[str, Any], main: str) -> tuple[Tone, str]:
     gain, oof, test = stage.get("gain"), stage.get("oof") or {}, stage.get("test") or {}
     kept = bool(stage.get("accepted"))
-    said = []
+    parts = []
     if gain:
-        said.append(f"loss {_loss(gain['loss_before'])} to {_loss(gain['loss_after'])}")
-        said[0] += f" ({_moved(gain['difference'])}; 95 %: {_chance(gain)})"
+        parts.append(f"loss {_loss(gain['loss_before'])} to {_loss(gain['loss_after'])}")
+        parts[0] += f" ({_moved(gain['difference'])}; 95 %: {_chance(gain)})"
     if main in oof and main in (before.get("oof") or {}):
-        said.append(f"{MAIN[main]} {units.number(before['oof'][main])} to {units.number(oof[main])}")
+        parts.append(f"{MAIN[main]} {units.number(before['oof'][main])} to {units.number(oof[main])}")
     elif main in oof:
-        said.append(f"{MAIN[main]} {units.number(oof[main])}")
-    numbers = f": {', '.join(said)} out of fold" if said else ""
+        parts.append(f"{MAIN[main]} {units.number(oof[main])}")
+    numbers = f": {', '.join(parts)} out of fold" if parts else ""
     numbers += f"; {units.number(test[main])} on test" if main in test else ""
     return "good" if kept and gain else "plain", f"{_title(stage)}, {'kept' if kept else 'not kept'}{numbers}."
 
@@ -237,9 +237,9 @@ def _interval(scores: Mapping[str, float]) -> str:
 def _count(run: RunRecord) -> str:
     folds = run.stages.get("folds") or []
     repeats, seeds = (len({fold[name] for fold in folds}) for name in ("repeat", "seed"))
-    said = f"{len({fold['fold'] for fold in folds})} folds"
-    said += f", {repeats} repeats" if repeats > 1 else ""
-    return said + (f", {seeds} seeds" if seeds > 1 else "")
+    summary = f"{len({fold['fold'] for fold in folds})} folds"
+    summary += f", {repeats} repeats" if repeats > 1 else ""
+    return summary + (f", {seeds} seeds" if seeds > 1 else "")
 
 
 def _folds(run: RunRecord) -> FoldTable | None:

@@ -35,9 +35,9 @@ class FactList:
 
 
 def fact_list(facts: Mapping[str, Any]) -> FactList:
-    """Values as lines, mappings of values as columns of tables; what stands inside something else names both.
+    """Facts as lines, and mappings as columns of tables; a nested fact is labelled by its path of names.
 
-    A list beside one called `names` that is as long gives one value to each name.
+    A list beside one of equal length called `names` gives one value to each name.
     """
     lines: list[tuple[str, str]] = []
     columns: dict[tuple[str, ...], list[tuple[str, Mapping[str, Any]]]] = {}

@@ -13,7 +13,7 @@ from workbench.runs import units
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence, and whether it is good news, a warning or just so."""
+    """One sentence, and whether it is good news, a warning or neutral."""
 
     tone: Literal["good", "warning", "plain"]
     text: str

@@ -1,4 +1,4 @@
-"""Whether probabilities keep their word: the diagram of out-of-fold rows, with and without a temperature.
+"""Reliability diagram (accuracy by predicted probability) of out-of-fold rows, with and without a temperature.
 
 Legend: N rows, C classes, P predictions, B bins of probability.
 """
@@ -22,7 +22,7 @@ from workbench.runs import units
 def diagram(run: RunRecord) -> Plot | None:
     """Confidence against the share that is right; None for numbers, and empty before there are out-of-fold rows.
 
-    out_of_fold.parquet holds what is said after all stages, so a temperature that was kept is taken back for the other
+    out_of_fold.parquet holds the outputs after all stages, so a temperature that was kept is undone for the other
     line. That is exact where one adapter speaks for a row, and nearly so for a mean of several.
     """
     kind = run.config.get("classes", {}).get("kind", "one")
@@ -39,8 +39,8 @@ def diagram(run: RunRecord) -> Plot | None:
     if temperature is not None:
         kept = bool(stage.get("accepted"))
         other_NC = tempered(p_NC, 1 / temperature if kept else temperature, several=kind == "several")
-        said = "without the temperature" if kept else "with the temperature that was not kept"
-        lines.append((f"{said}, {units.number(temperature)}", other_NC))
+        label = "without the temperature" if kept else "with the temperature that was not kept"
+        lines.append((f"{label}, {units.number(temperature)}", other_NC))
     drawn = [(label, *_reliability(each_NC, true_NC, several=kind == "several")) for label, each_NC in lines]
     diagonal = Series("always keeps its word", np.array([0.0, 1.0]), np.array([0.0, 1.0]), "faint", 7)
     gaps = "; ".join(f"{units.number(gap)} {label}" for label, _, _, gap in drawn)

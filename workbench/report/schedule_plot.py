@@ -127,24 +127,24 @@ def _unknown(policy: FreezeConfig, span: Span, blocks: int | None) -> str | None
 
 
 def _draw_layers(axes: Any, config: RunConfig, span: Span, colours: dict[str, str], *, blocks: int | None) -> None:
-    said = _unknown(config.freeze, span, blocks)
-    if said is None:
+    subtitle = _unknown(config.freeze, span, blocks)
+    if subtitle is None:
         assert blocks is not None
         found = freeze_plot.rates(config.freeze, steps=span.steps or FINE, blocks=blocks, seed=config.seed)
         freeze_plot.draw(axes, found, steps=span.end, colours=colours)
-        said = f"{_percent(freeze_plot.frozen_share(found))} of the layer-steps are frozen"
+        subtitle = f"{_percent(freeze_plot.frozen_share(found))} of the layer-steps are frozen"
     else:
         axes.set_yticks([])
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.tick_params(bottom=False, labelbottom=False)
-    _title(axes, f"Freezing: {config.freeze.policy}", said, colours)
+    _title(axes, f"Freezing: {config.freeze.policy}", subtitle, colours)
 
 
-def _title(axes: Any, title: str, said: str, colours: dict[str, str]) -> None:
+def _title(axes: Any, title: str, subtitle: str, colours: dict[str, str]) -> None:
     """A title, and below it a line of words."""
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=22)
-    axes.annotate(said, (0, 1), (0, 6), **_ABOVE, color=colours["soft"], fontsize=9)
+    axes.annotate(subtitle, (0, 1), (0, 6), **_ABOVE, color=colours["soft"], fontsize=9)
 
 
 _ABOVE = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
@@ -204,11 +204,11 @@ def _draw_moments(axes: Any, config: RunConfig, span: Span, colours: dict[str, s
     _draw_row(axes, 0, span.moments(config.save.every) | {float(span.end)}, colours["series-5"])
     beside = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "va": "center"}
     for row, every, colour in ((1, config.evaluate.every, "series-3"), (0, config.save.every, "series-5")):
-        said = "only before and after training" if row == 1 and every is None else None
+        label = "only before and after training" if row == 1 and every is None else None
         if span.steps is None and isinstance(every, int):
-            said = f"every {every:,} steps, and at the end"
-        if said is not None:
-            axes.annotate(said, (0, row), (10, 0), **beside, color=colours[colour], backgroundcolor=colours["surface"])
+            label = f"every {every:,} steps, and at the end"
+        if label is not None:
+            axes.annotate(label, (0, row), (10, 0), **beside, color=colours[colour], backgroundcolor=colours["surface"])
     axes.set_ylim(-0.6, 1.6)
     axes.set_yticks([0, 1], ["save", "evaluate"])
     axes.set_xlabel(_unit(span))
@@ -231,13 +231,13 @@ def _draw_row(axes: Any, row: int, at: Collection[float], colour: str) -> None:
 
 def _description(config: RunConfig, span: Span) -> str:
     schedule, peak = config.schedule, peak_rate(config)
-    said = ["until the budget is used up" if span.steps is None else f"{span.steps:,} steps"]
-    said += [f"peak {_rate(peak, peak)}"]
-    said += [f"warm-up in {_percent(schedule.warmup)} of the run"] if schedule.warmup else []
-    said += [f"from {_percent(schedule.start)} of the peak"] if schedule.start else []
-    said += [f"{schedule.decay_shape} decay in {_percent(schedule.decay)}"] if schedule.name == "wsd" else []
-    said += [f"floor at {_percent(schedule.floor)} of the peak"] if schedule.floor else []
-    return ", ".join(said)
+    parts = ["until the budget is used up" if span.steps is None else f"{span.steps:,} steps"]
+    parts += [f"peak {_rate(peak, peak)}"]
+    parts += [f"warm-up in {_percent(schedule.warmup)} of the run"] if schedule.warmup else []
+    parts += [f"from {_percent(schedule.start)} of the peak"] if schedule.start else []
+    parts += [f"{schedule.decay_shape} decay in {_percent(schedule.decay)}"] if schedule.name == "wsd" else []
+    parts += [f"floor at {_percent(schedule.floor)} of the peak"] if schedule.floor else []
+    return ", ".join(parts)
 
 
 def _percent(share: float) -> str:
