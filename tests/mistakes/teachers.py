@@ -51,7 +51,7 @@ WRITTEN = {
     ),
     "match of one": Case("distill.match: expected a list", "found 'relation'", "distill.match=relation"),
     # What goes together.
-    "no teacher": Case("distill.teacher.id: who teaches?", "Write a run directory, a folder", ""),
+    "no teacher": Case("distill.teacher.id: name a teacher.", "Write a run directory, a folder", ""),
     "teachers, none": Case("distill.teacher.id: expected", "at least 1 item", "distill.teacher.id=[]"),
     "weights of nobody": Case("model.id: `teacher` asks for the weights", "distill.teacher.id", "model.id=teacher"),
     "another recipe": Case("distill is for recipe=distill", "Leave distill out", "recipe=sft distill.loss=jsd"),

@@ -1,1 +1,1 @@
-"""Distillation: who teaches, what they say, and how a student learns it."""
+"""Distillation: teachers, their outputs and caches, students and their losses."""

@@ -201,7 +201,7 @@ def _stock_labels(source: TeacherSource, wanted: Kind) -> Labels:
 
 
 def _require_same(teacher: ClassTeacher, labels: Labels) -> None:
-    """Raise ConfigError where teacher and student predict of different things."""
+    """Raise ConfigError where teacher and student predict different classes or numbers."""
     name = f"distill.teacher.id={teacher.name}"
     if teacher.labels.kind != labels.kind:
         raise ConfigError(

@@ -179,7 +179,7 @@ class _Questions:
 
     @torch.no_grad()
     def ask(self, share: Indices, keys_R: Keys, counts_R: Indices) -> tuple[Indices, Packed, int]:
-        """Rows in the order in which they are kept, what is signal of them, and how many tokens the teacher knows."""
+        """Rows in the order of the cache, their packed distributions, and how many tokens the teacher knows."""
         assert isinstance(self.config.temperature, float)
         order, parts, known = [], [], self.vocabulary
         for indices in micro_batches(share, self.train.lengths, tokens=self.tokens):

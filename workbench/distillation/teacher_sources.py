@@ -84,7 +84,7 @@ def find(teacher: TeacherConfig, student: ModelConfig) -> TeacherSource:
         ConfigError: there is none, a run has not ended, or several are not adapters over one backbone.
     """
     if teacher.id is None:
-        raise ConfigError("distill.teacher.id: who teaches? Write a run directory, a folder or a hub id of a model.")
+        raise ConfigError("distill.teacher.id: name a teacher. Write a run directory, a folder or a hub id of a model.")
     if teacher.id == BACKBONE:
         if student.id == TEACHER:
             raise ConfigError(

@@ -32,7 +32,7 @@ from workbench.models import backbones, output_heads
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.output_heads import Head
 from workbench.runs import files
-from workbench.training.capacity import FORWARD_TOKENS as TOKENS
+from workbench.training import capacity
 
 Activation = Callable[[], AbstractContextManager[None]]
 
@@ -78,8 +78,9 @@ class LiveTeacher:
         """Mean negative log-likelihood of the supervised tokens of a set, each counted once, in nats."""
         everything: Indices = np.arange(len(tokens))
         total, count = 0.0, 0
-        for indices in micro_batches(everything, tokens.lengths, tokens=TOKENS):
-            batch = tokens.batch(indices).to(self.backbone.device)
+        device, width = self.backbone.device, self.backbone.config.get_text_config().hidden_size
+        for indices in micro_batches(everything, tokens.lengths, tokens=capacity.forward_tokens(device, width=width)):
+            batch = tokens.batch(indices).to(device)
             signal = self.signal(batch, DistillConfig(), temperature=1.0)
             for labels_n, *hidden in chunks(signal.vocabulary, batch.labels_N, *signal.tensors):
                 logp_nV = signal.log_probs(hidden, vocabulary=signal.vocabulary)
@@ -194,7 +195,7 @@ def _without_adapter(model: nn.Module, backbone: PreTrainedModel) -> TeacherMode
 
 
 def _add_adapters(folders: Sequence[Path], model: PeftModel, backbone: PreTrainedModel) -> list[TeacherModel]:
-    """Voices of adapters that are put beside the student's, where only they themselves see them.
+    """Teachers of adapters that are loaded beside the student's, where only they themselves see them.
 
     Outside of a teacher no configuration names them and no state dict holds them: what is saved is the student.
     """

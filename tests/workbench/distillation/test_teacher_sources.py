@@ -152,7 +152,7 @@ def test_several_that_are_no_such_runs_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_cannot_teach_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"distill\.teacher\.id: who teaches"):
+    with pytest.raises(ConfigError, match=r"distill\.teacher\.id: name a teacher"):
         find(TeacherConfig(), MINE)
     with pytest.raises(ConfigError, match="name each other"):
         find(TeacherConfig(id=BACKBONE), ModelConfig(id=TEACHER))
