@@ -27,7 +27,7 @@ def as_plain_run(config: Run) -> Run:
         mistakes.append(
             (
                 "distill.teacher.id",
-                "who teaches? Write a run directory, a folder or a hub id of a model, or `backbone`.",
+                "name a teacher. Write a run directory, a folder or a hub id of a model, or `backbone`.",
             )
         )
     if config.model.id == TEACHER and section.teacher.id is None:
