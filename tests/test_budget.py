@@ -89,9 +89,14 @@ def test_a_killed_run_ends_in_time_while_others_use_the_cores(tmp_path: Path) ->
     with busy(after=0.2 * limit, seconds=0.2 * limit):
         done = subprocess.run(words, capture_output=True, text=True, timeout=2 * limit)
     took = spent + time.monotonic() - began
-    assert done.returncode == 0, done.stderr
-    # While others use the cores nobody knows that they will leave: training ends early enough for slow scoring.
+    # While others use the cores nobody knows that they will leave: training ends early enough for slow scoring, or,
+    # where the machine became slower still, the run says which scores there was no time for.
     assert limit / 2 <= took <= limit
+    if done.returncode == 3:
+        assert "the machine became slow" in done.stderr
+        assert (out / "adapter" / "adapter_model.safetensors").exists()
+        return
+    assert done.returncode == 0, done.stderr
     require_finished(out)
     with pytest.raises(ResumeError, match="its time is over"):
         workbench.run(out / "config.yaml", out=out, resume=True, quiet=True)

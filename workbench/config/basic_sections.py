@@ -64,8 +64,9 @@ class DataConfig(Section):
         "text",
         "preference",
         "conversation_tree",
+        "image",
     ] = "auto"
-    """How a row is read. `auto` looks at its columns."""
+    """How a row is read. `auto` looks at its columns; `image`: a labelled picture, for a vision backbone."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Renames columns: {wanted: found}, such as {prompt: question, completion: solution}."""
     limit: PositiveInt | None = None

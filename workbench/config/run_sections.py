@@ -28,6 +28,7 @@ from workbench.config.distill_config import DistillConfig
 from workbench.config.distributed_config import DistributedConfig
 from workbench.config.folds_config import DuplicatesConfig, EnsembleConfig, FoldsConfig
 from workbench.config.freeze_config import FreezeConfig
+from workbench.config.image_config import ImageConfig
 from workbench.config.optimizer_config import OptimizerConfig
 from workbench.config.pseudo_label_config import PseudoLabelConfig
 from workbench.config.schedule_config import ScheduleConfig
@@ -49,6 +50,7 @@ class RunSections(Section):
     data: DataConfig
     masking: MaskingConfig = MaskingConfig()
     classes: ClassesConfig = ClassesConfig()
+    image: ImageConfig = ImageConfig()
     duplicates: DuplicatesConfig = DuplicatesConfig()
     folds: FoldsConfig = FoldsConfig()
     pseudo_label: PseudoLabelConfig = PseudoLabelConfig()
@@ -68,6 +70,11 @@ class RunSections(Section):
     distributed: DistributedConfig = DistributedConfig()
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Where metrics are sent besides metrics.jsonl; nothing is sent anywhere unless named here."""
+
+    @property
+    def reads_pictures(self) -> bool:
+        """Whether rows are labelled pictures rather than text."""
+        return self.data.format == "image"
 
     @model_validator(mode="before")
     @classmethod

@@ -1,0 +1,28 @@
+"""The section `image`: how rows that are pictures are read, prepared and augmented.
+
+It is used where `data.format` is `image`; workbench/data/images/ carries it out.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from workbench.config.picture_augment_config import AugmentConfig
+from workbench.config.picture_prepare_config import PrepareConfig
+from workbench.schema import Section
+
+
+class ImageConfig(Section):
+    column: str = Field(default="image", min_length=1)
+    """Column of a table that holds the picture: a path (from the table's folder), bytes, or both as `datasets` do."""
+    size: Annotated[int, Field(ge=8)] | None = None
+    """Side of the square that the model reads, in pixels; null: as the backbone was trained."""
+    prepare: PrepareConfig = PrepareConfig()
+    augment: AugmentConfig = AugmentConfig()
+    workers: NonNegativeInt | Literal["auto"] = "auto"
+    """Processes that decode and prepare pictures; `auto`: one for each core, none for a few pictures. Never changes the
+    result."""
+    max_pixels: PositiveInt = 100_000_000
+    """Most pixels of a picture file; larger ones are refused before they are decoded (decompression bombs)."""
