@@ -21,11 +21,11 @@ from workbench.data.labelled import labelled_data
 from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats
-from workbench.data.labelled.text_fields import FieldTokenizer
+from workbench.data.labelled.row_reader import RowReader
 from workbench.evaluation import row_outputs, target_scores
 from workbench.evaluation.result_store import ModelResults
 from workbench.losses.criterion import criterion
-from workbench.models import backbones, classifier
+from workbench.models import classifier, row_readers
 from workbench.models.backbones import Backbone
 from workbench.models.classifier import Classifier
 from workbench.recipes.single_run import Scored, SingleRun
@@ -45,21 +45,21 @@ Supervise = Callable[[Classifier, Callable[[], float]], TrainingSignal]
 def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     """Train as `config` says; returns scores of a baseline and of what was trained, as they stand in scores.json."""
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
-    tokenizer, data, _ = prepare(config)
+    reader, data, _ = prepare(config)
     begin(run, data)
-    classes = ClassRun(config, run, callback, tokenizer, data)
+    classes = ClassRun(config, run, callback, reader, data)
     classes.train()
     return classes.finish()
 
 
-def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ClassSplits, list[str]]:
-    """Tokenizer, data and the names of the modules that get an adapter; refuses what would fail or teach nothing."""
+def prepare(config: RunConfig) -> tuple[RowReader, ClassSplits, list[str]]:
+    """Reader, data and the names of the modules that get an adapter; refuses what would fail or teach nothing."""
     classifier.require_known_form(config)
-    tokenizer = backbones.tokenizer(config.model)
-    data = labelled_data.load(config, tokenizer)
+    reader = row_readers.of_backbone(config)
+    data = labelled_data.load(config, reader)
     splits = [data.train, data.held_out, *([data.test] if data.test else [])]
     modules = preflight.require_backbone(config, splits, classifier.task(data.labels, seed=config.seed))
-    return tokenizer, data, modules
+    return reader, data, modules
 
 
 def begin(run: Run, data: ClassSplits) -> None:
@@ -75,6 +75,7 @@ def begin(run: Run, data: ClassSplits) -> None:
 class ClassRun(SingleRun[Classifier, LabelledSet]):
     """A run that learns the labels of rows."""
 
+    reader: RowReader
     data: ClassSplits
 
     @property
@@ -83,11 +84,15 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
         return {"train": self.data.train, "held_out": self.data.held_out, **test}
 
     @property
+    def vocabulary(self) -> PreTrainedTokenizerBase | None:
+        return self.reader.tokenizer
+
+    @property
     def task(self) -> Task:
         return classifier.task(self.data.labels, seed=self.config.seed)
 
     def assemble(self, model: nn.Module, backbone: Backbone) -> Classifier:
-        return classifier.classification_model(model, backbone.model, self.tokenizer, self.data.labels)
+        return classifier.classification_model(model, backbone.model, self.reader, self.data.labels)
 
     def trainer(
         self, backbone: Backbone, freezer: Freezer, live: Classifier, supervise: Supervise | None = None
@@ -106,7 +111,7 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
 
     def write_predictions(self, model: Classifier, outputs: Floats, before: Mapping[str, Any]) -> None:
         buffer = io.BytesIO()
-        predictions(self.config, model, self.data.held_out, outputs, labelled=True).to_parquet(buffer)
+        predictions(model, self.data.held_out, outputs, labelled=True).to_parquet(buffer)
         files.write_bytes(self.run.path / "predictions.parquet", buffer.getvalue())
 
 
@@ -159,20 +164,6 @@ def score(model: Classifier, rows: LabelledSet, scoring: ModelResults | None = N
     return target_scores.scores(model.labels, found, rows.targets_NC), found
 
 
-def predictions(
-    config: RunConfig, model: Classifier, rows: LabelledSet, outputs_NC: Floats, *, labelled: bool
-) -> pd.DataFrame:
+def predictions(model: Classifier, rows: LabelledSet, outputs_NC: Floats, *, labelled: bool) -> pd.DataFrame:
     """One line a row, with what the model reads written out."""
-    return row_outputs.table(
-        model.labels,
-        rows,
-        model.labels.values(outputs_NC),
-        texts=texts(config, model.tokenizer, rows),
-        labelled=labelled,
-    )
-
-
-def texts(config: RunConfig, tokenizer: PreTrainedTokenizerBase, rows: LabelledSet) -> list[str]:
-    """Text that the model reads of each row, uncut."""
-    writer = FieldTokenizer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
-    return [writer.text(record.fields) for record in rows.records]
+    return row_outputs.table(model.labels, rows, model.labels.values(outputs_NC), model.reader, labelled=labelled)

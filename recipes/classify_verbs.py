@@ -9,17 +9,18 @@ import numpy as np
 import pandas as pd
 from scipy import special
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from workbench.adapters import stock
 from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch
-from workbench.data.labelled import class_sampling, fold_data, labelled_data, records
+from workbench.data.images.picture_rows import PictureRows
+from workbench.data.labelled import class_sampling, fold_data, labelled_data
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.data.labelled.text_fields import FieldTokenizer
+from workbench.data.labelled.row_reader import RowReader
 from workbench.evaluation import row_outputs
-from workbench.models import classifier
+from workbench.models import classifier, exported, row_readers
 from workbench.models.classifier import Classifier
 from workbench.recipes.classify import predictions, prepare, score
 from workbench.runs import files
@@ -70,12 +71,12 @@ class Gap:
 
 def inspect(config: RunConfig) -> ClassInspection:
     """Everything that `run` does before it loads weights."""
-    tokenizer, data, targets = prepare(config)
+    reader, data, targets = prepare(config)
     drawn = len(class_sampling.balanced(data.train, config))
     return ClassInspection(
         config=config,
         data=data,
-        examples=chosen_examples(data.train, tokenizer),
+        examples=chosen_examples(data.train, reader),
         targets=targets,
         drawn=drawn,
         steps=total_steps(config, drawn),
@@ -105,45 +106,47 @@ def unequal(rows: LabelledSet, labels: Labels, config: RunConfig) -> list[str]:
     ]
 
 
-def chosen_examples(rows: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str, str]]:
+def chosen_examples(rows: LabelledSet, reader: RowReader) -> list[tuple[str, str, str]]:
     """Place, what the model reads, and the label of rows from all over the file."""
     chosen = np.unique(np.linspace(0, len(rows) - 1, num=min(SHOWN, len(rows)), dtype=np.int64)).tolist()
-    return [(rows.place(i), str(tokenizer.decode(rows.encoded[i].input_ids)), _label(rows, i)) for i in chosen]
+    return [(rows.place(i), reader.rendered(rows.inputs, i), _label(rows, i)) for i in chosen]
 
 
 def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
     """Scores of the saved classifier on data.test where `config` names it, else on the held-out rows."""
     model = classifier.load(run, config)
     if config.data.test is not None:
-        source = records.read(config.data.test, config.data, config.classes)
-        rows = labelled_data.encode(source, _writer(model, config), model.labels)
+        rows = labelled_data.encode(model.reader.read(config.data.test), model.reader, model.labels)
     else:
-        rows = labelled_data.load(config, model.tokenizer).held_out
+        rows = labelled_data.load(config, model.reader).held_out
     return score(model, rows)[0]
 
 
 def predict(run: Path, source: str, config: RunConfig) -> pd.DataFrame:
     """The saved classifier's predictions for every row of a file; labels there are ignored."""
-    rows = records.read(source, config.data, config.classes, labelled=False)
+    exported.require_saved(run, config, "classes.json", row_readers.file(config))
+    rows = row_readers.of_run(run, config).read(source, labelled=False)
     model = classifier.load(run, config)
-    encoded = labelled_data.encode(rows, _writer(model, config), model.labels)
+    encoded = labelled_data.encode(rows, model.reader, model.labels)
     found = row_outputs.outputs(model.model, model.outputs, encoded)
-    return predictions(config, model, encoded, found, labelled=False)
+    return predictions(model, encoded, found, labelled=False)
 
 
 def some_outputs(model: Classifier, config: RunConfig, *, rows: int) -> tuple[LabelledSet, Floats]:
     """Held-out rows, or those of a cross-validation, and what a classifier says of them."""
     if config.recipe == "crossval":
-        data = fold_data.load(config, model.tokenizer)
+        data = fold_data.load(config, model.reader)
         held_out = data.test or data.rows
     else:
-        held_out = labelled_data.load(config, model.tokenizer).held_out
+        held_out = labelled_data.load(config, model.reader).held_out
     first = held_out.subset(np.arange(min(rows, len(held_out))))
     return first, row_outputs.outputs(model.model, model.outputs, first)
 
 
 def stock_outputs(model: PreTrainedModel, rows: LabelledSet) -> Floats:
-    """A stock model's own outputs for rows that are padded with the token of its config.json."""
+    """A stock model's own outputs for rows; texts are padded with the token of its config.json."""
+    if isinstance(rows.inputs, PictureRows):
+        return row_outputs.outputs(model, lambda batch: model(**batch.inputs).logits, rows)
     pad = model.config.get_text_config().pad_token_id
 
     def predict(batch: MicroBatch) -> Tensor:
@@ -176,12 +179,8 @@ def _divergence(labels: Labels, first_NC: Floats, second_NC: Floats) -> Floats:
 def save_merged(model: PreTrainedModel, unmerged: Classifier, folder: Path) -> None:
     """A stock model with its tokenizer, and what its outputs mean."""
     stock.save(model, folder)
-    classifier.save_tokenizer(unmerged, folder)
+    classifier.save_reader(unmerged, folder)
     files.write_json(folder / "classes.json", unmerged.labels.facts)
-
-
-def _writer(model: Classifier, config: RunConfig) -> FieldTokenizer:
-    return FieldTokenizer(model.tokenizer, config.classes, max_tokens=config.data.max_tokens)
 
 
 def _label(rows: LabelledSet, index: int) -> str:

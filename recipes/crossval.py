@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from workbench import report
 from workbench.config import RunConfig
 from workbench.crossval import combining, training_rounds, tta
@@ -18,11 +16,12 @@ from workbench.crossval.fold_adapters import FoldContext, fold_adapters
 from workbench.crossval.stages import StageLog
 from workbench.data.labelled import fold_data
 from workbench.data.labelled.fold_data import FoldData
-from workbench.data.views import text_views
-from workbench.data.views.text_views import View
+from workbench.data.labelled.row_reader import RowReader
+from workbench.data.views import row_views
+from workbench.data.views.row_views import RowView
 from workbench.data.views.user_views import user_merge
 from workbench.evaluation.result_store import ResultStore
-from workbench.models import backbones, classifier
+from workbench.models import backbones, classifier, row_readers
 from workbench.recipes import crossval_files
 from workbench.recipes.crossval_stages import CrossvalContext
 from workbench.runs import provenance
@@ -38,7 +37,7 @@ Scores = dict[str, Any]
 def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     """Train, choose and score as `config` says; returns what stands in scores.json."""
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
-    tokenizer, data, views, _, notes = prepare(config)
+    reader, data, views, _, notes = prepare(config)
     for note in notes:
         callback.say(note)
     sets = {"train": data.rows, "test": data.test, "unlabelled": data.unlabelled}
@@ -50,7 +49,7 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     layout_checks.require_members(len(members), run.ranks)
     rows = [rows for rows in sets.values() if rows is not None]
     scored = ResultStore(run.path if run.ranks.first else None, callback.stop_requested)
-    fold_context = FoldContext(config, data.labels, tokenizer, rows=rows, ranks=run.ranks, scored=scored)
+    fold_context = FoldContext(config, data.labels, reader, rows=rows, ranks=run.ranks, scored=scored)
     gates = CrossvalContext.gates(config, data, known, views)
     context = CrossvalContext(fold_context, run, data, members, known, StageLog(run, data, callback, gates), callback)
 
@@ -76,18 +75,18 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     return scores
 
 
-def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, FoldData, list[View], list[str], list[str]]:
-    """Tokenizer, data, views, names of the modules that get an adapter, and sentences on views that are left out.
+def prepare(config: RunConfig) -> tuple[RowReader, FoldData, list[RowView], list[str], list[str]]:
+    """Reader, data, views, names of the modules that get an adapter, and sentences on views that are left out.
 
     Refuses what would fail or mislead.
     """
     classifier.require_known_form(config)
-    tokenizer = backbones.tokenizer(config.model)
-    data = fold_data.load(config, tokenizer)
+    reader = row_readers.of_backbone(config)
+    data = fold_data.load(config, reader)
     sets = [rows for rows in (data.rows, data.test, data.unlabelled) if rows is not None]
     modules = preflight.require_backbone(config, sets, classifier.task(data.labels, seed=config.seed))
-    views = text_views.make(config.tta, config.classes, data.labels, seed=config.seed, example=data.rows.records[0])
-    views, notes = text_views.useful(views, data.rows, tokenizer, config)
+    views = row_views.make(config, data.labels, example=data.rows.records[0])
+    views, notes = row_views.useful(views, data.rows, reader)
     if (merge := user_merge(config.tta)) is not None:
         tta.rehearse(data.labels, 1 + len(views), merge)
-    return tokenizer, data, views, modules, notes
+    return reader, data, views, modules, notes

@@ -19,7 +19,6 @@ from workbench.crossval.tta import TtaDecision
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
 from workbench.evaluation import row_outputs, target_scores
-from workbench.recipes.classify import texts
 from workbench.runs import files
 
 if TYPE_CHECKING:
@@ -94,8 +93,7 @@ def _out_of_fold(context: CrossvalContext, round_outputs: RoundOutputs, combiner
 
 
 def _table(context: CrossvalContext, rows: LabelledSet, values_NC: Floats) -> pd.DataFrame:
-    written = texts(context.fold_context.config, context.fold_context.tokenizer, rows)
-    return row_outputs.table(context.data.labels, rows, values_NC, texts=written, labelled=True)
+    return row_outputs.table(context.data.labels, rows, values_NC, context.fold_context.reader, labelled=True)
 
 
 def _folds(

@@ -17,7 +17,7 @@ from workbench.crossval.stages import Predictions, StageLog
 from workbench.crossval.training_rounds import RoundOutputs
 from workbench.crossval.tta import TtaDecision
 from workbench.data.labelled.fold_data import FoldData
-from workbench.data.views.text_views import View
+from workbench.data.views.row_views import RowView
 from workbench.data.views.user_views import user_merge
 from workbench.evaluation import target_scores
 from workbench.runs.run_directory import Run
@@ -39,7 +39,7 @@ class CrossvalContext:
     callback: Callback
 
     @staticmethod
-    def gates(config: RunConfig, data: FoldData, known: OutOfFold, views: Sequence[View]) -> int:
+    def gates(config: RunConfig, data: FoldData, known: OutOfFold, views: Sequence[RowView]) -> int:
         """Stages that out-of-fold rows may decide about: rounds of pseudo-labels, ensembles, views, consensus."""
         rounds = config.pseudo_label.rounds if data.unlabelled is not None else 0
         wanted = config.ensemble.merge
@@ -96,7 +96,7 @@ class CrossvalContext:
                 combiner = tried
         return combiner
 
-    def augment(self, round_outputs: RoundOutputs, combiner: Combiner, views: list[View]) -> TtaDecision | None:
+    def augment(self, round_outputs: RoundOutputs, combiner: Combiner, views: list[RowView]) -> TtaDecision | None:
         """Views of each row, where reading them pays."""
         if not views:
             return None

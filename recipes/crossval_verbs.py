@@ -9,13 +9,11 @@ import pandas as pd
 
 from workbench.config import RunConfig
 from workbench.crossval import tta_predict
-from workbench.crossval.fold_adapters import FoldContext, fold_adapters
-from workbench.data.labelled import labelled_data, records
+from workbench.crossval.fold_adapters import fold_adapters
+from workbench.data.labelled import labelled_data
 from workbench.data.labelled.fold_data import FoldData
-from workbench.data.labelled.text_fields import FieldTokenizer
 from workbench.errors import ConfigError
 from workbench.evaluation import row_outputs, target_scores
-from workbench.recipes.classify import texts
 from workbench.recipes.classify_verbs import chosen_examples, unequal
 from workbench.recipes.crossval import prepare
 from workbench.training.limits import total_steps
@@ -42,13 +40,13 @@ class CrossvalInspection:
 
 def inspect(config: RunConfig) -> CrossvalInspection:
     """Everything that `run` does before it loads weights."""
-    tokenizer, data, _, targets, notes = prepare(config)
+    reader, data, _, targets, notes = prepare(config)
     members = fold_adapters(data.folds, seeds=config.folds.seeds)
     rows = max(int(each.split.train_N.sum()) for each in members)
     return CrossvalInspection(
         config=config,
         data=data,
-        examples=chosen_examples(data.rows, tokenizer),
+        examples=chosen_examples(data.rows, reader),
         targets=targets,
         steps=total_steps(config, rows),
         members=len(members),
@@ -67,21 +65,14 @@ def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
             "evaluate scores the ensemble of a cross-validation on other rows: name them, data.test=FILE. "
             f"Out-of-fold scores stand in {run}/scores.json."
         )
-    context, source = tta_predict.fold_context(run, config), records.read(config.data.test, config.data, config.classes)
-    rows = labelled_data.encode(source, _writer(context), context.labels)
+    context = tta_predict.fold_context(run, config)
+    rows = labelled_data.encode(context.reader.read(config.data.test), context.reader, context.labels)
     return target_scores.value_scores(context.labels, tta_predict.decided(run, context, rows), rows.targets_NC)
 
 
 def predict(run: Path, source: str, config: RunConfig) -> pd.DataFrame:
     """The ensemble's predictions for every row of a file; labels there are ignored."""
     context = tta_predict.fold_context(run, config)
-    read = records.read(source, config.data, config.classes, labelled=False)
-    rows = labelled_data.encode(read, _writer(context), context.labels)
-    written = texts(config, context.tokenizer, rows)
-    return row_outputs.table(
-        context.labels, rows, tta_predict.decided(run, context, rows), texts=written, labelled=False
-    )
-
-
-def _writer(context: FoldContext) -> FieldTokenizer:
-    return FieldTokenizer(context.tokenizer, context.config.classes, max_tokens=context.config.data.max_tokens)
+    rows = labelled_data.encode(context.reader.read(source, labelled=False), context.reader, context.labels)
+    values_NC = tta_predict.decided(run, context, rows)
+    return row_outputs.table(context.labels, rows, values_NC, context.reader, labelled=False)

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, from_numpy
-from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
 from workbench.config.distill_config import STUDENT
 from workbench.data.batching import MicroBatch
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
+from workbench.data.labelled.row_reader import RowReader
 from workbench.distillation import class_distillation, class_teachers, soft_labels, students
 from workbench.distillation.class_distillation import TeacherOutputs
 from workbench.distillation.feature_matching import FeatureMatching
@@ -40,14 +40,14 @@ def main(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, ca
         base: The same as a run of recipe classify, with the student's backbone.
         source: The teacher.
     """
-    tokenizer, data, _ = classify.prepare(base)
-    extra = prepare(config, base, source, data, tokenizer)
+    reader, data, _ = classify.prepare(base)
+    extra = prepare(config, base, source, data, reader)
     students.make(config, source, run.path / STUDENT, weights=True, callback=callback)
     classify.begin(run, data)
     if extra is not None:
         provenance.note_data(run, {"unlabelled": extra.facts()})
     teacher_outputs = class_distillation.teacher_outputs(config, source, data, extra, run, callback)
-    student = classify.ClassRun(base, run, callback, tokenizer, data)
+    student = classify.ClassRun(base, run, callback, reader, data)
     student.train(_supervise(config, base, source, data, extra, teacher_outputs))
     scores = {"teacher": target_scores.scores(data.labels, teacher_outputs.held_out_NC, data.held_out.targets_NC)}
     if data.test is not None and teacher_outputs.test_NC is not None:
@@ -56,10 +56,10 @@ def main(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, ca
 
 
 def prepare(
-    config: RunConfig, base: RunConfig, source: TeacherSource, data: ClassSplits, tokenizer: PreTrainedTokenizerBase
+    config: RunConfig, base: RunConfig, source: TeacherSource, data: ClassSplits, reader: RowReader
 ) -> LabelledSet | None:
     """The rows without labels; refuses, before a weight is read, a teacher that could not be asked."""
-    extra = class_distillation.unlabelled(config, data, tokenizer)
+    extra = class_distillation.unlabelled(config, data, reader)
     sets = [data.train, *([] if extra is None else [extra])]
     if extra is not None:
         preflight.require_backbone(base, sets, task(data.labels, seed=base.seed))
@@ -74,10 +74,10 @@ def prepare(
         meant = task(data.labels, seed=base.seed)
         ends = [backbones.skeleton(model, task=meant) for model in (base.model, source.model)]
         FeatureMatching(config.distill.match, *ends, seed=base.seed)
-        if source.tokenizer().get_vocab() != tokenizer.get_vocab():
+        if not reader.same_positions(source.reader(base)):
             raise ConfigError(
                 f"distill.match compares layers token by token, and {source.name} has other tokens than "
-                f"{base.model.id}. Take a teacher with the student's tokenizer, or leave distill.match out."
+                f"{base.model.id}. Take a teacher that reads rows as the student does, or leave distill.match out."
             )
     return extra
 
@@ -105,7 +105,7 @@ def _supervise(
         loss, settings = student.row_loss(objective), config.distill.model_dump(mode="json")
         if not config.distill.match:
             return TrainingSignal(examples, loss, settings=settings)
-        teacher = class_teachers.alone(source, data.labels)
+        teacher = class_teachers.alone(source, config, data.labels)
         matching = FeatureMatching(config.distill.match, student.backbone, teacher.backbone, seed=base.seed)
         return TrainingSignal(examples, _matched(loss, teacher, matching), matching, settings=settings)
 

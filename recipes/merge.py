@@ -84,22 +84,22 @@ def _merge_classifier(run: Path, config: RunConfig, *, out: Path, weights: str) 
     unmerged = classifier.load(run, config)
     labels, task = unmerged.labels, classifier.task(unmerged.labels, seed=config.seed)
     rows, wanted = classify_verbs.some_outputs(unmerged, config, rows=ROWS)
-    model = _merged(run, config, unmerged.tokenizer, task)
-    classifier.classification_model(model, model, unmerged.tokenizer, labels)
+    model = _merged(run, config, unmerged.reader.tokenizer, task)
+    classifier.classification_model(model, model, unmerged.reader, labels)
     model.to(DTYPES[weights])  # type: ignore[arg-type]
     with files.new_folder(out) as folder:
         model.config.dtype = DTYPES[weights]
         classify_verbs.save_merged(model, unmerged, folder)
     del model
     section = ModelConfig(id=str(out.resolve()), weights=_weights(weights))
-    stock = backbones.load(section, backbones.tokenizer(section), task=task).model
+    stock = backbones.load(section, unmerged.reader.tokenizer and backbones.tokenizer(section), task=task).model
     sentence = _sentence(config, weights)
     if labels.kind == "number":
         sentence += f" Its output times {labels.scale:g} plus {labels.mean:g} is the number."
     return Merged(classify_verbs.gap(labels, wanted, classify_verbs.stock_outputs(stock, rows)), sentence)
 
 
-def _merged(run: Path, config: RunConfig, tokenizer: PreTrainedTokenizerBase, task: Task) -> PreTrainedModel:
+def _merged(run: Path, config: RunConfig, tokenizer: PreTrainedTokenizerBase | None, task: Task) -> PreTrainedModel:
     """Backbone plus update, both in float32."""
     folder = run / "adapter"
     weights = config.model.weights if config.model.weights in QUANTISED else "float32"

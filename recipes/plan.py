@@ -193,21 +193,21 @@ def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> DryR
 def _classes(config: RunConfig, run: Run) -> DryRunParts:
     from workbench.recipes import classify  # with scikit-learn, which takes a second to import
 
-    tokenizer, data, _ = classify.prepare(config)
+    reader, data, _ = classify.prepare(config)
     loader, task = BlueprintLoader(), classifier.task(data.labels, seed=config.seed)
     largest = largest_rows(data.held_out, tokens=capacity.FORWARD_TOKENS)
     worst = [data.held_out.batch(rows).to(backbones.device()) for rows in largest]
 
     def training(own: RunConfig, run: Run, load: Loader) -> SingleTraining:
-        backbone = load(own.model, tokenizer, task=task, trainable=isinstance(own.adapter, Full))
+        backbone = load(own.model, reader.tokenizer, task=task, trainable=isinstance(own.adapter, Full))
         freezer = _attached(backbone, own, data.train)
-        model = classifier.classification_model(freezer.model, backbone.model, tokenizer, data.labels)
+        model = classifier.classification_model(freezer.model, backbone.model, reader, data.labels)
         return SingleTraining(classify.fitting(own, run, data, backbone, freezer, model, Silent()))
 
     with fake_tensors():
         fit = training(config, run, loader)
         (backbone,) = loader.loaded
-        model = classifier.classification_model(fit.model, backbone.model, tokenizer, data.labels)
+        model = classifier.classification_model(fit.model, backbone.model, reader, data.labels)
         found = dry_run(fit, lambda: [model.outputs(batch) for batch in worst])
         work = step_time.work(fit)
     return _parts(config, task, backbone, fit, found, work, training)
@@ -262,13 +262,13 @@ def _folds(config: RunConfig) -> tuple[Task, Callable[[RunConfig, Run, Loader], 
     from workbench.crossval import fold_adapters
     from workbench.recipes import crossval
 
-    tokenizer, data, *_ = crossval.prepare(config)
+    reader, data, *_ = crossval.prepare(config)
     members = fold_adapters.fold_adapters(data.folds, seeds=config.folds.seeds)
     lessons = [fold_adapters.fold_task(each, data.rows, None, seed=config.seed) for each in members]
     rows = [each for each in (data.rows, data.test, data.unlabelled) if each is not None]
 
     def training(own: RunConfig, run: Run, load: Loader) -> BankTraining:
-        context = fold_adapters.FoldContext(own, data.labels, tokenizer, rows=rows, loader=load)
+        context = fold_adapters.FoldContext(own, data.labels, reader, rows=rows, loader=load)
         return BankTraining(fold_adapters.fold_bank(context, run, lessons, Silent()).trainer)
 
     return classifier.task(data.labels, seed=config.seed), training

@@ -66,8 +66,13 @@ def prepare(config: RunConfig, run: Run) -> tuple[PreTrainedTokenizerBase, ChatE
 class TextRun(SingleRun[ExportedModel, TokenizedSet]):
     """A run that learns to predict tokens."""
 
+    tokenizer: PreTrainedTokenizerBase
     template: ChatEncoder | MlmEncoder
     data: Splits
+
+    @property
+    def vocabulary(self) -> PreTrainedTokenizerBase:
+        return self.tokenizer
 
     @property
     def rows(self) -> Mapping[str, TokenizedSet]:

@@ -68,7 +68,6 @@ class SingleRun(ABC, Generic[M, R]):
     config: RunConfig
     run: Run
     callback: Callback
-    tokenizer: PreTrainedTokenizerBase
     loader: Loader = field(default=backbones.load, kw_only=True)
 
     def train(self, supervise: Callable[..., Any] | None = None) -> None:
@@ -143,7 +142,7 @@ class SingleRun(ABC, Generic[M, R]):
         with self.run.deadline.phase("load"):
             return self.loader(
                 self.config.model,
-                self.tokenizer,
+                self.vocabulary,
                 task=self.task,
                 trainable=isinstance(self.config.adapter, Full),
                 waiting=self.placement.cuts_weights,
@@ -181,6 +180,11 @@ class SingleRun(ABC, Generic[M, R]):
     @abstractmethod
     def rows(self) -> Mapping[str, R]:
         """`train`, `held_out`, and where there are such rows `test`."""
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> PreTrainedTokenizerBase | None:
+        """Decides how large the vocabulary is; None for a backbone that reads no text."""
 
     @property
     @abstractmethod

@@ -74,10 +74,10 @@ def prepare(config: RunConfig, run: Run, trials: Trials, callback: Callback) -> 
         text = TextRun(config, run, callback, *sft.prepare(config, run))
         require_members(config, trials, text.data)
         return TextTask(text)
-    tokenizer, data, _ = classify.prepare(config)
+    reader, data, _ = classify.prepare(config)
     require_members(config, trials, data)
     classify.begin(run, data)
-    return ClassTask(ClassRun(config, run, callback, tokenizer, data))
+    return ClassTask(ClassRun(config, run, callback, reader, data))
 
 
 class TextTask(SweepTask):
@@ -125,7 +125,7 @@ class ClassTask(SweepTask):
         for other in {trial.config.seed for trial in trials} - {seed}:
             members = [name for name, trial in zip(together.members, trials, strict=True) if trial.config.seed == other]
             task = classifier.task(data.labels, seed=other)
-            _begin_heads(together, members, classes.loader(classes.config.model, classes.tokenizer, task=task))
+            _begin_heads(together, members, classes.loader(classes.config.model, classes.vocabulary, task=task))
         with together.only(together.members[0]):
             model = classes.assemble(together.model, backbone)
         targets_NC = from_numpy(data.train.targets_NC)

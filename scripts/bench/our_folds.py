@@ -24,10 +24,10 @@ from workbench.adapters import anatomy
 from workbench.config import RunConfig
 from workbench.config.folds_config import FoldsConfig
 from workbench.data.folds import stratification
-from workbench.data.labelled import labelled_data, labels, records
+from workbench.data.labelled import labelled_data, labels
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Labels
-from workbench.data.labelled.text_fields import FieldTokenizer
+from workbench.data.labelled.text_reader import TextReader
 from workbench.evaluation import row_outputs
 from workbench.losses.criterion import Objective, criterion
 from workbench.models import backbones, classifier
@@ -62,7 +62,7 @@ class Job(NamedTuple):
     """All folds, and the backbone under them."""
 
     backbone: Backbone
-    tokenizer: Any
+    reader: TextReader
     labels: Labels
     folds: list[Fold]
 
@@ -73,7 +73,7 @@ class Job(NamedTuple):
 
     def classifier(self, model: Any) -> Classifier:
         """The model around the backbone, and how it comes to a row's classes."""
-        return classifier.classification_model(model, self.backbone.model, self.tokenizer, self.labels)
+        return classifier.classification_model(model, self.backbone.model, self.reader, self.labels)
 
 
 class Silent:
@@ -135,14 +135,13 @@ def main(arguments: argparse.Namespace) -> dict[str, Any]:
 def _prepare(arguments: argparse.Namespace) -> Job:
     config = _config(arguments)
     tokenizer = backbones.tokenizer(config.model)
-    source = records.read(config.data.train, config.data, config.classes)
+    reader = TextReader(tokenizer, config.data, config.classes, config.duplicates)
+    source = reader.read(config.data.train)
     found = labels.fit("one", source.labels, source=source.name)
     dealt = stratification.read_folds(
         [record.row for record in source.records], FoldsConfig(column="fold", k=arguments.folds)
     )
-    rows = labelled_data.encode(
-        source, FieldTokenizer(tokenizer, config.classes, max_tokens=config.data.max_tokens), found
-    )
+    rows = labelled_data.encode(source, reader, found)
     run, wanted = run_directory.start(arguments.out, config, resume=False), []
     for split in dealt.splits():
         if arguments.arm == "one" and split.fold:
@@ -151,7 +150,7 @@ def _prepare(arguments: argparse.Namespace) -> Job:
         child = run.child(f"fold-{split.fold}")
         wanted.append(Fold(rows.subset(split.train_N), rows.subset(split.validation_N), own, child))
     backbone = backbones.load(config.model, tokenizer, task=classifier.task(found, seed=0))
-    return Job(backbone, tokenizer, found, wanted)
+    return Job(backbone, reader, found, wanted)
 
 
 def _config(arguments: argparse.Namespace) -> RunConfig:

@@ -174,14 +174,14 @@ def test_neither_padding_nor_its_side_changes_a_causal_row(train: Train, stories
     run = train("padding", weather(45), "adapter={method: lora}", f"model.id={stories}", "train.steps=2")
     config = run_directory.read_config(run)
     model = classifier.load(run, config)
-    rows = labelled_data.load(config, model.tokenizer).held_out
+    rows = labelled_data.load(config, model.reader).held_out
     together = row_outputs.outputs(model.model, model.outputs, rows)
     one_by_one = np.concatenate(
         [row_outputs.outputs(model.model, model.outputs, rows.subset(np.asarray([n]))) for n in range(len(rows))]
     )
     np.testing.assert_allclose(together, one_by_one, rtol=1e-4, atol=1e-5)
     pad = model.backbone.config.pad_token_id
-    ids = [torch.from_numpy(each.input_ids) for each in rows.encoded]
+    ids = [torch.from_numpy(each) for each in rows.inputs.arrays()]
     left = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=pad, padding_side="left")
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(each) for each in ids], True, 0, "left")
     with torch.no_grad():

@@ -156,7 +156,7 @@ def test_every_row_is_judged_once_by_adapters_that_did_not_train_on_it(plain: Pa
     member = plain / "members" / "round-0"
     first = classifier.load(member / "repeat-0-fold-1-seed-0", config)
     second = classifier.load(member / "repeat-0-fold-1-seed-1", config)
-    data = fold_data.load(config, first.tokenizer)
+    data = fold_data.load(config, first.reader)
     validated_N = (table["fold"] == "1").to_numpy()
     assert validated_N.tolist() == (data.folds.fold_RN[0] == 1).tolist()
     rows = data.rows.subset(validated_N)

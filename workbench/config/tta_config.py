@@ -31,6 +31,8 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 NOISY: tuple[ViewName, ...] = ("typos", "drop_words")
 WINDOWS: dict[ViewName, Literal["start", "end", "middle"]] = {"head": "start", "tail": "end", "middle": "middle"}
 """Part of a too long column that a view keeps, in the words of classes.keep."""
+MIN_CHANGED_SHARE = 0.01
+"""Share of the rows that a view must change, or it is left out."""
 
 
 class TtaConfig(Section):

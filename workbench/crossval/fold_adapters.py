@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 from torch import from_numpy
-from transformers import PreTrainedTokenizerBase
 
 from workbench import adapters
 from workbench.adapters import Full, bank
@@ -24,6 +23,7 @@ from workbench.data.folds.row_split import FoldAssignment, Split
 from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
+from workbench.data.labelled.row_reader import RowReader
 from workbench.errors import TrainingError
 from workbench.evaluation import row_outputs, target_scores
 from workbench.evaluation.result_store import ResultStore
@@ -82,7 +82,7 @@ class FoldContext:
 
     config: RunConfig
     labels: Labels
-    tokenizer: PreTrainedTokenizerBase
+    reader: RowReader
     rows: Sequence[LabelledSet] = ()
     """All that the run reads."""
     ranks: Ranks = ALONE
@@ -97,7 +97,7 @@ class FoldContext:
         """Loaded, with a fresh head."""
         return self.loader(
             self.config.model,
-            self.tokenizer,
+            self.reader.tokenizer,
             task=classifier.task(self.labels, seed=self.config.seed),
             trainable=isinstance(self.config.adapter, Full),
         )
@@ -147,7 +147,7 @@ def outputs(room: FoldContext, folders: Sequence[Path], wanted: Sequence[Sequenc
     """Outputs (N, C) of each saved adapter for each set of rows that is asked of it.
 
     Args:
-        folders: Of adapters, each with its tokenizer and classes.json.
+        folders: Of adapters, each with its reader and classes.json.
         wanted: Sets of rows for each adapter.
     """
     mine = room.ranks.share(list(zip(folders, wanted, strict=True)))
@@ -165,7 +165,7 @@ def _asked(room: FoldContext, folders: Sequence[Path], wanted: Sequence[Sequence
     found = []
     for member, folder, sets in zip(together.members, folders, wanted, strict=True):
         with together.only(member):
-            model = classifier.classification_model(together.model, backbone.model, room.tokenizer, room.labels)
+            model = classifier.classification_model(together.model, backbone.model, room.reader, room.labels)
             found.append(_said(room, model, sets, folder))
     return found
 
@@ -196,7 +196,7 @@ def fold_bank(room: FoldContext, run: Run, lessons: Sequence[FoldTask], callback
     own = sum(each.numel() for each in together.parameters_of(together.members[0]).values())
     run.note(model=model_summary.model(room.config, backbone, together.model, own=own))
     with together.only(together.members[0]):
-        model = classifier.classification_model(together.model, backbone.model, room.tokenizer, room.labels)
+        model = classifier.classification_model(together.model, backbone.model, room.reader, room.labels)
     train_tasks = [
         _train_task(run.own(each.name), room.config, each, model, partial(together.only, member))
         for each, member in zip(lessons, together.members, strict=True)
@@ -246,7 +246,7 @@ def _apart(room: FoldContext, run: Run, lessons: Sequence[FoldTask], callback: C
         )
         attached = freezer.model
         run.note(model=model_summary.model(room.config, backbone, attached))
-        model = classifier.classification_model(attached, backbone.model, room.tokenizer, room.labels)
+        model = classifier.classification_model(attached, backbone.model, room.reader, room.labels)
         task = _train_task(own, room.config, each, model, nullcontext)
         fit = Trainer(
             model=attached,

@@ -19,11 +19,11 @@ from workbench.crossval.training_rounds import RoundOutputs
 from workbench.crossval.tta import TtaDecision
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
-from workbench.data.views import text_views
-from workbench.data.views.text_views import View
+from workbench.data.views import row_views
+from workbench.data.views.row_views import RowView
 from workbench.data.views.user_views import user_merge
 from workbench.errors import ConfigError
-from workbench.models import classifier, exported
+from workbench.models import classifier, row_readers
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 
@@ -34,7 +34,7 @@ def fold_context(run: Path, config: RunConfig) -> FoldContext:
         raise ConfigError(f"{run}: the cross-validation has not ended. Continue it: workbench run --out {run} --resume")
     first = files.read_json(run / "decision.json")
     member = run / training_rounds.folder(first["round"]) / first["members"][0]
-    return FoldContext(config, classifier.read_labels(run), exported.load_tokenizer(member, config))
+    return FoldContext(config, classifier.read_labels(run), row_readers.of_run(member, config))
 
 
 def decided(run: Path, room: FoldContext, rows: LabelledSet) -> Floats:
@@ -47,9 +47,7 @@ def decided(run: Path, room: FoldContext, rows: LabelledSet) -> Floats:
     values_TC = fitted.values(room.labels, outputs_MTC)
     if known["tta"] is None:
         return values_TC
-    seen = text_views.make(
-        room.config.tta, room.config.classes, room.labels, seed=room.config.seed, example=rows.records[0]
-    )
+    seen = row_views.make(room.config, room.labels, example=rows.records[0])
     decision = TtaDecision.from_facts(known["tta"])
     judged = [view for view in seen if view.name in decision.names]
     return merged(room, folders, fitted, decision, judged, rows, values_TC)
@@ -62,13 +60,13 @@ def out_of_fold(
     known: OutOfFold,
     said: RoundOutputs,
     combiner: Combiner,
-    seen: Sequence[View],
+    seen: Sequence[RowView],
     rows: LabelledSet,
 ) -> Floats:
     """Values (V, N, C) of the labelled rows in all views, of adapters that did not train on them."""
     path = training_rounds.folder(said.number) + "/views.safetensors"
     if not run.ranks.agreed((run.home / path).exists()):
-        shown = [text_views.apply(view, rows, room.tokenizer, room.config) for view in seen]
+        shown = [view.rows(rows, room.reader) for view in seen]
         found = [combiner.out_of_fold(known, said.oof_MNC)]
         folders = training_rounds.adapters(run, said.number, who)
         for view, outputs_MNC in zip(seen, training_rounds.viewed(room, folders, who, shown), strict=True):
@@ -84,7 +82,7 @@ def merged(
     folders: Sequence[Path],
     fitted: FittedCombination,
     decision: TtaDecision,
-    seen: Sequence[View],
+    seen: Sequence[RowView],
     rows: LabelledSet,
     plain_TC: Floats,
 ) -> Floats:
@@ -99,12 +97,12 @@ def merged(
         return plain_TC
     some, values_VTC = rows.subset(needed_T), np.stack([plain_TC] * len(decision.names))
     used = [(place, view) for place, view in enumerate(seen, start=1) if view.name in decision.used]
-    shown = [text_views.apply(view, some, room.tokenizer, room.config) for _, view in used]
+    shown = [view.rows(some, room.reader) for _, view in used]
     for (place, view), outputs_MTC in zip(used, training_rounds.predict(room, folders, shown), strict=True):
         values_VTC[place, needed_T] = fitted.values(room.labels, _own(view, outputs_MTC))
     return tta.apply(decision, room.labels, values_VTC, user_merge(room.config.tta))
 
 
-def _own(view: View, outputs_MXC: Floats) -> Floats:
+def _own(view: RowView, outputs_MXC: Floats) -> Floats:
     """Outputs of a view as those of the plain rows."""
     return np.stack([view.outputs(outputs_XC) for outputs_XC in outputs_MXC])

@@ -54,8 +54,8 @@ class JoinedRows(NamedTuple):
 
 def join(batches: Sequence[MicroBatch]) -> MicroBatch:
     """One micro-batch with the rows of all, in their order, padded to the longest with zeros that nothing looks at."""
-    counts = [len(_tokens(batch)) for batch in batches]
-    length = max(_tokens(batch).shape[1] for batch in batches)
+    counts = [len(next(iter(batch.inputs.values()))) for batch in batches]
+    length = max(map(padded_length, batches))
     starts = np.cumsum([0, *counts[:-1]])
     return MicroBatch(
         inputs={name: _padded([batch.inputs[name] for batch in batches]) for name in batches[0].inputs},
@@ -68,15 +68,16 @@ def join(batches: Sequence[MicroBatch]) -> MicroBatch:
 
 
 def padded_length(batch: MicroBatch) -> int:
-    """L, at whose positions something is predicted."""
-    return _tokens(batch).shape[1]
-
-
-def _tokens(batch: MicroBatch) -> Tensor:
-    return batch.inputs.get("decoder_input_ids", batch.inputs["input_ids"])
+    """L, at whose positions something is predicted; all pictures of a micro-batch have the same number of patches."""
+    for name in ("decoder_input_ids", "input_ids"):
+        if name in batch.inputs:
+            return batch.inputs[name].shape[1]
+    return batch.tokens // len(batch.inputs["pixel_values"])
 
 
 def _padded(tensors: Sequence[Tensor]) -> Tensor:
+    if tensors[0].ndim > 2:  # pictures are of one size
+        return torch.cat(list(tensors))
     longest = max(tensor.shape[1] for tensor in tensors)
     return torch.cat([F.pad(tensor, (0, longest - tensor.shape[1])) for tensor in tensors])
 

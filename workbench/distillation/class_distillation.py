@@ -15,15 +15,13 @@ import numpy as np
 import pandas as pd
 from safetensors import SafetensorError, safe_open
 from safetensors import numpy as safetensors
-from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
 from workbench.data.folds.similarity import normalised
-from workbench.data.labelled import labelled_data, records
+from workbench.data.labelled import labelled_data
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.data.labelled.records import LabelledRecord
-from workbench.data.labelled.text_fields import FieldTokenizer
+from workbench.data.labelled.row_reader import RowReader
 from workbench.distillation.class_teachers import ClassTeacher, class_teachers
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError, DataError
@@ -71,8 +69,8 @@ def teacher_outputs(
     return TeacherOutputs(found["train"], found.get("extra"), found["held_out"], found.get("test"))
 
 
-def unlabelled(config: RunConfig, data: ClassSplits, tokenizer: PreTrainedTokenizerBase) -> LabelledSet | None:
-    """The rows of distill.unlabelled without those whose text is also held out or tested on; labels are not looked at.
+def unlabelled(config: RunConfig, data: ClassSplits, reader: RowReader) -> LabelledSet | None:
+    """The rows of distill.unlabelled without those that are also held out or tested on; labels are not looked at.
 
     Raises:
         DataError: nothing is left.
@@ -80,16 +78,15 @@ def unlabelled(config: RunConfig, data: ClassSplits, tokenizer: PreTrainedTokeni
     path = config.distill.unlabelled
     if path is None:
         return None
-    source = records.read(path, config.data, config.classes, labelled=False)
+    source = reader.read(path, labelled=False)
     measured = [data.held_out, *([data.test] if data.test is not None else [])]
-    known = {_text(record) for rows in measured for record in rows.records}
-    new = np.asarray([_text(record) not in known for record in source.records])
+    known = {record.key for rows in measured for record in rows.records}
+    new = np.asarray([record.key not in known for record in source.records])
     if not new.any():
         raise DataError(f"distill.unlabelled: every row of {path} is also held out or tested on. Give other rows.")
     if not new.all():
         source = source.subset(new, f"{int((~new).sum())} rows that are also held out or tested on")
-    writer = FieldTokenizer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
-    return labelled_data.encode(source, writer, data.labels)
+    return labelled_data.encode(source, reader, data.labels)
 
 
 def _computed(
@@ -130,7 +127,7 @@ def _out_of_fold(
         Outputs (N, C) of each set, and the share of the training rows that are the cross-validation's own, known by
         their text but for case and punctuation.
     """
-    known = _table(run / OUT_OF_FOLD, teacher.labels)
+    known = _table(run / OUT_OF_FOLD, teacher)
     read = [teacher.rows(each, student) for each in rows]
     texts = [_texts(teacher, each) for each in read]
     own = [np.asarray([text in known for text in each]) for each in texts]
@@ -153,7 +150,7 @@ def require_own_rows(teacher: ClassTeacher, run: Path, train: LabelledSet, stude
         run: The cross-validation's.
     """
     path = run / OUT_OF_FOLD
-    known = _table(path, teacher.labels)
+    known = _table(path, teacher)
     own = sum(text in known for text in _texts(teacher, teacher.rows(train, student)))
     if 2 * own < len(train):
         raise ConfigError(
@@ -165,7 +162,7 @@ def require_own_rows(teacher: ClassTeacher, run: Path, train: LabelledSet, stude
 
 def _texts(teacher: ClassTeacher, rows: LabelledSet) -> list[str]:
     """By which rows are known, whatever their case and punctuation."""
-    return [normalised(text) for text in teacher.texts(rows)]
+    return [normalised(text) for text in teacher.described(rows)]
 
 
 def _outputs(teacher: ClassTeacher, rows: Sequence[LabelledSet], labels: Labels) -> list[Floats]:
@@ -184,15 +181,16 @@ def _aligned(outputs_NC: Floats, theirs: Labels, ours: Labels) -> Floats:
     return np.ascontiguousarray(outputs_NC[:, [theirs.names.index(name) for name in ours.names]])
 
 
-def _table(path: Path, labels: Labels) -> dict[str, Floats]:
-    """Values (C,) by text; of a row that stands there several times, such as once a repeat, their mean."""
+def _table(path: Path, teacher: ClassTeacher) -> dict[str, Floats]:
+    """Values (C,) by text or picture; of a row that stands there several times, such as once a repeat, their mean."""
     if not path.exists():
         raise ConfigError(
             f"distill.teacher.out_of_fold: no {path}. Restore it, or write distill.teacher.out_of_fold=false."
         )
     table = pd.read_parquet(path)
+    labels, title = teacher.labels, teacher.reader.title
     columns = ["predicted"] if labels.kind == "number" else [f"p_{name}" for name in labels.names]
-    means = table.groupby(table["text"].map(normalised), sort=False)[columns].mean()
+    means = table.groupby(table[title].map(normalised), sort=False)[columns].mean()
     return dict(zip(means.index, means.to_numpy(np.float64), strict=True))
 
 
@@ -211,7 +209,3 @@ def _digest(config: RunConfig, labels: Labels, sets: Mapping[str, LabelledSet]) 
     rows = {name: [each.fingerprint, *(record.place for record in each.records)] for name, each in sets.items()}
     text = json.dumps([config.distill.teacher.model_dump(mode="json"), labels.facts, rows])
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _text(record: LabelledRecord) -> str:
-    return normalised("\n".join(record.fields))

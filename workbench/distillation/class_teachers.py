@@ -11,28 +11,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from workbench.config import RunConfig
 from workbench.config.classes_config import Kind
 from workbench.config.distill_config import BACKBONE
 from workbench.crossval import tta_predict
-from workbench.data.labelled import labelled_data, records
+from workbench.data.labelled import labelled_data
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.records import LabelledRecord
-from workbench.data.labelled.text_fields import FieldTokenizer
-from workbench.data.rows import excerpt
+from workbench.data.labelled.row_reader import NamedColumns, RowReader
 from workbench.data.text.formats import renamed
 from workbench.distillation.teacher_sources import TeacherSource
-from workbench.errors import ConfigError, DataError
+from workbench.errors import ConfigError
 from workbench.evaluation import row_outputs, target_scores
-from workbench.models import backbones, classifier, exported
+from workbench.models import backbones, classifier, exported, row_readers
 from workbench.models.classifier import Classifier
 from workbench.runs import run_directory
 from workbench.training import preflight
 
-_HEAD = "ForSequenceClassification"
+_HEADS = ("ForSequenceClassification", "ForImageClassification")
 
 
 @dataclass(frozen=True)
@@ -45,25 +42,21 @@ class ClassTeacher:
     """Classes, or numbers, of its outputs."""
     config: RunConfig
     """Its classes, data.columns and data.max_tokens decide how the teacher reads a row."""
-    tokenizer: PreTrainedTokenizerBase
+    reader: RowReader
     predict: Callable[[LabelledSet], Floats]
     """Outputs (N, C) of rows as it reads them; its weights are in memory meanwhile, and no longer."""
 
     def rows(self, found: LabelledSet, student: RunConfig) -> LabelledSet:
         """The rows as this teacher reads them, without their labels; raises what `require_columns` does."""
-        wanted = self.config.classes.fields
-        read = tuple(
-            LabelledRecord(record.row, tuple(_text(columns.get(name), record, name) for name in wanted), None)
-            for record, columns in zip(found.records, self.require_columns(found, student), strict=True)
-        )
-        return labelled_data.encode(
-            records.RecordSource(found.source, found.fingerprint, read), self._writer, self.labels
-        )
+        columns = self.require_columns(found, student)
+        read = [NamedColumns(record.row, each) for record, each in zip(found.records, columns, strict=True)]
+        source = self.reader.reread(found.source, found.fingerprint, read)
+        return labelled_data.encode(source, self.reader, self.labels)
 
     def require_columns(self, found: LabelledSet, student: RunConfig) -> list[Mapping[str, Any]]:
         """The columns of rows by the teacher's names; raises ConfigError where one is nowhere among them."""
         columns = [_columns(record, self.config, student) for record in found.records]
-        for name in self.config.classes.fields:
+        for name in self.reader.columns:
             if not any(name in each for each in columns):
                 raise ConfigError(
                     f"distill.teacher.id={self.name} reads the column `{name}`, which {found.source} has not. Give the "
@@ -71,13 +64,9 @@ class ClassTeacher:
                 )
         return columns
 
-    def texts(self, rows: LabelledSet) -> list[str]:
-        """Text that the teacher reads of each row, uncut."""
-        return [self._writer.text(record.fields) for record in rows.records]
-
-    @property
-    def _writer(self) -> FieldTokenizer:
-        return FieldTokenizer(self.tokenizer, self.config.classes, max_tokens=self.config.data.max_tokens)
+    def described(self, rows: LabelledSet) -> list[str]:
+        """The content of each row, for a person."""
+        return [self.reader.describe(record) for record in rows.records]
 
 
 def class_teachers(source: TeacherSource, student: RunConfig, labels: Labels) -> list[ClassTeacher]:
@@ -116,10 +105,10 @@ def require_one(source: TeacherSource) -> None:
         )
 
 
-def alone(source: TeacherSource, labels: Labels) -> Classifier:
+def alone(source: TeacherSource, student: RunConfig, labels: Labels) -> Classifier:
     """The one model that teaches, loaded."""
     if source.run is None:
-        return _stock(source, _stock_labels(source, labels.kind))
+        return _stock(source, _stock_labels(source, labels.kind), student)
     return classifier.load(source.run, _config(source, source.run))
 
 
@@ -130,7 +119,9 @@ def _classifiers(source: TeacherSource, student: RunConfig, labels: Labels) -> l
         data = student.data.model_copy(update={"max_tokens": min(limit, student.data.max_tokens)})
         config = student.model_copy(update={"data": data})
         return [
-            ClassTeacher(source.name, meant, config, source.tokenizer(), _predictor(partial(_stock, source, meant)))
+            ClassTeacher(
+                source.name, meant, config, source.reader(config), _predictor(partial(_stock, source, meant, config))
+            )
         ]
     found = []
     for run in [folder.parent for folder in source.adapters] or [source.run]:
@@ -140,11 +131,9 @@ def _classifiers(source: TeacherSource, student: RunConfig, labels: Labels) -> l
                 f"distill.teacher.id={run}: a run of recipe {config.recipe} says nothing of classes. Write one of "
                 "recipe classify or crossval, or a model that has a classification head."
             )
-        exported.require_saved(run, config, "classes.json")
-        meant, tokenizer = classifier.read_labels(run / "adapter"), exported.load_tokenizer(run, config)
-        found.append(
-            ClassTeacher(str(run), meant, config, tokenizer, _predictor(partial(classifier.load, run, config)))
-        )
+        exported.require_saved(run, config, "classes.json", row_readers.file(config))
+        meant, reader = classifier.read_labels(run / "adapter"), row_readers.of_run(run, config)
+        found.append(ClassTeacher(str(run), meant, config, reader, _predictor(partial(classifier.load, run, config))))
     return found
 
 
@@ -156,7 +145,7 @@ def _crossval(source: TeacherSource) -> ClassTeacher:
     def predict(rows: LabelledSet) -> Floats:
         return target_scores.outputs(room.labels, tta_predict.decided(run, room, rows))
 
-    return ClassTeacher(source.name, room.labels, config, room.tokenizer, predict)
+    return ClassTeacher(source.name, room.labels, config, room.reader, predict)
 
 
 def _config(source: TeacherSource, run: Path) -> RunConfig:
@@ -175,21 +164,22 @@ def _predictor(load: Callable[[], Classifier]) -> Callable[[LabelledSet], Floats
     return predict
 
 
-def _stock(source: TeacherSource, labels: Labels) -> Classifier:
-    """A model that no run trained."""
-    tokenizer = source.tokenizer()
+def _stock(source: TeacherSource, labels: Labels, config: RunConfig) -> Classifier:
+    """A model that no run trained, which reads rows as `config` says."""
+    reader = source.reader(config)
     with source.named_in_errors():
-        backbone = backbones.load(source.model, tokenizer, task=classifier.task(labels, seed=0)).model
-    return classifier.classification_model(backbone, backbone, tokenizer, labels)
+        backbone = backbones.load(source.model, reader.tokenizer, task=classifier.task(labels, seed=0)).model
+    return classifier.classification_model(backbone, backbone, reader, labels)
 
 
 def _stock_labels(source: TeacherSource, wanted: Kind) -> Labels:
     """Labels of a model that no run trained; its config.json cannot tell a pair from other classes."""
     hub: Any = source.hub_config()
-    if not any(name.endswith(_HEAD) for name in hub.architectures or ()):
+    if not any(name.endswith(_HEADS) for name in hub.architectures or ()):
         raise ConfigError(
             f"distill.teacher.id={source.name}: {', '.join(hub.architectures or ('it',))} has no classification head "
-            f"for these classes. Train it by recipe classify first, or name a model whose config.json says ...{_HEAD}."
+            "for these classes. Train it by recipe classify first, or name a model whose config.json says "
+            f"...{' or ...'.join(_HEADS)}."
         )
     problem = hub.problem_type or ("regression" if hub.num_labels == 1 else "single_label_classification")
     if problem == "regression":
@@ -232,11 +222,3 @@ def _columns(record: LabelledRecord, theirs: RunConfig, student: RunConfig) -> M
     columns = record.row.columns
     named = {wanted: columns[found] for wanted, found in theirs.data.columns.items() if found in columns}
     return {**columns, **renamed(columns, student.data.columns), **named}
-
-
-def _text(value: Any, record: LabelledRecord, name: str) -> str:
-    if value is None or value != value:
-        return ""
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise DataError(f"{record.place}: the teacher reads `{name}`, which must be text, found {excerpt(value)}.")
-    return str(value)

@@ -14,11 +14,12 @@ from workbench.adapters import Full
 from workbench.config import ModelConfig, RunConfig
 from workbench.config.distill_config import BACKBONE, TEACHER, TeacherConfig
 from workbench.crossval import training_rounds
+from workbench.data.labelled.row_reader import RowReader
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.errors import BackboneError, ConfigError
-from workbench.models import backbones, exported
+from workbench.models import backbones, exported, row_readers
 from workbench.runs import files, run_directory
 from workbench.runs.trust import Trust
 
@@ -48,6 +49,13 @@ class TeacherSource:
             return exported.load_tokenizer(self.run, self.config)
         with self.named_in_errors():
             return backbones.tokenizer(self.model)
+
+    def reader(self, config: RunConfig) -> RowReader:
+        """Reads labelled rows for the teacher, with the columns of `config` where no run says which."""
+        if self.run is not None and self.config is not None and self.config.recipe != "crossval":
+            return row_readers.of_run(self.run, self.config)
+        with self.named_in_errors():
+            return row_readers.of_backbone(config.model_copy(update={"model": self.model}))
 
     def hub_config(self) -> PretrainedConfig:
         """The backbone's architecture; raises BackboneError where it is not there."""
@@ -123,7 +131,7 @@ def _one(name: str, teacher: TeacherConfig) -> TeacherSource:
             path / training_rounds.folder(decided["round"]) / member / "adapter" for member in decided["members"]
         ]
         return TeacherSource(name, _stored(config.model, teacher), tuple(folders), path, config, trusted)
-    exported.require_saved(path, config, "tokenizer.json")
+    exported.require_saved(path, config, row_readers.file(config))
     if isinstance(config.adapter, Full):
         whole = config.model.model_copy(update={"id": str((path / "adapter").resolve()), "revision": None})
         return TeacherSource(name, _stored(whole, teacher), (), path, config, trusted)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Label, Labels
+from workbench.data.labelled.row_reader import RowReader
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.row_passes import over_rows
 
@@ -32,20 +33,22 @@ def outputs(
         outputs_BC: list[list[float]] = predict(rows.batch(numbers).to(device)).double().cpu().tolist()
         return outputs_BC
 
-    content = (each.input_ids for each in rows.encoded)
-    found = over_rows(model, rows.lengths, compute, scoring=scoring, content=content)
+    found = over_rows(model, rows.lengths, compute, scoring=scoring, content=rows.inputs.arrays())
     return np.asarray([found[number] for number in range(len(rows))])
 
 
-def table(labels: Labels, rows: LabelledSet, values_NC: Floats, *, texts: list[str], labelled: bool) -> pd.DataFrame:
-    """One line for each row: place, text, label if `labelled`, prediction, and a column `p_CLASS` for each class.
+def table(labels: Labels, rows: LabelledSet, values_NC: Floats, reader: RowReader, *, labelled: bool) -> pd.DataFrame:
+    """One line for each row: place, content, label if `labelled`, prediction, and a column `p_CLASS` for each class.
 
     Labels of several classes are lists.
 
     Args:
         values_NC: Probabilities of the classes, or numbers, as `Labels.values` returns them.
     """
-    columns: dict[str, object] = {"row": [record.place for record in rows.records], "text": texts}
+    columns: dict[str, object] = {
+        "row": [record.place for record in rows.records],
+        reader.title: [reader.describe(record) for record in rows.records],
+    }
     if labelled:
         columns["label"] = [_cell(label) for label in rows.labels]
     columns["predicted"] = [_cell(label) for label in labels.predicted(values_NC)]

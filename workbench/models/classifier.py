@@ -21,9 +21,10 @@ from workbench.config import RunConfig, tasks
 from workbench.config.tasks import Task
 from workbench.data.batching import MicroBatch, encoder_inputs
 from workbench.data.labelled.labels import Labels
+from workbench.data.labelled.row_reader import RowReader
 from workbench.errors import BackboneError, FileError
 from workbench.losses.criterion import Objective
-from workbench.models import backbones, exported, first_token
+from workbench.models import backbones, exported, first_token, row_readers
 from workbench.runs import files
 
 
@@ -34,7 +35,7 @@ class Classifier:
     model: nn.Module
     backbone: PreTrainedModel
     """The same, without the adapter around it."""
-    tokenizer: PreTrainedTokenizerBase
+    reader: RowReader
     labels: Labels
     token_head: str | None
     """The module that gives outputs to each token, of which a row's last real one counts; None for an encoder's."""
@@ -63,15 +64,15 @@ class Classifier:
         return lambda batch, scale: objective(self.outputs(batch), batch.labels_N, scale)
 
 
-def classification_model(
-    model: nn.Module, backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, labels: Labels
-) -> Classifier:
-    """How `model` comes to a row's outputs, checked: they must be the model's own, and no padding may change them.
+def classification_model(model: nn.Module, backbone: PreTrainedModel, reader: RowReader, labels: Labels) -> Classifier:
+    """How `model` comes to a row's outputs; for text checked: they must be its own, and no padding may change them.
 
     Raises:
         BackboneError: they are not, or a longer row in the batch changes them.
     """
-    _settle_padding(backbone, tokenizer)
+    if reader.tokenizer is None:
+        return Classifier(model, backbone, reader, labels, None)
+    _settle_padding(backbone, reader.tokenizer)
     pad = backbone.config.get_text_config().pad_token_id
     ids = [number for number in range(2, 12) if number != pad]
     short, long = _batch([ids[:3]]), _batch([ids[:3], ids[:6]])
@@ -80,7 +81,7 @@ def classification_model(
     try:
         with torch.no_grad():
             own, head = _own_outputs(model, backbone, short)
-            found = Classifier(model, backbone, tokenizer, labels, head)
+            found = Classifier(model, backbone, reader, labels, head)
             alone, among = found.outputs(short.to(backbone.device)), found.outputs(long.to(backbone.device))[:1]
             if head is None:
                 first_token.narrow(model, backbone, long.to(backbone.device).inputs)
@@ -111,7 +112,7 @@ def require_known_form(config: RunConfig) -> None:
 
 
 def save(classifier: Classifier, folder: Path, *, adapter: Callable[[Path], None] | None = None) -> None:
-    """Write adapter, tokenizer and the meaning of the outputs into `folder`, atomically.
+    """Write adapter, reader and the meaning of the outputs into `folder`, atomically.
 
     Args:
         adapter: Writes the adapter, where the model holds several and only one is meant.
@@ -121,16 +122,16 @@ def save(classifier: Classifier, folder: Path, *, adapter: Callable[[Path], None
             adapters.save(classifier.model, aside)
         else:
             adapter(aside)
-        save_tokenizer(classifier, aside)
+        save_reader(classifier, aside)
         files.write_json(aside / "classes.json", classifier.labels.facts)
 
 
-def save_tokenizer(classifier: Classifier, folder: Path) -> None:
-    """The tokenizer with the pad token that config.json names, so that a stock model finds the last token."""
-    tokenizer = classifier.tokenizer
-    if tokenizer.pad_token_id is None:
+def save_reader(classifier: Classifier, folder: Path) -> None:
+    """The reader; a tokenizer with the pad token that config.json names, so that a stock model finds the last token."""
+    tokenizer = classifier.reader.tokenizer
+    if tokenizer is not None and tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(classifier.backbone.config.get_text_config().pad_token_id)
-    tokenizer.save_pretrained(folder)
+    classifier.reader.save(folder)
 
 
 def load(run: Path, config: RunConfig, *, waiting: bool = False) -> Classifier:
@@ -140,13 +141,12 @@ def load(run: Path, config: RunConfig, *, waiting: bool = False) -> Classifier:
         waiting: On the host, as `backbones.load` says.
     """
     folder = run / "adapter"
-    exported.require_saved(run, config, "classes.json")
-    labels = read_labels(folder)
-    tokenizer = exported.load_tokenizer(run, config)
+    exported.require_saved(run, config, "classes.json", row_readers.file(config))
+    labels, reader = read_labels(folder), row_readers.of_run(run, config)
     meant = task(labels, seed=config.seed)
-    backbone = exported.load_backbone(config, folder, tokenizer, task=meant, waiting=waiting).model
+    backbone = exported.load_backbone(config, folder, reader.tokenizer, task=meant, waiting=waiting).model
     model = backbone if isinstance(config.adapter, Full) else adapters.load(backbone, folder)
-    return classification_model(model, backbone, tokenizer, labels)
+    return classification_model(model, backbone, reader, labels)
 
 
 def read_labels(folder: Path) -> Labels:

@@ -24,7 +24,7 @@ from workbench.distillation import class_distillation, teacher_sources
 from workbench.distillation.class_distillation import TeacherOutputs
 from workbench.errors import ConfigError, DataError, Stopped
 from workbench.evaluation import row_outputs, target_scores
-from workbench.models import backbones, classifier
+from workbench.models import classifier, row_readers
 from workbench.recipes import classify, crossval, crossval_verbs, distill_classes
 from workbench.runs import files, run_directory
 
@@ -158,10 +158,10 @@ def ask(tmp_path: Path, sections: Callable[..., dict[str, Any]]) -> Callable[...
     def said(teacher: Any, *, distill: Any = (), **changed: Any) -> tuple[TeacherOutputs, Any]:
         config = asked_config(sections(**changed), teacher, **dict(distill))
         base = distill_expansion.as_plain_run(config)
-        tokenizer = backbones.tokenizer(base.model)
-        data = rows_of.load(base, tokenizer)
+        reader = row_readers.of_backbone(base)
+        data = rows_of.load(base, reader)
         source = teacher_sources.find(config.distill.teacher, config.model)
-        extra = distill_classes.prepare(config, base, source, data, tokenizer)
+        extra = distill_classes.prepare(config, base, source, data, reader)
         run = run_directory.start(tmp_path / "run", config, resume=(tmp_path / "run").exists())
         try:
             return class_distillation.teacher_outputs(config, source, data, extra, run, Quiet()), data
@@ -193,7 +193,7 @@ def own_outputs(run: Path, rows: str) -> Floats:
     """What the model of a run says of the rows of its own splits."""
     config = run_directory.shipped_config(run)
     model = classifier.load(run, config)
-    found: LabelledSet = getattr(rows_of.load(config, model.tokenizer), rows)
+    found: LabelledSet = getattr(rows_of.load(config, model.reader), rows)
     return row_outputs.outputs(model.model, model.outputs, found)
 
 

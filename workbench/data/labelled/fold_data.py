@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
-from workbench.config.folds_config import DuplicatesConfig
 from workbench.data.folds import duplicates, stratification
 from workbench.data.folds.duplicates import DuplicateClusters, DuplicateReport
 from workbench.data.folds.row_split import FoldAssignment, Groups, singletons
@@ -20,8 +18,8 @@ from workbench.data.folds.similarity import Ints
 from workbench.data.labelled import labels
 from workbench.data.labelled.labelled_data import LabelledSet, encode
 from workbench.data.labelled.labels import Labels
-from workbench.data.labelled.records import RecordSource, read
-from workbench.data.labelled.text_fields import FieldTokenizer
+from workbench.data.labelled.records import RecordSource
+from workbench.data.labelled.row_reader import RowReader
 from workbench.errors import DataError
 
 
@@ -57,12 +55,12 @@ class _Deduplicated(NamedTuple):
     leak: int
 
 
-def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> FoldData:
-    """Read, find duplicates, split into folds and tokenise; refuses rows whose scores would mislead."""
-    train = read(config.data.train, config.data, config.classes, limit=config.data.limit)
-    test = read(config.data.test, config.data, config.classes) if config.data.test else None
+def load(config: RunConfig, reader: RowReader) -> FoldData:
+    """Read, find duplicates and split into folds; refuses rows whose scores would mislead."""
+    train = reader.read(config.data.train, limit=config.data.limit)
+    test = reader.read(config.data.test) if config.data.test else None
     stratification.require_labelled([record.row for record in train.records], train.labels)
-    clean = _deduplicate(train, test, config)
+    clean = _deduplicate(train, test, reader, config)
     meaning = labels.fit(config.classes.kind, clean.source.labels, source=config.data.train)
     folds = stratification.make_folds(
         config.folds,
@@ -71,15 +69,14 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> FoldData:
         clusters=clean.groups,
         seed=config.seed,
     )
-    encoder = FieldTokenizer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
     return FoldData(
-        rows=encode(clean.source, encoder, meaning).reweighted(clean.weight_N),
+        rows=encode(clean.source, reader, meaning).reweighted(clean.weight_N),
         folds=folds,
         cluster_N=clean.cluster_N,
         labels=meaning,
-        test=None if test is None else encode(test, encoder, meaning),
+        test=None if test is None else encode(test, reader, meaning),
         cluster_T=clean.cluster_T,
-        unlabelled=_unlabelled(config, [train, *([test] if test else [])], encoder, meaning),
+        unlabelled=_unlabelled(config, [train, *([test] if test else [])], reader, meaning),
         duplicates=clean.report,
         conflicts=clean.conflicts,
         leak=clean.leak,
@@ -87,7 +84,7 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> FoldData:
 
 
 def _unlabelled(
-    config: RunConfig, known: Sequence[RecordSource], encoder: FieldTokenizer, meaning: Labels
+    config: RunConfig, known: Sequence[RecordSource], reader: RowReader, meaning: Labels
 ) -> LabelledSet | None:
     """Unlabelled rows, one of each cluster of near-duplicates, without near-duplicates of rows in `known`.
 
@@ -96,27 +93,26 @@ def _unlabelled(
     path = config.pseudo_label.unlabelled
     if path is None:
         return None
-    source = read(path, config.data, config.classes, labelled=False)
+    source = reader.read(path, labelled=False)
     if config.duplicates.on_duplicate != "ignore":
-        known_texts = [text for each in known for text in each.normalised_texts]
-        cluster_N = _find([*known_texts, *source.normalised_texts], config.duplicates).cluster_N
+        cluster_N = reader.duplicates([*known, source]).cluster_N
         _, first = np.unique(cluster_N, return_index=True)
-        new_N = np.isin(np.arange(len(cluster_N)), first)[len(known_texts) :]
+        new_N = np.isin(np.arange(len(cluster_N)), first)[-len(source.records) :]
         note = f"{int((~new_N).sum())} near-duplicates of rows with labels, of test rows and of each other"
         source = source if new_N.all() else source.subset(new_N, note)
     if not source.records:
         raise DataError(f"{path}: every row is a near-duplicate of one with a label. Give other rows.")
-    return encode(source, encoder, meaning)
+    return encode(source, reader, meaning)
 
 
-def _deduplicate(train: RecordSource, test: RecordSource | None, config: RunConfig) -> _Deduplicated:
+def _deduplicate(train: RecordSource, test: RecordSource | None, reader: RowReader, config: RunConfig) -> _Deduplicated:
     """Drop training rows that share a cluster with test rows, then apply `duplicates.on_duplicate`."""
     weight_N = np.asarray([record.weight for record in train.records])
     if config.duplicates.on_duplicate == "ignore":
         cluster_T = None if test is None else np.arange(len(test.records))
-        groups = singletons(train.normalised_texts)
+        groups = singletons(train.keys)
         return _Deduplicated(train, weight_N, groups, np.arange(len(weight_N)), cluster_T, None, (), 0)
-    both = _find([*train.normalised_texts, *(test.normalised_texts if test else [])], config.duplicates)
+    both = reader.duplicates([train, *([test] if test else [])])
     is_test = np.arange(len(both.text_N)) >= len(weight_N)
     clusters, cluster_T = both.subset(~is_test), both.subset(is_test).cluster_N if test else None
     if test is not None:
@@ -141,7 +137,3 @@ def _subset(
     if kept_N.all():
         return source, clusters, weight_N
     return source.subset(kept_N, note), clusters.subset(kept_N), weight_N[kept_N]
-
-
-def _find(texts: list[str], config: DuplicatesConfig) -> DuplicateClusters:
-    return duplicates.find(texts, threshold=config.threshold, shingle=config.shingle, size=config.length)

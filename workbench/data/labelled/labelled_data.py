@@ -1,28 +1,27 @@
-"""Data sets of labelled rows: read, split without leaks, tokenised.
+"""Data sets of labelled rows: read, split without leaks, in the form that a backbone reads.
 
-Legend: N rows, B rows of a micro-batch, L padded length, C outputs (classes, or 1 for a number).
+Legend: N rows, B rows of a micro-batch, C outputs (classes, or 1 for a number).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
 from workbench.data import dataset_facts
-from workbench.data.batching import Indices, MicroBatch, Weights, encoder_inputs
+from workbench.data.batching import Indices, MicroBatch, Weights
 from workbench.data.folds import stratification
 from workbench.data.folds.stratified_holdout import hold_out
 from workbench.data.labelled import labels
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.data.labelled.records import LabelledRecord, RecordSource, read
-from workbench.data.labelled.text_fields import FieldTokenizer, FieldTokens
+from workbench.data.labelled.records import LabelledRecord, RecordSource
+from workbench.data.labelled.row_inputs import RowInputs
+from workbench.data.labelled.row_reader import RowReader
 from workbench.errors import DataError
 
 Targets = npt.NDArray[np.float32]
@@ -30,10 +29,10 @@ Targets = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class LabelledSet:
-    """Tokenised rows with their targets, which may be probabilities, and their weights in the loss."""
+    """Rows with their targets, which may be probabilities, and their weights in the loss."""
 
     records: tuple[LabelledRecord, ...]
-    encoded: tuple[FieldTokens, ...]
+    inputs: RowInputs
     targets_NC: Targets
     """Zeros where a row has no label."""
     supervised: Weights
@@ -56,19 +55,24 @@ class LabelledSet:
         """Each draw takes the row of its number."""
         return draws
 
-    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
-        """The rows `indices`, padded; `labels_N` holds weights, targets and `extra_targets_NC` (B, 1 + C...)."""
-        ids = [self.encoded[index].input_ids for index in indices]
-        inputs = encoder_inputs(ids)
-        length = inputs["input_ids"].shape[1]
-        last_B = [row * length + len(each) - 1 for row, each in enumerate(ids)]
+    def batch(self, indices: Indices, *, epoch: int | None = None) -> MicroBatch:
+        """The rows `indices`, padded; `labels_N` holds weights, targets and `extra_targets_NC` (B, 1 + C...).
+
+        Args:
+            epoch: Pass over the training rows, which decides how pictures are augmented; None: rows as they are.
+        """
+        inputs, positions_B, tokens, mix = self.inputs.batch(indices, epoch=epoch)
         extra = [] if self.extra_targets_NC is None else [self.extra_targets_NC[indices]]
-        labels_B = np.concatenate([self.supervised[indices, None], self.targets_NC[indices], *extra], axis=1)
+        targets_BC: Targets | Floats = self.targets_NC[indices]
+        if mix is not None:
+            share_B1 = mix.share_B[:, None]
+            targets_BC = share_B1 * targets_BC + (1 - share_B1) * self.targets_NC[mix.partner_B]
+        labels_B = np.concatenate([self.supervised[indices, None], targets_BC, *extra], axis=1)
         return MicroBatch(
             inputs=inputs,
-            positions_N=torch.tensor(last_B),
+            positions_N=positions_B,
             labels_N=torch.from_numpy(labels_B.astype(np.float32)),
-            tokens=sum(map(len, ids)),
+            tokens=tokens,
             rows_B=indices,
         )
 
@@ -78,7 +82,7 @@ class LabelledSet:
         return replace(
             self,
             records=tuple(self.records[number] for number in numbers),
-            encoded=tuple(self.encoded[number] for number in numbers),
+            inputs=self.inputs.take(numbers),
             targets_NC=self.targets_NC[numbers],
             supervised=self.supervised[numbers],
             skipped=(*self.skipped, note) if note else self.skipped,
@@ -92,7 +96,7 @@ class LabelledSet:
         return replace(
             self,
             records=(*self.records, *other.records),
-            encoded=(*self.encoded, *other.encoded),
+            inputs=self.inputs.concatenated(other.inputs),
             targets_NC=np.concatenate([self.targets_NC, other.targets_NC]),
             supervised=np.concatenate([self.supervised, other.supervised]),
             extra_targets_NC=np.concatenate(extra) if extra else None,
@@ -107,10 +111,10 @@ class LabelledSet:
         """The same rows with their weights multiplied by `factor_N`."""
         return replace(self, supervised=self.supervised * factor_N)
 
-    @cached_property
+    @property
     def lengths(self) -> Indices:
-        """Tokens of each row."""
-        return np.asarray([len(each.input_ids) for each in self.encoded], dtype=np.int64)
+        """Tokens or patches of each row."""
+        return self.inputs.lengths
 
     @property
     def longest_sequences(self) -> Indices:
@@ -124,8 +128,8 @@ class LabelledSet:
 
     @property
     def truncated(self) -> int:
-        """Number of rows that were truncated to data.max_tokens."""
-        return sum(each.truncated for each in self.encoded)
+        """Number of rows that lost a part."""
+        return self.inputs.truncated
 
     def facts(self) -> dict[str, Any]:
         """Facts about this set for the manifest and the report."""
@@ -142,36 +146,35 @@ class ClassSplits(NamedTuple):
     labels: Labels
 
 
-def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ClassSplits:
-    """Read, split and tokenise; refuses data with nothing to learn or to measure."""
-    train = read(config.data.train, config.data, config.classes, limit=config.data.limit)
+def load(config: RunConfig, reader: RowReader) -> ClassSplits:
+    """Read and split; refuses data with nothing to learn or to measure."""
+    train = reader.read(config.data.train, limit=config.data.limit)
     if isinstance(config.data.held_out, str):
-        held_out = read(config.data.held_out, config.data, config.classes)
+        held_out = reader.read(config.data.held_out)
     else:
         train, held_out = _split(train, config, share=config.data.held_out)
-    test = read(config.data.test, config.data, config.classes) if config.data.test else None
+    test = reader.read(config.data.test) if config.data.test else None
     for other in (held_out, test):
         if other is not None:
             train = _without_overlap(train, other, drop=config.data.overlap == "drop")
     meaning = labels.fit(config.classes.kind, train.labels, source=config.data.train)
     _require_measured(meaning, train, held_out, config)
-    encoder = FieldTokenizer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
     weight_N = np.asarray([record.weight for record in train.records])
     return ClassSplits(
-        train=encode(train, encoder, meaning).reweighted(weight_N),
-        held_out=encode(held_out, encoder, meaning),
-        test=None if test is None else encode(test, encoder, meaning),
+        train=encode(train, reader, meaning).reweighted(weight_N),
+        held_out=encode(held_out, reader, meaning),
+        test=None if test is None else encode(test, reader, meaning),
         labels=meaning,
     )
 
 
-def encode(source: RecordSource, encoder: FieldTokenizer, meaning: Labels) -> LabelledSet:
-    """Tokenise rows and convert their labels to targets, each of weight 1; an unknown class is refused."""
+def encode(source: RecordSource, reader: RowReader, meaning: Labels) -> LabelledSet:
+    """Convert rows to inputs, and their labels to targets, each of weight 1; an unknown class is refused."""
     places = [record.place for record in source.records]
     labels.require_known(meaning, source.labels, places)
     return LabelledSet(
         records=source.records,
-        encoded=tuple(encoder.encode([record.fields for record in source.records], places)),
+        inputs=reader.inputs(source),
         targets_NC=meaning.targets(source.labels),
         supervised=np.ones(len(places)),
         source=source.name,
@@ -181,9 +184,9 @@ def encode(source: RecordSource, encoder: FieldTokenizer, meaning: Labels) -> La
 
 
 def _split(source: RecordSource, config: RunConfig, *, share: float) -> tuple[RecordSource, RecordSource]:
-    """Split off held-out rows, stratified; rows equal but for case and punctuation stay on the same side."""
+    """Split off held-out rows, stratified; equal rows stay on the same side."""
     strata = stratification.strata_of(source.labels, k=max(2, round(1 / share)))
-    held_out = hold_out(strata, groups=source.normalised_texts, share=share, seed=config.seed)
+    held_out = hold_out(strata, groups=source.keys, share=share, seed=config.seed)
     if not held_out.any():
         raise DataError(
             f"{source.name}: {len(source.records)} row(s) are too few to hold out a share of {share}. "
@@ -193,10 +196,10 @@ def _split(source: RecordSource, config: RunConfig, *, share: float) -> tuple[Re
 
 
 def _without_overlap(train: RecordSource, other: RecordSource, *, drop: bool) -> RecordSource:
-    """`train` without rows whose text is also in `other`: refused unless `drop`."""
-    place_of = {text: record.place for text, record in zip(other.normalised_texts, other.records, strict=True)}
-    texts = train.normalised_texts
-    shared_N = np.asarray([text in place_of for text in texts])
+    """`train` without rows whose content is also in `other`: refused unless `drop`."""
+    place_of = {record.key: record.place for record in other.records}
+    keys = train.keys
+    shared_N = np.asarray([key in place_of for key in keys])
     if not shared_N.any():
         return train
     if shared_N.all():
@@ -204,9 +207,10 @@ def _without_overlap(train: RecordSource, other: RecordSource, *, drop: bool) ->
     if drop:
         return train.subset(~shared_N, f"{int(shared_N.sum())} rows that are also in {other.name}")
     first = int(shared_N.argmax())
+    how = "" if train.records[first].digest else " but for case and punctuation"
     raise DataError(
-        f"{int(shared_N.sum())} of {len(texts)} training rows are also in {other.name}, so its scores would be too "
-        f"good: {train.records[first].place} equals {place_of[texts[first]]} but for case and punctuation.\n"
+        f"{int(shared_N.sum())} of {len(keys)} training rows are also in {other.name}, so its scores would be too "
+        f"good: {train.records[first].place} equals {place_of[keys[first]]}{how}.\n"
         "  Write data.overlap=drop to leave them out of training."
     )
 

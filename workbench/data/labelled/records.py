@@ -29,13 +29,20 @@ class LabelledRecord(NamedTuple):
     """The row as it was read, with all its columns."""
     fields: tuple[str, ...]
     """The text of each column of the template."""
-    label: Label | None
+    label: Label | None = None
     weight: float = 1.0
+    digest: str = ""
+    """Of the pixels of a picture."""
 
     @property
     def place(self) -> str:
         """File and row."""
         return self.row.place
+
+    @property
+    def key(self) -> str:
+        """Equal for rows with the same content: the text but for case and punctuation, or the digest of a picture."""
+        return self.digest or normalised("\n".join(self.fields))
 
 
 @dataclass(frozen=True)
@@ -53,9 +60,9 @@ class RecordSource:
         return [record.label for record in self.records]
 
     @property
-    def normalised_texts(self) -> list[str]:
-        """The text of each row, by which duplicates are found."""
-        return [normalised("\n".join(record.fields)) for record in self.records]
+    def keys(self) -> list[str]:
+        """The key of each row, by which duplicates are found."""
+        return [record.key for record in self.records]
 
     def subset(self, keep: npt.NDArray[np.bool_], note: str | None = None) -> RecordSource:
         """The rows that `keep` marks."""

@@ -11,24 +11,21 @@ from functools import partial
 from operator import attrgetter
 from typing import TypeAlias
 
-import numpy as np
-from transformers import PreTrainedTokenizerBase
-
-from workbench.config import RunConfig
 from workbench.config.classes_config import PAIR_FIELDS, ClassesConfig
-from workbench.config.tta_config import NOISY, WINDOWS, TtaConfig, ViewName
+from workbench.config.tta_config import MIN_CHANGED_SHARE, NOISY, WINDOWS, TtaConfig, ViewName
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.records import LabelledRecord
-from workbench.data.labelled.text_fields import FieldTokenizer, FieldTokens
+from workbench.data.labelled.row_reader import RowReader
+from workbench.data.labelled.text_fields import FieldTokenizer
+from workbench.data.labelled.text_reader import TextReader
+from workbench.data.labelled.token_rows import TokenRows
 from workbench.data.views import rewriting
 from workbench.data.views.user_views import Fields, UserViews, require_used
 from workbench.errors import ConfigError, DataError
 
 Change: TypeAlias = Callable[[LabelledRecord], Fields]
 
-MIN_CHANGED_SHARE = 0.01
-"""Share of the rows that a view must change, or it is left out."""
 _REWRITES: Mapping[ViewName, Callable[[str], str]] = {
     "lower": str.lower,
     "upper": str.upper,
@@ -38,7 +35,7 @@ _NOISE = {"typos": rewriting.with_typos, "drop_words": rewriting.with_words_drop
 
 
 @dataclass(frozen=True)
-class View:
+class TextView:
     """A way to rewrite rows."""
 
     name: str
@@ -49,19 +46,30 @@ class View:
     order_C: tuple[int, ...] | None = None
     """The output of the view that corresponds to each output of the original row; None where they are the same."""
 
-    def rows(
-        self, records: Sequence[LabelledRecord], tokenizer: PreTrainedTokenizerBase, *, max_tokens: int
-    ) -> list[FieldTokens]:
-        """Tokens of the rows in this view.
+    def rows(self, rows: LabelledSet, reader: RowReader) -> LabelledSet:
+        """The same rows, tokenised in this view.
 
         Raises:
             DataError: The view's template leaves no tokens to the columns of a row.
         """
-        encoder = FieldTokenizer(tokenizer, self.classes, max_tokens=max_tokens)
+        assert isinstance(reader, TextReader)
+        encoder = FieldTokenizer(reader.tokenizer, self.classes, max_tokens=reader.data.max_tokens)
         try:
-            return encoder.encode([self.texts(record) for record in records], [record.place for record in records])
+            tokens = encoder.encode(
+                [self.texts(record) for record in rows.records], [each.place for each in rows.records]
+            )
         except DataError as error:
             raise DataError(f"tta, view {self.name}: {error}") from None
+        return replace(rows, inputs=TokenRows(tuple(tokens)))
+
+    def why_useless(self, rows: LabelledSet, changed: int) -> str:
+        """Why this view changes so few rows."""
+        which = "no other row" if changed else "no row"
+        if self.name in WINDOWS:
+            return f"{which} is longer than data.max_tokens"
+        if sum(self.texts(record) != record.fields for record in rows.records) >= MIN_CHANGED_SHARE * len(rows):
+            return "the tokenizer gives changed texts the same tokens, as an uncased one does with letters"
+        return f"{which} has anything that it would change"
 
     def texts(self, record: LabelledRecord) -> Fields:
         """The columns of a row in this view; unchanged where the view would leave a required column empty."""
@@ -80,7 +88,7 @@ class View:
 
 def make(
     config: TtaConfig, classes: ClassesConfig, labels: Labels, *, seed: int, example: LabelledRecord
-) -> list[View]:
+) -> list[TextView]:
     """Make the views that `config` names.
 
     Args:
@@ -96,68 +104,29 @@ def make(
     return [view for name in config.views for view in _make(name, config, classes, labels, seed, example)]
 
 
-def apply(view: View, rows: LabelledSet, tokenizer: PreTrainedTokenizerBase, config: RunConfig) -> LabelledSet:
-    """The same rows, tokenised in a view."""
-    return replace(rows, encoded=tuple(view.rows(rows.records, tokenizer, max_tokens=config.data.max_tokens)))
-
-
-def useful(
-    views: Sequence[View], rows: LabelledSet, tokenizer: PreTrainedTokenizerBase, config: RunConfig
-) -> tuple[list[View], list[str]]:
-    """Select the views that change the tokens of at least `MIN_CHANGED_SHARE` of the rows.
-
-    Returns:
-        The views, and a sentence about each one that was left out.
-
-    Raises:
-        DataError: No view does.
-    """
-    useless, reasons = [], []
-    for view in views:
-        pairs = zip(rows.encoded, apply(view, rows, tokenizer, config).encoded, strict=True)
-        count = sum(not np.array_equal(original.input_ids, changed.input_ids) for original, changed in pairs)
-        if count < max(1, MIN_CHANGED_SHARE * len(rows)):
-            useless.append(view.name)
-            changes = f"view {view.name} changes {count or 'none'} of the {len(rows)} rows"
-            reasons.append(f"{changes}: {_why_useless(view, rows, count)}")
-    if views and len(useless) == len(views):
-        raise DataError(
-            f"{rows.source}: {'; '.join(reasons)}. A view must change {MIN_CHANGED_SHARE:.0%} of the rows or more: "
-            f"leave {', '.join(useless)} out of tta.views."
-        )
-    return [view for view in views if view.name not in useless], [f"tta: {reason}. Left out." for reason in reasons]
-
-
-def _why_useless(view: View, rows: LabelledSet, changed: int) -> str:
-    which = "no other row" if changed else "no row"
-    if view.name in WINDOWS:
-        return f"{which} is longer than data.max_tokens"
-    if sum(view.texts(record) != record.fields for record in rows.records) >= MIN_CHANGED_SHARE * len(rows):
-        return "the tokenizer gives changed texts the same tokens, as an uncased one does with letters"
-    return f"{which} has anything that it would change"
-
-
 def _make(
     name: ViewName, config: TtaConfig, classes: ClassesConfig, labels: Labels, seed: int, example: LabelledRecord
-) -> list[View]:
+) -> list[TextView]:
     """The views of one name."""
     if name in _REWRITES:
-        return [View(name, classes, lambda record: tuple(map(_REWRITES[name], record.fields)))]
+        return [TextView(name, classes, lambda record: tuple(map(_REWRITES[name], record.fields)))]
     if name in NOISY:
         copies = range(1, config.copies + 1)
         return [
-            View(f"{name} {copy}", classes, partial(_add_noise, name, share=config.noise, seed=seed, copy=copy))
+            TextView(f"{name} {copy}", classes, partial(_add_noise, name, share=config.noise, seed=seed, copy=copy))
             for copy in copies
         ]
     if name in WINDOWS:
-        return [View(name, classes.model_copy(update={"keep": WINDOWS[name]}), attrgetter("fields"))]
+        return [TextView(name, classes.model_copy(update={"keep": WINDOWS[name]}), attrgetter("fields"))]
     if name == "swap":
         return [_swap(classes, labels)]
     if name == "templates":
         return [_template(number, text, classes) for number, text in enumerate(config.templates, start=1)]
     assert config.function is not None
     views = UserViews(config.function, columns=classes.fields, example=example.fields, place=example.place)
-    return [View(f"user {number + 1}", classes, partial(_user_view, views, number)) for number in range(views.count)]
+    return [
+        TextView(f"user {number + 1}", classes, partial(_user_view, views, number)) for number in range(views.count)
+    ]
 
 
 def _add_noise(name: ViewName, record: LabelledRecord, *, share: float, seed: int, copy: int) -> Fields:
@@ -173,7 +142,7 @@ def _reorder(order: Sequence[int], record: LabelledRecord) -> Fields:
     return tuple(record.fields[number] for number in order)
 
 
-def _swap(classes: ClassesConfig, labels: Labels) -> View:
+def _swap(classes: ClassesConfig, labels: Labels) -> TextView:
     """Exchanges the two responses, and the outputs for a and b."""
     other = {"a": "b", "b": "a", "response_a": "response_b", "response_b": "response_a"}
     for name in labels.names:
@@ -185,11 +154,13 @@ def _swap(classes: ClassesConfig, labels: Labels) -> View:
             )
     order = [classes.fields.index(other.get(name, name)) for name in classes.fields]
     order_C = tuple(labels.names.index(other.get(name, name)) for name in labels.names)
-    return View("swap", classes, partial(_reorder, order), order_C)
+    return TextView("swap", classes, partial(_reorder, order), order_C)
 
 
-def _template(number: int, text: str, classes: ClassesConfig) -> View:
+def _template(number: int, text: str, classes: ClassesConfig) -> TextView:
     """Another template; each column keeps its share of the tokens."""
     shares = dict(zip(classes.fields, classes.parts, strict=True))
     other = ClassesConfig.model_validate({**classes.model_dump(), "text": text, "shares": shares})
-    return View(f"template {number}", other, partial(_reorder, [classes.fields.index(name) for name in other.fields]))
+    return TextView(
+        f"template {number}", other, partial(_reorder, [classes.fields.index(name) for name in other.fields])
+    )

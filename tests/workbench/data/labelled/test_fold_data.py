@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workbench.config import ModelConfig, RunConfig
+from workbench.config import RunConfig
 from workbench.data.labelled import fold_data
 from workbench.data.labelled.fold_data import FoldData
 from workbench.errors import DataError
-from workbench.models import backbones
+from workbench.models import row_readers
 
 Rows = Sequence[dict[str, Any]]
 Load = Callable[..., FoldData]
@@ -33,8 +33,6 @@ def rows(count: int) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def load(tmp_path: Path, stories: str) -> Load:
-    tokenizer = backbones.tokenizer(ModelConfig(id=stories))
-
     def loaded(train: Rows, *, test: Rows = (), more: Rows = (), **sections: Any) -> FoldData:
         data: dict[str, Any] = {"train": str(tmp_path / "train.jsonl")}
         for name, content in (("train", train), ("test", test), ("more", more)):
@@ -44,7 +42,8 @@ def load(tmp_path: Path, stories: str) -> Load:
         if more:
             sections["pseudo_label"] = {"unlabelled": str(tmp_path / "more.jsonl")}
         config = {"recipe": "crossval", "model": {"id": stories}, "data": data, "folds": {"k": 2}, **sections}
-        return fold_data.load(RunConfig.model_validate(config), tokenizer)
+        parsed = RunConfig.model_validate(config)
+        return fold_data.load(parsed, row_readers.of_backbone(parsed))
 
     return loaded
 

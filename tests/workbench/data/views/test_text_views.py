@@ -15,14 +15,17 @@ from tests.conftest import MINILM, STORIES
 from workbench.config import RunConfig
 from workbench.config.classes_config import ClassesConfig
 from workbench.config.tta_config import TtaConfig
+from workbench.data.labelled import labelled_data
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Labels
-from workbench.data.labelled.records import LabelledRecord
-from workbench.data.labelled.text_fields import FieldTokenizer
+from workbench.data.labelled.records import LabelledRecord, RecordSource
+from workbench.data.labelled.text_fields import FieldTokens
+from workbench.data.labelled.text_reader import TextReader
+from workbench.data.labelled.token_rows import TokenRows
 from workbench.data.rows import RawRow
 from workbench.data.starter import FOLDER
-from workbench.data.views import text_views
-from workbench.data.views.text_views import View
+from workbench.data.views import row_views, text_views
+from workbench.data.views.text_views import TextView
 from workbench.errors import ConfigError, DataError
 
 PATHS = {"bert": MINILM, "starter": str(FOLDER), "stories": str(STORIES)}
@@ -42,11 +45,27 @@ def record(*fields: str, row: int = 1) -> LabelledRecord:
 def labelled(
     records: list[LabelledRecord], config: RunConfig, tokenizer: PreTrainedTokenizerBase, labels: Labels
 ) -> LabelledSet:
-    writer = FieldTokenizer(tokenizer, config.classes, max_tokens=config.data.max_tokens)
-    written = writer.encode([each.fields for each in records], [each.place for each in records])
-    return LabelledSet(
-        tuple(records), tuple(written), labels.targets([None] * len(records)), np.ones(len(records)), "rows.csv", "0"
+    source = RecordSource("rows.csv", "0", tuple(records))
+    return labelled_data.encode(source, reader(config, tokenizer), labels)
+
+
+def reader(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> TextReader:
+    return TextReader(tokenizer, config.data, config.classes, config.duplicates)
+
+
+def tokens(
+    view: TextView, records: list[LabelledRecord], tokenizer: PreTrainedTokenizerBase, *, max_tokens: int
+) -> tuple[FieldTokens, ...]:
+    """Tokens of rows in a view."""
+    config = RunConfig.model_validate(
+        {"recipe": "classify", "data": {"train": "rows.csv", "max_tokens": max_tokens}, "classes": view.classes}
     )
+    rows = LabelledSet(
+        tuple(records), TokenRows(()), np.zeros((len(records), 2)), np.ones(len(records)), "rows.csv", "0"
+    )
+    seen = view.rows(rows, reader(config, tokenizer)).inputs
+    assert isinstance(seen, TokenRows)
+    return seen.encoded
 
 
 def settled(classes: dict[str, Any], max_tokens: int = 64) -> RunConfig:
@@ -54,13 +73,13 @@ def settled(classes: dict[str, Any], max_tokens: int = 64) -> RunConfig:
     return RunConfig.model_validate({"recipe": "classify", "data": data, "classes": classes})
 
 
-def made(tta: dict[str, Any], classes: dict[str, Any] | None = None, *, labels: Labels = ANIMAL) -> list[View]:
+def made(tta: dict[str, Any], classes: dict[str, Any] | None = None, *, labels: Labels = ANIMAL) -> list[TextView]:
     config = ClassesConfig.model_validate(classes or {})
     example = record(*(f"some {name}" for name in config.fields))
     return text_views.make(TtaConfig.model_validate(tta), config, labels, seed=3, example=example)
 
 
-def one(tta: dict[str, Any], classes: dict[str, Any] | None = None, *, labels: Labels = ANIMAL) -> View:
+def one(tta: dict[str, Any], classes: dict[str, Any] | None = None, *, labels: Labels = ANIMAL) -> TextView:
     (view,) = made(tta, classes, labels=labels)
     return view
 
@@ -78,8 +97,8 @@ def test_a_row_is_seen_alike_wherever_it_stands(texts: list[str], name: str, num
     records = [record(text, row=number) for number, text in enumerate(texts)]
     order = [number for number in numbers if number < len(records)]
     for view in made({"views": ["lower", "no_punctuation", "typos", "drop_words", "tail"], "copies": 2, "noise": 0.3}):
-        together = view.rows(records, TOKENIZERS[name], max_tokens=16)
-        apart = view.rows([records[number] for number in order], TOKENIZERS[name], max_tokens=16)
+        together = tokens(view, records, TOKENIZERS[name], max_tokens=16)
+        apart = tokens(view, [records[number] for number in order], TOKENIZERS[name], max_tokens=16)
         for number, other in zip(order, apart, strict=True):
             assert np.array_equal(together[number].input_ids, other.input_ids)
             assert len(other.input_ids) > len(TOKENIZERS[name]("")["input_ids"]), "no row is left without its text"
@@ -144,7 +163,7 @@ def test_windows_keep_other_parts_of_long_rows_only(name: str) -> None:
     records = [record(LONG), record("short", row=2)]
     seen = {}
     for view in made({"views": ["head", "tail", "middle"]}, {"keep": "ends"}):
-        long, short = view.rows(records, tokenizer, max_tokens=60)
+        long, short = tokens(view, records, tokenizer, max_tokens=60)
         assert long.truncated and len(long.input_ids) == 60
         assert short.input_ids.tolist() == tokenizer("short")["input_ids"]
         seen[view.name] = tokenizer.decode(long.input_ids, skip_special_tokens=True)
@@ -157,9 +176,9 @@ def test_a_template_reads_the_same_columns_in_its_order_with_the_same_shares() -
     classes = {"text": "{title}. {body}", "shares": {"title": 1, "body": 3}}
     view = one({"views": ["templates"], "templates": ["Text: {body}\nTitle: {title}"]}, classes)
     tokenizer = TOKENIZERS["starter"]
-    (written,) = view.rows([record("one", "two")], tokenizer, max_tokens=64)
+    (written,) = tokens(view, [record("one", "two")], tokenizer, max_tokens=64)
     assert tokenizer.decode(written.input_ids) == "Text: two\nTitle: one"
-    (written,) = view.rows([record("t " * 99, "b " * 99)], tokenizer, max_tokens=64)
+    (written,) = tokens(view, [record("t " * 99, "b " * 99)], tokenizer, max_tokens=64)
     text = tokenizer.decode(written.input_ids)
     assert 2.5 < text.count("b") / text.removeprefix("Text: ").replace("Title: ", "").count("t") < 3.5
     assert one({"views": ["templates"], "templates": ["{prompt} {response_a} {response_b}"]}, PAIR).classes.parts == (
@@ -169,11 +188,11 @@ def test_a_template_reads_the_same_columns_in_its_order_with_the_same_shares() -
     )
     long = one({"views": ["templates"], "templates": ["very " * 30 + "{title} {body}"]}, classes)
     with pytest.raises(DataError, match=r"tta, view template 1: rows.csv, row 1: .* leaves no token"):
-        long.rows([record("t " * 99, "b " * 99)], tokenizer, max_tokens=16)
+        tokens(long, [record("t " * 99, "b " * 99)], tokenizer, max_tokens=16)
 
 
 def _useful(names: list[str], rows: LabelledSet, name: str) -> tuple[list[str], list[str]]:
-    seen, notes = text_views.useful(made({"views": names}), rows, TOKENIZERS[name], settled({}))
+    seen, notes = row_views.useful(made({"views": names}), rows, reader(settled({}), TOKENIZERS[name]))
     return [view.name for view in seen], notes
 
 
@@ -215,10 +234,12 @@ def test_views_that_all_change_nothing_are_refused_with_the_reason() -> None:
 def test_applying_a_view_leaves_everything_but_the_tokens() -> None:
     config = settled({})
     rows = labelled([record("Where is my card?")], config, TOKENIZERS["starter"], ANIMAL)
-    seen = text_views.apply(one({"views": ["upper"]}), rows, TOKENIZERS["starter"], config)
-    assert TOKENIZERS["starter"].decode(seen.encoded[0].input_ids) == "WHERE IS MY CARD?"
+    starter = reader(config, TOKENIZERS["starter"])
+    seen = one({"views": ["upper"]}).rows(rows, starter)
+    assert starter.rendered(seen.inputs, 0) == "WHERE IS MY CARD?"
     assert seen.records == rows.records and seen.targets_NC is rows.targets_NC
-    assert seen.lengths.tolist() == [len(seen.encoded[0].input_ids)] != rows.lengths.tolist()
+    assert isinstance(seen.inputs, TokenRows)
+    assert seen.lengths.tolist() == [len(seen.inputs.encoded[0].input_ids)] != rows.lengths.tolist()
 
 
 def mine(folder: Path, code: str) -> dict[str, Any]:
@@ -263,4 +284,4 @@ def test_a_user_gives_as_many_views_of_every_row(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"called with rows.csv, row 7, returned 2 views, but 1 for rows.csv, row 1\. Return"
     ):
-        view.rows([record("short", row=6), record("long", row=7)], TOKENIZERS["bert"], max_tokens=32)
+        tokens(view, [record("short", row=6), record("long", row=7)], TOKENIZERS["bert"], max_tokens=32)

@@ -1,0 +1,61 @@
+"""Rows of text as the model reads them: tokens.
+
+Legend: B rows of a micro-batch, L padded length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from workbench.data.batching import Indices, encoder_inputs
+from workbench.data.labelled.row_inputs import ModelInputs
+from workbench.data.labelled.text_fields import FieldTokens
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Tokenised rows; see `RowInputs`."""
+
+    encoded: tuple[FieldTokens, ...]
+
+    @cached_property
+    def lengths(self) -> Indices:
+        """Tokens of each row."""
+        return np.asarray([len(each.input_ids) for each in self.encoded], dtype=np.int64)
+
+    @property
+    def truncated(self) -> int:
+        """Number of rows that were truncated to data.max_tokens."""
+        return sum(each.truncated for each in self.encoded)
+
+    def batch(self, indices: Indices, *, epoch: int | None) -> ModelInputs:
+        """The rows `indices`, padded; the same in each epoch."""
+        ids = [self.encoded[index].input_ids for index in indices]
+        inputs = encoder_inputs(ids)
+        length = inputs["input_ids"].shape[1]
+        last_B = [row * length + len(each) - 1 for row, each in enumerate(ids)]
+        return ModelInputs(inputs, torch.tensor(last_B), sum(map(len, ids)))
+
+    def take(self, indices: Indices) -> TokenRows:
+        """The rows `indices`."""
+        return TokenRows(tuple(self.encoded[index] for index in indices))
+
+    def concatenated(self, other: TokenRows) -> TokenRows:
+        """These rows, followed by those of `other`."""
+        return TokenRows((*self.encoded, *other.encoded))
+
+    def arrays(self) -> Iterator[npt.NDArray[Any]]:
+        """The tokens of each row."""
+        return (each.input_ids for each in self.encoded)
+
+    def differ(self, other: TokenRows) -> npt.NDArray[np.bool_]:
+        """Which rows have other tokens in `other`."""
+        pairs = zip(self.encoded, other.encoded, strict=True)
+        return np.asarray([not np.array_equal(one.input_ids, two.input_ids) for one, two in pairs], dtype=bool)
