@@ -79,6 +79,7 @@ def convert_rows(
     refuse: bool,
     skipped: list[str],
     limit: int | None = None,
+    reader: Callable[[str], Iterator[RawRow]] = read_rows,
 ) -> Iterator[RowT]:
     """Yield the rows of `source`, converted; malformed ones are refused together, or skipped.
 
@@ -89,6 +90,7 @@ def convert_rows(
         refuse: Whether malformed rows end the reading, rather than being skipped.
         skipped: Place and reason of every skipped row are appended.
         limit: Rows to read; None for all.
+        reader: Yields the raw rows of `source`.
 
     Raises:
         DataError: The source cannot be read, no row is left, or rows are malformed and `refuse` is set: the message
@@ -97,7 +99,7 @@ def convert_rows(
     convert: Callable[[RawRow], RowT | None] | None = None
     mistakes: list[str] = []
     rows_read = converted = 0
-    for row in itertools.islice(read_rows(source), limit):
+    for row in itertools.islice(reader(source), limit):
         rows_read += 1
         if convert is None and not row.mistake:
             convert = converter(row)

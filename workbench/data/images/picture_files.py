@@ -1,0 +1,83 @@
+"""References to pictures, light enough to be sent to the processes that decode them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from workbench.data.images.decoding import Pixels, decode
+from workbench.errors import DataError
+from workbench.runs import files
+
+
+@dataclass(frozen=True, slots=True)
+class PictureFile:
+    """A picture: a file, a member of a zip archive, the bytes of a file, or grey pixels."""
+
+    name: str
+    """For messages: the file, or the row that holds it."""
+    path: Path | None = None
+    member: str | None = None
+    """Name inside the zip archive `path`."""
+    content: bytes = b""
+    """Of a file, or with `shape` the pixels; where there is no path."""
+    shape: tuple[int, int] | None = None
+    """Height and width of grey pixels."""
+
+    def read(self) -> bytes:
+        """The bytes of the file, not decoded.
+
+        Raises:
+            DataError: It is missing or cannot be read.
+        """
+        if self.path is None:
+            return self.content
+        try:
+            return _archive(*_version(self.path)).read(self.member) if self.member else self.path.read_bytes()
+        except (OSError, KeyError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
+            raise DataError(f"{self.name}: cannot be read ({_why(error)}).") from None
+
+    def decode(self, *, max_pixels: int) -> Pixels:
+        """Pixels (H, W, 3), as `decoding.decode` gives them."""
+        if self.shape is None:
+            return decode(self.read(), self.name, max_pixels=max_pixels)
+        grey: Pixels = np.frombuffer(self.content, np.uint8).reshape(self.shape)
+        return np.repeat(grey[:, :, None], 3, axis=2)
+
+    def digest(self) -> bytes:
+        """SHA-256 that tells pictures of other content apart: of the bytes, or of the archive and the member's name."""
+        if self.path is not None and self.member:
+            found = hashlib.sha256(_archive_digest(*_version(self.path)))
+            found.update(self.member.encode())
+        else:
+            found = hashlib.sha256(self.read())
+            found.update(repr(self.shape).encode())
+        return found.digest()
+
+
+def _version(path: Path) -> tuple[Path, int, int]:
+    """An archive as it is now, so that one which is replaced is opened again."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({_why(error)}).") from None
+    return path, found.st_mtime_ns, found.st_size
+
+
+@functools.lru_cache(maxsize=4)
+def _archive(path: Path, modified: int, size: int) -> zipfile.ZipFile:
+    return zipfile.ZipFile(path)
+
+
+@functools.lru_cache(maxsize=16)
+def _archive_digest(path: Path, modified: int, size: int) -> bytes:
+    return bytes.fromhex(files.digest(path))
+
+
+def _why(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)

@@ -1,0 +1,207 @@
+"""Class folders on disk or in a zip archive: which files are pictures, and which class each one has."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from workbench.data.images.picture_files import PictureFile
+from workbench.data.rows import RawRow
+from workbench.errors import DataError
+from workbench.schema import did_you_mean
+
+_PICTURES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif", ".tga", ".ico"),
+)
+_UNREADABLE = (".svg", ".heic", ".heif")
+"""Pictures all the same: decoding says how they are converted."""
+_TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+_SPLITS = (
+    "train",
+    "training",
+    "test",
+    "testing",
+    "val",
+    "valid",
+    "validation",
+    "dev",
+    "eval",
+    "unlabelled",
+    "unlabeled",
+)
+_DEEPEST = 20
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """Files below a folder, and all its folders, as paths from there."""
+
+    name: str
+    files: list[PurePosixPath]
+    folders: list[PurePosixPath]
+    root: Path | PurePosixPath
+    """The folder on disk or inside the archive."""
+    archive: Path | None = None
+    """The zip archive that holds it."""
+
+    def picture(self, file: PurePosixPath) -> PictureFile:
+        name = f"{self.name}/{file}"
+        if self.archive is None:
+            return PictureFile(name, Path(self.root / file))
+        return PictureFile(name, self.archive, str(self.root / file))
+
+    def below(self, folder: str) -> _Tree:
+        """The tree of a folder directly below."""
+
+        def inside(paths: list[PurePosixPath]) -> list[PurePosixPath]:
+            return [each.relative_to(folder) for each in paths if each.parts[0] == folder and len(each.parts) > 1]
+
+        name = f"{self.name}/{folder}"
+        return _Tree(name, inside(self.files), inside(self.folders), self.root / folder, self.archive)
+
+
+def is_tree(path: Path) -> bool:
+    """Whether a path is a zip archive, a folder inside one, or a folder that is not one of tables."""
+    if _archive_of(path) is not None:
+        return True
+    if not path.is_dir():
+        return False
+    with os.scandir(path) as entries:
+        seen = [entry for entry in entries if not _ignored(entry.name)]
+    tables = [entry for entry in seen if entry.is_file() and Path(entry.name).suffix.lower() in _TABLES]
+    return not tables or len(tables) < len(seen)
+
+
+def read_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
+    """Yield the pictures of a folder or an archive in the order of their names, with their class folders as labels.
+
+    Raises:
+        DataError: It holds no pictures, an empty class folder, two folders for one class, several splits, or files of
+            which it is not clear what they are.
+    """
+    archive = _archive_of(path)
+    tree = _unwrapped(_tree_of_folder(path) if archive is None else _tree_of_archive(path, archive))
+    loose = [file for file in tree.files if len(file.parts) == 1]
+    classes = sorted({each.parts[0] for each in (*tree.files, *tree.folders) if each not in loose})
+    _require_known_kinds(tree)
+    if not tree.files and not classes:
+        raise DataError(f"{tree.name}: holds no pictures. Known: {', '.join(_PICTURES)}.")
+    _require_no_splits(tree, classes)
+    _require_clear_classes(tree, classes, loose)
+    for file in sorted(tree.files, key=lambda file: file.parts):
+        picture = tree.picture(file)
+        yield RawRow(picture.name, {column: picture} if not classes else {column: picture, label: file.parts[0]})
+
+
+def _archive_of(path: Path) -> Path | None:
+    """The zip archive that a path names, or that it leads into."""
+    return next((each for each in (path, *path.parents) if each.suffix.lower() == ".zip" and each.is_file()), None)
+
+
+def _tree_of_folder(folder: Path) -> _Tree:
+    tree = _Tree(str(folder), [], [], folder)
+    try:
+        for place, folders, names in os.walk(folder, followlinks=True, onerror=_refuse):
+            here = PurePosixPath(Path(place).relative_to(folder).as_posix())
+            if len(here.parts) > _DEEPEST:
+                raise DataError(f"{place}: folders {_DEEPEST} deep: a link that leads back? Remove it.")
+            folders[:] = [name for name in folders if not _ignored(name)]
+            tree.folders.extend(here / name for name in folders)
+            tree.files.extend(here / name for name in names if not _ignored(name))
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read ({error.strerror}).") from None
+    return tree
+
+
+def _refuse(error: OSError) -> None:
+    raise error
+
+
+def _tree_of_archive(path: Path, archive: Path) -> _Tree:
+    chosen = PurePosixPath(path.relative_to(archive).as_posix())
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            members = [info for info in opened.infolist() if not any(map(_ignored, PurePosixPath(info.filename).parts))]
+    except (OSError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"{archive}: not a zip archive that can be read ({error}). Copy or download it again."
+        ) from None
+    if any(info.flag_bits & 1 for info in members):
+        raise DataError(f"{archive}: is encrypted. Unpack it, and name the folder.")
+    files = [PurePosixPath(info.filename) for info in members if not info.is_dir()]
+    folders = {parent for file in files for parent in file.parents if parent.name}
+    folders.update(PurePosixPath(info.filename) for info in members if info.is_dir())
+    if chosen.name and chosen not in folders:
+        known = sorted(str(folder) for folder in folders)
+        raise DataError(
+            f"{path}: {archive.name} has no folder `{chosen}`.{did_you_mean(str(chosen), known)} "
+            f"Its folders: {', '.join(known[:8]) or 'none'}."
+        )
+    files = [file.relative_to(chosen) for file in files if chosen in file.parents]
+    below = [folder.relative_to(chosen) for folder in folders if chosen in folder.parents]
+    return _Tree(str(path), files, below, chosen, archive)
+
+
+def _ignored(name: str) -> bool:
+    """Whether a name is a hidden file, what an operating system leaves behind, or a licence or the like."""
+    if name.startswith(".") or name.lower() in ("__macosx", "thumbs.db", "desktop.ini"):
+        return True
+    stem, suffix = os.path.splitext(name.lower())
+    return suffix in ("", ".md", ".txt", ".rst") and stem.startswith(
+        ("readme", "license", "licence", "notice", "copying")
+    )
+
+
+def _unwrapped(tree: _Tree) -> _Tree:
+    """The tree below folders that hold a single folder and nothing else, as archives of a folder do."""
+    while True:
+        tops = {each.parts[0] for each in (*tree.files, *tree.folders)}
+        if len(tops) != 1 or not any(len(folder.parts) > 1 for folder in tree.folders):
+            return tree
+        below = tree.below(*tops)
+        if any(len(file.parts) == 1 for file in below.files):
+            return tree
+        tree = below
+
+
+def _require_known_kinds(tree: _Tree) -> None:
+    for file in sorted(tree.files):
+        suffix = file.suffix.lower()
+        if suffix in _TABLES and len(file.parts) == 1:
+            cure = "Name it to read its rows" if tree.archive is None else "Unpack the archive and name the table"
+            raise DataError(
+                f"{tree.name}/{file}: a table beside pictures. {cure} (image.column holds the paths), or move it "
+                "elsewhere."
+            )
+        if suffix not in ("", *_PICTURES, *_UNREADABLE):
+            raise DataError(f"{tree.name}/{file}: unknown kind of file `{suffix}` among pictures. Move it elsewhere.")
+
+
+def _require_no_splits(tree: _Tree, classes: Sequence[str]) -> None:
+    if len(classes) > 1 and all(name.lower() in _SPLITS for name in classes):
+        choices = " or ".join(f"{tree.name}/{name}" for name in classes)
+        raise DataError(f"{tree.name}: holds several splits, {', '.join(classes)}. Name one: {choices}.")
+
+
+def _require_clear_classes(tree: _Tree, classes: Sequence[str], loose: Sequence[PurePosixPath]) -> None:
+    if classes and loose:
+        raise DataError(
+            f"{tree.name}: holds class folders ({', '.join(classes[:3])}) beside the loose file {loose[0]}. "
+            "Move loose pictures into the folder of their class, or elsewhere."
+        )
+    filled = {file.parts[0] for file in tree.files}
+    if empty := [name for name in classes if name not in filled]:
+        raise DataError(f"{tree.name}/{empty[0]}: a class folder without pictures. Fill it, or remove it.")
+    known: dict[str, str] = {}
+    for name in classes:
+        plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+        if (other := known.setdefault(plain, name)) != name:
+            raise DataError(
+                f"{tree.name}: the folders `{other}` and `{name}` differ only by case or spaces: one class or two? "
+                "Put all their pictures into one, or rename one."
+            )

@@ -1,0 +1,171 @@
+"""Steps that a picture goes through once before it is stored: `image.prepare`, by OpenCV and Pillow.
+
+Legend: H height, W width, 3 the channels red, green and blue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from workbench.config.picture_prepare_config import PrepareConfig
+from workbench.data.images.decoding import Pixels
+from workbench.data.images.picture_format import PictureFormat
+
+
+class PictureStatistics(NamedTuple):
+    """Mean and standard deviation of each channel, in values from 0 to 255."""
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+def prepare(
+    picture: Pixels, config: PrepareConfig, format: PictureFormat, statistics: PictureStatistics | None = None
+) -> Pixels:
+    """The picture (H, W, 3) as it is stored, (format.height, format.width, 3).
+
+    Args:
+        statistics: Of the training rows; needed where `config.standardise` is `data`.
+    """
+    *_, (_, prepared) = steps(picture, config, format, statistics)
+    return prepared
+
+
+def steps(
+    picture: Pixels, config: PrepareConfig, format: PictureFormat, statistics: PictureStatistics | None = None
+) -> Iterator[tuple[str, Pixels]]:
+    """The picture after each step that is on, with the step's name, in the order in which they are done."""
+    if config.median is not None:
+        picture = _pixels(cv2.medianBlur(picture, config.median))
+        yield "median", picture
+    if config.standardise != "none":
+        picture = standardised(picture, statistics if config.standardise == "data" else own_statistics(picture))
+        yield "standardise", picture
+    if config.edges != "none":
+        edges = canny(picture) if config.edges == "canny" else sobel(picture)
+        picture = np.maximum(picture, edges[:, :, None]) if config.edges_as == "overlay" else _three(edges)
+        yield "edges", picture
+    if config.crop_to_object is not None:
+        picture = cropped_to_object(picture, margin=config.crop_to_object)
+        yield "crop_to_object", picture
+    picture = resized(picture, config, format)
+    yield "resize", picture
+    if config.colour == "grey":
+        picture = _three(cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY))
+        yield "grey", picture
+
+
+def own_statistics(picture: Pixels) -> PictureStatistics:
+    """Mean and standard deviation over all values of a picture, the same for each channel, so that colours stay."""
+    mean, std = float(picture.mean()), float(picture.std())
+    return PictureStatistics((mean,) * 3, (std,) * 3)
+
+
+def standardised(picture: Pixels, statistics: PictureStatistics | None) -> Pixels:
+    """Values whose mean is mid-grey; three standard deviations below are black, above are white."""
+    assert statistics is not None, "standardise=data is given the training rows' statistics"
+    values_256 = np.arange(256)[:, None]
+    scores = (values_256 - np.asarray(statistics.mean)) / np.maximum(statistics.std, 1)
+    table = np.rint(127.5 + 42.5 * scores).clip(0, 255).astype(np.uint8)
+    return _pixels(cv2.LUT(picture, table[:, None, :]))
+
+
+def canny(picture: Pixels) -> Pixels:
+    """Edges (H, W), 0 or 255; the upper threshold is Otsu's, the lower one half of it."""
+    grey = cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
+    threshold, _ = cv2.threshold(grey, 0, 255, cv2.THRESH_BINARY + cv2.THRESH_OTSU)
+    return _pixels(cv2.Canny(grey, threshold / 2, threshold))
+
+
+def sobel(picture: Pixels) -> Pixels:
+    """Strength of the gradient (H, W); the steepest step along an axis, from black to white, is 255."""
+    grey = cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
+    strength = cv2.magnitude(cv2.Sobel(grey, cv2.CV_32F, 1, 0), cv2.Sobel(grey, cv2.CV_32F, 0, 1))
+    return _pixels(np.rint(strength / 4).clip(0, 255).astype(np.uint8))
+
+
+SMALLEST_OBJECT = 0.005
+"""Share of the picture's area below which a contour is noise."""
+LEAST_CONTRAST = 24
+"""Levels by which an object and its background differ at least, of 255."""
+
+
+def cropped_to_object(picture: Pixels, *, margin: float) -> Pixels:
+    """The part around the largest contour; the whole picture where there is no clear object.
+
+    Args:
+        margin: Added on each side where there is room, as a share of the object's longer side.
+    """
+    box = object_box(picture)
+    if box is None:
+        return picture
+    left, top, width, height = box
+    border = round(margin * max(width, height))
+    return picture[max(0, top - border) : top + height + border, max(0, left - border) : left + width + border]
+
+
+def object_box(picture: Pixels) -> tuple[int, int, int, int] | None:
+    """Left, top, width and height of the largest contour that stands out from what the picture's border shows."""
+    grey = cv2.GaussianBlur(cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY), (5, 5), 0)
+    _, mask = cv2.threshold(grey, 0, 255, cv2.THRESH_BINARY + cv2.THRESH_OTSU)
+    if not 0 < mask.mean() < 255 or grey[mask > 0].mean() - grey[mask == 0].mean() < LEAST_CONTRAST:
+        return None
+    border = np.concatenate([mask[0], mask[-1], mask[:, 0], mask[:, -1]])
+    if border.mean() > 127.5:  # the border shows the background
+        mask = 255 - mask
+    contours, _ = cv2.findContours(mask, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
+    largest = max(contours, key=cv2.contourArea)
+    if cv2.contourArea(largest) < SMALLEST_OBJECT * mask.size:
+        return None
+    left, top, width, height = cv2.boundingRect(largest)
+    return left, top, width, height
+
+
+def resized(picture: Pixels, config: PrepareConfig, format: PictureFormat) -> Pixels:
+    """The picture (format.height, format.width, 3), antialiased."""
+    height, width = picture.shape[:2]
+    fit, target = format.fit, format.resized
+    if config.fit != "backbone":
+        fit = config.fit
+        target = target if fit == "crop" else (format.height, format.width)
+    scales = (target[0] / height, target[1] / width)
+    if fit == "stretch":
+        size = target
+    elif target[0] == target[1]:  # as the libraries round: the exact side, and the other one cut to whole pixels
+        side = min(height, width) if fit == "crop" else max(height, width)
+        size = (max(1, target[0] * height // side), max(1, target[0] * width // side))
+    else:
+        scale = max(scales) if fit == "crop" else min(scales)
+        size = (max(1, round(height * scale)), max(1, round(width * scale)))
+    if size != (height, width):
+        picture = np.asarray(Image.fromarray(picture).resize(size[::-1], resample=format.resample))
+    return _middle(picture, format, fill=config.fit == "pad")
+
+
+def _middle(picture: Pixels, format: PictureFormat, *, fill: bool) -> Pixels:
+    """The middle of a picture, with a border where it is smaller: black, or the mean colour of normalisation."""
+    height, width = picture.shape[:2]
+    top, left = (height - format.height) // 2, (width - format.width) // 2
+    if top >= 0 and left >= 0:
+        return picture[top : top + format.height, left : left + format.width]
+    colour = np.rint(np.asarray(format.mean) * 255).clip(0, 255).astype(np.uint8) if fill else np.zeros(3, np.uint8)
+    canvas = np.empty((format.height, format.width, 3), np.uint8)
+    canvas[:] = colour
+    kept = picture[max(0, top) : max(0, top) + format.height, max(0, left) : max(0, left) + format.width]
+    canvas[max(0, -top) :, max(0, -left) :][: kept.shape[0], : kept.shape[1]] = kept
+    return canvas
+
+
+def _three(grey: npt.NDArray[np.generic]) -> Pixels:
+    return _pixels(cv2.cvtColor(_pixels(grey), cv2.COLOR_GRAY2RGB))
+
+
+def _pixels(values: npt.NDArray[np.generic]) -> Pixels:
+    assert values.dtype == np.uint8
+    return np.asarray(values, np.uint8)
