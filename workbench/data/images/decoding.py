@@ -71,6 +71,7 @@ def _formats_known() -> None:
 
 
 _SMALLER = "Make the picture smaller"
+_AGAIN = "Copy or download it again, or remove it."
 
 
 def _require_one_of_size(image: Image.Image, name: str, max_pixels: int) -> None:
@@ -101,10 +102,9 @@ def _explained_errors(name: str) -> Iterator[None]:
 
 
 def _corrupt(error: Exception) -> str:
-    cure = "Copy or download it again, or remove it."
     if "truncated" in str(error).lower() or isinstance(error, EOFError):
-        return f"the end is missing: the file was cut off. {cure}"
-    return f"the file is damaged and cannot be decoded ({str(error) or type(error).__name__}). {cure}"
+        return f"the end is missing: the file was cut off. {_AGAIN}"
+    return f"the file is damaged and cannot be decoded ({str(error) or type(error).__name__}). {_AGAIN}"
 
 
 def _reason(data: bytes) -> str:
@@ -120,6 +120,8 @@ def _reason(data: bytes) -> str:
         return "a pointer of Git LFS, not the picture itself. Fetch it: git lfs pull"
     if start.startswith(b"%pdf"):
         return "a PDF document, not a picture. Export the page as PNG."
+    if data.startswith((b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"II*\0", b"MM\0*", b"BM")):
+        return f"the file is damaged: its kind is known, but its header cannot be read. {_AGAIN}"
     if _is_text(data[:512]):
         return "text, not a picture, whatever its name says. Remove it, or give the picture."
     return (

@@ -53,9 +53,16 @@ class PictureFormat:
         Raises:
             BackboneError: It reads other than three channels, or prepares pictures in a way that is not repeated here.
         """
-        _require_colour(hub_config)
-        timm = hub_config.get("pretrained_cfg")
-        found = _of_timm(timm) if isinstance(timm, Mapping) else _of_processor(processor, hub_config, size)
+        vision = hub_config.get("vision_config")
+        backbone = vision if isinstance(vision, Mapping) else hub_config
+        _require_colour(backbone.get("num_channels", 3))
+        timm, own = hub_config.get("pretrained_cfg"), backbone.get("image_size")
+        own = own if isinstance(own, int) else None
+        if isinstance(timm, Mapping):
+            found = _of_timm(timm)
+        else:
+            found = _of_processor(processor, str(hub_config.get("model_type")), size or own)
+            size = size or (None if processor else own)
         return found if size is None else found.of_size(size)
 
     def of_size(self, size: int) -> PictureFormat:
@@ -77,12 +84,10 @@ class PictureFormat:
         return (1 / (255 * std_3)).astype(np.float32), (-mean_3 / std_3).astype(np.float32)
 
 
-def _require_colour(hub_config: Mapping[str, Any]) -> None:
-    vision = hub_config.get("vision_config")
-    found = (vision if isinstance(vision, Mapping) else hub_config).get("num_channels", 3)
-    if found != 3:
+def _require_colour(channels: Any) -> None:
+    if channels != 3:
         raise BackboneError(
-            f"The backbone reads pictures of {found} channel(s); the workbench gives three, red, green and blue. "
+            f"The backbone reads pictures of {channels} channel(s); the workbench gives three, red, green and blue. "
             "Name a backbone that was trained on colour; grey pictures suit it too."
         )
 
@@ -90,7 +95,7 @@ def _require_colour(hub_config: Mapping[str, Any]) -> None:
 def _of_timm(pretrained: Mapping[str, Any]) -> PictureFormat:
     """As `timm.data.resolve_data_config` and `create_transform` read a `pretrained_cfg` for evaluation."""
     channels, height, width = pretrained.get("input_size") or (3, 224, 224)
-    _require_colour({"num_channels": channels})
+    _require_colour(channels)
     share = pretrained.get("crop_pct") or 0.875
     mode = pretrained.get("crop_mode") or "center"
     fits: dict[str, Literal["stretch", "crop", "pad"]] = {"center": "crop", "squash": "stretch", "border": "pad"}
@@ -102,9 +107,9 @@ def _of_timm(pretrained: Mapping[str, Any]) -> PictureFormat:
     return PictureFormat(height, width, fits[mode], resized, resample, _channels(mean), _channels(std))
 
 
-def _of_processor(processor: Mapping[str, Any], hub_config: Mapping[str, Any], size: int | None) -> PictureFormat:
-    known = _processor(processor, hub_config)
-    fit, resized, cropped = _geometry(known, hub_config, size)
+def _of_processor(processor: Mapping[str, Any], model: str, size: int | None) -> PictureFormat:
+    known = _processor(processor, model)
+    fit, resized, cropped = _geometry(known, size)
     mean, std = _normalisation(known)
     return PictureFormat(*cropped, fit, resized, Resampling(known.resample), mean, std)
 
@@ -128,14 +133,14 @@ _SAME = {"DINOv3ViTImageProcessor": "ViTImageProcessor"}
 """Processors that exist for torchvision only, with the same steps as another one."""
 
 
-def _processor(processor: Mapping[str, Any], hub_config: Mapping[str, Any]) -> Any:
+def _processor(processor: Mapping[str, Any], model: str) -> Any:
     """The processor of transformers that a file describes; it knows its defaults and older spellings."""
     import transformers
-    from transformers.models.auto.image_processing_auto import (
-        IMAGE_PROCESSOR_MAPPING_NAMES,  # type: ignore[attr-defined]
+    from transformers.models.auto.image_processing_auto import (  # type: ignore[attr-defined]
+        IMAGE_PROCESSOR_MAPPING_NAMES,
     )
 
-    of_model = IMAGE_PROCESSOR_MAPPING_NAMES.get(str(hub_config.get("model_type")), {}).get("torchvision")
+    of_model = IMAGE_PROCESSOR_MAPPING_NAMES.get(model, {}).get("torchvision")
     named = processor.get("image_processor_type") or processor.get("feature_extractor_type") or of_model
     name = str(named or "ViTImageProcessor").replace("FeatureExtractor", "ImageProcessor")
     name = name.removesuffix("Fast").removesuffix("Pil")
@@ -146,8 +151,6 @@ def _processor(processor: Mapping[str, Any], hub_config: Mapping[str, Any]) -> A
             f"Name a backbone with one of {', '.join(_REPEATED)}, or one of timm."
         )
     settings = {key: value for key, value in processor.items() if key not in _ABOUT}
-    if not processor and "image_size" in hub_config:
-        settings["size"] = hub_config["image_size"]
     try:
         return getattr(transformers, f"{name}Pil")(**settings)
     except (TypeError, ValueError) as error:
@@ -159,7 +162,12 @@ Geometry = tuple[Literal["stretch", "crop", "pad"], tuple[int, int], tuple[int, 
 """Fit, height and width after resizing, height and width after cropping."""
 
 
-def _geometry(known: Any, hub_config: Mapping[str, Any], size: int | None) -> Geometry:
+def _geometry(known: Any, own: int | None) -> Geometry:
+    """Geometry of a processor.
+
+    Args:
+        own: Side that counts where the processor does not resize.
+    """
     resize, crop = dict(known.size or {}), dict(known.crop_size or {})
     side = resize.get("shortest_edge")
     if type(known).__name__.startswith("ConvNext") and known.do_resize and side:
@@ -169,8 +177,7 @@ def _geometry(known: Any, hub_config: Mapping[str, Any], size: int | None) -> Ge
         return "crop", (whole, whole), (side, side)
     cropped = (crop["height"], crop["width"]) if known.do_center_crop and crop.get("height") else None
     if not known.do_resize:
-        own = size or hub_config.get("image_size")
-        if not isinstance(own, int):
+        if own is None:
             raise BackboneError(
                 "preprocessor_config.json: do_resize is false, so no size is said. Write image.size, in pixels."
             )

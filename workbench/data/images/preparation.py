@@ -145,7 +145,7 @@ def resized(picture: Pixels, config: PrepareConfig, format: PictureFormat) -> Pi
         size = (max(1, round(height * scale)), max(1, round(width * scale)))
     if size != (height, width):
         picture = np.asarray(Image.fromarray(picture).resize(size[::-1], resample=format.resample))
-    return _middle(picture, format, fill=config.fit == "pad")
+    return _middle(picture, format, fill=fit == "pad")
 
 
 def _middle(picture: Pixels, format: PictureFormat, *, fill: bool) -> Pixels:
