@@ -1,0 +1,23 @@
+"""Random numbers of a row: a pure function of seed, purpose, epoch and row, whatever was drawn for other rows."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+Purpose = Literal["augment", "mix", "partners"]
+
+_TAGS: dict[Purpose, int] = {"augment": 0x61756E, "mix": 0x6D6978, "partners": 0x706172}
+"""Keep the numbers of one purpose apart from those of another with the same seed."""
+_WORD = 1 << 64
+
+
+def generator(purpose: Purpose, *, seed: int, epoch: int, row: int) -> np.random.Generator:
+    """Generator whose numbers depend on these four values alone.
+
+    Philox (Salmon et al. 2011) numbers its blocks: epoch and row are the high words of the counter, so that streams
+    never overlap, and a generator costs half of one that is seeded by hashing.
+    """
+    philox = np.random.Philox(key=[seed % _WORD, _TAGS[purpose]], counter=[0, 0, row, epoch])
+    return np.random.Generator(philox)
