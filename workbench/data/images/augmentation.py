@@ -77,11 +77,8 @@ def augment(
     )
     size = output_size(picture_HW3.shape[:2], config, progress=progress, multiple=multiple)
     result_hw3 = warping.resized(result_HW3, size)
-    if config.randaugment:
-        result_hw3 = policies.randaugment(result_hw3, config, rng, strength=strength)
-    if config.trivialaugment:
-        full = picture_HW3.shape[1]
-        result_hw3 = policies.trivialaugment(result_hw3, config, rng, strength=strength, full_side=full)
+    for operation, value in _operations(config, rng, size, size[1] / picture_HW3.shape[1], strength):
+        result_hw3 = policies.apply(operation, result_hw3, value, border=config.border)
     result_hw3 = _recoloured(result_hw3, config, drawn, strength)
     if config.blur:
         sigma = drawn.blur * config.blur * strength * result_hw3.shape[1] / picture_HW3.shape[1]
@@ -158,6 +155,14 @@ def rectangle(
         if found_h <= height and found_w <= width:
             return found_h, found_w
     return None
+
+
+def _operations(
+    config: AugmentConfig, rng: np.random.Generator, size: tuple[int, int], share: float, strength: float
+) -> list[policies.Drawn]:
+    if config.randaugment:
+        return policies.randaugment(config, rng, size=size, strength=strength)
+    return [policies.trivialaugment(rng, share=share, strength=strength)] if config.trivialaugment else []
 
 
 def _recoloured(picture_hw3: Picture, config: AugmentConfig, drawn: _Draws, strength: float) -> Picture:

@@ -7,7 +7,6 @@ meanings are those of the papers' code, with linear interpolation, and with `ima
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 import cv2
@@ -44,64 +43,60 @@ _FACTORS: tuple[Operation, ...] = ("color", "contrast", "brightness", "sharpness
 _SIGNED: tuple[Operation, ...] = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y", *_FACTORS)
 
 
-@dataclass(frozen=True)
-class Space:
-    """The largest magnitude of each operation, in its own unit."""
-
-    largest: Mapping[Operation, float]
-    """Degrees of a rotation, change of a factor, slope of a shear, pixels of a shift, or bits taken away."""
+Drawn: TypeAlias = tuple[Operation, float]
+"""An operation, and its value as `apply` takes it."""
 
 
-def randaugment(picture_hw3: Picture, config: AugmentConfig, rng: np.random.Generator, *, strength: float) -> Picture:
-    """Apply `config.randaugment` operations drawn with replacement, all of one magnitude."""
-    height, width = picture_hw3.shape[:2]
-    # The paper's shifts are 150 pixels of ImageNet's pictures of 331 at most.
-    space = _space(rotate=30.0, factor=0.9, shear=0.3, shift_x=150 / 331 * width, shift_y=150 / 331 * height, bits=4)
-    magnitude = config.randaugment_magnitude / MAGNITUDES * strength
-    for _ in range(config.randaugment):
-        picture_hw3 = _drawn(picture_hw3, space, magnitude, rng, border=config.border)
-    return picture_hw3
-
-
-def trivialaugment(
-    picture_hw3: Picture, config: AugmentConfig, rng: np.random.Generator, *, strength: float, full_side: int
-) -> Picture:
-    """Apply one operation, of one of 31 magnitudes.
+def randaugment(
+    config: AugmentConfig, rng: np.random.Generator, *, size: tuple[int, ...], strength: float = 1.0
+) -> list[Drawn]:
+    """Draw `config.randaugment` operations with replacement, all of one magnitude.
 
     Args:
-        full_side: Width in pixels at full resolution, in which shifts are 32 pixels at most.
+        size: Height and width of the picture.
+        strength: Share of the magnitude.
     """
-    shift = 32.0 * picture_hw3.shape[1] / full_side
-    space = _space(rotate=135.0, factor=0.99, shear=0.99, shift_x=shift, shift_y=shift, bits=6)
-    magnitude = int(rng.integers(MAGNITUDES + 1)) / MAGNITUDES * strength
-    return _drawn(picture_hw3, space, magnitude, rng, border=config.border)
+    # The paper's shifts are 150 pixels of its pictures of 331 at most.
+    shift_y, shift_x = (150 / 331 * side for side in size)
+    largest = _largest(rotate=30.0, factor=0.9, shear=0.3, shift_x=shift_x, shift_y=shift_y, bits=4)
+    magnitude = config.randaugment_magnitude / MAGNITUDES * strength
+    return [_drawn(largest, magnitude, rng) for _ in range(config.randaugment)]
 
 
-def _space(*, rotate: float, factor: float, shear: float, shift_x: float, shift_y: float, bits: int) -> Space:
-    return Space(
-        {
-            **dict.fromkeys(_FACTORS, factor),
-            "rotate": rotate,
-            "shear_x": shear,
-            "shear_y": shear,
-            "translate_x": shift_x,
-            "translate_y": shift_y,
-            "posterize": bits,
-            "solarize": 256.0,
-        }
-    )
+def trivialaugment(rng: np.random.Generator, *, share: float = 1.0, strength: float = 1.0) -> Drawn:
+    """Draw one operation of one of 31 magnitudes.
+
+    Args:
+        share: The picture's side as a share of the one at full resolution, at which shifts are 32 pixels at most.
+        strength: Share of the magnitude.
+    """
+    shift = 32.0 * share
+    largest = _largest(rotate=135.0, factor=0.99, shear=0.99, shift_x=shift, shift_y=shift, bits=6)
+    return _drawn(largest, int(rng.integers(MAGNITUDES + 1)) / MAGNITUDES * strength, rng)
 
 
-def _drawn(
-    picture_hw3: Picture, space: Space, magnitude: float, rng: np.random.Generator, *, border: Border
-) -> Picture:
-    """One random operation of the given share of its largest magnitude, with a random sign."""
+def _largest(
+    *, rotate: float, factor: float, shear: float, shift_x: float, shift_y: float, bits: int
+) -> dict[Operation, float]:
+    """The largest value of each operation that has one."""
+    return {
+        **dict.fromkeys(_FACTORS, factor),
+        "rotate": rotate,
+        "shear_x": shear,
+        "shear_y": shear,
+        "translate_x": shift_x,
+        "translate_y": shift_y,
+        "posterize": bits,
+        "solarize": 256.0,
+    }
+
+
+def _drawn(largest: Mapping[Operation, float], magnitude: float, rng: np.random.Generator) -> Drawn:
+    """A random operation at a share of its largest value, with a random sign where it has two directions."""
     number, sign = rng.random(2).tolist()
     operation = OPERATIONS[int(number * len(OPERATIONS))]
-    value = magnitude * space.largest.get(operation, 0.0)
-    if operation in _SIGNED and sign < 0.5:
-        value = -value
-    return apply(operation, picture_hw3, value, border=border)
+    value = magnitude * largest.get(operation, 0.0)
+    return operation, -value if operation in _SIGNED and sign < 0.5 else value
 
 
 def apply(operation: Operation, picture_hw3: Picture, value: float, *, border: Border = "black") -> Picture:
