@@ -169,7 +169,8 @@ def _of_labelled_rows(config: RunSections) -> Iterator[str]:
 
 def _of_folds(config: RunSections) -> Iterator[str]:
     """Where the rows that a fold is scored on would also choose what is scored."""
-    if reason := config.pseudo_label.refusal(config.classes.kind) or config.tta.refusal(config.classes):
+    views = config.tta.refusal(config.classes, pictures=config.reads_pictures)
+    if reason := config.pseudo_label.refusal(config.classes.kind) or views:
         yield reason
     if config.data.held_out != _default(config.data, "held_out"):
         yield "recipe=crossval validates on folds: leave data.held_out out; folds.k says how many."

@@ -90,12 +90,12 @@ class ResolutionGrowth(Growth):
 
 
 class CurriculumConfig(Section):
-    """What grows over the run."""
+    """Augmentation that grows over the run: easy pictures first."""
 
     strength: Growth = Growth()
-    """Of every range, magnitude and probability except those of flips, which have no strength."""
+    """Strength of every change: its ranges, magnitudes and probabilities, except the flips', which have none."""
     resolution: ResolutionGrowth = ResolutionGrowth()
-    """Of the side of the pictures (progressive resizing), rounded to what the backbone divides pictures by."""
+    """Side of the pictures (progressive resizing), rounded to a multiple of the backbone's patches."""
 
 
 class AugmentConfig(Section):

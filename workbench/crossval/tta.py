@@ -19,7 +19,7 @@ from workbench.config.tta_config import TtaConfig
 from workbench.crossval import calibration, ensembles, gains
 from workbench.crossval.ensembles import Mask
 from workbench.crossval.gains import Gain
-from workbench.crossval.view_pooling import learned
+from workbench.crossval.view_pooling import learned, vote
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.rows import excerpt
 from workbench.data.views.user_views import UserMerge
@@ -27,7 +27,7 @@ from workbench.errors import ConfigError
 from workbench.evaluation import target_scores
 from workbench.evaluation.target_scores import OneHot
 
-Merge: TypeAlias = Literal["mean", "geometric", "max", "learned", "user"]
+Merge: TypeAlias = Literal["mean", "geometric", "max", "vote", "learned", "user"]
 
 SUM_TOLERANCE = 1e-4
 """How far from 1 the probabilities that a user's function returns may sum: rounding of float32 is less."""
@@ -291,6 +291,8 @@ def _one(
         assert weights_V is not None
         used_V = weights_V > 0
         return ensembles.merge(labels.kind, values_VNC[used_V], "mean", weights_M=weights_V[used_V])
+    if how == "vote":
+        return vote(labels.kind, values_VNC)
     return ensembles.merge(labels.kind, values_VNC, how)
 
 

@@ -1,4 +1,4 @@
-"""Weights of a mean of several predictions that make its loss lowest.
+"""Several predictions of a row as one: a mean with the weights that make its loss lowest, or a vote.
 
 Legend: V predictions of the same rows, N rows, C outputs (classes, or 1 for a number), K cells that tell.
 """
@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from scipy import optimize
 
+from workbench.config.classes_config import Kind
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation.target_scores import OneHot
 
@@ -44,6 +45,26 @@ def learned(labels: Labels, values_VNC: Floats, targets_NC: OneHot) -> Floats:
     weights_V: Floats = np.where(found.x < LEAST_WEIGHT, 0.0, found.x)
     weights_V /= weights_V.sum()
     return weights_V
+
+
+def vote(kind: Kind, values_VNC: Floats) -> Floats:
+    """Shares of votes (N, C): each prediction votes for its class, and their mean has one vote, which it divides.
+
+    The class with most votes is the likeliest one; the vote of the mean breaks ties, and leaves no probability at 0,
+    whose loss would be infinite.
+
+    Args:
+        kind: Kind of the labels, not numbers. Where several classes hold, there is a vote on each of them.
+        values_VNC: Probabilities.
+    """
+    if kind == "several":
+        # Half a vote for each side where a probability is exactly one half.
+        votes_VNC = (np.sign(values_VNC - 0.5) + 1) / 2
+    else:
+        votes_VNC = (values_VNC == values_VNC.max(2, keepdims=True)).astype(np.float64)
+        votes_VNC /= votes_VNC.sum(2, keepdims=True)
+    shares_NC: Floats = (votes_VNC.sum(0) + values_VNC.mean(0)) / (len(values_VNC) + 1)
+    return shares_NC
 
 
 def _squared(labels: Labels, values_VNC: Floats, targets_NC: OneHot) -> Loss:

@@ -32,6 +32,14 @@ def test_off_by_default_and_whatever_else_is_set() -> None:
         ({"views": ["lower"], "merge": "user"}, "needs function, the path"),
         ({"views": ["lower"], "function": "mine.py"}, "Name one of them, or leave function out"),
         ({"views": ["lower"], "uncertain": 0}, "greater than 0"),
+        ({"views": ["flip", "eight"]}, "Leave flip out of views"),
+        ({"views": ["flip"], "crop": 0.5}, "Add five_crops to views, or leave crop out"),
+        ({"views": ["flip"], "rotations": [5]}, "Add rotations to views"),
+        ({"views": ["scales"], "scales": [1, 1.1]}, "must name others than 1, the picture itself, such as"),
+        ({"views": ["rotations"], "rotations": []}, "must name others than 0"),
+        ({"views": ["scales"], "scales": [1.1, 1.1]}, "duplicate entry 1.1"),
+        ({"views": ["eight", "rotations"], "rotations": [-90]}, "contains the rotation by -90 degrees"),
+        ({"views": ["shifts"], "shift": 1}, "less than 1"),
     ],
 )
 def test_mistakes_of_the_section(values: dict[str, Any], wanted: str) -> None:
@@ -54,6 +62,25 @@ def test_mistakes_of_the_section(values: dict[str, Any], wanted: str) -> None:
 def test_views_that_do_not_go_with_the_rows(values: dict[str, Any], classes: dict[str, Any], wanted: str) -> None:
     found = TtaConfig.model_validate(values).refusal(ClassesConfig.model_validate(classes))
     assert found is not None and wanted in found
+
+
+@pytest.mark.parametrize(
+    ("values", "pictures", "wanted"),
+    [
+        ({"views": ["flip"]}, False, "flip is for pictures, and rows are texts. Leave it out"),
+        ({"views": ["lower", "user"], "function": "mine.py"}, True, "lower rewrites text, and rows are pictures"),
+        ({"views": ["flip"], "merge": "vote"}, None, "Write tta.merge=mean"),
+    ],
+)
+def test_views_of_texts_and_of_pictures(values: dict[str, Any], pictures: bool | None, wanted: str) -> None:
+    classes = ClassesConfig(kind="one" if pictures is not None else "number")
+    found = TtaConfig.model_validate(values).refusal(classes, pictures=pictures is not False)
+    assert found is not None and wanted in found
+
+
+def test_settings_of_texts_say_nothing_of_pictures() -> None:
+    config = TtaConfig.model_validate({"views": ["eight", "five_crops", "user"], "function": "mine.py"})
+    assert config.refusal(ClassesConfig(keep="end"), pictures=True) is None
 
 
 def test_views_that_go_with_the_rows() -> None:

@@ -32,8 +32,8 @@ def decided(config: TtaConfig, labels: Labels, values: np.ndarray, targets: np.n
     return decision
 
 
-ABLE = [(ONE, merge) for merge in ("mean", "geometric", "max", "learned")]
-ABLE += [(SEVERAL, merge) for merge in ("mean", "geometric", "learned")]
+ABLE = [(ONE, merge) for merge in ("mean", "geometric", "max", "vote", "learned")]
+ABLE += [(SEVERAL, merge) for merge in ("mean", "geometric", "vote", "learned")]
 
 
 @pytest.mark.parametrize(("labels", "merge"), [*ABLE, (NUMBER, "mean"), (NUMBER, "learned")])

@@ -18,7 +18,8 @@ from workbench.schema import did_you_mean
 Fields: TypeAlias = tuple[str, ...]
 UserMerge: TypeAlias = Callable[[Floats], Floats]
 """Merges values (V, N, C) of the views, the original rows first, to values (N, C), each row by itself."""
-_KEY = "tta.function"
+KEY = "tta.function"
+"""The setting that names the file, for messages."""
 
 
 class UserViews:
@@ -36,7 +37,7 @@ class UserViews:
 
     def __init__(self, path: Path, *, columns: Fields, example: Fields, place: str) -> None:
         self._path, self._columns, self._example_place = path, columns, place
-        self._function = _function(path, "views", "def views(row: dict[str, str]) -> list[dict[str, str]]")
+        self._function = function_of(path, "views", "def views(row: dict[str, str]) -> list[dict[str, str]]")
         views = self._call(example, place)
         if not views:
             raise self._error(place, "returned no view. Return a list of one or more rows")
@@ -62,7 +63,7 @@ class UserViews:
         try:
             views = self._function(dict(zip(self._columns, fields, strict=True)))
         except Exception as error:  # a user's code may raise anything
-            raise plugins.failed(self._path, error, key=f"{_KEY}, called with {place}") from error
+            raise plugins.failed(self._path, error, key=f"{KEY}, called with {place}") from error
         if not isinstance(views, (list, tuple)):
             raise self._error(place, f"returned {excerpt(views)}. Return a list of rows")
         return [self._fields(row, place) for row in views]
@@ -88,21 +89,21 @@ class UserViews:
         return tuple(row[name] for name in self._columns)
 
     def _error(self, place: str, problem: str) -> ConfigError:
-        return ConfigError(f"{_KEY}: views() of {self._path}, called with {place}, {problem}.")
+        return ConfigError(f"{KEY}: views() of {self._path}, called with {place}, {problem}.")
 
 
 def require_used(config: TtaConfig) -> None:
     """Raise ConfigError where the user's file defines a function that the configuration does not use."""
     if config.function is None:
         return
-    defined = vars(plugins.module(config.function, key=_KEY))
+    defined = vars(plugins.module(config.function, key=KEY))
     for name, is_used, remedy in (
         ("views", "user" in config.views, "add user to tta.views"),
         ("merge", config.merge == "user", "write tta.merge=user"),
     ):
         if callable(defined.get(name)) and not is_used:
             raise ConfigError(
-                f"{_KEY}: {config.function} defines {name}(), which is not used. To use it, {remedy}; "
+                f"{KEY}: {config.function} defines {name}(), which is not used. To use it, {remedy}; "
                 "otherwise give it another name."
             )
 
@@ -116,19 +117,20 @@ def user_merge(config: TtaConfig) -> UserMerge | None:
     path = config.function
     if path is None or config.merge != "user":
         return None
-    merge = _function(path, "merge", "def merge(p: ndarray) -> ndarray")
+    merge = function_of(path, "merge", "def merge(p: ndarray) -> ndarray")
 
     def called(values_VNC: Floats) -> Floats:
         try:
             return np.asarray(merge(values_VNC.copy()), dtype=np.float64)
         except Exception as error:  # a user's code may raise anything
-            raise plugins.failed(path, error, key=_KEY) from error
+            raise plugins.failed(path, error, key=KEY) from error
 
     return called
 
 
-def _function(path: Path, name: str, signature: str) -> Callable[..., Any]:
-    function: Callable[..., Any] | None = vars(plugins.module(path, key=_KEY)).get(name)
+def function_of(path: Path, name: str, signature: str) -> Callable[..., Any]:
+    """The function of that name in a user's file; raises ConfigError with its signature where there is none."""
+    function: Callable[..., Any] | None = vars(plugins.module(path, key=KEY)).get(name)
     if not callable(function):
-        raise ConfigError(f"{_KEY}: {path} defines no function {name}. Write `{signature}` in it.")
+        raise ConfigError(f"{KEY}: {path} defines no function {name}. Write `{signature}` in it.")
     return function
