@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from peft import PeftConfig
     from torch import Tensor, nn
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
@@ -19,20 +19,41 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def blocks(model: nn.Module) -> list[list[str]]:
-    """Paths of the transformer blocks, one list for each stack; T5 has two, encoder and decoder.
+    """Paths of the repeated blocks, one list for each stack; T5 has two, encoder and decoder.
 
-    A stack is an outermost list of modules that hold linear layers: a block's own lists (experts) are inside it.
+    A stack is an outermost list of modules that multiply by weights: a block's own lists (experts) are inside it. The
+    blocks of the stages of a vision backbone are one stack, as they are computed one after another.
     """
+    return [
+        [block for number, part in enumerate(stack) for block in _of_stage(f"{name}.{number}", part)]
+        for name, stack in _stacks(model)
+    ]
+
+
+def _stacks(model: nn.Module) -> list[tuple[str, nn.ModuleList]]:
     from torch import nn
 
-    stacks: list[list[str]] = []
+    stacks: list[tuple[str, nn.ModuleList]] = []
     for name, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList):
-            continue
-        inside = name.startswith(tuple(f"{block}." for stack in stacks for block in stack))
-        if not inside and any(is_linear(part) for part in module.modules()):
-            stacks.append([f"{name}.{number}" for number in range(len(module))])
+        inside = name.startswith(tuple(f"{stack}." for stack, _ in stacks))
+        if isinstance(module, nn.ModuleList) and not inside:
+            if any(is_linear(part) or is_convolution(part) for part in module.modules()):
+                stacks.append((name, module))
     return stacks
+
+
+def _of_stage(path: str, module: nn.Module) -> list[str]:
+    """Paths of the blocks of a stage, such as SwinStage; of anything else its own."""
+    from torch import nn
+
+    if not type(module).__name__.endswith("Stage"):
+        return [path]
+    lists = {
+        name: list(part) for name, part in module.named_children() if isinstance(part, (nn.ModuleList, nn.Sequential))
+    }
+    # What leads to the next resolution is a list of unlike layers in some families.
+    alike = [name for name, parts in lists.items() if parts and len({type(part) for part in parts}) == 1]
+    return [f"{path}.{alike[0]}.{number}" for number in range(len(lists[alike[0]]))] if len(alike) == 1 else [path]
 
 
 def leave_out(config: PeftConfig, model: nn.Module, *, below: int) -> None:
@@ -46,15 +67,28 @@ def leave_out(config: PeftConfig, model: nn.Module, *, below: int) -> None:
 
 
 def linear_modules(model: nn.Module) -> list[str]:
-    """Paths of the linear layers inside the blocks, quantised ones too."""
-    inside = tuple(f"{block}." for stack in blocks(model) for block in stack)
-    return [name for name, module in model.named_modules() if name.startswith(inside) and is_linear(module)]
+    """Paths of the linear layers inside the stacks, quantised ones too."""
+    return [name for name, module in _inside_stacks(model) if is_linear(module)]
+
+
+def convolutions(model: nn.Module) -> list[str]:
+    """Paths of the convolutions inside the stacks that mix channels, which depthwise ones do not."""
+    return [name for name, module in _inside_stacks(model) if is_convolution(module)]
+
+
+def _inside_stacks(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    inside = tuple(f"{name}." for name, _ in _stacks(model))
+    return [(name, module) for name, module in model.named_modules() if name.startswith(inside)]
 
 
 def fused_experts(model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters inside the blocks that hold the matrices of all experts at once (E, ., .), by path."""
-    inside = tuple(f"{block}." for stack in blocks(model) for block in stack)
-    return {name: each for name, each in model.named_parameters() if name.startswith(inside) and each.ndim == 3}
+    inside = tuple(f"{name}." for name, _ in _stacks(model))
+    return {name: each for name, each in model.named_parameters() if name.startswith(inside) and _holds_matrices(each)}
+
+
+def _holds_matrices(parameter: nn.Parameter) -> bool:
+    return parameter.ndim == 3 and min(parameter.shape[1:]) > 1  # a scale of each head has three dimensions, too
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -63,6 +97,13 @@ def is_linear(module: nn.Module) -> bool:
     from transformers.pytorch_utils import Conv1D
 
     return isinstance(module, (nn.Linear, Conv1D))
+
+
+def is_convolution(module: nn.Module) -> bool:
+    """Whether a module is a convolution of pictures that mixes all channels; not one in groups, or depthwise."""
+    from torch import nn
+
+    return isinstance(module, nn.Conv2d) and module.groups == 1
 
 
 def features(layer: Any) -> tuple[int, int]:
@@ -110,7 +151,45 @@ def task(model: PreTrainedModel) -> str | None:
 
 def fresh_heads(model: PreTrainedModel) -> list[str]:
     """Names of the modules of a classification head: it starts at random, so it trains and ships with any adapter."""
-    if not type(model).__name__.endswith("Classification"):
+    if not type(model).__name__.endswith(("Classification", "ClassificationWithTeacher")):
         return []
-    outside = [(name, module) for name, module in model.named_children() if name != model.base_model_prefix]
-    return [name for name, module in outside if any(True for _ in module.parameters())]
+    if "timm_model" in model._modules:
+        wrapped: Any = model._modules["timm_model"]
+        head = wrapped.get_classifier()
+        return [f"timm_model.{name}" for name, module in wrapped.named_modules() if module is head]
+    inside = body(model)
+    return [
+        name for name, module in model.named_children() if name != inside and any(True for _ in module.parameters())
+    ]
+
+
+def body(model: PreTrainedModel) -> str:
+    """Name of the child below the head; empty where there is none.
+
+    Classifiers of CLIP and SigLIP do not say which that is: it reads the pixels.
+    """
+    if model.base_model is not model or not reads_pictures(model):
+        return model.base_model_prefix if model.base_model is not model else ""
+    children = model.named_children()
+    return next((name for name, child in children if any(map(is_convolution, child.modules()))), "")
+
+
+def reads_pictures(model: nn.Module) -> bool:
+    """Whether a backbone reads pictures rather than tokens."""
+    return getattr(model, "main_input_name", "input_ids") == "pixel_values"
+
+
+def hidden_size(hub: PretrainedConfig) -> int:
+    """Width of the hidden states in front of the head, by a backbone's configuration.
+
+    Where it does not say it, as those of MobileNetV2 and of timm's models: 1,280, with which most of them end.
+    """
+    from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+
+    config: Any = hub.get_text_config()
+    if type(hub) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        config = getattr(hub, "vision_config", hub)
+    for name in ("hidden_size", "hidden_sizes", "embed_dim", "num_features", "hidden_dim"):
+        if found := getattr(config, name, None):
+            return int(found if isinstance(found, int) else found[-1])
+    return 1280

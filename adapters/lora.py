@@ -54,6 +54,7 @@ class Lora(LowRank):
         "dora": MethodInfo("lora of the direction, and each output's magnitude", "Liu et al. 2024, arXiv:2402.09353",
                       token_rows=True),
     }  # fmt: skip
+    changes_convolutions: ClassVar[bool] = True
     method: Literal["lora", "rslora", "dora"] = "lora"
     """lora (scale alpha / rank), rslora (scale alpha / sqrt(rank)) or dora (adds a magnitude for each output)."""
 
@@ -66,6 +67,7 @@ class LoraPlus(LowRank):
         "lora+": MethodInfo("lora, with a higher learning rate for B", "Hayou et al. 2024, arXiv:2402.12354",
                        token_rows=True),
     }  # fmt: skip
+    changes_convolutions: ClassVar[bool] = True
     method: Literal["lora+"] = "lora+"
     rate_ratio: float = Field(default=16.0, ge=1)
     """Learning rate of B divided by that of A, which is train.learning_rate."""

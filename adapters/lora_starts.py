@@ -24,7 +24,9 @@ class Decomposed(LowRank):
     """LoRA whose start is a decomposition of matrices as large as the weights."""
 
     def refusal(self, model: PreTrainedModel) -> str | None:
-        """Refuse a rank above the shorter side of a matrix, which has no more singular parts."""
+        """Refuse convolutions, and a rank above the shorter side of a matrix, which has no more singular parts."""
+        if reason := super().refusal(model):
+            return reason
         for path, layer in linear_layers(model, self.targets).items():
             short = min(features(layer))
             if short < self.rank:
@@ -134,6 +136,8 @@ class Loftq(Decomposed):
     def refusal(self, model: PreTrainedModel) -> str | None:
         """Refuse weights that are not quantised, which have no quantisation error to start from."""
         weights = [layer.get_parameter("weight") for layer in linear_layers(model, self.targets).values()]
+        if not weights:
+            return super().refusal(model)
         if model.device.type != "meta" and all(weight.is_floating_point() for weight in weights):
             return f"{self.facts.why_weights}, and these weights are not quantised. Write model.weights=nf4."
         return super().refusal(model)

@@ -28,6 +28,8 @@ class Orthogonal(OnLinear):
         """Refuse blocks that do not divide the inputs, and GPT-2's layers, which PEFT does not rotate."""
         from torch import nn
 
+        if reason := super().refusal(model):
+            return reason
         layers: dict[str, Any] = linear_layers(model, self.targets)
         if strange := next((path for path, layer in layers.items() if not isinstance(layer, nn.Linear)), None):
             return (

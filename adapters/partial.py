@@ -75,7 +75,7 @@ class BitFit(Partial):
 
     def parameters(self, model: PreTrainedModel) -> list[str]:
         """Names of parameters that end in bias, as those of some experts do (down_proj_bias)."""
-        body = "" if model.base_model is model else f"{model.base_model_prefix}."
+        body = f"{inside}." if (inside := anatomy.body(model)) else ""
         return [
             name
             for name, _ in model.named_parameters()

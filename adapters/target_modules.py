@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from workbench.adapters.anatomy import fused_experts, is_attention, is_linear, linear_modules
+from workbench.adapters.anatomy import (
+    convolutions,
+    fused_experts,
+    is_attention,
+    is_convolution,
+    is_linear,
+    linear_modules,
+)
 from workbench.adapters.method import Method
 from workbench.errors import ConfigError
 
@@ -16,15 +23,19 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-Targets = Literal["attention", "mlp", "all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)]
+Targets = Literal["attention", "mlp", "all-linear", "convolutions"] | Annotated[tuple[str, ...], Field(min_length=1)]
 """A role, or module names such as [q_proj, v_proj]."""
 
 
 class OnLinear(Method):
-    """Base of the methods that change linear layers."""
+    """Base of the methods that change linear layers, and where they can, convolutions."""
+
+    changes_convolutions: ClassVar[bool] = False
+    """Whether the method works on convolutions, too."""
 
     targets: Targets = "all-linear"
-    """Linear layers that are changed: a role, or a list of module names such as [q_proj, v_proj]."""
+    """Layers that are changed: a role, or a list of module names such as [q_proj, v_proj]. `all-linear` means the
+    convolutions where the blocks have no linear layers, as in ResNet. Depthwise convolutions are left alone."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of the adapter's inputs that is dropped while training."""
 
@@ -32,43 +43,71 @@ class OnLinear(Method):
     def noise(self) -> float:
         return self.dropout
 
+    def refusal(self, model: PreTrainedModel) -> str | None:
+        """Refuse convolutions where the method is for linear layers."""
+        path = next(iter(target_convolutions(model, self.targets)), None)
+        if path is None or self.changes_convolutions:
+            return None
+        return (
+            f"it changes linear layers, and {path} of {type(model).__name__} is a convolution. "
+            "Take adapter.method=lora, which changes both, or name linear layers in adapter.targets."
+        )
+
     def modules(self, model: PreTrainedModel) -> list[str]:
-        """Names of the linear layers that are changed."""
+        """Names of the layers that are changed."""
         return resolve(model, self.targets)
 
 
 def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
-    """Module names for a role (`attention`, `mlp`, `all-linear`) or a list of names.
+    """Module names for a role (`attention`, `mlp`, `all-linear`, `convolutions`) or a list of names.
 
     Leaf names such as `q_proj` where they mean the same everywhere, full paths where a leaf name
     (BERT's `dense`) stands both inside and outside the role. A role never names what is outside the blocks.
 
     Raises:
-        ConfigError: a name matches no linear layer (the nearest that exist are listed).
+        ConfigError: a name matches no such layer (the nearest that exist are listed).
     """
-    head = model.get_output_embeddings()
-    everywhere = [name for name, module in model.named_modules() if is_linear(module) and module is not head]
     if isinstance(targets, str):
-        linear = linear_modules(model)
-        chosen = [name for name in linear if targets == "all-linear" or is_attention(name) == (targets == "attention")]
-        if not chosen and (experts := fused_experts(model)):
-            raise ConfigError(
-                f"adapter.targets: the MLPs of {type(model).__name__} are experts, whose matrices stand in one "
-                f"parameter ({_leaf(next(iter(experts)))}), which no adapter reaches yet. "
-                "Write adapter.targets=attention, or adapter.method=full."
-            )
-        if not chosen:
-            raise ConfigError(f"adapter.targets: {targets} matches no linear layer of {type(model).__name__}.")
-        return short_names(model, chosen)
+        return short_names(model, _of_role(model, targets))
+    everywhere = _by_name(model)
     unknown = [name for name in targets if not any(matches(path, name) for path in everywhere)]
     if unknown:
         leaves = {_leaf(name) for name in everywhere}
         near = sorted({match for name in unknown for match in difflib.get_close_matches(name, leaves, n=3, cutoff=0.3)})
         raise ConfigError(
             f"adapter.targets: no linear layer of {type(model).__name__} is called {', '.join(unknown)}. "
-            f"Nearest: {', '.join(near or sorted(leaves))}. Roles: attention, mlp, all-linear."
+            f"Nearest: {', '.join(near or sorted(leaves))}. Roles: attention, mlp, all-linear, convolutions."
         )
     return list(targets)
+
+
+def _of_role(model: PreTrainedModel, role: str) -> list[str]:
+    """Paths of the layers of a role."""
+    linear = [] if role == "convolutions" else linear_modules(model)
+    chosen = [name for name in linear if role == "all-linear" or is_attention(name) == (role == "attention")]
+    if role == "convolutions" or (role == "all-linear" and not linear):
+        chosen = convolutions(model)
+    if not chosen and (experts := fused_experts(model)):
+        raise ConfigError(
+            f"adapter.targets: the MLPs of {type(model).__name__} are experts, whose matrices stand in one "
+            f"parameter ({_leaf(next(iter(experts)))}), which no adapter reaches yet. "
+            "Write adapter.targets=attention, or adapter.method=full."
+        )
+    if not chosen:
+        cure = " Write adapter.targets=all-linear." if role != "all-linear" else ""
+        kind = "convolution" if role == "convolutions" else "linear layer"
+        raise ConfigError(f"adapter.targets: {role} matches no {kind} of {type(model).__name__}.{cure}")
+    return chosen
+
+
+def _by_name(model: PreTrainedModel) -> list[str]:
+    """Paths of all layers that a name may mean."""
+    head = model.get_output_embeddings()
+    return [
+        name
+        for name, module in model.named_modules()
+        if (is_linear(module) or is_convolution(module)) and module is not head
+    ]
 
 
 def unreached(model: PreTrainedModel, method: Method) -> str | None:
@@ -86,12 +125,17 @@ def unreached(model: PreTrainedModel, method: Method) -> str | None:
 
 def linear_layers(model: PreTrainedModel, targets: str | Sequence[str]) -> dict[str, nn.Module]:
     """The linear layers that `targets` names, by path; raises as `resolve` does."""
+    return {path: module for path, module in _layers(model, targets).items() if is_linear(module)}
+
+
+def target_convolutions(model: PreTrainedModel, targets: str | Sequence[str]) -> dict[str, nn.Module]:
+    """The convolutions that `targets` names, by path; raises as `resolve` does."""
+    return {path: module for path, module in _layers(model, targets).items() if is_convolution(module)}
+
+
+def _layers(model: PreTrainedModel, targets: str | Sequence[str]) -> dict[str, nn.Module]:
     names = resolve(model, targets)
-    return {
-        path: module
-        for path, module in model.named_modules()
-        if is_linear(module) and any(matches(path, name) for name in names)
-    }
+    return {path: model.get_submodule(path) for path in _by_name(model) if any(matches(path, name) for name in names)}
 
 
 def short_names(model: PreTrainedModel, paths: Collection[str]) -> list[str]:

@@ -26,7 +26,7 @@ from workbench.adapters import anatomy
 from workbench.config import ModelConfig
 from workbench.config.tasks import TEXT, Task
 from workbench.errors import BackboneError
-from workbench.models import origins, quantisation, short_row_attention, weight_storage
+from workbench.models import origins, pictures, quantisation, short_row_attention, weight_storage
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTISED = quantisation.FORMATS
@@ -121,7 +121,7 @@ def blueprint(config: ModelConfig, *, vocabulary: int, task: Task = TEXT, traina
     Layers that will be quantised are bitsandbytes' already, and their weights not packed yet.
 
     Args:
-        vocabulary: Tokens of the tokenizer.
+        vocabulary: Tokens of the tokenizer; of no account where the backbone reads pictures.
     """
     hub, auto, weights, compute, stored, notes = _decided(config, task, trainable=trainable)
     hub.update({} if config.dropout else dict.fromkeys(_dropouts(hub), 0.0))
@@ -132,15 +132,18 @@ def blueprint(config: ModelConfig, *, vocabulary: int, task: Task = TEXT, traina
             attn_implementation=_attention(config, compute, device()),
             trust_remote_code=config.trust_remote_code,
         )
-    embedding = model.get_input_embeddings()
-    assert isinstance(embedding, nn.Embedding)
-    if vocabulary > embedding.num_embeddings:
-        model.resize_token_embeddings(vocabulary, mean_resizing=False)
+    if not anatomy.reads_pictures(model):
+        embedding = model.get_input_embeddings()
+        assert isinstance(embedding, nn.Embedding)
+        if vocabulary > embedding.num_embeddings:
+            model.resize_token_embeddings(vocabulary, mean_resizing=False)
     if weights in QUANTISED:
         quantisation.replace(model, weights, compute)
     if stored != compute:
         _keep_precise(model, anatomy.fresh_heads(model), compute)
         weight_storage.compute_in(model, compute)
+    if anatomy.reads_pictures(model):
+        pictures.prepare(model, compute)
     return Backbone(model.requires_grad_(False).eval(), weights, compute, 0, notes)
 
 
@@ -202,6 +205,8 @@ def load(
     if stored != compute:
         _keep_precise(model, fresh, compute)
         weight_storage.compute_in(model, compute)
+    if anatomy.reads_pictures(model):
+        pictures.prepare(model, compute)
     return Backbone(model.requires_grad_(False).eval(), weights, compute, weight_storage.weight_bytes(model), notes)
 
 
@@ -264,7 +269,7 @@ def _grow(model: PreTrainedModel, vocabulary: int) -> None:
 def _dropouts(hub: PretrainedConfig) -> dict[str, float]:
     """Every share of an architecture's own dropout, by its name in the configuration."""
     values = hub.to_dict().items()
-    names = ("dropout", "_pdrop", "layerdrop")
+    names = ("dropout", "_pdrop", "layerdrop", "drop_path", "drop_connect")
     return {key: value for key, value in values if any(name in key for name in names) and isinstance(value, float)}
 
 
@@ -272,7 +277,7 @@ def _keep_precise(model: PreTrainedModel, fresh: list[str], compute: torch.dtype
     """Store in `compute` what trains from random values, and what casts its inputs to its weight's precision (T5)."""
     kept = {*fresh, *(model._keep_in_fp32_modules or ())}
     for name, module in model.named_modules():
-        if name.rsplit(".", 1)[-1] in kept:
+        if name in kept or name.rsplit(".", 1)[-1] in kept:
             module.to(compute)
 
 

@@ -1,0 +1,88 @@
+"""Tiny backbones of every family that reads pictures, with seeded weights, for 32 x 32 pixels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from transformers import PreTrainedModel
+
+SIZE = 32
+TRANSFORMER: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": SIZE,
+    "patch_size": 8,
+}
+TEXT: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "vocab_size": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+STAGES: dict[str, Any] = {"hidden_sizes": [16, 32], "depths": [1, 2], "num_stages": 2}
+WINDOWS: dict[str, Any] = {
+    "image_size": SIZE, "patch_size": 2, "embed_dim": 16, "depths": [1, 2], "num_heads": [2, 4], "window_size": 4,
+}  # fmt: skip
+TOWERS: dict[str, Any] = {"vision_config": TRANSFORMER, "text_config": TEXT}
+VISION: dict[str, dict[str, Any]] = {
+    "Beit": {**TRANSFORMER, "use_relative_position_bias": True},
+    "CLIP": TOWERS,
+    "ConvNext": STAGES,
+    "ConvNextV2": STAGES,
+    "DeiT": TRANSFORMER,
+    "DeiTWithTeacher": TRANSFORMER,
+    "Dinov2": {**TRANSFORMER, "mlp_ratio": 2},
+    "Dinov2WithRegisters": {**TRANSFORMER, "mlp_ratio": 2, "num_register_tokens": 2},
+    "EfficientNet": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "image_size": SIZE, "hidden_dim": 128},
+    "MobileNetV2": {"depth_multiplier": 0.1, "image_size": SIZE},
+    "ResNet": {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 2], "layer_type": "basic"},
+    "Siglip": TOWERS,
+    "Swin": WINDOWS,
+    "Swinv2": WINDOWS,
+    "ViT": TRANSFORMER,
+}
+"""Configuration classes, with the sizes of each."""
+
+
+def tiny_vision(name: str, *, labels: int = 3, **settings: Any) -> PreTrainedModel:
+    """A backbone of one of `VISION` with a head for `labels` classes; weights large enough for the logits to differ."""
+    family = name.removesuffix("WithTeacher")
+    config = getattr(transformers, f"{family}Config")(**{**VISION[name], **settings})
+    config.num_labels = labels
+    kind = f"{family}ForImageClassification{'WithTeacher' if family != name else ''}"
+    torch.manual_seed(0)
+    model: PreTrainedModel = getattr(transformers, kind)(config)
+    for parameter in model.parameters():
+        if parameter.ndim >= 2:
+            torch.nn.init.normal_(parameter, std=0.2 if parameter.ndim == 2 else parameter[0].numel() ** -0.5)
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):  # statistics as of pretraining, which are not those of a batch
+            module.running_mean.normal_(std=0.1)  # type: ignore[union-attr]
+            module.running_var.uniform_(0.5, 1.5)  # type: ignore[union-attr]
+    return model.eval()
+
+
+def save_vision(folder: Path, name: str, **settings: Any) -> str:
+    """A saved backbone of a family: what model.id names."""
+    tiny_vision(name, **settings).save_pretrained(folder)
+    return str(folder)
+
+
+def pixels(rows: int = 2, *, size: int = SIZE) -> Tensor:
+    """Normalised pictures (B, 3, H, W), each with a bright square on noise."""
+    generator = torch.Generator().manual_seed(7)
+    pixels_B3HW = torch.randn(rows, 3, size, size, generator=generator)
+    for row in range(rows):
+        place = 3 * row % (size // 2)
+        pixels_B3HW[row, :, place : place + size // 3, place : place + size // 3] += 2
+    return pixels_B3HW

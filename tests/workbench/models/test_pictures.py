@@ -1,0 +1,123 @@
+"""Backbones that read pictures: every family loads, with a fresh head, and no row depends on those beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+from transformers import PreTrainedModel
+
+from tests.vision_backbones import SIZE, VISION, pixels, save_vision, tiny_vision
+from workbench.adapters import anatomy
+from workbench.config import ModelConfig, tasks
+from workbench.errors import BackboneError, ConfigError
+from workbench.models import backbones, pictures
+
+CLASSES = tasks.classes(["a", "b", "c", "d"], seed=3)
+
+
+def load(folder: str, **settings: Any) -> PreTrainedModel:
+    config = ModelConfig.model_validate({"id": folder, "weights": "float32", **settings})
+    return backbones.load(config, None, task=CLASSES).model
+
+
+@pytest.mark.parametrize("name", sorted(VISION))
+def test_every_family_loads_with_a_fresh_seeded_head(name: str, tmp_path: Path) -> None:
+    folder = save_vision(tmp_path, name, labels=3)  # a head for other classes
+    model, again = load(folder), load(folder)
+    heads = anatomy.fresh_heads(model)
+    assert heads and all(any(True for _ in model.get_submodule(head).parameters()) for head in heads)
+    first, second = model.state_dict(), again.state_dict()
+    assert all(torch.equal(first[key], second[key]) for key in first), "the seed decides the head"
+    other = tiny_vision(name)
+    kept = {key: each for key, each in other.state_dict().items() if not key.startswith(tuple(heads))}
+    assert kept and all(torch.equal(first[key], each) for key, each in kept.items())
+    with torch.no_grad():
+        together = model.train()(pixel_values=pixels(4)).logits
+        assert together.shape == (4, 4)
+        alone = torch.cat([model(pixel_values=row[None]).logits for row in pixels(4)])
+        torch.testing.assert_close(alone, together, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ConvNext", "EfficientNet", "ResNet", "Swin", "ViT"])
+def test_half_precision_reads_the_same_pictures(name: str, tmp_path: Path) -> None:
+    folder = save_vision(tmp_path, name)
+    whole = load(folder)(pixel_values=pixels()).logits
+    for compute in ("float32", "bfloat16"):
+        half = load(folder, weights="bfloat16", compute=compute)(pixel_values=pixels()).logits
+        assert half.dtype == getattr(torch, compute)
+        assert float((half - whole).abs().max()) < 0.1 * float(whole.abs().max())
+
+
+@pytest.mark.parametrize(
+    "name", ["ConvNext", "DeiT", "Dinov2", "CLIP", "EfficientNet", "ResNet", "Siglip", "Swin", "ViT"]
+)
+def test_other_sizes_are_read(name: str, tmp_path: Path) -> None:
+    model = load(save_vision(tmp_path, name))
+    sizes = pictures.picture_sizes(model)
+    assert sizes.step is not None
+    pictures.require_size(model, 2 * SIZE)
+    assert model(pixel_values=pixels(size=2 * SIZE)).logits.shape == (2, 4)
+
+
+def test_positions_are_interpolated_as_transformers_does(tmp_path: Path) -> None:
+    folder = save_vision(tmp_path, "ViT")
+    model, large = load(folder), pixels(size=48)
+    plain = backbones.load(ModelConfig(id=folder, weights="float32"), None, task=CLASSES).model
+    plain.base_model._forward_pre_hooks.clear()
+    wanted = plain(pixel_values=large, interpolate_pos_encoding=True).logits
+    assert torch.equal(model(pixel_values=large).logits, wanted)
+
+
+def test_a_size_that_is_no_multiple_of_a_patch_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    model = load(save_vision(tmp_path, "ViT"))
+    with pytest.raises(ConfigError, match="image.size=45 does not fit ViTForImageClassification.*Write image.size=48"):
+        pictures.require_size(model, 45)
+    pictures.require_size(model, None)
+    assert pictures.PictureSizes(224, None).refusal(240) == "it reads pictures of one size. Write image.size=224."
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_other_channels_are_refused(channels: int, tmp_path: Path) -> None:
+    folder = save_vision(tmp_path, "ViT", num_channels=channels)
+    with pytest.raises(BackboneError, match=f"reads pictures of {channels} channels?, and .* num_channels=3"):
+        load(folder)
+
+
+def test_statistics_stay_as_they_are(tmp_path: Path) -> None:
+    model = load(save_vision(tmp_path, "ResNet")).train()
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    before = [norm.running_mean.clone() for norm in norms if norm.running_mean is not None]
+    model(pixel_values=pixels())
+    assert norms and not any(norm.training for norm in norms)
+    assert all(torch.equal(each, norm.running_mean) for each, norm in zip(before, norms, strict=True))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["EfficientNet", "MobileNetV2", "ResNet"])
+def test_micro_batches_change_no_gradient(name: str, tmp_path: Path) -> None:
+    model = load(save_vision(tmp_path, name)).double().train().requires_grad_(True)
+    model.base_model._forward_pre_hooks.clear()  # which would compute in float32
+    images, labels = pixels(8).double(), torch.arange(8) % 4
+
+    def gradients(size: int) -> dict[str, torch.Tensor]:
+        model.zero_grad()
+        for start in range(0, 8, size):
+            rows = slice(start, start + size)
+            logits = model(pixel_values=images[rows]).logits
+            torch.nn.functional.cross_entropy(logits, labels[rows], reduction="sum").backward()  # type: ignore[no-untyped-call]
+        return {key: each.grad.clone() for key, each in model.named_parameters() if each.grad is not None}
+
+    whole, parts = gradients(8), gradients(2)
+    scale = max(float(each.abs().max()) for each in whole.values())
+    assert whole.keys() == parts.keys()
+    assert max(float((whole[key] - parts[key]).abs().max()) for key in whole) <= 1e-6 * scale
+
+
+def test_drop_path_is_off_unless_asked_for(tmp_path: Path) -> None:
+    folder = save_vision(tmp_path, "Swin", drop_path_rate=0.5)
+    model = load(folder).train()
+    assert torch.equal(model(pixel_values=pixels()).logits, model(pixel_values=pixels()).logits)
+    assert model.config.drop_path_rate == 0.5
