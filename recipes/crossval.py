@@ -85,7 +85,7 @@ def prepare(config: RunConfig) -> tuple[RowReader, FoldData, list[RowView], list
     data = fold_data.load(config, reader)
     sets = [rows for rows in (data.rows, data.test, data.unlabelled) if rows is not None]
     modules = preflight.require_backbone(config, sets, classifier.task(data.labels, seed=config.seed))
-    views = row_views.make(config, data.labels, example=data.rows.records[0])
+    views = row_views.make(config, data.labels, data.rows)
     views, notes = row_views.useful(views, data.rows, reader)
     if (merge := user_merge(config.tta)) is not None:
         tta.rehearse(data.labels, 1 + len(views), merge)

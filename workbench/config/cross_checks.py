@@ -155,7 +155,7 @@ def _of_recipe(config: RunSections) -> Iterator[str]:
 
 def _of_labelled_rows(config: RunSections) -> Iterator[str]:
     """Settings of written text that are given for rows that are classified."""
-    unused = ("format", "truncate", "loss_on")
+    unused = ("truncate", "loss_on") if config.reads_pictures else ("format", "truncate", "loss_on")
     given = [f"data.{key}" for key in unused if getattr(config.data, key) != _default(config.data, key)]
     given += ["model.chat_template"] if config.model.chat_template is not None else []
     if config.model.new_tokens:

@@ -47,7 +47,7 @@ def decided(run: Path, room: FoldContext, rows: LabelledSet) -> Floats:
     values_TC = fitted.values(room.labels, outputs_MTC)
     if known["tta"] is None:
         return values_TC
-    seen = row_views.make(room.config, room.labels, example=rows.records[0])
+    seen = row_views.make(room.config, room.labels, rows)
     decision = TtaDecision.from_facts(known["tta"])
     judged = [view for view in seen if view.name in decision.names]
     return merged(room, folders, fitted, decision, judged, rows, values_TC)

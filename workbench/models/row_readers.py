@@ -4,22 +4,74 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workbench.config import RunConfig
+from transformers import PretrainedConfig
+from transformers.image_processing_base import ImageProcessingMixin
+
+from workbench.config import ModelConfig, RunConfig
+from workbench.data.images import picture_reader
+from workbench.data.images.picture_format import PictureFormat
+from workbench.data.images.picture_reader import PictureReader
 from workbench.data.labelled.row_reader import RowReader
 from workbench.data.labelled.text_reader import TextReader
-from workbench.models import backbones, exported
+from workbench.errors import BackboneError
+from workbench.models import backbones, exported, origins
+
+CONVOLUTIONS = 16
+"""Side of the squares, in pixels, that count as tokens where a backbone names no patches, as convolutions do."""
 
 
 def of_backbone(config: RunConfig) -> RowReader:
-    """Reads rows for the backbone that `config` names; raises BackboneError where it cannot be found."""
+    """Reads rows for the backbone that `config` names.
+
+    Raises:
+        BackboneError: It cannot be found, or does not say how it reads pictures.
+    """
+    if config.reads_pictures:
+        hub = backbones.hub_config(config.model)
+        return _pictures(config, hub, picture_format(config.model, hub, size=config.image.size))
     return TextReader(backbones.tokenizer(config.model), config.data, config.classes, config.duplicates)
 
 
 def of_run(run: Path, config: RunConfig) -> RowReader:
     """Reads rows as the run at `run` did, from what it saved beside its adapter."""
+    if config.reads_pictures:
+        return _pictures(config, backbones.hub_config(config.model), picture_reader.saved_format(run / "adapter"))
     return TextReader(exported.load_tokenizer(run, config), config.data, config.classes, config.duplicates)
 
 
 def file(config: RunConfig) -> str:
     """File from which `of_run` makes the reader, beside the adapter."""
-    return "tokenizer.json"
+    return picture_reader.FILE if config.reads_pictures else "tokenizer.json"
+
+
+def picture_format(config: ModelConfig, hub: PretrainedConfig, *, size: int | None) -> PictureFormat:
+    """The pictures that a backbone was trained on, of another `size` where one is given."""
+    try:
+        processor, _ = ImageProcessingMixin.get_image_processor_dict(origins.path(config), **origins.arguments(config))
+    except OSError:
+        processor = {}
+    try:
+        return PictureFormat.read(processor, hub.to_dict(), size=size)
+    except BackboneError as error:
+        raise BackboneError(f"model.id={config.id}: {error}") from None
+
+
+def _pictures(config: RunConfig, hub: PretrainedConfig, format: PictureFormat) -> PictureReader:
+    vision = getattr(hub, "vision_config", hub)
+    patch = getattr(vision, "patch_size", CONVOLUTIONS)
+
+    def epochs(rows: int) -> float:
+        if config.train.steps is None:
+            return config.train.epochs or 1.0
+        return config.train.steps * config.batch.size / rows
+
+    return PictureReader(
+        format,
+        config.data,
+        config.classes,
+        config.image,
+        config.duplicates,
+        patch=patch if isinstance(patch, int) else CONVOLUTIONS,
+        seed=config.seed,
+        epochs=epochs,
+    )

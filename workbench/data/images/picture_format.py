@@ -6,7 +6,7 @@ Legend: B or N pictures, H height, W width, 3 channels.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -64,6 +64,17 @@ class PictureFormat:
             found = _of_processor(processor, str(hub_config.get("model_type")), size or own)
             size = size or (None if processor else own)
         return found if size is None else found.of_size(size)
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> PictureFormat:
+        """The format that `facts` were written of."""
+        lists = {name: tuple(facts[name]) for name in ("resized", "mean", "std")}
+        return cls(**{**facts, **lists, "resample": Resampling[facts["resample"]]})
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For a JSON file."""
+        return {**asdict(self), "resample": self.resample.name}
 
     def of_size(self, size: int) -> PictureFormat:
         """The same format for a square of another size."""

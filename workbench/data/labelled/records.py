@@ -16,6 +16,7 @@ from workbench.config.classes_config import PAIR_FIELDS, ClassesConfig
 from workbench.data.folds.similarity import normalised
 from workbench.data.labelled import labels
 from workbench.data.labelled.labels import Label
+from workbench.data.labelled.row_inputs import RowInputs
 from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint
 from workbench.data.text.formats import renamed
 from workbench.errors import DataError
@@ -53,6 +54,8 @@ class RecordSource:
     fingerprint: str
     records: tuple[LabelledRecord, ...]
     skipped: tuple[str, ...] = ()
+    inputs: RowInputs | None = None
+    """What a model reads of the rows, where that is known as soon as they are read, as pixels are."""
 
     @property
     def labels(self) -> list[Any]:
@@ -67,7 +70,8 @@ class RecordSource:
     def subset(self, keep: npt.NDArray[np.bool_], note: str | None = None) -> RecordSource:
         """The rows that `keep` marks."""
         kept = tuple(itertools.compress(self.records, keep.tolist()))
-        return replace(self, records=kept, skipped=(*self.skipped, note) if note else self.skipped)
+        inputs = None if self.inputs is None else self.inputs.take(np.flatnonzero(keep))
+        return replace(self, records=kept, inputs=inputs, skipped=(*self.skipped, note) if note else self.skipped)
 
 
 def read(
@@ -85,7 +89,7 @@ def read(
 
     def converter(first: RawRow) -> Callable[[RawRow], LabelledRecord]:
         _require_columns(source, first, config, classes, labelled=labelled)
-        return partial(_record, renames=config.columns, classes=classes, labelled=labelled)
+        return partial(_record, config=config, classes=classes, labelled=labelled)
 
     skipped: list[str] = []
     records = convert_rows(source, converter, refuse=config.on_bad_row == "refuse", skipped=skipped, limit=limit)
@@ -103,24 +107,50 @@ def _require_columns(source: str, row: RawRow, config: DataConfig, classes: Clas
             raise DataError(
                 f"data.columns: {source} has no column `{in_file}`.{did_you_mean(in_file, list(row.columns))}"
             )
-    present = renamed(row.columns, config.columns)
-    required = [*classes.fields, *([classes.label] if labelled else [])]
+    for name in classes.fields:
+        if len(classes.fields) == 1 or classes.kind == "pair":
+            _require_column(source, row, config, name)
+    require_label_columns(source, row, config, classes, labelled=labelled)
+
+
+def labelled_record(
+    row: RawRow, config: DataConfig, classes: ClassesConfig, *, labelled: bool, fields: tuple[str, ...] = ()
+) -> LabelledRecord:
+    """A row with its label and weight, where it is `labelled`; raises DataError where they are malformed."""
+    if not labelled:
+        return LabelledRecord(row, fields)
+    label = labels.read(renamed(row.columns, config.columns).get(classes.label), classes)
+    if label is None:
+        raise DataError(
+            f"`{classes.label}` is empty: the row has no label. Move unlabelled rows to a file of their own."
+        )
+    return LabelledRecord(row, fields, label, _weight(row.columns, classes.row_weight))
+
+
+def require_label_columns(
+    source: str, row: RawRow, config: DataConfig, classes: ClassesConfig, *, labelled: bool
+) -> None:
+    """Raise DataError where the first row of a source has no label or no weight."""
     if labelled and classes.row_weight and classes.row_weight not in row.columns:
         raise DataError(
             f"classes.row_weight: {source} has no column `{classes.row_weight}`."
             f"{did_you_mean(classes.row_weight, list(row.columns))}"
         )
-    for name in required:
-        if name not in present and (name == classes.label or len(classes.fields) == 1 or classes.kind == "pair"):
-            columns = ", ".join(f"`{each[:60]}`" for each in row.columns) or "none"
-            raise DataError(
-                f"{source}: has no column `{name}` among its columns {columns}. Write data.columns='{{{name}: NAME}}' "
-                "with its name, or classes.text with the columns that the model reads."
-            )
+    if labelled:
+        _require_column(source, row, config, classes.label)
 
 
-def _record(row: RawRow, *, renames: Mapping[str, str], classes: ClassesConfig, labelled: bool) -> LabelledRecord:
-    columns = renamed(row.columns, renames)
+def _require_column(source: str, row: RawRow, config: DataConfig, name: str) -> None:
+    if name not in renamed(row.columns, config.columns):
+        columns = ", ".join(f"`{each[:60]}`" for each in row.columns) or "none"
+        raise DataError(
+            f"{source}: has no column `{name}` among its columns {columns}. Write data.columns='{{{name}: NAME}}' "
+            "with its name, or classes.text with the columns that the model reads."
+        )
+
+
+def _record(row: RawRow, *, config: DataConfig, classes: ClassesConfig, labelled: bool) -> LabelledRecord:
+    columns = renamed(row.columns, config.columns)
     fields = tuple(_text(columns.get(name), name) for name in classes.fields)
     required = PAIR_FIELDS if classes.kind == "pair" else classes.fields if len(fields) == 1 else ()
     for name, text in zip(classes.fields, fields, strict=True):
@@ -128,14 +158,7 @@ def _record(row: RawRow, *, renames: Mapping[str, str], classes: ClassesConfig, 
             raise DataError(f"`{name}` is empty.")
     if not any(text.strip() for text in fields):
         raise DataError(f"{', '.join(f'`{name}`' for name in classes.fields)} are all empty.")
-    if not labelled:
-        return LabelledRecord(row, fields, None)
-    label = labels.read(columns.get(classes.label), classes)
-    if label is None:
-        raise DataError(
-            f"`{classes.label}` is empty: the row has no label. Move unlabelled rows to a file of their own."
-        )
-    return LabelledRecord(row, fields, label, _weight(row.columns, classes.row_weight))
+    return labelled_record(row, config, classes, labelled=labelled, fields=fields)
 
 
 def _text(value: Any, name: str) -> str:

@@ -6,7 +6,7 @@ Legend: H and W of a picture, 3 channels RGB. Beyond its edges a picture is mirr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,8 +18,11 @@ from workbench.config import plugins
 from workbench.config.classes_config import ClassesConfig
 from workbench.config.tta_config import TtaConfig, ViewName
 from workbench.data.images import warping
+from workbench.data.images.picture_rows import PictureRows
 from workbench.data.images.warping import Box, Warp
+from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
+from workbench.data.labelled.row_reader import RowReader
 from workbench.data.rows import excerpt
 from workbench.data.views.user_views import KEY, function_of, require_used
 from workbench.errors import ConfigError
@@ -43,6 +46,15 @@ class PictureView:
             ConfigError: A user's function returns no such picture; the message names the row.
         """
         return self.change(picture_HW3, row)
+
+    def rows(self, rows: LabelledSet, reader: RowReader) -> LabelledSet:
+        """The same rows in this view."""
+        assert isinstance(rows.inputs, PictureRows)
+        return replace(rows, inputs=rows.inputs.seen(self.picture))
+
+    def why_useless(self, rows: LabelledSet, changed: int) -> str:
+        """Why this view changes so few rows."""
+        return f"{'no other picture' if changed else 'no picture'} looks different in it"
 
     def outputs(self, outputs_NC: Floats) -> Floats:
         """Outputs (or values) for rows in this view as those for the original rows: they are the same."""

@@ -7,11 +7,11 @@ from typing import Protocol
 
 from workbench.config import RunConfig
 from workbench.config.tta_config import MIN_CHANGED_SHARE
+from workbench.data.images.picture_rows import PictureRows
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.data.labelled.records import LabelledRecord
 from workbench.data.labelled.row_reader import RowReader
-from workbench.data.views import text_views
+from workbench.data.views import picture_views, text_views
 from workbench.errors import DataError
 
 
@@ -32,16 +32,18 @@ class RowView(Protocol):
         """Why this view changes so few rows."""
 
 
-def make(config: RunConfig, labels: Labels, *, example: LabelledRecord) -> Sequence[RowView]:
+def make(config: RunConfig, labels: Labels, rows: LabelledSet) -> Sequence[RowView]:
     """Make the views that `tta.views` names.
 
     Args:
-        example: Any row; a user's function must return as many views of every row as of this one.
+        rows: A user's function must return as many views of every row as of the first one.
 
     Raises:
         ConfigError: A view does not fit the rows or their labels, or the user's file is wrong.
     """
-    return text_views.make(config.tta, config.classes, labels, seed=config.seed, example=example)
+    if isinstance(rows.inputs, PictureRows):
+        return picture_views.make(config.tta, config.classes, example=rows.inputs.picture(0))
+    return text_views.make(config.tta, config.classes, labels, seed=config.seed, example=rows.records[0])
 
 
 def useful(views: Sequence[RowView], rows: LabelledSet, reader: RowReader) -> tuple[list[RowView], list[str]]:

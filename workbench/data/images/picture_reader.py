@@ -1,0 +1,184 @@
+"""Reads labelled rows of pictures.
+
+Legend: N rows, H height, W width, 3 colours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from workbench.config import DataConfig
+from workbench.config.classes_config import ClassesConfig
+from workbench.config.folds_config import DuplicatesConfig
+from workbench.config.image_config import ImageConfig
+from workbench.data.folds import duplicates
+from workbench.data.folds.duplicates import DuplicateClusters
+from workbench.data.images import picture_sources, picture_store
+from workbench.data.images.decoding import Pixels
+from workbench.data.images.picture_files import PictureFile
+from workbench.data.images.picture_format import PictureFormat
+from workbench.data.images.picture_rows import Augmenter, PictureRows
+from workbench.data.labelled import records
+from workbench.data.labelled.records import LabelledRecord, RecordSource
+from workbench.data.labelled.row_inputs import RowInputs
+from workbench.data.labelled.row_reader import NamedColumns, RowReader
+from workbench.data.rows import MAX_MISTAKES, RawRow, convert_rows
+from workbench.data.text.tokenized import cache_folder
+from workbench.errors import DataError
+from workbench.runs import files
+
+FILE = "picture_format.json"
+
+
+@dataclass(frozen=True)
+class PictureReader:
+    """Reads pictures as `image` prepares them for one backbone; see `RowReader`."""
+
+    format: PictureFormat
+    data: DataConfig
+    classes: ClassesConfig
+    image: ImageConfig
+    near: DuplicatesConfig
+    """When two pictures are near-duplicates."""
+    patch: int
+    """Side of the patches that the backbone cuts a picture into, in pixels."""
+    seed: int
+    epochs: Callable[[int], float]
+    """Passes over so many training rows that the run will make."""
+    title: str = "image"
+    file: str = FILE
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The column with the picture."""
+        return (self.image.column,)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """None: no text is read."""
+        return None
+
+    def read(self, source: str, *, limit: int | None = None, labelled: bool = True) -> RecordSource:
+        """Read, decode and prepare the pictures of a folder, an archive, a table or a hub data set.
+
+        Raises:
+            DataError: Rows are malformed, or a column is missing.
+        """
+
+        def converter(first: RawRow) -> Callable[[RawRow], LabelledRecord]:
+            records.require_label_columns(source, first, self.data, self.classes, labelled=labelled)
+            return partial(records.labelled_record, config=self.data, classes=self.classes, labelled=labelled)
+
+        skipped: list[str] = []
+        refuse = self.data.on_bad_row == "refuse"
+        rows = partial(picture_sources.read_rows, column=self.image.column)
+        found = list(convert_rows(source, converter, refuse=refuse, skipped=skipped, limit=limit, reader=rows))
+        fingerprint = picture_sources.fingerprint(source, self.image.column)
+        return self._stored(RecordSource(source, fingerprint, tuple(found), tuple(skipped)), refuse=refuse)
+
+    def reread(self, source: str, fingerprint: str, rows: Sequence[NamedColumns]) -> RecordSource:
+        """The pictures that another reader read, prepared as this one does, without labels."""
+        name = self.image.column
+        mine = [RawRow(row.place, {**row.columns, name: columns[name]}) for row, columns in rows]
+        return self._stored(RecordSource(source, fingerprint, tuple(LabelledRecord(row, ()) for row in mine)))
+
+    def inputs(self, source: RecordSource) -> PictureRows:
+        """The pictures of each row."""
+        assert isinstance(source.inputs, PictureRows)
+        return source.inputs
+
+    def describe(self, record: LabelledRecord) -> str:
+        """The name of a picture's file."""
+        return self._file(record).name
+
+    def rendered(self, inputs: RowInputs, index: int) -> str:
+        """Size and brightness of a picture as the model reads it."""
+        assert isinstance(inputs, PictureRows)
+        picture_HW3 = inputs.picture(index)
+        red, green, blue = picture_HW3.reshape(-1, 3).mean(0)
+        height, width = picture_HW3.shape[:2]
+        return f"{width} x {height} pixels, mean colour ({red:.0f}, {green:.0f}, {blue:.0f})"
+
+    def duplicates(self, sources: Sequence[RecordSource]) -> DuplicateClusters:
+        """Equal pictures of all sources together."""
+        return duplicates.find([key for source in sources for key in source.keys], threshold=1.0)
+
+    def same_positions(self, other: RowReader) -> bool:
+        """Whether `other` cuts pictures of the same size into the same patches."""
+        if not isinstance(other, PictureReader):
+            return False
+        mine, theirs = self.format, other.format
+        return (mine.height, mine.width, self.patch) == (theirs.height, theirs.width, other.patch)
+
+    def save(self, folder: Path) -> None:
+        """Write how pictures are prepared into `folder`."""
+        files.write_json(folder / FILE, self.format.facts)
+
+    def _file(self, record: LabelledRecord) -> PictureFile:
+        found = record.row.columns[self.image.column]
+        assert isinstance(found, PictureFile)
+        return found
+
+    def _stored(self, source: RecordSource, *, refuse: bool = True) -> RecordSource:
+        """The rows whose pictures can be decoded, with their prepared pixels."""
+        stored = picture_store.store(
+            [self._file(record) for record in source.records],
+            format=self.format,
+            prepare=self.image.prepare,
+            max_pixels=self.image.max_pixels,
+            workers=self.image.workers,
+            folder=cache_folder() / "pictures",
+        )
+        if stored.mistakes and refuse:
+            raise DataError(_refusal(source, stored.mistakes))
+        good = np.asarray([number not in stored.mistakes for number in range(len(source.records))])
+        if not good.any():
+            last = stored.mistakes[len(source.records) - 1]
+            raise DataError(f"{source.name}: none of its pictures can be read. The last one: {last}")
+        digests = [_digest(picture) for picture in stored.pixels]
+        kept = tuple(
+            record._replace(digest=digest.hex())
+            for record, digest, is_good in zip(source.records, digests, good, strict=True)
+            if is_good
+        )
+        numbers = np.flatnonzero(good)
+        height, width = -(-self.format.height // self.patch), -(-self.format.width // self.patch)
+        rows = PictureRows(
+            stores=(stored.pixels,),
+            place_N2=np.stack([np.zeros_like(numbers), numbers], axis=1),
+            key_N=np.asarray([int.from_bytes(digests[number][:7], "big") for number in numbers], dtype=np.int64),
+            format=self.format,
+            patches=height * width,
+            augmenter=self._augmenter(len(numbers)),
+        )
+        return RecordSource(source.name, source.fingerprint, kept, (*source.skipped, *stored.mistakes.values()), rows)
+
+    def _augmenter(self, rows: int) -> Augmenter | None:
+        if not self.image.augment.is_on:
+            return None
+        return Augmenter(self.image.augment, self.seed, self.epochs(rows), self.patch)
+
+
+def saved_format(folder: Path) -> PictureFormat:
+    """The format that `PictureReader.save` wrote into `folder`."""
+    return PictureFormat.from_facts(files.read_json(folder / FILE))
+
+
+def _digest(picture_HW3: Pixels) -> bytes:
+    return hashlib.blake2b(picture_HW3.tobytes(), digest_size=16).digest()
+
+
+def _refusal(source: RecordSource, mistakes: Mapping[int, str]) -> str:
+    shown = [mistakes[number] for number in sorted(mistakes)[:MAX_MISTAKES]]
+    count = "1 picture" if len(mistakes) == 1 else f"{len(mistakes)} pictures"
+    more = [f"  and {len(mistakes) - len(shown)} more"] if len(mistakes) > len(shown) else []
+    remedy = "Replace or delete them, or write data.on_bad_row=skip to leave them out and count them."
+    title = f"{source.name}: {count} of {len(source.records)} cannot be read:"
+    return "\n".join([title, *(f"  {text}" for text in shown), *more, remedy])

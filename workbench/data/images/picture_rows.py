@@ -1,0 +1,162 @@
+"""Rows that are pictures, as the model reads them: prepared pixels, augmented in training, normalised.
+
+Legend: N rows, B rows of a micro-batch, H height, W width, 3 colours; h and w of an augmented picture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from workbench.config.picture_augment_config import AugmentConfig
+from workbench.data.batching import Indices
+from workbench.data.images import augmentation, mixing
+from workbench.data.images.decoding import Pixels
+from workbench.data.images.picture_format import PictureFormat
+from workbench.data.labelled.row_inputs import Mix, ModelInputs
+
+Change: TypeAlias = Callable[[Pixels, int], Pixels]
+"""From a picture (H, W, 3) and the number of its row to the picture that is read instead."""
+
+
+@dataclass(frozen=True)
+class Augmenter:
+    """How training pictures change: in other ways in each epoch, whatever the micro-batches and restarts."""
+
+    config: AugmentConfig
+    seed: int
+    epochs: float
+    """Passes over the training rows that the run will make."""
+    multiple: int
+    """The side of a smaller picture is a multiple of it, such as the side of a patch."""
+
+    def progress(self, epoch: int) -> float:
+        """Share of the run that is done when a pass begins; 1 in the last one."""
+        last = math.ceil(self.epochs) - 1
+        return min(1.0, epoch / last) if last > 0 else 1.0
+
+    def __call__(self, picture_HW3: Pixels, *, epoch: int, key: int) -> Pixels:
+        """The picture as it is in an epoch; `key` tells it from others wherever it stands."""
+        return augmentation.augment(
+            picture_HW3,
+            self.config,
+            seed=self.seed,
+            epoch=epoch,
+            row=key,
+            progress=self.progress(epoch),
+            multiple=self.multiple,
+        )
+
+    def plan(self, *, epoch: int, key: int, row: int, rows: int, size: tuple[int, int]) -> mixing.MixPlan | None:
+        """How a row of a set of so many is mixed with another one in an epoch, if it is."""
+        return mixing.plan(
+            self.config,
+            seed=self.seed,
+            epoch=epoch,
+            row=key,
+            partner=int(_partners(rows, self.seed, epoch)[row]),
+            size=size,
+            progress=self.progress(epoch),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PictureRows:
+    """Pictures of one size in memory-mapped stores; see `RowInputs`."""
+
+    stores: tuple[Pixels, ...]
+    """Prepared pictures (., H, W, 3)."""
+    place_N2: Indices
+    """Store and number of each row."""
+    key_N: Indices
+    """A number from the pixels of each row, which decides how it is augmented: the same wherever the row stands."""
+    format: PictureFormat
+    patches: int
+    """Patches that the model cuts a picture into: its tokens."""
+    augmenter: Augmenter | None = None
+    change: Change | None = None
+    """Another look at each picture."""
+
+    @property
+    def lengths(self) -> Indices:
+        """Patches of each row."""
+        return np.full(len(self.place_N2), self.patches, dtype=np.int64)
+
+    @property
+    def truncated(self) -> int:
+        """None loses a part: preparing has brought all to one size."""
+        return 0
+
+    def picture(self, index: int) -> Pixels:
+        """The prepared picture of a row (H, W, 3), changed where there is a `change`."""
+        store, number = self.place_N2[index]
+        pixels: Pixels = self.stores[store][number]
+        return pixels if self.change is None else self.change(pixels, int(self.key_N[index]))
+
+    def batch(self, indices: Indices, *, epoch: int | None) -> ModelInputs:
+        """The rows `indices`; augmented where there are an `augmenter` and an epoch."""
+        if self.augmenter is None or epoch is None:
+            pictures, mix = [self.picture(index) for index in indices], None
+        else:
+            pictures, mix = self._augmented(self.augmenter, indices, epoch)
+        scale_3, shift_3 = map(torch.from_numpy, self.format.affine)
+        pixels_B3hw = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float().contiguous()
+        pixels_B3hw.mul_(scale_3[:, None, None]).add_(shift_3[:, None, None])
+        last_B = torch.arange(1, len(indices) + 1) * self.patches - 1
+        return ModelInputs({"pixel_values": pixels_B3hw}, last_B, len(indices) * self.patches, mix)
+
+    def _augmented(self, augmenter: Augmenter, indices: Indices, epoch: int) -> tuple[list[Pixels], Mix | None]:
+        def changed(index: int) -> Pixels:
+            return augmenter(self.picture(index), epoch=epoch, key=int(self.key_N[index]))
+
+        pictures = [changed(index) for index in indices]
+        if not augmenter.config.mixes:
+            return pictures, None
+        partner_B, share_B = indices.copy(), np.ones(len(indices))
+        for number, index in enumerate(indices):
+            height, width = pictures[number].shape[:2]
+            key = int(self.key_N[index])
+            how = augmenter.plan(epoch=epoch, key=key, row=int(index), rows=len(self.key_N), size=(height, width))
+            if how is not None:
+                pictures[number] = mixing.mix(pictures[number], changed(how.partner), how)
+                partner_B[number], share_B[number] = how.partner, how.weight
+        return pictures, Mix(partner_B, share_B)
+
+    def take(self, indices: Indices) -> PictureRows:
+        """The rows `indices`."""
+        return replace(self, place_N2=self.place_N2[indices], key_N=self.key_N[indices])
+
+    def concatenated(self, other: PictureRows) -> PictureRows:
+        """These rows, followed by those of `other`, which are augmented as these are."""
+        moved_N2 = other.place_N2 + np.asarray([len(self.stores), 0])
+        return replace(
+            self,
+            stores=(*self.stores, *other.stores),
+            place_N2=np.concatenate([self.place_N2, moved_N2]),
+            key_N=np.concatenate([self.key_N, other.key_N]),
+        )
+
+    def arrays(self) -> Iterator[npt.NDArray[Any]]:
+        """The pixels of each row."""
+        return (self.picture(index) for index in range(len(self.place_N2)))
+
+    def differ(self, other: PictureRows) -> npt.NDArray[np.bool_]:
+        """Which rows look different in `other`."""
+        pairs = zip(self.arrays(), other.arrays(), strict=True)
+        return np.asarray([not np.array_equal(one, two) for one, two in pairs], dtype=bool)
+
+    def seen(self, change: Change) -> PictureRows:
+        """The same rows, each changed before it is read."""
+        return replace(self, change=change)
+
+
+@lru_cache(maxsize=4)
+def _partners(rows: int, seed: int, epoch: int) -> Indices:
+    return mixing.partners(rows, seed=seed, epoch=epoch)
