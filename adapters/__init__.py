@@ -280,7 +280,7 @@ def _without_hints() -> Iterator[None]:
     """Silence warnings of PEFT that a user can do nothing about: deprecated calls, settings that it corrects itself."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False", category=UserWarning)
-        warnings.filterwarnings("ignore", message="Unsupported layer type .*Norm'", category=UserWarning)
+        warnings.filterwarnings("ignore", message="Unsupported layer type .*Norm(2d)?'", category=UserWarning)
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
         yield
 

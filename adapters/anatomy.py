@@ -36,9 +36,10 @@ def _stacks(model: nn.Module) -> list[tuple[str, nn.ModuleList]]:
     stacks: list[tuple[str, nn.ModuleList]] = []
     for name, module in model.named_modules():
         inside = name.startswith(tuple(f"{stack}." for stack, _ in stacks))
-        if isinstance(module, nn.ModuleList) and not inside:
-            if any(is_linear(part) or is_convolution(part) for part in module.modules()):
-                stacks.append((name, module))
+        if not isinstance(module, nn.ModuleList) or inside:
+            continue
+        if any(is_linear(part) or is_convolution(part) for part in module.modules()):
+            stacks.append((name, module))
     return stacks
 
 
@@ -177,6 +178,29 @@ def body(model: PreTrainedModel) -> str:
 def reads_pictures(model: nn.Module) -> bool:
     """Whether a backbone reads pictures rather than tokens."""
     return getattr(model, "main_input_name", "input_ids") == "pixel_values"
+
+
+def block_width(model: PreTrainedModel, block: str) -> int:
+    """Width of the hidden states inside a block; it grows from stage to stage in some backbones for pictures."""
+    if reads_pictures(model):
+        for module in model.get_submodule(block).modules():
+            weight = module._parameters.get("weight")
+            if is_norm(module) and weight is not None and weight.ndim == 1:
+                return len(weight)
+    return hidden_size(model.config)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module normalises."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return "norm" in type(module).__name__.lower() or isinstance(module, _BatchNorm)
+
+
+def unread(model: PreTrainedModel) -> list[str]:
+    """Paths of modules whose outputs no head reads: the norm of CLIP's pooled token, where patches are classified."""
+    pooled = f"{body(model)}.post_layernorm"
+    return [pooled] if model.config.model_type == "clip" and reads_pictures(model) else []
 
 
 def hidden_size(hub: PretrainedConfig) -> int:

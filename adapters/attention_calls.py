@@ -20,6 +20,8 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
+from workbench.adapters import anatomy, picture_tower
+
 PREFIXED = "workbench_prefix"
 """The name under which transformers finds `attend`."""
 LOOKING = "workbench_looking"
@@ -33,11 +35,14 @@ Sizes = tuple[int, int, int]
 
 
 def places(model: PreTrainedModel) -> dict[str, Sizes]:
-    """Paths of the attention modules that a token passes, with the sizes of their keys and values.
+    """Paths of the attention modules that a token, or a patch, passes, with the sizes of their keys and values.
 
-    Empty where the backbone reads no tokens or does not compute attention through transformers' functions. The
+    Empty where the backbone has none, or does not compute attention through transformers' functions. The
     backbone may be without weights.
     """
+    if anatomy.reads_pictures(model):
+        with _looking(model) as seen:
+            return seen if picture_tower.reads(model) else {}
     embedding = model.get_input_embeddings()
     if not isinstance(embedding, nn.Embedding):
         return {}

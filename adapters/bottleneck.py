@@ -107,7 +107,7 @@ class Bottleneck(Method):
     def _width(self, model: PreTrainedModel) -> int:
         if self.width is not None:
             return self.width
-        hidden = bottleneck_places.hidden_size(model)
+        hidden = anatomy.hidden_size(model.config)
         reduction = self.reduction or 16
         if reduction > hidden:
             raise ConfigError(

@@ -7,7 +7,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from workbench.adapters.anatomy import blocks, is_attention, is_linear
+from workbench.adapters.anatomy import (
+    block_width,
+    blocks,
+    body,
+    hidden_size,
+    is_attention,
+    is_linear,
+    is_norm,
+    reads_pictures,
+)
 from workbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,6 +67,11 @@ def find(model: PreTrainedModel, method: str) -> Places:
     mlps = [_mlp(model, path) for path in paths]
     if method == "parallel":
         return Places(beside={mlp.last: mlp.first for mlp in mlps})
+    if reads_pictures(model) and (depthwise := _convolves(model, paths)):
+        raise ConfigError(
+            f"{depthwise} of {type(model).__name__} gives channels before places, which a bottleneck at its end does "
+            "not read. Write adapter.method=parallel, which stands beside the MLP, or adapter.method=lora."
+        )
     norms = [_norm_beside(model, path, mlp.last) for path, mlp in zip(paths, mlps, strict=True)]
     if all(norms):
         return Places(within=[norm for norm in norms if norm])
@@ -69,10 +83,10 @@ def find(model: PreTrainedModel, method: str) -> Places:
     return Places(after=paths)
 
 
-def hidden_size(model: PreTrainedModel) -> int:
-    """Width of the residual stream."""
-    size: int = model.config.get_text_config().hidden_size
-    return size
+def width_at(model: PreTrainedModel, path: str) -> int:
+    """Width of the residual stream at a module of a block."""
+    around = [block for stack in blocks(model) for block in stack if f"{path}.".startswith(f"{block}.")]
+    return block_width(model, around[0]) if around else hidden_size(model.config)
 
 
 def _attentions(model: PreTrainedModel, block: str) -> list[str]:
@@ -81,7 +95,7 @@ def _attentions(model: PreTrainedModel, block: str) -> list[str]:
     last: dict[str, str | None] = {_attention_of(name): None for name in names}
     for name in names:
         # Phi-3 builds its output projection before the others, which are wider.
-        if _outputs(model.get_submodule(f"{block}.{name}")) == hidden_size(model):
+        if _outputs(model.get_submodule(f"{block}.{name}")) == block_width(model, block):
             last[_attention_of(name)] = name
     found = [name for name in last.values() if name and not READS.match(name.rpartition(".")[2])]
     if not found or len(found) < len(last):
@@ -104,7 +118,7 @@ def _mlp(model: PreTrainedModel, block: str) -> Mlp:
     names = [name for name in _linears(model, block) if not is_attention(name)]
     parents = {name.rpartition(".")[0] for name in names}
     together = len(parents) == 1 or parents == {"intermediate", "output"}
-    if not together or _outputs(model.get_submodule(f"{block}.{names[-1]}")) != hidden_size(model):
+    if not together or _outputs(model.get_submodule(f"{block}.{names[-1]}")) != block_width(model, block):
         raise _no_place(model, block, "MLP", names)
     return Mlp(f"{block}.{names[0]}", f"{block}.{names[-1]}")
 
@@ -126,8 +140,8 @@ def _norm_beside(model: PreTrainedModel, block: str, projection: str) -> str | N
     parent = projection.rpartition(".")[0]
     if parent == block:
         return None  # a flat block such as OPT's, whose norms are beside everything
-    norms = [(name, module) for name, module in model.get_submodule(parent).named_children() if _is_norm(module)]
-    wide = [name for name, module in norms if module.weight.shape[-1] == hidden_size(model)]  # type: ignore[index]
+    norms = [(name, module) for name, module in model.get_submodule(parent).named_children() if is_norm(module)]
+    wide = [name for name, module in norms if module.weight.shape[-1] == block_width(model, block)]  # type: ignore[index]
     return f"{parent}.{wide[0]}" if wide else None
 
 
@@ -135,13 +149,20 @@ def _has_final_norm(model: PreTrainedModel, block: str) -> bool:
     """Whether a norm follows the stack, which tells that its blocks leave the residual stream unnormalised."""
     stack = block.rpartition(".")[0]
     holder = stack.rpartition(".")[0]
-    near = {holder, holder.rpartition(".")[0]}
+    near = {body(model), f"{body(model)}.pooler"} if reads_pictures(model) else {holder, holder.rpartition(".")[0]}
+    near &= {path for path, _ in model.named_modules()}
     children = [child for path in near for child in model.get_submodule(path).named_children()]
-    return any(_is_norm(module) and "emb" not in name for name, module in children)
+    return any(is_norm(module) and not any(part in name for part in ("emb", "pre_")) for name, module in children)
 
 
-def _is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower()
+def _convolves(model: PreTrainedModel, paths: Iterable[str]) -> str | None:
+    """The first block with a convolution in it; None where there is none."""
+    from torch import nn
+
+    return next(
+        (path for path in paths if any(isinstance(each, nn.Conv2d) for each in model.get_submodule(path).modules())),
+        None,
+    )
 
 
 def _no_place(model: PreTrainedModel, block: str, part: str, found: Iterable[str]) -> ConfigError:

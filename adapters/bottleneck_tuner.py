@@ -11,7 +11,7 @@ from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
 
 from workbench.adapters.bottleneck_layers import CHILD, KINDS, BottleneckLayer
-from workbench.adapters.bottleneck_places import hidden_size
+from workbench.adapters.bottleneck_places import width_at
 from workbench.adapters.peft_registration import register_tuner
 from workbench.errors import ConfigError
 
@@ -89,7 +89,7 @@ class BottleneckModel(BaseTuner):
             target.add_module(child, layer)
         layer.add(
             adapter_name,
-            hidden=hidden_size(self.model),
+            hidden=width_at(self.model, current_key),
             width=peft_config.width,
             activation=peft_config.activation,
             scale=peft_config.scale,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from workbench.adapters import anatomy
-from workbench.adapters.anatomy import blocks, features, is_attention, linear_modules
+from workbench.adapters.anatomy import block_width, blocks, convolutions, features, is_attention, linear_modules
 from workbench.adapters.method import ExtraParameters, Method, MethodInfo, register
 from workbench.adapters.target_modules import Targets, linear_layers, short_names
 from workbench.errors import ConfigError
@@ -31,6 +31,15 @@ class Ia3(Method):
     targets: Targets = "all-linear"
     """attention: keys and values; mlp: what enters its last layer; all-linear: both, as in the paper. Or names of
     linear layers: those of attention have their outputs scaled, the others their inputs."""
+
+    def refusal(self, model: PreTrainedModel) -> str | None:
+        """Refuse blocks that hold convolutions alone."""
+        if linear_modules(model) or not convolutions(model):
+            return None
+        return (
+            f"it scales linear layers, and the blocks of {type(model).__name__} have none. "
+            "Take adapter.method=lora, which changes convolutions."
+        )
 
     def modules(self, model: PreTrainedModel) -> list[str]:
         """Names of the linear layers whose outputs or inputs are scaled."""
@@ -82,11 +91,11 @@ def _keys_and_values(model: PreTrainedModel) -> list[str]:
 
 def _ends_of_mlps(model: PreTrainedModel) -> list[str]:
     """The linear layers outside attention that lead back to the hidden size, or else the last of each block."""
-    width = model.config.get_text_config().hidden_size
     linear = [path for path in linear_modules(model) if not is_attention(path)]
     found = []
     for block in (block for stack in blocks(model) for block in stack):
         here = [path for path in linear if path.startswith(f"{block}.")]
         sizes = {path: features(model.get_submodule(path)) for path in here}
+        width = block_width(model, block)
         found += [path for path in here if sizes[path][1] == width != sizes[path][0]] or here[-1:]
     return found

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @register
 class LayerNorm(Method):
-    """Every LayerNorm and RMSNorm of the backbone trains, with its bias where it has one."""
+    """Every LayerNorm and RMSNorm of the backbone trains, with its bias where it has one.
+
+    Of batch normalisation the factors and biases train; its statistics stay those of pretraining.
+    """
 
     about: ClassVar[dict[str, MethodInfo]] = {
         "layernorm": MethodInfo("every norm's weight and bias", "Zhao et al. 2023, arXiv:2312.11420"),
@@ -40,10 +43,11 @@ class LayerNorm(Method):
 
 def _norms(model: PreTrainedModel) -> list[str]:
     """Paths of the modules that are called a norm by their class and have a vector of weights."""
-    found = []
+    found, unread = [], anatomy.unread(model)
     for name, module in model.named_modules():
         weights = dict(module.named_parameters(recurse=False))
-        if type(module).__name__.endswith("Norm") and "weight" in weights and weights["weight"].ndim == 1:
+        named = type(module).__name__.endswith(("Norm", "BatchNorm2d"))
+        if named and name not in unread and "weight" in weights and weights["weight"].ndim == 1:
             found.append(name)
     if not found:
         raise ConfigError(

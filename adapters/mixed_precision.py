@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from peft.tuners import adalora, ia3, vera
 from peft.tuners.lora import dora
+from peft.tuners.lora.layer import Conv2d as LoraConv2d
 from peft.tuners.tuners_utils import BaseTuner
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -67,6 +68,22 @@ class QuantisedAdaLora(nn.Module, adalora.AdaLoraLayer):
         return result
 
 
+class ShapedLoraConv2d(LoraConv2d):
+    """LoRA over a convolution whose shape the backbone reads from it, to pad by (MobileNetV2)."""
+
+    @property
+    def stride(self) -> Any:
+        return self.get_base_layer().stride
+
+    @property
+    def dilation(self) -> Any:
+        return self.get_base_layer().dilation
+
+    @property
+    def kernel_size(self) -> Any:
+        return self.get_base_layer().kernel_size
+
+
 _DORA: Any = dora
 _DEQUANTISE = _DORA.dequantize_module_weight
 
@@ -85,6 +102,8 @@ def compute_in_any_precision(model: nn.Module) -> None:
     for module in model.modules():
         if type(module) is vera.Linear:
             module.__class__ = VeraLinear
+        elif type(module) is LoraConv2d:
+            module.__class__ = ShapedLoraConv2d
         elif isinstance(module, ia3.IA3Layer) and not isinstance(module, ia3.Linear):
             module.__class__ = QuantisedIa3  # type: ignore[assignment]
         elif type(module) is ia3.IA3Model:

@@ -75,6 +75,18 @@ class Oft(Orthogonal):
             raise ValueError("PEFT's OFT never applies its dropout. Write adapter.dropout=0, or adapter.method=boft.")
         return self
 
+    def refusal(self, model: PreTrainedModel) -> str | None:
+        """Refuse blocks that convolve, whose linear layers read pictures as PEFT's rotation does not know them."""
+        from torch import nn
+
+        parts = (model.get_submodule(path) for stack in anatomy.blocks(model) for path in stack)
+        if any(isinstance(each, nn.Conv2d) for part in parts for each in part.modules()):
+            return (
+                f"the blocks of {type(model).__name__} hold convolutions, beside which PEFT rotates nothing. "
+                "Take adapter.method=lora."
+            )
+        return super().refusal(model)
+
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's OFTConfig for this backbone."""
         from peft import OFTConfig

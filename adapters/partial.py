@@ -76,10 +76,11 @@ class BitFit(Partial):
     def parameters(self, model: PreTrainedModel) -> list[str]:
         """Names of parameters that end in bias, as those of some experts do (down_proj_bias)."""
         body = f"{inside}." if (inside := anatomy.body(model)) else ""
+        left_out = [*_heads(model), *anatomy.unread(model)]
         return [
             name
             for name, _ in model.named_parameters()
-            if name.startswith(body) and name.endswith("bias") and not _below(name, _heads(model))
+            if name.startswith(body) and name.endswith("bias") and not _below(name, left_out)
         ]
 
 
@@ -156,10 +157,13 @@ def _final_norm(model: PreTrainedModel) -> list[str]:
     """Path of the norm after the last stack of blocks: it stands beside the stack, or beside what holds it."""
     stack = anatomy.blocks(model)[-1][0].rpartition(".")[0]
     places = [stack.rpartition(".")[0], stack.rpartition(".")[0].rpartition(".")[0]]
+    if anatomy.reads_pictures(model):
+        places = [anatomy.body(model), f"{anatomy.body(model)}.pooler"]
     return [
         name
         for name, module in model.named_modules()
         if name.rpartition(".")[2] in FINAL_NORMS
         and name.rpartition(".")[0] in places
+        and name not in anatomy.unread(model)
         and all(parameter.ndim == 1 for parameter in module.parameters())
     ]

@@ -16,6 +16,7 @@ from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from workbench.adapters import anatomy
 from workbench.adapters.peft_registration import register_tuner
 
 
@@ -184,9 +185,9 @@ def _reading_copies(cls: type[nn.Module], names: tuple[str, ...]) -> type[nn.Mod
 
 def _computed(model: nn.Module) -> torch.dtype:
     """The precision that the backbone computes in; for pictures that which it is stored in."""
-    embedding = model.get_input_embeddings()  # type: ignore[operator]
-    if not isinstance(embedding, nn.Embedding):
+    if anatomy.reads_pictures(model):
         return next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    embedding = model.get_input_embeddings()  # type: ignore[operator]
     found: Tensor = embedding(torch.zeros(1, dtype=torch.int64, device=embedding.weight.device))
     return found.dtype
 

@@ -13,6 +13,7 @@ OURS = (
     "workbench.adapters.boft_kernels",
     "workbench.adapters.partial_tuner",
     "workbench.adapters.prefix_tuner",
+    "workbench.adapters.visual_prompt_tuner",
 )
 """Modules that register a tuner, or complete one of PEFT's, when they are imported."""
 

@@ -60,7 +60,7 @@ class _Prefix(VirtualTokens):
         kind, implementation = type(model).__name__, model.config._attn_implementation
         if not self._places(model):
             return (
-                f"{kind} does not compute attention to tokens by transformers' functions, which is where a prefix "
+                f"{kind} does not compute attention by transformers' functions, which is where a prefix "
                 "stands. Use adapter.method=lora."
             )
         if implementation not in COMPUTED:

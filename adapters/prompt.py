@@ -1,4 +1,7 @@
-"""Prompt tuning and P-tuning: trainable embeddings before each row, on HF PEFT's prompt and p-tuning encoders."""
+"""Prompt tuning and P-tuning: trainable embeddings before each row, on HF PEFT's prompt and p-tuning encoders.
+
+Beside the patches of a picture the tokens are ours: visual prompt tuning.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ class _SoftPrompt(VirtualTokens):
     """Base of the methods whose virtual tokens enter with the embeddings."""
 
     def modules(self, model: PreTrainedModel) -> list[str]:
-        """The embedding, before whose rows the virtual tokens stand."""
+        """The embedding, before whose rows the virtual tokens stand; for pictures the kind of block that reads them."""
+        if anatomy.reads_pictures(model):
+            return sorted({type(model.get_submodule(path)).__name__ for path in anatomy.blocks(model)[0]})
         embedding = model.get_input_embeddings()
         return [name.rsplit(".", 1)[-1] for name, module in model.named_modules() if module is embedding]
 
@@ -27,6 +32,9 @@ class _SoftPrompt(VirtualTokens):
 @register
 class Prompt(_SoftPrompt):
     """Embeddings of virtual tokens, trained as they are.
+
+    Beside the patches of a picture they are visual prompts (Jia et al. 2022, arXiv:2203.12119), with the paper's
+    uniform initial values whatever `init` says.
 
     They need far higher learning rates than LoRA: try train.learning_rate=0.03, or 0.3 with init=random.
     """
@@ -43,6 +51,8 @@ class Prompt(_SoftPrompt):
     method: Literal["prompt"] = "prompt"
     init: Literal["vocabulary", "random", "text"] = "vocabulary"
     """Initial embeddings: those of random tokens, normal noise as wide as the vocabulary's, or those of a text."""
+    depth: Literal["shallow", "deep"] = "shallow"
+    """Pictures: tokens enter before the first block (shallow), or each block reads tokens of its own (deep)."""
     text: str | None = Field(default=None, min_length=1)
     """Text of init=text, such as the task in words; repeated where it is shorter than `virtual_tokens`."""
 
@@ -53,7 +63,11 @@ class Prompt(_SoftPrompt):
         return self
 
     def refusal(self, model: PreTrainedModel) -> str | None:
-        """Refuse a text that is longer than the virtual tokens, and would be cut."""
+        """Refuse a text that is longer than the virtual tokens, and would be cut; and pictures without patches."""
+        if anatomy.reads_pictures(model):
+            return self._refusal_of_pictures(model)
+        if self.depth == "deep":
+            return "deep prompts are for pictures. Write adapter.method=p-tuning-v2, which has tokens in every layer."
         reason = super().refusal(model)
         if reason or self.text is None:
             return reason
@@ -65,9 +79,24 @@ class Prompt(_SoftPrompt):
             )
         return None
 
+    def _refusal_of_pictures(self, model: PreTrainedModel) -> str | None:
+        from workbench.adapters.visual_prompt_tuner import token_width
+
+        if self.text is not None:
+            return "adapter.init=text is for rows of text. Write adapter.init=random, without adapter.text."
+        if token_width(model) is None:
+            return (
+                f"the blocks of {type(model).__name__} read no sequence of patches to which tokens can be added. "
+                "Use adapter.method=lora."
+            )
+        return None
+
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        """PEFT's PromptTuningConfig for this backbone."""
+        """PEFT's PromptTuningConfig for this backbone; for pictures the configuration of our tuner."""
         from peft import PromptTuningConfig, PromptTuningInit
+
+        if anatomy.reads_pictures(model):
+            return self._visual(model, beside)
 
         kinds = {
             "vocabulary": PromptTuningInit.SAMPLE_VOCAB,
@@ -84,11 +113,27 @@ class Prompt(_SoftPrompt):
             tokenizer_name_or_path=model.config._name_or_path if self.init == "text" else None,
         )
 
+    def _visual(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
+        from workbench.adapters.picture_tower import stem
+        from workbench.adapters.visual_prompt_tuner import VisualPromptConfig, token_width
+
+        width = token_width(model)
+        assert width is not None, "require_fit comes first"
+        return VisualPromptConfig(
+            task_type=anatomy.task(model),
+            virtual_tokens=self.virtual_tokens,
+            width=width,
+            patch=int(stem(model).kernel_size[0]),
+            deep=self.depth == "deep",
+            blocks=anatomy.blocks(model)[0],
+            modules_to_save=beside.heads or None,
+        )
+
     def initialise(self, model: PeftModel, sample: Sample | None) -> None:
         """Draw noise as wide as the vocabulary's embeddings; PEFT's has a deviation of 1, often fifty times theirs."""
         import torch
 
-        if self.init == "random":
+        if self.init == "random" and not anatomy.reads_pictures(model.get_base_model()):
             inside: Any = model
             with torch.no_grad():
                 spread = inside.word_embeddings.weight.float().std()

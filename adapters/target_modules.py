@@ -44,8 +44,11 @@ class OnLinear(Method):
         return self.dropout
 
     def refusal(self, model: PreTrainedModel) -> str | None:
-        """Refuse convolutions where the method is for linear layers."""
-        path = next(iter(target_convolutions(model, self.targets)), None)
+        """Refuse targets that there are none of, and convolutions where the method is for linear layers."""
+        try:
+            path = next(iter(target_convolutions(model, self.targets)), None)
+        except ConfigError as error:
+            return str(error)
         if path is None or self.changes_convolutions:
             return None
         return (

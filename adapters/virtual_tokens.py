@@ -24,8 +24,8 @@ class VirtualTokens(Method):
     modules, positions of the backbone."""
 
     def extra_positions(self, model: PreTrainedModel) -> int:
-        """Number of virtual tokens."""
-        return self.virtual_tokens
+        """Number of virtual tokens; none beside patches, where they are at no position."""
+        return 0 if anatomy.reads_pictures(model) else self.virtual_tokens
 
     def refusal(self, model: PreTrainedModel) -> str | None:
         """Refuse a model that writes no text, where PEFT cannot switch virtual tokens off."""

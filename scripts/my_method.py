@@ -26,7 +26,12 @@ class Scales(Method):
 
     about: ClassVar[dict[str, MethodInfo]] = {"scales": MethodInfo("a factor for each output of linear layers", "-")}
     method: Literal["scales"]
-    targets: Targets = "attention"  # a role, or names of modules
+    targets: Targets = "all-linear"  # a role, or names of modules
+
+    def refusal(self, model: Any) -> str | None:
+        if anatomy.linear_modules(model):
+            return None
+        return "it scales linear layers, and the blocks have none. Take adapter.method=lora."
 
     def modules(self, model: Any) -> list[str]:
         return resolve(model, self.targets)

@@ -24,13 +24,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tests.conftest import FAMILIES, T5_SIZES, tiny
+from tests.vision_backbones import pixels, tiny_vision
 from workbench import adapters
-from workbench.adapters import METHODS, Full, Method
+from workbench.adapters import METHODS, Full, Method, anatomy
 from workbench.adapters.lora_starts import QUANTISED
 from workbench.adapters.method import HALF_OR_FULL, WEIGHTS
 from workbench.config import ModelConfig, RunConfig, plugins, tasks
 from workbench.errors import ConfigError
-from workbench.models import backbones
+from workbench.models import backbones, pictures
 from workbench.schema import parse
 from workbench.training.master_weights import MasterWeights
 
@@ -38,16 +39,15 @@ from workbench.training.master_weights import MasterWeights
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
 ENCODERS = ("Bert", "Roberta", "DebertaV2")
-VIT_SIZES = {"image_size": 8, "patch_size": 4, "num_labels": 3}
 HEADS: dict[str, dict[str, Any]] = {
     "masked": {"head": "MaskedLM"},
     "classes": {"head": "SequenceClassification", "num_labels": 3},
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "T5": {"head": "Seq2SeqLM", **T5_SIZES},
-    "ViT": {"head": "ImageClassification", **VIT_SIZES},
 }
-KINDS = sorted([*FAMILIES, *(f"{name}-{head}" for name in ENCODERS for head in HEADS), *OTHERS])
+PICTURES = ("Beit", "CLIP", "ConvNext", "Dinov2", "MobileNetV2", "ResNet", "Swin", "ViT")
+KINDS = sorted([*FAMILIES, *(f"{name}-{head}" for name in ENCODERS for head in HEADS), *OTHERS, *PICTURES])
 """Families, of encoders with the head."""
 SMALL: dict[str, Any] = {"rank": 4, "width": 4, "reduction": None, "virtual_tokens": 3, "layers": 1, "block": 2}
 """Settings of the methods, for models that are 32 wide; each method takes those that it has."""
@@ -67,6 +67,9 @@ def section(name: str) -> Method:
 
 def build(kind: str, **sizes: Any) -> PreTrainedModel:
     """A tiny model of one of KINDS."""
+    if kind in PICTURES:
+        pictures.prepare(found := tiny_vision(kind, **sizes), torch.float32)
+        return found
     name, _, head = kind.partition("-")
     return tiny(name, **{**OTHERS.get(name, {}), **HEADS.get(head, {}), **sizes})
 
@@ -74,8 +77,8 @@ def build(kind: str, **sizes: Any) -> PreTrainedModel:
 def inputs(model: nn.Module) -> dict[str, Tensor]:
     """What this kind of model reads, and labels for a loss."""
     config: Any = model.config
-    if config.model_type == "vit":
-        return {"pixel_values": torch.linspace(-1, 1, 2 * 3 * 8 * 8).view(2, 3, 8, 8), "labels": torch.tensor([0, 2])}
+    if anatomy.reads_pictures(model):
+        return {"pixel_values": pixels(), "labels": torch.tensor([0, 2])}
     if config.num_labels == 3:
         return {"input_ids": ids, "labels": torch.tensor([0, 2])}
     return {"input_ids": ids, "labels": ids}
@@ -97,7 +100,10 @@ def attach(model: PreTrainedModel, config: Method) -> Any:
     return adapters.attach(model, config, seed=0, sample=lambda: iter([inputs(model)] * 2))
 
 
-LIKE = ("Cohere", "DebertaV2-masked", "Gemma2", "Granite", "Mistral", "Qwen3", "Roberta-classes", "Roberta-masked")
+LIKE = (
+    *("Beit", "CLIP", "Cohere", "DebertaV2-masked", "Dinov2", "Gemma2"),
+    *("Granite", "Mistral", "MobileNetV2", "Qwen3", "Roberta-classes", "Roberta-masked"),
+)
 """Kinds whose blocks hold linear layers like those of another: outside of the cube each method meets two of them."""
 
 
@@ -119,7 +125,7 @@ def test_every_method_on_every_family(family: str, name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)
-@pytest.mark.parametrize("kind", ["Llama", "Bert-classes"])
+@pytest.mark.parametrize("kind", ["Llama", "Bert-classes", "ViT"])
 def test_every_method_comes_off_without_a_trace(kind: str, name: str, tmp_path: Path) -> None:
     base, config = copy.deepcopy(bare(kind)), section(name)
     if config.refusal(base):
@@ -196,6 +202,8 @@ WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128}
 WIDE_AS: dict[str, dict[str, Any]] = {
     "GPT2": {"n_embd": 64, "n_inner": 128},
     "Mixtral": {**WIDE, "num_experts_per_tok": 4},  # all of them compute: rounding would choose others
+    "Dinov2": {"hidden_size": 64},
+    "ViT": WIDE,
     "OPT": {"hidden_size": 64, "ffn_dim": 128, "word_embed_proj_dim": 64},
     "T5": {"d_model": 64, "d_ff": 128},
 }
@@ -210,6 +218,9 @@ ALWAYS = {
         for number, name in enumerate(METHOD_NAMES)
     ),
     ("GPTNeoX", "float16", "adalora"),  # biases beside weights that are stored in half precision
+    ("ViT", "nf4", "lora"),
+    ("ViT", "int8", "lora"),
+    ("Dinov2", "nf4", "prompt"),
     ("ViT", "nf4", "loftq"),  # a checkpoint whose names are not those of the modules
 }
 """The cells that run without `-m cube`."""
@@ -239,7 +250,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     @cache
     def save(kind: str) -> str:
         folder = str(tmp_path_factory.mktemp(kind))
-        build(kind, **WIDE_AS.get(kind, WIDE)).save_pretrained(folder)
+        build(kind, **WIDE_AS.get(kind, {} if kind in PICTURES else WIDE)).save_pretrained(folder)
         return folder
 
     return save
@@ -252,7 +263,8 @@ def test_the_cube_of_kinds_formats_and_methods(
     if weights not in config.facts.weights or (kind == "Falcon" and weights in QUANTISED):
         pytest.skip("refused: the method on this format, or the format on this family")
     classes = tasks.classes(["a", "b", "c"], seed=0)
-    task = {"masked": tasks.MASKED, "classes": classes, "ViT": classes}.get(kind.rpartition("-")[2], tasks.TEXT)
+    heads = {"masked": tasks.MASKED, "classes": classes, **dict.fromkeys(PICTURES, classes)}
+    task = heads.get(kind.rpartition("-")[2], tasks.TEXT)
     fresh = lambda: copy.deepcopy(stored(saved(kind), weights, compute, task))  # noqa: E731
     base = fresh()
     if config.refusal(base):

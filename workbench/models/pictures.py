@@ -5,21 +5,19 @@ Legend: B rows, H and W height and width, in pixels.
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from workbench.adapters import anatomy
+from workbench.adapters.picture_tower import INTERPOLATE, interpolates, own_size, reads, stem, tower
 from workbench.errors import BackboneError, ConfigError
 
 CHANNELS = 3
 """Channels of every picture: red, green and blue; those of a grey one are equal."""
-_INTERPOLATE = "interpolate_pos_encoding"
 
 
 @dataclass(frozen=True)
@@ -45,10 +43,10 @@ class PictureSizes:
 
 def picture_sizes(model: PreTrainedModel) -> PictureSizes:
     """The sizes of pictures that a backbone reads, found by calling it; it may be without weights."""
-    own, stem = own_size(model.config), _stem(model)
-    cuts = stem.kernel_size == stem.stride and not stem.padding_mode == "circular" and stem.padding in ((0, 0), "valid")
-    step = int(stem.stride[0]) if cuts else 1
-    return PictureSizes(own, step if own is None or _reads(model, own + max(step, 32 // step * step)) else None)
+    own, first = own_size(model.config), stem(model)
+    cuts = first.kernel_size == first.stride and first.padding in ((0, 0), "valid")
+    step = int(first.stride[0]) if cuts else 1
+    return PictureSizes(own, step if own is None or reads(model, own + max(step, 32 // step * step)) else None)
 
 
 def require_size(model: PreTrainedModel, size: int | None) -> None:
@@ -56,17 +54,10 @@ def require_size(model: PreTrainedModel, size: int | None) -> None:
     if size is None:
         return
     reason = picture_sizes(model).refusal(size)
-    if reason is None and not _reads(model, size):
+    if reason is None and not reads(model, size):
         reason = "pictures of this side leave nothing behind its last layers. Write a larger image.size."
     if reason is not None:
         raise ConfigError(f"image.size={size} does not fit {type(model).__name__}: {reason}")
-
-
-def own_size(hub: PretrainedConfig) -> int | None:
-    """The side in pixels that a backbone was trained with, by its configuration; None where it does not say it."""
-    vision: Any = getattr(hub, "vision_config", hub)
-    size = getattr(vision, "image_size", None)
-    return size if size is None or isinstance(size, int) else int(max(size))
 
 
 def prepare(model: PreTrainedModel, compute: torch.dtype) -> None:
@@ -78,16 +69,16 @@ def prepare(model: PreTrainedModel, compute: torch.dtype) -> None:
     Raises:
         BackboneError: it reads pictures of other than three channels.
     """
-    channels = _stem(model).in_channels
+    channels = stem(model).in_channels
     if channels != CHANNELS:
         raise BackboneError(
             f"{type(model).__name__} reads pictures of {channels} channel{'s' * (channels != 1)}, and pictures have "
             f"{CHANNELS} here: red, green and blue, which are equal in a grey one. Take a backbone with num_channels=3."
         )
     hold_statistics(model)
-    tower = _tower(model)
-    interpolates = _INTERPOLATE in inspect.signature(tower.forward).parameters
-    tower.register_forward_pre_hook(_Fit(compute, own_size(model.config) if interpolates else None), with_kwargs=True)
+    tower(model).register_forward_pre_hook(
+        _Fit(compute, own_size(model.config) if interpolates(model) else None), with_kwargs=True
+    )
 
 
 class _Fit:
@@ -99,12 +90,12 @@ class _Fit:
         """The side beside which position embeddings have to be interpolated; None where they never have to be."""
 
     def __call__(
-        self, tower: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
+        self, _: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         first: Tensor = arguments[0] if arguments else named["pixel_values"]
         pixels_B3HW = first.to(self.compute)
         if self.own is not None and tuple(first.shape[-2:]) != (self.own, self.own):
-            named = {**named, _INTERPOLATE: True}
+            named = {**named, INTERPOLATE: True}
         if arguments:
             return (pixels_B3HW, *arguments[1:]), named
         return (), {**named, "pixel_values": pixels_B3HW}
@@ -129,43 +120,11 @@ class _Held:
         return self
 
 
-_CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
+_CLASSES: dict[type[_BatchNorm], type[_BatchNorm]] = {}
 
 
-def _held(cls: type[nn.Module]) -> type[nn.Module]:
+def _held(cls: type[_BatchNorm]) -> type[_BatchNorm]:
     """One subclass of the same name for all modules of a class: the compiler guards on it."""
     if cls not in _CLASSES:
         _CLASSES[cls] = type(cls.__name__, (_Held, cls), {})
     return _CLASSES[cls]
-
-
-def _tower(model: PreTrainedModel) -> nn.Module:
-    """What is below the head."""
-    return model.get_submodule(anatomy.body(model))
-
-
-def _stem(model: PreTrainedModel) -> nn.Conv2d:
-    """The first convolution of a backbone, which reads the pixels."""
-    found = next((module for module in _tower(model).modules() if isinstance(module, nn.Conv2d)), None)
-    if found is None:
-        raise BackboneError(f"{type(model).__name__} reads pictures by no convolution, which is not known here yet. "
-                            "Take another backbone, such as facebook/dinov2-small.")  # fmt: skip
-    return found
-
-
-@torch.no_grad()
-def _reads(model: PreTrainedModel, size: int) -> bool:
-    """Whether a backbone computes pictures of this side."""
-    tower = _tower(model)
-    named = {_INTERPOLATE: True} if _INTERPOLATE in inspect.signature(tower.forward).parameters else {}
-    weight = _stem(model).weight
-    pixels_B3HW = torch.zeros(1, weight.shape[1], size, size, device=weight.device, dtype=weight.dtype)
-    training = model.training
-    model.eval()
-    try:
-        tower(pixel_values=pixels_B3HW, **named)
-    except (ValueError, RuntimeError):
-        return False
-    finally:
-        model.train(training)
-    return True

@@ -1,0 +1,236 @@
+"""The PEFT tuner of visual prompts: trainable tokens beside the patches (Jia et al. 2022, arXiv:2203.12119).
+
+They are appended where the first block reads, and taken away behind the last one, so that every head pools over what
+it knows. Attention does not care where in a sequence a token without a position stands.
+
+Legend: B rows, N tokens of a row, P virtual tokens, D hidden.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from peft import PeftConfig
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from workbench.adapters import anatomy, picture_tower
+from workbench.adapters.peft_registration import register_tuner
+from workbench.errors import ConfigError
+
+CHILD = "visual_prompt"
+"""The name of the layer inside its block."""
+
+
+@dataclass
+class VisualPromptConfig(PeftConfig):
+    """Number and width of the virtual tokens, and the blocks that they pass."""
+
+    virtual_tokens: int = 20
+    width: int = 0
+    """Size of a token, which is that of the hidden states."""
+    patch: int = 16
+    """Side of a patch in pixels; decides how wide the initial values are."""
+    deep: bool = False
+    """Whether every block reads tokens of its own, in place of what the block before made of its."""
+    blocks: list[str] = field(default_factory=list)
+    """Paths of all blocks, in order."""
+    modules_to_save: list[str] | None = None
+    """Modules that train whole, such as a fresh classification head."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[no-untyped-call]
+        self.peft_type = VISUAL_PROMPT
+
+    @property
+    def target_modules(self) -> tuple[str, ...]:
+        """The blocks where tokens enter or leave. PEFT shortens a long list of names to their ends, but no tuple."""
+        return tuple(self.blocks if self.deep else dict.fromkeys((self.blocks[0], self.blocks[-1])))
+
+
+class VisualPromptLayer(nn.Module, BaseTunerLayer):
+    """The virtual tokens of all named adapters at one block, as whose child it stands.
+
+    Args:
+        block: It reads and gives hidden states (B, N, D).
+        first: Whether tokens are added to what it reads; otherwise, they take the places of those that are there.
+        last: Whether tokens end here.
+    """
+
+    adapter_layer_names = ("visual_prompt_tokens",)
+
+    def __init__(self, block: nn.Module, *, first: bool, last: bool) -> None:
+        super().__init__()
+        self.visual_prompt_tokens = nn.ParameterDict()
+        self.counts: dict[str, int] = {}
+        self.merged_adapters = []
+        self.first, self.last = first, last
+        self.handles = [
+            block.register_forward_pre_hook(self._enter, with_kwargs=True),
+            block.register_forward_hook(self._leave),
+        ]
+
+    def add(self, name: str, tokens_PD: Tensor | None, *, count: int) -> None:
+        """One more adapter; without tokens where those of an earlier block only pass."""
+        self.counts[name] = count
+        if tokens_PD is not None:
+            self.visual_prompt_tokens[name] = nn.Parameter(tokens_PD)
+
+    def set_adapter(self, adapter_names: str | list[str], inference_mode: bool = False) -> None:
+        """Make one adapter active; which tokens replace which would not be known of several."""
+        names = [adapter_names] if isinstance(adapter_names, str) else list(adapter_names)
+        if len([name for name in names if name in self.counts]) > 1:
+            raise ValueError(f"{', '.join(names)} are visual prompts. Activate one of them at a time.")
+        super().set_adapter(names, inference_mode=inference_mode)
+
+    def remove(self) -> None:
+        """Leave the block as it was."""
+        for handle in self.handles:
+            handle.remove()
+
+    def _active(self) -> str | None:
+        names = [] if self.disable_adapters else [name for name in self.active_adapters if name in self.counts]
+        return names[0] if names else None
+
+    def _enter(
+        self, _: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        name = self._active()
+        if name is None or name not in self.visual_prompt_tokens:
+            return None
+        hidden_BND: Tensor = arguments[0] if arguments else named["hidden_states"]
+        tokens_PD = self.visual_prompt_tokens[name].to(hidden_BND.dtype)
+        kept_BND = hidden_BND if self.first else hidden_BND[:, : -len(tokens_PD)]
+        joined_BND = torch.cat((kept_BND, tokens_PD.expand(len(hidden_BND), -1, -1)), dim=1)
+        return ((joined_BND, *arguments[1:]), named) if arguments else ((), {**named, "hidden_states": joined_BND})
+
+    def _leave(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
+        name = self._active()
+        if name is None or not self.last:
+            return output
+        if isinstance(output, tuple):
+            return (output[0][:, : -self.counts[name]], *output[1:])
+        return output[:, : -self.counts[name]]
+
+
+class VisualPromptModel(BaseTuner):
+    """Puts virtual tokens into the blocks of a backbone, and takes them out."""
+
+    prefix = "visual_prompt_"
+    tuner_layer_cls = VisualPromptLayer
+
+    def _prepare_adapter_config(self, peft_config: PeftConfig, model_config: dict[str, Any]) -> PeftConfig:
+        return peft_config
+
+    def _prepare_model(self, peft_config: PeftConfig, model: nn.Module) -> None:
+        assert isinstance(peft_config, VisualPromptConfig)
+        assert isinstance(model, PreTrainedModel)
+        found = (anatomy.blocks(model) or [[]])[0]
+        if found != peft_config.blocks or token_width(model) != peft_config.width:
+            raise ValueError(
+                f"Its virtual tokens were made for {len(peft_config.blocks)} blocks {peft_config.width} wide, which "
+                f"{type(model).__name__} does not have."
+            )
+
+    @staticmethod
+    def _check_target_module_exists(peft_config: PeftConfig, key: str) -> bool:
+        assert isinstance(peft_config, VisualPromptConfig)
+        return key in peft_config.target_modules
+
+    def _create_and_replace(
+        self,
+        peft_config: PeftConfig,
+        adapter_name: str,
+        target: nn.Module,
+        target_name: str,
+        parent: nn.Module,
+        current_key: str,
+        parameter_name: str | None = None,
+    ) -> None:
+        assert isinstance(peft_config, VisualPromptConfig)
+        blocks = peft_config.blocks
+        first, last = current_key == blocks[0], current_key == blocks[-1]
+        layer = target._modules.get(CHILD)
+        if not isinstance(layer, VisualPromptLayer):
+            layer = VisualPromptLayer(target, first=first, last=last)
+            target.add_module(CHILD, layer)
+        tokens = initial(peft_config) if first or peft_config.deep else None
+        held = next(target.parameters()).device
+        if tokens is not None and tokens.device.type != "meta":
+            tokens = tokens.to(held)
+        layer.add(adapter_name, tokens, count=peft_config.virtual_tokens)
+        layer.set_adapter(self.active_adapters, inference_mode=peft_config.inference_mode)
+
+    def merge_adapter(self, adapter_names: list[str] | None = None, safe_merge: bool = False) -> None:
+        """Refuse: virtual tokens are no update of weights."""
+        self._check_merge_allowed()
+
+    def _check_merge_allowed(self) -> None:
+        raise ConfigError("a prompt cannot be merged: virtual tokens are no update of weights. Keep them apart.")
+
+    def _unload_and_optionally_merge(
+        self,
+        merge: bool = True,
+        progressbar: bool = False,
+        safe_merge: bool = False,
+        adapter_names: list[str] | None = None,
+    ) -> Any:  # PEFT returns the model, and says None
+        if merge:
+            self._check_merge_allowed()
+        for module in list(self.model.modules()):
+            layer = module._modules.get(CHILD)
+            if isinstance(layer, VisualPromptLayer):
+                layer.remove()
+                delattr(module, CHILD)
+        return super()._unload_and_optionally_merge(merge=False, progressbar=progressbar)
+
+
+def initial(config: VisualPromptConfig) -> Tensor:
+    """Tokens (P, D) as in the authors' code: uniform, as wide as Xavier's start of the projection of patches."""
+    bound = math.sqrt(6 / (3 * config.patch**2 + config.width))
+    return torch.empty(config.virtual_tokens, config.width).uniform_(-bound, bound)
+
+
+def token_width(model: PreTrainedModel) -> int | None:
+    """Width of the hidden states between the blocks, if these take one more token; None where they do not.
+
+    The backbone is called once, and may be without weights.
+    """
+    stacks = anatomy.blocks(model)
+    if len(stacks) != 1 or len({block.rpartition(".")[0] for block in stacks[0]}) != 1:
+        return None  # stages, whose blocks read pictures of other sizes
+    with _one_more(model.get_submodule(stacks[0][0]), model.get_submodule(stacks[0][-1])) as widths:
+        return widths[0] if picture_tower.reads(model) and widths else None
+
+
+@contextmanager
+def _one_more(first: nn.Module, last: nn.Module) -> Iterator[list[int]]:
+    """Inside, the blocks read a token of zeros more, and the list holds its width when they have."""
+    widths: list[int] = []
+
+    def enter(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        hidden_BND: Tensor = arguments[0] if arguments else named["hidden_states"]
+        if hidden_BND.ndim != 3:
+            raise ValueError("no tokens")
+        widths.append(hidden_BND.shape[-1])
+        joined_BND = torch.cat((hidden_BND, torch.zeros_like(hidden_BND[:, :1])), dim=1)
+        return ((joined_BND, *arguments[1:]), named) if arguments else ((), {**named, "hidden_states": joined_BND})
+
+    def leave(_: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
+        return (output[0][:, :-1], *output[1:]) if isinstance(output, tuple) else output[:, :-1]
+
+    handles = [first.register_forward_pre_hook(enter, with_kwargs=True), last.register_forward_hook(leave)]
+    try:
+        yield widths
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+VISUAL_PROMPT = register_tuner("visual_prompt", VisualPromptConfig, VisualPromptModel)
