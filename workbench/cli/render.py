@@ -139,7 +139,7 @@ def _answered(predictions: pd.DataFrame) -> None:
 
 def _classified(predictions: pd.DataFrame) -> None:
     for _, row in predictions.iloc[:: max(1, len(predictions) // 3)].head(3).iterrows():
-        _out.print(Text(f"\n{row['text'][:160].strip()}", style="dim"))
+        _out.print(Text(f"\n{str(row.get('text', row['row']))[:160].strip()}", style="dim"))
         for name in ("label", "predicted"):
             _out.print(Text.assemble((f"{name:>10}  ", "bold"), str(row[name])))
 

@@ -164,10 +164,11 @@ def _mistakes(found: pd.DataFrame, wrong_N: NDArray[np.bool_], sure_N: NDArray[n
 
 def _samples(found: pd.DataFrame, by: pd.Series, shown: pd.Series) -> list[dict[str, Any]]:
     order = by.sort_values(ascending=False, kind="stable").index[:MISTAKES]
+    title = "text" if "text" in found else "image"
     return [
         {
             "row": found.at[at, "row"],
-            "text": found.at[at, "text"],
+            "text": found.at[at, title],
             "label": _shown(found.at[at, "label"]),
             "predicted": _shown(found.at[at, "predicted"]),
             "sure": shown[at],

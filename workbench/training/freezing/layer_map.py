@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from workbench.adapters import anatomy
+from workbench.adapters import anatomy, picture_tower
 from workbench.errors import BackboneError
 
 
@@ -70,10 +70,13 @@ def survey(backbone: PreTrainedModel, *, needed: bool = True) -> LayerMap:
         if not f"{name}.".startswith(inside) and next(module.parameters(recurse=False), None) is not None
     ]
     handles.append(backbone.get_submodule(blocks[-1]).register_forward_hook(last_block))
-    ids_BL = torch.arange(2, 6, device=backbone.device)[None]
+    if anatomy.reads_pictures(backbone):
+        inputs = {"pixel_values": picture_tower.blank(backbone)}
+    else:
+        inputs = {"input_ids": torch.arange(2, 6, device=backbone.device)[None]}
     try:
         with torch.no_grad():
-            backbone(input_ids=ids_BL)
+            backbone(**inputs)
     finally:
         for handle in handles:
             handle.remove()
