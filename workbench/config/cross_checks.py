@@ -14,6 +14,7 @@ from workbench.schema import Section
 _ONLY_FOR = {
     "masking": ("mlm",),
     "classes": ("classify", "crossval"),
+    "image": ("classify", "crossval"),
     "duplicates": ("crossval",),
     "folds": ("crossval",),
     "pseudo_label": ("crossval",),
@@ -39,6 +40,9 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from _of_recipe(config)
     if config.recipe in ("classify", "crossval"):
         yield from _of_labelled_rows(config)
+        yield from _of_pictures(config)
+    elif config.reads_pictures:
+        yield f"data.format=image is for recipe=classify|crossval; recipe={config.recipe} reads text. Leave it out."
     if config.recipe == "crossval":
         yield from _of_folds(config)
 
@@ -164,6 +168,35 @@ def _of_labelled_rows(config: RunSections) -> Iterator[str]:
         yield (
             f"recipe={config.recipe} reads columns as classes.text puts them together, and cuts them as classes.keep "
             f"and classes.shares say: leave {', '.join(given)} out."
+        )
+
+
+def _of_pictures(config: RunSections) -> Iterator[str]:
+    """Settings of pictures for text, settings of text for pictures, and augmentations that nothing could do."""
+    image, augment = config.image, config.image.augment
+    if not config.reads_pictures:
+        if image != _default(config, "image"):
+            yield "image is for rows that are pictures. Write data.format=image, or leave image out."
+        return
+    classes = config.classes
+    given = [f"classes.{key}" for key in ("text", "shares", "keep") if getattr(classes, key) != _default(classes, key)]
+    given += ["data.max_tokens"] if config.data.max_tokens != _default(config.data, "max_tokens") else []
+    if given:
+        yield f"{', '.join(given)} cut and join text, and data.format=image reads pictures. Leave {' and '.join(given)} out."
+    if classes.kind == "pair":
+        yield "classes.kind=pair compares two texts, and data.format=image reads one picture a row. Write kind: one."
+    if augment.mixes and classes.kind not in ("one", "several"):
+        yield f"image.augment mixes the labels of two rows, which are of kind {classes.kind}. Leave mixup and cutmix out."
+    if augment.is_on and config.freeze.cache in ("memory", "disk"):
+        yield (
+            f"freeze.cache={config.freeze.cache} keeps what frozen blocks give, and image.augment shows other pictures "
+            "in each epoch, so that no row comes twice. Write freeze.cache=off, or leave image.augment out."
+        )
+    grows = augment.curriculum.strength.start < 1 or augment.curriculum.resolution.start < 1
+    if grows and config.train.epochs is None and config.train.steps is None and not config.budget.unlimited:
+        yield (
+            "image.augment.curriculum grows over a known number of epochs, and budget alone ends the run. "
+            "Write train.epochs or train.steps too."
         )
 
 

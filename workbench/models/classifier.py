@@ -13,7 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from workbench import adapters
 from workbench.adapters import Full, anatomy
@@ -102,12 +107,23 @@ def task(labels: Labels, *, seed: int) -> Task:
 
 
 def require_known_form(config: RunConfig) -> None:
-    """Raise BackboneError where rows cannot be classified as they are read here."""
-    hub = backbones.hub_config(config.model)
+    """Raise BackboneError where the backbone does not read rows of this form."""
+    hub, name = backbones.hub_config(config.model), f"model.id={config.model.id}"
+    reads_pictures = type(hub) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+    reads_text = type(hub) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    if reads_pictures and not reads_text and not config.reads_pictures:
+        raise BackboneError(
+            f"{name}: {type(hub).__name__} reads pictures. Write data.format=image, or take another one."
+        )
+    if reads_text and not reads_pictures and config.reads_pictures:
+        raise BackboneError(
+            f"{name}: {type(hub).__name__} reads text, and data.format=image gives it pictures. Take a backbone such as "
+            "starter/vision or facebook/dinov2-small, or leave data.format out."
+        )
     if hub.is_encoder_decoder:
         raise BackboneError(
-            f"model.id={config.model.id}: {type(hub).__name__} is an encoder-decoder, which recipe classify does not "
-            "read yet. Take an encoder or a causal backbone."
+            f"{name}: {type(hub).__name__} is an encoder-decoder, which recipe classify does not read yet. Take an "
+            "encoder or a causal backbone."
         )
 
 
