@@ -81,10 +81,10 @@ def _require_one_of_size(image: Image.Image, name: str, max_pixels: int) -> None
             f"{name}: {image.width} x {image.height} are {pixels:,} pixels, more than image.max_pixels={max_pixels}. "
             f"{_SMALLER}, or raise image.max_pixels."
         )
-    # Stereo cameras write MPO: its first picture is the photograph.
-    if image.format != "MPO" and getattr(image, "is_animated", False):
-        with _explained_errors(name):
-            frames = getattr(image, "n_frames", 0)
+    with _explained_errors(name):
+        # Stereo cameras write MPO: its first picture is the photograph.
+        frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
+    if frames != 1:
         raise DataError(
             f"{name}: holds {frames} pictures (an animation or pages), and which one is meant is not known. "
             "Save the one that the label is about as a PNG."

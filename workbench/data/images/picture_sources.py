@@ -43,6 +43,7 @@ def read_rows(source: str, column: str = "image") -> Iterator[RawRow]:
     elif picture_trees.is_tree(path):
         yield from picture_trees.read_rows(path, column, LABEL)
     else:
+        _require_readable(source, path)
         yield from _rows_of_table(source, path, column)
 
 
@@ -67,6 +68,25 @@ def fingerprint(source: str, column: str = "image") -> str:
 
 def _path(source: str) -> Path:
     return Path(os.path.expanduser(starter.resolve(source)))
+
+
+_ARCHIVES = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
+
+
+def _require_readable(source: str, path: Path) -> None:
+    """Refuse what is neither of pictures nor a table."""
+    suffix = path.suffix.lower()
+    if path.is_file() and suffix in _ARCHIVES:
+        raise DataError(
+            f"{path}: archives of this kind are not read. Unpack it and name the folder; zip archives are read as they are."
+        )
+    if path.is_file() and suffix in picture_trees.PICTURES:
+        raise DataError(f"{path}: a single picture. Name its folder.")
+    parent = path.parent
+    if not path.exists() and (suffix == ".zip" or (parent.name and parent.is_dir())):
+        known = sorted(entry.name for entry in parent.iterdir()) if parent.is_dir() else []
+        cure = did_you_mean(path.name, known) or f" {parent.absolute()} holds {', '.join(known[:8]) or 'nothing'}."
+        raise DataError(f"{source}: no such file or folder.{cure}")
 
 
 def _rows_of_table(source: str, path: Path, column: str) -> Iterator[RawRow]:

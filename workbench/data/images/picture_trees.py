@@ -14,7 +14,7 @@ from workbench.data.rows import RawRow
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
-_PICTURES = (
+PICTURES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif", ".tga", ".ico"),
 )
@@ -90,7 +90,7 @@ def read_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
     classes = sorted({each.parts[0] for each in (*tree.files, *tree.folders) if each not in loose})
     _require_known_kinds(tree)
     if not tree.files and not classes:
-        raise DataError(f"{tree.name}: holds no pictures. Known: {', '.join(_PICTURES)}.")
+        raise DataError(f"{tree.name}: holds no pictures. Known: {', '.join(PICTURES)}.")
     _require_no_splits(tree, classes)
     _require_clear_classes(tree, classes, loose)
     for file in sorted(tree.files, key=lambda file: file.parts):
@@ -178,7 +178,7 @@ def _require_known_kinds(tree: _Tree) -> None:
                 f"{tree.name}/{file}: a table beside pictures. {cure} (image.column holds the paths), or move it "
                 "elsewhere."
             )
-        if suffix not in ("", *_PICTURES, *_UNREADABLE):
+        if suffix not in ("", *PICTURES, *_UNREADABLE):
             raise DataError(f"{tree.name}/{file}: unknown kind of file `{suffix}` among pictures. Move it elsewhere.")
 
 

@@ -1,0 +1,237 @@
+"""The same rows from a folder, an archive, an idx file and tables; every unclear source is refused with its cure."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+import struct
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from tests.workbench.data.images.pictures import encoded, photograph
+from workbench.data.images.picture_sources import PictureFile, fingerprint, read_rows
+from workbench.data.rows import RawRow, convert_rows
+from workbench.errors import DataError
+
+PICTURES = {f"{label}/{number}.png": encoded(photograph(6, 8, seed=ord(label) + number))
+            for label in "ab" for number in range(3)}  # fmt: skip
+ROWS = [(content, name[0]) for name, content in PICTURES.items()]
+
+
+def filled(folder: Path, files: Mapping[str, bytes]) -> Path:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
+
+
+def zipped(path: Path, files: Mapping[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+def read(source: Path | str, column: str = "image") -> list[tuple[bytes, Any]]:
+    rows = list(read_rows(str(source), column))
+    assert not any(row.mistake for row in rows)
+    files = [row.columns[column] for row in rows]
+    assert all(isinstance(file, PictureFile) for file in files)
+    assert pickle.loads(pickle.dumps(files)) == files
+    return [(file.read(), row.columns.get("label")) for file, row in zip(files, rows, strict=True)]
+
+
+def refused(source: Path | str, **columns: str) -> str:
+    with pytest.raises(DataError) as caught:
+        list(read_rows(str(source), **columns))
+    return str(caught.value)
+
+
+def test_class_folders(tmp_path: Path) -> None:
+    assert read(filled(tmp_path, PICTURES)) == ROWS
+
+
+def test_what_systems_leave_behind_is_ignored(tmp_path: Path) -> None:
+    clutter = {"a/.hidden.png": b"", "__MACOSX/a/._0.png": b"", "b/Thumbs.db": b"", ".DS_Store": b"", "LICENSE": b"",
+               "readme.md": b"", "a/LICENSE.txt": b"", ".git/config": b""}  # fmt: skip
+    assert read(filled(tmp_path / "plants", PICTURES | clutter)) == ROWS
+    assert read(zipped(tmp_path / "plants.zip", PICTURES | clutter)) == ROWS
+
+
+def test_folders_inside_a_class_belong_to_it(tmp_path: Path) -> None:
+    files = {f"{name[0]}/deep/{name[2:]}" if name < "a/2" else name: content for name, content in PICTURES.items()}
+    assert sorted(read(filled(tmp_path, files))) == sorted(ROWS)
+
+
+def test_an_archive_is_read_as_the_folder_that_it_holds(tmp_path: Path) -> None:
+    assert read(zipped(tmp_path / "a.zip", PICTURES)) == ROWS
+    assert read(zipped(tmp_path / "b.zip", {f"plants/{name}": content for name, content in PICTURES.items()})) == ROWS
+
+
+@pytest.mark.parametrize("write", [lambda path, files: filled(path / "data", files),
+                                   lambda path, files: zipped(path / "data.zip", files)])  # fmt: skip
+def test_several_splits_are_refused_and_one_can_be_named(tmp_path: Path, write: Any) -> None:
+    other = {name: encoded(photograph(5, 5, seed=ord(name[2]))) for name in PICTURES}
+    files = {f"train/{name}": content for name, content in PICTURES.items()}
+    source = write(tmp_path, files | {f"test/{name}": content for name, content in other.items()})
+    assert f"Name one: {source}/test or {source}/train." in refused(source)
+    assert read(f"{source}/train") == ROWS
+    assert read(f"{source}/test") == [(content, name[0]) for name, content in other.items()]
+    assert read(f"{source}/train/a") == [(content, None) for content, label in ROWS if label == "a"]
+    assert fingerprint(f"{source}/train") != fingerprint(f"{source}/test")
+
+
+def test_a_folder_that_an_archive_lacks_is_refused(tmp_path: Path) -> None:
+    source = zipped(tmp_path / "a.zip", {f"train/{name}": content for name, content in PICTURES.items()})
+    assert "Did you mean `train`?" in refused(f"{source}/trian")
+
+
+def test_a_flat_folder_has_rows_without_labels(tmp_path: Path) -> None:
+    files = {name.replace("/", "_"): content for name, content in PICTURES.items()}
+    assert read(filled(tmp_path, files)) == [(content, None) for content, _ in ROWS]
+
+
+def table(rows: list[dict[str, Any]], path: Path) -> Path:
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif path.suffix == ".csv":
+        lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
+        path.write_text("\n".join(lines), encoding="utf-8")
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_a_table_names_files_from_its_own_folder(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path / "pictures", PICTURES)
+    rows = [{"photo": f"pictures/{name}", "label": name[0]} for name in PICTURES]
+    source = table(rows, tmp_path / f"table.{kind}")
+    assert read(source, "photo") == ROWS
+    monkeypatch.chdir(os.sep)
+    assert read(source, "photo") == ROWS
+
+
+@pytest.mark.parametrize("cell", [lambda content: content,
+                                  lambda content: {"bytes": content, "path": "away/from/here.png"},
+                                  lambda content: {"bytes": content, "path": None}])  # fmt: skip
+def test_a_table_holds_the_bytes_themselves(tmp_path: Path, cell: Any) -> None:
+    rows = [{"image": cell(content), "label": label} for content, label in ROWS]
+    assert read(table(rows, tmp_path / "t.parquet")) == ROWS
+
+
+def test_a_data_set_of_pictures_is_read(tmp_path: Path) -> None:
+    import datasets
+
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
+    rows = {"image": [content for content, _ in ROWS], "label": [label for _, label in ROWS]}
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "t.parquet")
+    assert read(tmp_path / "t.parquet") == ROWS
+
+
+def test_a_missing_file_is_named_with_its_row(tmp_path: Path) -> None:
+    filled(tmp_path, PICTURES)
+    rows = [{"image": name} for name in [*PICTURES, "a/9.png", "", "https://example.org/1.png", "a"]]
+    source = table(rows, tmp_path / "t.jsonl")
+    skipped: list[str] = []
+    kept = list(convert_rows(str(source), lambda _: _same, refuse=False, skipped=skipped, reader=read_rows))
+    assert len(kept) == len(PICTURES)
+    assert [text.split(":")[0] for text in skipped] == [f"t.jsonl, row {row}" for row in (7, 8, 9, 10)]
+    assert "a/9.png does not exist" in skipped[0] and "is empty" in skipped[1]
+    assert "Download" in skipped[2] and "is a folder" in skipped[3]
+
+
+def _same(row: RawRow) -> RawRow:
+    return row
+
+
+def test_a_table_without_pictures_is_refused(tmp_path: Path) -> None:
+    source = table([{"imge": "a.png", "label": "a"}], tmp_path / "t.csv")
+    assert "no column `image`" in refused(source) and "Did you mean `imge`?" in refused(source)
+
+
+def idx(values: np.ndarray[Any, Any]) -> bytes:
+    return bytes((0, 0, 8, values.ndim)) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("separator", ["-", "."])
+def test_idx_files(tmp_path: Path, suffix: str, separator: str) -> None:
+    pictures = np.random.default_rng(0).integers(0, 256, (5, 4, 3), np.uint8)
+    labels = np.asarray([3, 1, 4, 1, 5], np.uint8)
+    pack = gzip.compress if suffix else bytes
+    source = tmp_path / f"train-images{separator}idx3-ubyte{suffix}"
+    beside = tmp_path / f"train-labels{separator}idx1-ubyte{suffix}"
+    filled(tmp_path, {source.name: pack(idx(pictures)), beside.name: pack(idx(labels))})
+    rows = list(read_rows(str(source)))
+    assert [row.columns["label"] for row in rows] == list("31415")
+    found = np.stack([row.columns["image"].decode(max_pixels=100) for row in rows])
+    np.testing.assert_array_equal(found, np.repeat(pictures[:, :, :, None], 3, axis=3))
+    assert len({row.columns["image"].digest() for row in rows}) == 5
+    before = fingerprint(str(source))
+    assert "labels without pictures" in refused(beside)
+    beside.write_bytes(pack(idx(labels[:4])))
+    assert "holds 4 labels" in refused(source) and fingerprint(str(source)) != before
+    beside.unlink()
+    assert [row.columns.get("label") for row in read_rows(str(source))] == [None] * 5
+    source.write_bytes(source.read_bytes()[:-3])
+    assert str(source) in refused(source)
+
+
+MISTAKES: dict[str, dict[str, bytes]] = {
+    "c: a class folder without pictures": PICTURES | {"c/.keep": b""},
+    "`A` and `a` differ only by case or spaces": PICTURES | {"A/0.png": b"1"},
+    "`a` and `a ` differ only by case or spaces": PICTURES | {"a /0.png": b"1"},
+    "beside the loose file 1.png": PICTURES | {"1.png": b"1"},
+    "holds no pictures": {"LICENSE": b""},
+    "labels.csv: a table beside pictures": PICTURES | {"labels.csv": b"a,b"},
+    "unknown kind of file `.npy`": PICTURES | {"a/1.npy": b""},
+}
+
+
+@pytest.mark.parametrize("says", MISTAKES)
+def test_unclear_folders_are_refused(tmp_path: Path, says: str) -> None:
+    (folder := tmp_path / "plants").mkdir()
+    assert says in refused(filled(folder, MISTAKES[says]))
+    if "without pictures" not in says:
+        assert says in refused(zipped(tmp_path / "plants.zip", MISTAKES[says]))
+
+
+def test_missing_and_broken_sources_are_refused(tmp_path: Path) -> None:
+    filled(tmp_path, {"plants.zip": b"PK", "dir/x": b""})
+    assert "not a zip archive" in refused(tmp_path / "plants.zip")
+    for name in ("plant.zip", "plant"):
+        assert "no such file or folder. Did you mean `plants.zip`?" in refused(tmp_path / name)
+    filled(tmp_path, {"a.tar.gz": b"1", "b.jpg": b"1"})
+    assert "Unpack it" in refused(tmp_path / "a.tar.gz")
+    assert "Name its folder" in refused(tmp_path / "b.jpg")
+
+
+def test_the_fingerprint_follows_contents_and_names(tmp_path: Path) -> None:
+    folder = filled(tmp_path / "plants", PICTURES)
+    first = fingerprint(str(folder))
+    assert first == fingerprint(str(folder)) and len(first) == 64
+    os.utime(folder / "a/0.png", (0, 0))
+    assert fingerprint(str(folder)) == first
+    (folder / "a/0.png").write_bytes(PICTURES["a/1.png"])
+    changed = fingerprint(str(folder))
+    (folder / "a/0.png").rename(folder / "b/9.png")
+    assert len({first, changed, fingerprint(str(folder))}) == 3
+
+
+def test_the_fingerprint_of_a_table_follows_its_files(tmp_path: Path) -> None:
+    filled(tmp_path, PICTURES)
+    source = str(table([{"image": name, "label": name[0]} for name in PICTURES], tmp_path / "t.csv"))
+    before = fingerprint(source)
+    (tmp_path / "a/0.png").write_bytes(b"other")
+    assert fingerprint(source) != before
