@@ -78,15 +78,15 @@ def _require_readable(source: str, path: Path) -> None:
     suffix = path.suffix.lower()
     if path.is_file() and suffix in _ARCHIVES:
         raise DataError(
-            f"{path}: archives of this kind are not read. Unpack it and name the folder; zip archives are read as they are."
+            f"{path}: archives of this kind are not read. Unpack it and name the folder; zip archives are read as they "
+            "are."
         )
     if path.is_file() and suffix in picture_trees.PICTURES:
         raise DataError(f"{path}: a single picture. Name its folder.")
     parent = path.parent
     if not path.exists() and (suffix == ".zip" or (parent.name and parent.is_dir())):
         known = sorted(entry.name for entry in parent.iterdir()) if parent.is_dir() else []
-        cure = did_you_mean(path.name, known) or f" {parent.absolute()} holds {', '.join(known[:8]) or 'nothing'}."
-        raise DataError(f"{source}: no such file or folder.{cure}")
+        raise DataError(f"{source}: no such file or folder.{picture_trees.nearest(path.name, known)}")
 
 
 def _rows_of_table(source: str, path: Path, column: str) -> Iterator[RawRow]:
@@ -101,8 +101,7 @@ def _rows_of_table(source: str, path: Path, column: str) -> Iterator[RawRow]:
             known = list(row.columns)
             if column not in known:
                 raise DataError(
-                    f"{source}: has no column `{column}` that holds pictures. Its columns: "
-                    f"{', '.join(f'`{name}`' for name in known)}.{did_you_mean(column, known)} "
+                    f"{source}: has no column `{column}` that holds pictures.{did_you_mean(column, known)} "
                     "Write image.column with the name of the column."
                 )
         try:

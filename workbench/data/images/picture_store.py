@@ -5,14 +5,18 @@ Legend: N pictures, H height, W width, 3 the channels red, green and blue.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
+import shutil
+import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
@@ -33,10 +37,14 @@ from workbench.runs import files as whole_files
 
 VERSION = "1"
 """Of the files, and of what preparation does: raise it when either changes."""
+CORES = len(os.sched_getaffinity(0))
+"""Cores that this process may use."""
 CHUNK = 64
 """Pictures that a process is given at a time."""
-FEW = 2000
-"""Pictures up to which starting processes takes longer than it saves."""
+PATIENCE = 4.0
+"""Seconds of decoding that are left, at the pace of the first chunks, from which `auto` starts processes."""
+TRIAL = 0.5
+"""Seconds for which `auto` decodes in this process before it judges."""
 
 
 @dataclass(frozen=True)
@@ -86,29 +94,44 @@ def store(
         FileError: The store cannot be written.
     """
     work = _Work(Path(), format, prepare, max_pixels, statistics)
-    path = folder / fingerprint(files, work)
-    found = _opened(path)
-    if found is not None and len(found.pixels) == len(files):
-        return found
-    with whole_files.new_folder(path) as aside:
-        mistakes = _write(files, _Work(aside / _PIXELS, format, prepare, max_pixels, statistics), workers)
-        index = {"mistakes": {str(key): text for key, text in mistakes.items()}, "checksum": _checksum(aside / _PIXELS)}
-        (aside / _INDEX).write_text(json.dumps(index), encoding="utf-8")
-    written = _opened(path)
-    if written is None:
-        raise FileError(f"{path}: damaged right after it was written. Set WORKBENCH_CACHE to another disk.")
-    return StoredPictures(written.pixels, written.mistakes, path, len(files))
+    path = folder / _fingerprint(files, work)
+    with _locked(path):
+        if (found := _opened(path)) is not None:
+            return found
+        with whole_files.new_folder(path) as aside:
+            mistakes = _write(files, replace(work, path=aside / _PIXELS), workers)
+            index = {"mistakes": list(mistakes.items()), "checksum": _checksum(aside / _PIXELS)}
+            (aside / _INDEX).write_text(json.dumps(index), encoding="utf-8")
+        if (written := _opened(path)) is None:
+            raise FileError(f"{path}: damaged right after it was written. Set WORKBENCH_CACHE to another disk.")
+    return replace(written, decoded=len(files))
 
 
 _PIXELS, _INDEX = "pixels.npy", "index.json"
 
 
-def fingerprint(files: Sequence[PictureFile], work: _Work) -> str:
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Inside, no other process makes this store, so that ranks of one run decode once; what a killed one left goes."""
+    lock = path.with_suffix(".lock")
+    whole_files.require_writable(lock)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for unfinished in path.parent.glob(f".{path.name}.*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+        yield
+
+
+def _fingerprint(files: Sequence[PictureFile], work: _Work) -> str:
     """A name for what prepared pictures depend on: contents, settings, and versions of the libraries."""
-    settings = [
-        VERSION, PIL.__version__, cv2.__version__, asdict(work.format), work.prepare.model_dump(), work.max_pixels,
-        work.statistics if work.prepare.standardise == "data" else None,
-    ]  # fmt: skip
+    format, prepare = asdict(work.format), work.prepare
+    # Pixels are stored before normalisation; its mean is the border's colour.
+    del format["std"]
+    if "pad" not in (work.format.fit, prepare.fit):
+        del format["mean"]
+    statistics = work.statistics if prepare.standardise == "data" else None
+    versions = (VERSION, PIL.__version__, cv2.__version__)
+    settings = [versions, format, prepare.model_dump(), work.max_pixels, statistics]
     found = hashlib.sha256(json.dumps(settings, default=str).encode())
     for file in files:
         try:
@@ -125,8 +148,8 @@ def _opened(path: Path) -> StoredPictures | None:
         if _checksum(path / _PIXELS) != index["checksum"]:
             return None
         pixels = np.load(path / _PIXELS, mmap_mode="r")
-        return StoredPictures(pixels, {int(key): text for key, text in index["mistakes"].items()}, path, 0)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return StoredPictures(pixels, dict(index["mistakes"]), path, decoded=0)
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -149,23 +172,20 @@ def _write(files: Sequence[PictureFile], work: _Work, workers: int | Literal["au
     with work.path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, work.path.stat().st_size)
     chunks = [range(start, min(start + CHUNK, len(files))) for start in range(0, len(files), CHUNK)]
-    count = min(_count(workers, len(files)), len(chunks))
     mistakes: dict[int, str] = {}
-    if count == 0:
-        for chunk in chunks:
-            mistakes |= _fill(pixels, chunk, files[chunk.start : chunk.stop], work)
-    else:
+    here = workers in ("auto", 0)
+    began = time.monotonic()
+    while chunks and here:
+        chunk = chunks.pop(0)
+        mistakes |= _fill(pixels, chunk, files[chunk.start : chunk.stop], work)
+        if workers == "auto" and (spent := time.monotonic() - began) > TRIAL:
+            here = CORES < 2 or spent / chunk.stop * (len(files) - chunk.stop) < PATIENCE
+    if chunks:
+        count = min(CORES if workers == "auto" else workers, len(chunks))
         for found in _in_processes(files, chunks, work, count):
             mistakes |= found
     pixels.flush()
     return mistakes
-
-
-def _count(workers: int | Literal["auto"], pictures: int) -> int:
-    if workers != "auto":
-        return workers
-    cores = len(os.sched_getaffinity(0))
-    return cores if pictures > FEW and cores > 1 else 0
 
 
 def _in_processes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import unicodedata
 import zipfile
@@ -12,7 +13,6 @@ from pathlib import Path, PurePosixPath
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.rows import RawRow
 from workbench.errors import DataError
-from workbench.schema import did_you_mean
 
 PICTURES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp"),
@@ -98,6 +98,12 @@ def read_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
         yield RawRow(picture.name, {column: picture} if not classes else {column: picture, label: file.parts[0]})
 
 
+def nearest(name: str, known: Sequence[str]) -> str:
+    """' Did you mean `x`?' for the nearest known name, otherwise the first few."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean `{near[0]}`?" if near else f" There are: {', '.join(known[:8]) or 'none'}."
+
+
 def _archive_of(path: Path) -> Path | None:
     """The zip archive that a path names, or that it leads into."""
     return next((each for each in (path, *path.parents) if each.suffix.lower() == ".zip" and each.is_file()), None)
@@ -138,10 +144,7 @@ def _tree_of_archive(path: Path, archive: Path) -> _Tree:
     folders.update(PurePosixPath(info.filename) for info in members if info.is_dir())
     if chosen.name and chosen not in folders:
         known = sorted(str(folder) for folder in folders)
-        raise DataError(
-            f"{path}: {archive.name} has no folder `{chosen}`.{did_you_mean(str(chosen), known)} "
-            f"Its folders: {', '.join(known[:8]) or 'none'}."
-        )
+        raise DataError(f"{path}: {archive.name} has no folder `{chosen}`.{nearest(str(chosen), known)}")
     files = [file.relative_to(chosen) for file in files if chosen in file.parents]
     below = [folder.relative_to(chosen) for folder in folders if chosen in folder.parents]
     return _Tree(str(path), files, below, chosen, archive)

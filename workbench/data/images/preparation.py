@@ -42,7 +42,7 @@ def steps(
 ) -> Iterator[tuple[str, Pixels]]:
     """The picture after each step that is on, with the step's name, in the order in which they are done."""
     if config.median is not None:
-        picture = _pixels(cv2.medianBlur(picture, config.median))
+        picture = denoised(picture, config)
         yield "median", picture
     if config.standardise != "none":
         picture = standardised(picture, statistics if config.standardise == "data" else own_statistics(picture))
@@ -59,6 +59,11 @@ def steps(
     if config.colour == "grey":
         picture = _three(cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY))
         yield "grey", picture
+
+
+def denoised(picture: Pixels, config: PrepareConfig) -> Pixels:
+    """The picture after the median filter, where it is on."""
+    return picture if config.median is None else _pixels(cv2.medianBlur(picture, config.median))
 
 
 def own_statistics(picture: Pixels) -> PictureStatistics:
@@ -86,8 +91,9 @@ def canny(picture: Pixels) -> Pixels:
 def sobel(picture: Pixels) -> Pixels:
     """Strength of the gradient (H, W); the steepest step along an axis, from black to white, is 255."""
     grey = cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
-    strength = cv2.magnitude(cv2.Sobel(grey, cv2.CV_32F, 1, 0), cv2.Sobel(grey, cv2.CV_32F, 0, 1))
-    return _pixels(np.rint(strength / 4).clip(0, 255).astype(np.uint8))
+    along, down = (cv2.Sobel(grey, cv2.CV_16S, *axis).astype(np.float32) for axis in ((1, 0), (0, 1)))
+    # Whole numbers, and numpy's exact root: that of OpenCV depends on where an array lies in memory.
+    return _pixels(np.rint(np.sqrt(along**2 + down**2) / 4).clip(0, 255).astype(np.uint8))
 
 
 SMALLEST_OBJECT = 0.005
