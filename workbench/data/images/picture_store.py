@@ -95,8 +95,10 @@ def store(
     """
     work = _Work(Path(), format, prepare, max_pixels, statistics)
     path = folder / _fingerprint(files, work)
+    if (found := _opened(path)) is not None:
+        return found
     with _locked(path):
-        if (found := _opened(path)) is not None:
+        if (found := _opened(path)) is not None:  # another process made it meanwhile
             return found
         with whole_files.new_folder(path) as aside:
             mistakes = _write(files, replace(work, path=aside / _PIXELS), workers)
@@ -115,7 +117,7 @@ def _locked(path: Path) -> Iterator[None]:
     """Inside, no other process makes this store, so that ranks of one run decode once; what a killed one left goes."""
     lock = path.with_suffix(".lock")
     whole_files.require_writable(lock)
-    with lock.open("w") as file:
+    with lock.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         for unfinished in path.parent.glob(f".{path.name}.*"):
             shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Stored pictures are what decoding and preparing them gives, in their order, whoever did it; a store is whole or unused."""
+"""Stored pictures are what decoding and preparing gives, in their order, whoever did it; a store is whole or unused."""
 
 from __future__ import annotations
 
