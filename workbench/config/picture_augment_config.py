@@ -120,8 +120,8 @@ class AugmentConfig(Section):
     """Largest shift along each axis to either side, as a share of the picture's side."""
     shear: Annotated[float, Field(ge=0, lt=80)] = 0.0
     """Largest horizontal shear about the centre, in degrees to either side."""
-    border: Literal["reflect", "black"] = "reflect"
-    """Pixels from beyond the picture's edge: its mirror image, or black."""
+    border: Literal["reflect", "edge", "black"] = "reflect"
+    """Pixels from beyond the picture: its mirror image, the nearest pixel of its edge, or black."""
     randaugment: NonNegativeInt = 0
     """Operations that RandAugment (Cubuk et al. 2020) applies one after the other, drawn from its 14; 0: off."""
     randaugment_magnitude: Annotated[float, Field(ge=0, le=30)] = 9.0

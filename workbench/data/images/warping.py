@@ -13,9 +13,13 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-Border = Literal["reflect", "black"]
+Border = Literal["reflect", "edge", "black"]
 
-_BORDERS: dict[Border, int] = {"reflect": cv2.BORDER_REFLECT_101, "black": cv2.BORDER_CONSTANT}
+_BORDERS: dict[Border, int] = {
+    "reflect": cv2.BORDER_REFLECT_101,
+    "edge": cv2.BORDER_REPLICATE,
+    "black": cv2.BORDER_CONSTANT,
+}
 
 
 class Box(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import cv2
@@ -11,7 +12,6 @@ from numpy.typing import NDArray
 
 from workbench.config.picture_augment_config import AugmentConfig
 from workbench.data.images.augmentation import augment, output_size, rectangle
-from workbench.data.images.draws import generator
 
 EVERYTHING: dict[str, Any] = {
     "crop_scale": [0.3, 1],
@@ -70,6 +70,15 @@ def test_the_order_of_calls_does_not_matter_and_the_stored_picture_stays() -> No
     np.testing.assert_array_equal(stored, picture())
 
 
+def test_pictures_of_a_read_only_file_are_augmented_like_those_of_memory(tmp_path: Path) -> None:
+    (tmp_path / "pictures").write_bytes(np.stack([picture(seed=seed) for seed in range(3)]).tobytes())
+    stored_NHW3 = np.memmap(tmp_path / "pictures", dtype=np.uint8, mode="r", shape=(3, 32, 32, 3))
+    for settings in (EVERYTHING, {"horizontal_flip": 1}, {"erasing": 1}, {}):
+        for row in range(3):
+            seen = augmented(settings, stored_NHW3[row], row=row)
+            np.testing.assert_array_equal(seen, augmented(settings, picture(seed=row), row=row))
+
+
 def test_threads_of_opencv_do_not_matter() -> None:
     large, before = picture(256, 256), cv2.getNumThreads()
     try:
@@ -80,16 +89,6 @@ def test_threads_of_opencv_do_not_matter() -> None:
     finally:
         cv2.setNumThreads(before)
     np.testing.assert_array_equal(*results)
-
-
-def test_streams_of_places_and_purposes_are_apart() -> None:
-    places = [(seed, epoch, row) for seed in (0, 1) for epoch in (0, 1) for row in (0, 1)]
-    drawn = [
-        generator(purpose, seed=seed, epoch=epoch, row=row).random()
-        for seed, epoch, row in places
-        for purpose in ("augment", "mix", "partners")
-    ]
-    assert len(set(drawn)) == len(drawn)
 
 
 @pytest.mark.parametrize("settings", [EVERYTHING, {"trivialaugment": True}])

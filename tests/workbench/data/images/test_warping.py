@@ -54,10 +54,11 @@ def test_flips_alone_equal_those_of_a_warp(flip_x: bool, flip_y: bool) -> None:
 
 def test_shifts_by_whole_pixels_are_exact_and_borders_are_as_asked() -> None:
     warp = Warp(WHOLE, shift_x=3.0, shift_y=-2.0)
-    black, mirrored = (warped(PICTURE, warp, border=border) for border in ("black", "reflect"))
+    black, mirrored, edge = (warped(PICTURE, warp, border=border) for border in ("black", "reflect", "edge"))
     np.testing.assert_array_equal(black[:-2, 3:], PICTURE[2:, :-3])
     assert not black[:, :3].any() and not black[-2:].any()
     np.testing.assert_array_equal(mirrored[:-2, :3], PICTURE[2:, 3:0:-1])
+    np.testing.assert_array_equal(edge[:-2, :3], np.repeat(PICTURE[2:, :1], 3, axis=1))
 
 
 def test_a_crop_between_pixels_keeps_the_order_of_a_ramp() -> None:
