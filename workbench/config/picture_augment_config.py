@@ -36,6 +36,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """Settings that a preset has where the configuration leaves them out."""
+_PROBABILITIES = ("horizontal_flip", "vertical_flip", "erasing")
 _GEOMETRIC = ("rotation", "translate", "shear")
 _COLOUR = ("brightness", "contrast", "gamma", "saturation", "hue", "blur")
 _WITH_STRENGTH = ("crop_scale", *_GEOMETRIC, "randaugment", "trivialaugment", *_COLOUR, "erasing")
@@ -175,6 +176,13 @@ class AugmentConfig(Section):
         name = values.get("preset", "none") if isinstance(values, dict) else None
         return {**PRESETS[name], **values} if isinstance(name, str) and name in PRESETS else values
 
+    @field_validator(*_PROBABILITIES, mode="before")
+    @classmethod
+    def _number(cls, given: Any) -> Any:
+        if given is True:
+            raise ValueError("true would be a probability of 1, so always. Write a number, such as 0.5.")
+        return given
+
     @field_validator("crop_scale", "crop_ratio", "erasing_area", "erasing_ratio")
     @classmethod
     def _rising(cls, given: tuple[float, float] | None) -> tuple[float, float] | None:
@@ -190,7 +198,10 @@ class AugmentConfig(Section):
 
     def _contradictions(self) -> Iterator[str]:
         if self.randaugment and self.trivialaugment:
-            yield "randaugment and trivialaugment are two ways to draw the same operations. Leave one of them out."
+            yield (
+                "randaugment and trivialaugment are two ways to draw the same operations. "
+                "Write randaugment=0 or trivialaugment=false."
+            )
         for name, needed in _NEEDS.items():
             if self._differs(name) and not any(self._differs(each) for each in needed):
                 ways = " or ".join(f"{each}={_EXAMPLES[each]}" for each in needed)

@@ -28,8 +28,9 @@ def test_a_setting_goes_before_its_preset() -> None:
 @pytest.mark.parametrize(
     "settings, sentence",
     [
-        ({"randaugment": 2, "trivialaugment": True}, "Leave one of them out"),
-        ({"preset": "strong", "randaugment": 2}, "Leave one of them out"),
+        ({"randaugment": 2, "trivialaugment": True}, "Write randaugment=0 or trivialaugment=false"),
+        ({"preset": "strong", "randaugment": 2}, "Write randaugment=0 or trivialaugment=false"),
+        ({"horizontal_flip": True}, "Write a number, such as 0.5"),
         ({"randaugment_magnitude": 12}, "Add randaugment=2"),
         ({"crop_ratio": [1, 1]}, "Add crop_scale=[0.5,1]"),
         ({"border": "black"}, "rotation=10 or translate=0.1"),
@@ -67,3 +68,7 @@ def test_growth_never_falls_and_ends_at_exactly_one(
 def test_steps_that_are_due_are_taken() -> None:
     growth = Growth(start=0.5, until=1.0, steps=10)
     assert [growth.at(step / 10) for step in range(11)] == pytest.approx([0.5 + step / 20 for step in range(11)])
+
+
+def test_false_is_off() -> None:
+    assert AugmentConfig.model_validate({"preset": "strong", "horizontal_flip": False}).horizontal_flip == 0

@@ -1,4 +1,4 @@
-"""Random changes of training pictures: a pure function of seed, epoch, row and progress.
+"""Random changes of training pictures: a pure function of seed, epoch, row, repeat and progress.
 
 Legend: H and W of the stored picture, h and w of the augmented one, 3 channels RGB. Micro-batches, worker processes,
 ranks and resumed runs draw the same, because nothing is kept between two calls.
@@ -52,6 +52,7 @@ def augment(
     seed: int,
     epoch: int,
     row: int,
+    repeat: int = 0,
     progress: float = 1.0,
     multiple: int = 1,
 ) -> Picture:
@@ -61,6 +62,7 @@ def augment(
         picture_HW3: The stored picture.
         epoch: Number of the pass over the rows.
         row: Number of the row in its data set.
+        repeat: How often the row was drawn before in this epoch, where sampling draws rows more than once.
         progress: Share of the run that is done, at the optimizer step that trains on the picture.
         multiple: The sides of the result are multiples of it, where the resolution is reduced.
 
@@ -68,7 +70,7 @@ def augment(
         uint8 (h, w, 3), of the size that `output_size` says.
     """
     strength = config.curriculum.strength.at(progress)
-    rng = generator("augment", seed=seed, epoch=epoch, row=row)
+    rng = generator("augment", seed=seed, epoch=epoch, row=row, repeat=repeat)
     numbers = rng.random(len(_Draws._fields) + 4 * TRIALS).tolist()
     drawn = _Draws._make(numbers[: len(_Draws._fields)])
     trials = numbers[len(_Draws._fields) :]
@@ -194,8 +196,10 @@ def _erased(
     result_hw3: Picture = picture_hw3.copy()
     box_hw3 = result_hw3[top : top + box_h, left : left + box_w]
     if config.erasing_fill == "random":
-        noise = np.frombuffer(rng.bytes(box_hw3.size), dtype=np.uint8)
-        box_hw3[...] = noise.reshape(box_hw3.shape)
+        # A grey picture gets grey noise: it must not be known by colours that others of its kind do not have.
+        is_grey = bool((box_hw3[..., :1] == box_hw3).all())
+        noise_shape = (box_h, box_w, 1 if is_grey else 3)
+        box_hw3[...] = np.frombuffer(rng.bytes(math.prod(noise_shape)), dtype=np.uint8).reshape(noise_shape)
     else:
         box_hw3[...] = 0 if config.erasing_fill == "black" else np.rint(cv2.mean(picture_hw3)[:3])
     return result_hw3

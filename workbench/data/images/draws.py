@@ -13,11 +13,14 @@ _TAGS: dict[Purpose, int] = {"augment": 0x61756E, "mix": 0x6D6978, "partners": 0
 _WORD = 1 << 64
 
 
-def generator(purpose: Purpose, *, seed: int, epoch: int, row: int) -> np.random.Generator:
-    """Generator whose numbers depend on these four values alone.
+def generator(purpose: Purpose, *, seed: int, epoch: int, row: int, repeat: int = 0) -> np.random.Generator:
+    """Generator whose numbers depend on these values alone.
 
-    Philox (Salmon et al. 2011) numbers its blocks: epoch and row are the high words of the counter, so that streams
-    never overlap, and a generator costs half of one that is seeded by hashing.
+    Philox (Salmon et al. 2011) numbers its blocks: epoch, row and repeat are the high words of the counter, so that
+    streams never overlap, and a generator costs half of one that is seeded by hashing.
+
+    Args:
+        repeat: How often the row was drawn before in the same epoch, as rows of rare classes are.
     """
-    philox = np.random.Philox(key=[seed % _WORD, _TAGS[purpose]], counter=[0, 0, row, epoch])
+    philox = np.random.Philox(key=[seed % _WORD, _TAGS[purpose]], counter=[0, repeat, row, epoch])
     return np.random.Generator(philox)

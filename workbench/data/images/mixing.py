@@ -77,6 +77,7 @@ def plan(
     row: int,
     partner: int,
     size: tuple[int, int],
+    repeat: int = 0,
     progress: float = 1.0,
 ) -> MixPlan | None:
     """How a row is mixed in an epoch; None where it is trained on as it is.
@@ -84,11 +85,12 @@ def plan(
     Args:
         partner: The row's partner, of `partners`.
         size: Height and width of the augmented pictures, of `augmentation.output_size`.
+        repeat: How often the row was drawn before in this epoch.
         progress: Share of the run that is done, at the optimizer step that trains on the row.
     """
     if not config.mixes or partner == row:
         return None
-    rng = generator("mix", seed=seed, epoch=epoch, row=row)
+    rng = generator("mix", seed=seed, epoch=epoch, row=row, repeat=repeat)
     mixed, switch, centre_y, centre_x = rng.random(4).tolist()
     if mixed >= config.mix_probability * config.curriculum.strength.at(progress):
         return None
@@ -114,7 +116,7 @@ def mix(picture_hw3: NDArray[np.uint8], partner_hw3: NDArray[np.uint8], how: Mix
 
 
 def mix_targets(target_C: NDArray[Any], partner_C: NDArray[Any], how: MixPlan) -> NDArray[Any]:
-    """The soft label of a mixed row: shares of the classes, or a number between the two."""
+    """The label of a mixed row: shares of classes, or a number between the two. It mixes loss weights of rows too."""
     return how.weight * target_C + (1.0 - how.weight) * partner_C
 
 

@@ -1,4 +1,4 @@
-"""Augmented pictures depend on seed, epoch, row and progress alone, and each change does what its setting says."""
+"""Augmented pictures depend on seed, epoch, row, repeat and progress alone, and each change does what its setting says."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_every_change_is_off_by_default() -> None:
 def test_same_place_same_picture_other_place_other_picture() -> None:
     first = augmented(EVERYTHING)
     np.testing.assert_array_equal(first, augmented(EVERYTHING))
-    for other in ({"seed": 2}, {"epoch": 3}, {"row": 4}):
+    for other in ({"seed": 2}, {"epoch": 3}, {"row": 4}, {"repeat": 1}):
         assert (augmented(EVERYTHING, **other) != first).any()
 
 
@@ -97,6 +97,14 @@ def test_keeps_shape_and_type(settings: dict[str, Any], size: tuple[int, int]) -
     for row in range(20):
         result = augmented(settings, picture(*size), row=row)
         assert result.shape == (*size, 3) and result.dtype == np.uint8
+
+
+@pytest.mark.parametrize("settings", [EVERYTHING, {"trivialaugment": True}, {"erasing": 1}])
+def test_grey_pictures_stay_grey(settings: dict[str, Any]) -> None:
+    grey = np.repeat(picture()[:, :, :1], 3, axis=2)
+    for row in range(40):
+        result = augmented(settings, grey, row=row)
+        assert (result == result[:, :, :1]).all() and len(np.unique(result)) > 2
 
 
 @pytest.mark.parametrize("settings", GEOMETRIC, ids=lambda each: next(iter(each)))

@@ -11,8 +11,9 @@ from workbench.data.images.draws import generator
 def test_other_places_and_purposes_have_other_numbers() -> None:
     places = [(seed, epoch, row) for seed in (0, 1) for epoch in (0, 1) for row in (0, 1)]
     drawn = [
-        generator(purpose, seed=seed, epoch=epoch, row=row).random()
+        generator(purpose, seed=seed, epoch=epoch, row=row, repeat=repeat).random()
         for seed, epoch, row in places
+        for repeat in (0, 1)
         for purpose in ("augment", "mix", "partners")
     ]
     assert len(set(drawn)) == len(drawn)

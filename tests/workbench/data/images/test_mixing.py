@@ -49,6 +49,7 @@ def test_a_plan_depends_on_its_place_alone() -> None:
     settings = {"mixup": 0.4, "cutmix": 1}
     assert plans(settings) == plans(settings)
     assert plans(settings) != plans(settings, epoch=3) and plans(settings) != plans(settings, seed=2)
+    assert plans(settings) != plans(settings, repeat=1)
 
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 4.0])
