@@ -1,4 +1,4 @@
-"""Augmented pictures depend on seed, epoch, row, repeat and progress alone, and each change does what its setting says."""
+"""Augmented pictures depend on seed, epoch, row, repeat and progress alone; each change does what its setting says."""
 
 from __future__ import annotations
 
