@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from workbench.config.picture_augment_config import AugmentConfig
 from workbench.config.tta_config import TtaConfig
 
-_SIDES = {"left": "right", "east": "west", "clockwise": "counterclockwise", "anticlockwise": "clockwise"}
+_SIDES = {"left": "right", "east": "west"}
 _HEIGHTS = {"up": "down", "top": "bottom", "upper": "lower", "above": "below", "north": "south", "upward": "downward"}
-_FLIPPED_X = {**_SIDES, "b": "d", "p": "q"}
-_FLIPPED_Y = {**_HEIGHTS, "6": "9", "b": "p", "d": "q", "m": "w", "M": "W", "n": "u"}
-_TURNED = {**_SIDES, **_HEIGHTS, "6": "9", "b": "q", "d": "p", "m": "w", "M": "W", "n": "u", "horizontal": "vertical"}
+_SENSES = {"clockwise": "counterclockwise"}
+_FLIPPED_X = {**_SIDES, **_SENSES, "b": "d", "p": "q"}
+_FLIPPED_Y = {**_HEIGHTS, **_SENSES, "6": "9", "b": "p", "d": "q", "m": "w", "M": "W", "n": "u"}
+_HALF_TURN = {**_SIDES, **_HEIGHTS, "6": "9", "b": "q", "d": "p", "m": "w", "M": "W", "n": "u"}
+_TURNED = {**_HALF_TURN, "horizontal": "vertical"}
 """Words of labels that a change exchanges, each pair once; single letters are told apart by their case."""
 _COLOURS = frozenset(
     {"red", "orange", "yellow", "green", "cyan", "blue", "purple", "violet", "magenta", "pink", "brown"}
@@ -31,7 +33,8 @@ class _Change:
     setting: str
     cure: str
     effect: str
-    pairs: Mapping[str, str]
+    tables: tuple[Mapping[str, str], ...]
+    """Pairs of words, in a table for each way of exchanging them at once."""
     mirrors: bool = False
     """Whether it shows mirror images, which letters and digits do not have."""
 
@@ -55,38 +58,33 @@ def _of_training(config: AugmentConfig) -> Iterator[_Change]:
     place = "image.augment."
     if config.horizontal_flip:
         cure = f"Write {place}horizontal_flip=0"
-        yield _Change(f"{place}horizontal_flip", cure, "mirrored", _FLIPPED_X, mirrors=True)
+        yield _Change(f"{place}horizontal_flip", cure, "mirrored", (_FLIPPED_X,), mirrors=True)
     if config.vertical_flip:
         cure = f"Write {place}vertical_flip=0"
-        yield _Change(f"{place}vertical_flip", cure, "upside down", _FLIPPED_Y, mirrors=True)
+        tables = (_FLIPPED_Y, _HALF_TURN) if config.horizontal_flip else (_FLIPPED_Y,)
+        yield _Change(f"{place}vertical_flip", cure, "upside down", tables, mirrors=True)
     if config.rotation >= LEAST_TURN:
         cure = f"Write {place}rotation=15 or less"
-        yield _Change(f"{place}rotation={config.rotation:g}", cure, "turned", _TURNED)
+        yield _Change(f"{place}rotation={config.rotation:g}", cure, "turned", (_TURNED,))
     if config.trivialaugment:
         cure = f"Write {place}randaugment=2, which turns by 30 degrees at most, and {place}trivialaugment=false"
-        yield _Change(f"{place}trivialaugment", cure, "turned by up to 135 degrees", _TURNED)
+        yield _Change(f"{place}trivialaugment", cure, "turned by up to 135 degrees", (_TURNED,))
 
 
 def _of_views(tta: TtaConfig) -> Iterator[_Change]:
     if "flip" in tta.views:
-        yield _Change("tta.views: flip", "Leave flip out", "mirrored", _FLIPPED_X, mirrors=True)
+        yield _Change("tta.views: flip", "Leave flip out", "mirrored", (_FLIPPED_X,), mirrors=True)
     if "eight" in tta.views:
-        pairs = {**_FLIPPED_Y, **_FLIPPED_X, **_TURNED}
-        yield _Change("tta.views: eight", "Leave eight out", "turned or mirrored", pairs, mirrors=True)
+        tables = (_TURNED, _FLIPPED_X, _FLIPPED_Y)
+        yield _Change("tta.views: eight", "Leave eight out", "turned or mirrored", tables, mirrors=True)
     if "rotations" in tta.views and any(abs(each) >= LEAST_TURN for each in tta.rotations):
-        yield _Change("tta.rotations", "Write smaller ones", "turned", _TURNED)
+        yield _Change("tta.rotations", "Write smaller ones", "turned", (_TURNED,))
 
 
 def _exchanged(change: _Change, names: Sequence[str]) -> Iterator[str]:
-    words = {_words(name): name for name in names}
-    both = {**change.pairs, **{second: first for first, second in change.pairs.items()}}
-    if _has_numbers(names):
-        both = {word: other for word, other in both.items() if not word.isdigit()}
-    exchanged = ((name, words.get(tuple(both.get(word, word) for word in found))) for found, name in words.items())
-    pairs = [(name, other) for name, other in exchanged if other is not None and other != name]
+    pairs = list(dict.fromkeys(pair for table in change.tables for pair in _pairs(table, names)))
     if pairs:
-        first, second = pairs[0]
-        more = len({frozenset(pair) for pair in pairs}) - 1
+        (first, second), more = pairs[0], len(pairs) - 1
         others = f", and {more} other pairs of labels" if more > 1 else ", and another pair of labels" if more else ""
         yield (
             f"{change.setting}: {change.effect}, a picture of `{first}` may look like `{second}`{others}. "
@@ -97,6 +95,18 @@ def _exchanged(change: _Change, names: Sequence[str]) -> Iterator[str]:
             f"{change.setting}: the labels look like digits or letters, most of which have no mirror image. "
             f"{change.cure}, unless the pictures show something else."
         )
+
+
+def _pairs(table: Mapping[str, str], names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Pairs of labels that become each other where all words of a table are exchanged, each pair once."""
+    known = {_words(name): name for name in names}
+    both = {**table, **{second: first for first, second in table.items()}}
+    if _has_numbers(names):
+        both = {word: other for word, other in both.items() if not word.isdigit()}
+    for words, name in known.items():
+        other = known.get(tuple(both.get(word, word) for word in words))
+        if other is not None and name != other and names.index(name) < names.index(other):
+            yield name, other
 
 
 def _of_colours(config: AugmentConfig, names: Sequence[str], *, grey: bool) -> Iterator[str]:
@@ -119,4 +129,5 @@ def _has_numbers(names: Sequence[str]) -> bool:
 
 def _words(name: str) -> tuple[str, ...]:
     """Words and numbers of a label, in lower case except single letters."""
-    return tuple(word if len(word) == 1 else word.lower() for word in re.findall(r"[^\W\d_]+|\d+", name))
+    words = (word if len(word) == 1 else word.lower() for word in re.findall(r"[^\W\d_]+|\d+", name))
+    return tuple("counterclockwise" if word == "anticlockwise" else word for word in words)

@@ -30,14 +30,20 @@ def told(augment: dict[str, Any], names: list[str], tta: dict[str, Any] | None =
         ({"horizontal_flip": 1}, {}, ["b", "d", "x"], "`b` may look like `d`", "flip=0"),
         ({}, {"views": ["flip"]}, ["Left_hand", "right hand"], "`Left_hand`", "Leave flip out"),
         ({"vertical_flip": 1}, {}, ["thumbs_up", "thumbs_down"], "`thumbs_up`", "vertical_flip=0"),
+        ({"vertical_flip": 1}, {}, ["clockwise", "counterclockwise"], "`clockwise`", "vertical_flip=0"),
+        ({"vertical_flip": 1, "horizontal_flip": 1}, {}, ["b", "q"], "`b` may look like `q`", "vertical_flip=0"),
+        ({"horizontal_flip": 1}, {}, ["anticlockwise", "clockwise"], "`anticlockwise`", "horizontal_flip=0"),
+        ({"rotation": 180}, {}, ["top left", "bottom right"], "`top left` may look like `bottom right`", "rotation=15"),
+        ({}, {"views": ["eight"]}, ["b", "d"], "`b` may look like `d`", "Leave eight out"),
+        ({}, {"views": ["eight"]}, ["b", "p"], "`b` may look like `p`", "Leave eight out"),
         ({"rotation": 180}, {}, ["horizontal", "vertical"], "`horizontal`", "rotation=15"),
     ],
 )
 def test_labels_that_a_change_exchanges(
     augment: dict[str, Any], tta: dict[str, Any], names: list[str], pair: str, cure: str
 ) -> None:
-    (sentence,) = told(augment, names, tta)
-    assert pair in sentence and cure in sentence
+    sentences = told(augment, names, tta)
+    assert sum(pair in sentence and cure in sentence for sentence in sentences) == 1
 
 
 def test_more_pairs_are_counted() -> None:
@@ -53,6 +59,8 @@ def test_more_pairs_are_counted() -> None:
         ({"vertical_flip": 0.5}, [f"class {number}" for number in range(20)]),
         ({"horizontal_flip": 0.5}, ["left", "middle"]),
         ({"rotation": 180}, ["B", "Q", "D", "P"]),
+        ({"rotation": 180}, ["clockwise", "counterclockwise"]),
+        ({"horizontal_flip": 0.5}, ["top left", "bottom right"]),
         ({"rotation": 180}, []),
         ({"hue": 0.02, "saturation": 1}, ["red", "blue"]),
         ({"hue": 0.5}, ["red wine", "dog"]),
