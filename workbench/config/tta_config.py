@@ -61,11 +61,12 @@ class TtaConfig(Section):
 
     Text: columns in `lower` or `upper` case, or with `no_punctuation`; noise: `typos`, `drop_words`; rows that are
     too long cut to the `head`, `tail` or `middle` of each column; the two responses of a pair exchanged: `swap`;
-    `templates`; `user`. One that changes less than 1 % of the rows is left out, and refused where no other one is
-    named.
+    `templates`; `user`.
 
     Pictures: `flip` exchanges left and right; `eight`: the seven other symmetries of a square, by quarter turns and
     flips; `five_crops`: the corners and the centre; `scales`; `rotations`; `shifts` to the four sides; `user`.
+
+    A view that changes less than 1 % of the rows is left out, and refused where no other one is named.
     """
     copies: PositiveInt = 1
     """Views of each kind of noise."""
@@ -152,13 +153,13 @@ class TtaConfig(Section):
         Args:
             pictures: Whether rows are pictures; they are texts otherwise.
         """
-        wrong = [name for name in self.views if name != "user" and (name in PICTURES) != pictures]
+        wrong = ", ".join(name for name in self.views if name != "user" and (name in PICTURES) != pictures)
         if wrong and pictures:
-            names = ", ".join((*PICTURES, "user"))
-            return f"tta.views: {', '.join(wrong)} rewrites text, and rows are pictures. Views of pictures are {names}."
+            known = ", ".join((*PICTURES, "user"))
+            return f"tta.views names views of text ({wrong}), and rows are pictures. Views of pictures are {known}."
         if wrong:
-            cure = "Leave it out, or read pictures by data.format=image."
-            return f"tta.views: {', '.join(wrong)} is for pictures, and rows are texts. {cure}"
+            cure = "Leave them out, or read pictures by data.format=image."
+            return f"tta.views names views of pictures ({wrong}), and rows are texts. {cure}"
         return (None if pictures else self._refusal_for_texts(classes)) or self._refusal_for_numbers(classes)
 
     def _refusal_for_texts(self, classes: ClassesConfig) -> str | None:

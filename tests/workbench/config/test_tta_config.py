@@ -67,8 +67,8 @@ def test_views_that_do_not_go_with_the_rows(values: dict[str, Any], classes: dic
 @pytest.mark.parametrize(
     ("values", "pictures", "wanted"),
     [
-        ({"views": ["flip"]}, False, "flip is for pictures, and rows are texts. Leave it out"),
-        ({"views": ["lower", "user"], "function": "mine.py"}, True, "lower rewrites text, and rows are pictures"),
+        ({"views": ["flip"]}, False, "views of pictures (flip), and rows are texts. Leave them out"),
+        ({"views": ["lower", "user"], "function": "mine.py"}, True, "views of text (lower), and rows are pictures"),
         ({"views": ["flip"], "merge": "vote"}, None, "Write tta.merge=mean"),
     ],
 )

@@ -118,7 +118,7 @@ def test_rotations_and_shifts_are_those_of_the_names() -> None:
 
 
 def test_views_of_text_are_refused_for_pictures() -> None:
-    with pytest.raises(ConfigError, match="typos rewrites text, and rows are pictures"):
+    with pytest.raises(ConfigError, match=r"views of text \(typos\), and rows are pictures"):
         made({"views": ["typos", "flip"]})
 
 
