@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora.layer import Conv2d as LoraConv2d
 from peft.tuners.lora.layer import LoraLayer
 from peft.utils.other import ModulesToSaveWrapper
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from transformers import PreTrainedModel
 
 from workbench import adapters
 from workbench.adapters import _without_hints, anatomy, model_card, require_fit
-from workbench.adapters.bank_layers import MemberRows, RoutedHead, RoutedLora, Routing
+from workbench.adapters.bank_layers import MemberRows, RoutedConvolution, RoutedHead, RoutedLora, Routing
 from workbench.adapters.lora import Lora, LoraPlus
 from workbench.adapters.method import ExtraParameters, Method
 from workbench.adapters.row_dropout import drop_by_row
@@ -34,11 +35,11 @@ class Bank:
         self.model = model
         self.members: tuple[str, ...] = tuple(model.peft_config)
         """Names that PEFT knows the adapters by."""
-        self._routing = Routing()
+        self._routing = Routing(pictures=anatomy.reads_pictures(model.get_base_model()))
         self._training = False
         self._layers: list[Any] = [module for module in model.modules() if isinstance(module, LoraLayer)]
         for layer in self._layers:
-            layer.__class__ = RoutedLora
+            layer.__class__ = RoutedConvolution if isinstance(layer, LoraConv2d) else RoutedLora
             layer.routing = self._routing
         heads: list[Any] = [module for module in model.modules() if isinstance(module, ModulesToSaveWrapper)]
         for head in heads:
@@ -50,7 +51,7 @@ class Bank:
         """Inside, a batch's rows belong to these members, in this order; the backward pass belongs inside too.
 
         Args:
-            length: Tokens of each row, padding included.
+            length: Tokens of each row, padding included; of no account for pictures.
         """
         self._routing.set(rows, length=length)
         try:

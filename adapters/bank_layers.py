@@ -21,6 +21,7 @@ from peft.utils.other import ModulesToSaveWrapper
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from workbench.adapters.mixed_precision import ShapedLoraConv2d
 from workbench.adapters.row_dropout import RowDropout, row_keys
 from workbench.errors import BackboneError
 
@@ -35,9 +36,11 @@ class MemberRows(NamedTuple):
 class Routing:
     """The members whose rows are computed; every layer of a bank reads it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, pictures: bool) -> None:
         self._rows: tuple[MemberRows, ...] = ()
         self._length = 1
+        self._pictures = pictures
+        """Whether the rows are pictures: their patches stand together in any number, in windows, fewer in each stage."""
 
     def set(self, rows: Sequence[MemberRows], *, length: int) -> None:
         """The rows of the next batches, in their order, of `length` tokens each."""
@@ -65,7 +68,7 @@ class Routing:
             return
         rows = sum(each.many for each in self._rows)
         tokens, rest = divmod(len(x), rows)
-        if rest or tokens not in (1, self._length):
+        if rest or not (self._pictures or tokens in (1, self._length)):
             raise BackboneError(
                 f"A layer sees {len(x)} tokens of {rows} rows with {self._length} tokens each: it chooses among "
                 "tokens, as experts do, and a bank cannot tell whose they are. Leave it out of adapter.targets, or "
@@ -89,7 +92,7 @@ class RoutedLora(nn.Module, LoraLayer):
                 slice(where.start * per, where.stop * per),
                 self.scaling[member],
                 member,
-                self._drop(member, where, len(x)),
+                _dropout(self, member, where, len(x)),
             )
             for member, where in self.routing.slices(x)
             if member in self.lora_A and where.stop > where.start
@@ -98,16 +101,36 @@ class RoutedLora(nn.Module, LoraLayer):
         output: Tensor = _RoutedProduct.apply(x, self.get_base_layer(), parts, *weights)  # type: ignore[no-untyped-call]
         return output
 
-    def _drop(self, member: str, where: slice, many: int) -> Callable[[Tensor], Tensor] | None:
-        """The member's dropout for its rows, which are at `where` of `many`; None where nothing is dropped."""
-        dropout = self.lora_dropout[member]
-        if not isinstance(dropout, RowDropout) or not dropout.training:
-            return None
-        keys_B = row_keys()
-        assert keys_B is not None, "a bank with dropout trains inside `drawing`"
-        keys_B = keys_B.repeat(max(1, self.routing.count // len(keys_B)))  # all members may read the same rows
-        tokens = many // len(keys_B)  # of a row, in the first dimension
-        return partial(dropout.drop, keys_B=keys_B[where.start // tokens : where.stop // tokens])
+
+def _dropout(layer: Any, member: str, where: slice, many: int) -> Callable[[Tensor], Tensor] | None:
+    """A member's dropout for its rows, which are at `where` of `many`; None where nothing is dropped."""
+    dropout = layer.lora_dropout[member]
+    if not isinstance(dropout, RowDropout) or not dropout.training:
+        return None
+    keys_B = row_keys()
+    assert keys_B is not None, "a bank with dropout trains inside `drawing`"
+    keys_B = keys_B.repeat(max(1, layer.routing.count // len(keys_B)))  # all members may read the same rows
+    tokens = many // len(keys_B)  # of a row, in the first dimension
+    return partial(dropout.drop, keys_B=keys_B[where.start // tokens : where.stop // tokens])
+
+
+class RoutedConvolution(ShapedLoraConv2d):
+    """PEFT's LoRA layer over a frozen convolution of pictures, with each row through its member's A and B."""
+
+    routing: Routing
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        output: Tensor = self.get_base_layer()(x)
+        parts = []
+        for member, where in self.routing.slices(x):
+            part = output[where]
+            if member in self.lora_A and len(part):
+                down: Any = self.lora_A[member]
+                up: Any = self.lora_B[member]
+                dropped = _dropped(x[where], _dropout(self, member, where, len(x)))
+                part = part + (up(down(dropped.to(down.weight.dtype))) * self.scaling[member]).to(part.dtype)
+            parts.append(part)
+        return torch.cat(parts)
 
 
 class RoutedHead(ModulesToSaveWrapper):

@@ -83,6 +83,8 @@ class RowDropout(nn.Dropout):
     def drop(self, x: Tensor, keys_B: Tensor) -> Tensor:
         """Drop inputs of `x` (B, ..., I) or (B * T, I): linear in `x`, and the same whenever it is called.
 
+        Of what convolutions read (B, channels, height, width) it drops single values.
+
         Args:
             keys_B: Of the rows of `x`.
         """

@@ -79,9 +79,13 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
         near = sorted({match for name in unknown for match in difflib.get_close_matches(name, leaves, n=3, cutoff=0.3)})
         raise ConfigError(
             f"adapter.targets: no linear layer of {type(model).__name__} is called {', '.join(unknown)}. "
-            f"Nearest: {', '.join(near or sorted(leaves))}. Roles: attention, mlp, all-linear, convolutions."
+            f"Nearest: {', '.join(near or sorted(leaves))}. Roles: attention, mlp, all-linear" + _also(model)
         )
     return list(targets)
+
+
+def _also(model: PreTrainedModel) -> str:
+    return ", convolutions." if convolutions(model) else "."
 
 
 def _of_role(model: PreTrainedModel, role: str) -> list[str]:

@@ -19,6 +19,7 @@ TRANSFORMER: dict[str, Any] = {
     "num_attention_heads": 4,
     "image_size": SIZE,
     "patch_size": 8,
+    "drop_path_rate": 0.0,
 }
 TEXT: dict[str, Any] = {
     "hidden_size": 32,
@@ -32,6 +33,7 @@ TEXT: dict[str, Any] = {
 STAGES: dict[str, Any] = {"hidden_sizes": [16, 32], "depths": [1, 2], "num_stages": 2}
 WINDOWS: dict[str, Any] = {
     "image_size": SIZE, "patch_size": 2, "embed_dim": 16, "depths": [1, 2], "num_heads": [2, 4], "window_size": 4,
+    "drop_path_rate": 0.0,
 }  # fmt: skip
 TOWERS: dict[str, Any] = {"vision_config": TRANSFORMER, "text_config": TEXT}
 VISION: dict[str, dict[str, Any]] = {
@@ -43,15 +45,22 @@ VISION: dict[str, dict[str, Any]] = {
     "DeiTWithTeacher": TRANSFORMER,
     "Dinov2": {**TRANSFORMER, "mlp_ratio": 2},
     "Dinov2WithRegisters": {**TRANSFORMER, "mlp_ratio": 2, "num_register_tokens": 2},
-    "EfficientNet": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "image_size": SIZE, "hidden_dim": 128},
-    "MobileNetV2": {"depth_multiplier": 0.1, "image_size": SIZE},
+    "EfficientNet": {
+        "width_coefficient": 0.1,
+        "depth_coefficient": 0.1,
+        "image_size": SIZE,
+        "hidden_dim": 128,
+        "dropout_rate": 0.0,
+        "drop_connect_rate": 0.0,
+    },
+    "MobileNetV2": {"depth_multiplier": 0.1, "image_size": SIZE, "classifier_dropout_prob": 0.0},
     "ResNet": {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 2], "layer_type": "basic"},
     "Siglip": TOWERS,
     "Swin": WINDOWS,
     "Swinv2": WINDOWS,
     "ViT": TRANSFORMER,
 }
-"""Configuration classes, with the sizes of each."""
+"""Configuration classes, with the sizes of each; without dropout, as `backbones.load` leaves them."""
 
 
 def tiny_vision(name: str, *, labels: int = 3, **settings: Any) -> PreTrainedModel:
