@@ -203,16 +203,22 @@ def unread(model: PreTrainedModel) -> list[str]:
     return [pooled] if model.config.model_type == "clip" and reads_pictures(model) else []
 
 
+def body_config(hub: PretrainedConfig) -> PretrainedConfig:
+    """The part of a configuration that describes what is below the head; of CLIP's, when it classifies, the tower."""
+    from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+
+    if type(hub) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        vision: PretrainedConfig = getattr(hub, "vision_config", hub)
+        return vision
+    return hub.get_text_config()
+
+
 def hidden_size(hub: PretrainedConfig) -> int:
     """Width of the hidden states in front of the head, by a backbone's configuration.
 
     Where it does not say it, as those of MobileNetV2 and of timm's models: 1,280, with which most of them end.
     """
-    from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
-
-    config: Any = hub.get_text_config()
-    if type(hub) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
-        config = getattr(hub, "vision_config", hub)
+    config = body_config(hub)
     for name in ("hidden_size", "hidden_sizes", "embed_dim", "num_features", "hidden_dim"):
         if found := getattr(config, name, None):
             return int(found if isinstance(found, int) else found[-1])

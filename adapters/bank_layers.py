@@ -40,7 +40,7 @@ class Routing:
         self._rows: tuple[MemberRows, ...] = ()
         self._length = 1
         self._pictures = pictures
-        """Whether the rows are pictures: their patches stand together in any number, in windows, fewer in each stage."""
+        """Whether rows are pictures: their patches stand together in any number, in windows, fewer in each stage."""
 
     def set(self, rows: Sequence[MemberRows], *, length: int) -> None:
         """The rows of the next batches, in their order, of `length` tokens each."""

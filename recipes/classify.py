@@ -15,6 +15,7 @@ import pandas as pd
 from torch import from_numpy, nn
 from transformers import PreTrainedTokenizerBase
 
+from workbench.adapters import anatomy
 from workbench.config import RunConfig
 from workbench.config.tasks import Task
 from workbench.data.labelled import labelled_data
@@ -141,7 +142,7 @@ def fitting(
         model=freezer.model,
         signal=supervise(found, clock),
         freezer=freezer,
-        width=backbone.model.config.get_text_config().hidden_size,
+        width=anatomy.hidden_size(backbone.model.config),
         held_out=[data.held_out],
         held_out_loss=held_out_loss,
         config=config,

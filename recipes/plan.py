@@ -13,7 +13,7 @@ import psutil
 from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation
-from workbench.adapters import Full
+from workbench.adapters import Full, anatomy
 from workbench.config import RunConfig, distill_expansion, sweep_expansion, tasks
 from workbench.config.budget_config import BudgetConfig
 from workbench.config.distill_config import STUDENT, OnPolicyConfig
@@ -324,6 +324,8 @@ def _parts(
 
 def _read_bytes(backbone: Backbone, held: Contents) -> int:
     """Bytes of weights that every micro-batch reads: all but an embedding that is no output head."""
+    if anatomy.reads_pictures(backbone.model):
+        return held.weight_bytes
     (embedding,) = backbone.model.get_input_embeddings().parameters(recurse=False)
     head = backbone.model.get_output_embeddings()
     is_head = head is not None and any(each is embedding for each in head.parameters())

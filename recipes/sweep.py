@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from workbench.adapters import anatomy
 from workbench.config import RunConfig, sweep_expansion
 from workbench.config.sweep_expansion import Trial
 from workbench.errors import TrainingError
@@ -123,7 +124,7 @@ def training(task: SweepTask, entries: Sequence[SweepMember], callback: Callback
     for member, entry in zip(members, entries, strict=True):
         entry.run.note(model=_model_facts(loaded, member, entry.trial.config))
     callback.say(_memory([entry.run.manifest["model"]["trainable"] for entry in entries]))
-    device, width = loaded.backbone.model.device, loaded.backbone.model.config.get_text_config().hidden_size
+    device, width = loaded.backbone.model.device, anatomy.hidden_size(loaded.backbone.model.config)
     tokens = max(
         capacity.tokens_per_device(entry.trial.config, train, device, width=width)
         for entry, train in zip(entries, loaded.train, strict=True)

@@ -16,7 +16,7 @@ import numpy as np
 from torch import from_numpy
 
 from workbench import adapters
-from workbench.adapters import Full, bank
+from workbench.adapters import Full, anatomy, bank
 from workbench.config import RunConfig
 from workbench.data.batching import first_rows
 from workbench.data.folds.row_split import FoldAssignment, Split
@@ -254,7 +254,7 @@ def _apart(room: FoldContext, run: Run, lessons: Sequence[FoldTask], callback: C
             freezer=freezer,
             held_out=room.rows,
             kept=room.kept,
-            width=backbone.model.config.get_text_config().hidden_size,
+            width=anatomy.hidden_size(backbone.model.config),
             held_out_loss=task.held_out_loss,
             config=task.config,
             compute=backbone.compute,
@@ -291,7 +291,7 @@ def _objective(config: RunConfig, each: FoldTask) -> Objective:
 
 def _tokens(run: Run, train_tasks: Sequence[TrainTask], model: Classifier) -> int:
     """Tokens of a forward pass; a resumed run keeps its first value, which decides the last bits of a sum."""
-    device, width = model.backbone.device, model.backbone.config.get_text_config().hidden_size
+    device, width = model.backbone.device, anatomy.hidden_size(model.backbone.config)
     known = run.manifest.get("batch", {}).get("tokens_per_device")
     found = known or max(
         capacity.tokens_per_device(each.config, each.train, device, width=width) for each in train_tasks

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import adapters
-from workbench.adapters import Full, multi_adapter
+from workbench.adapters import Full, anatomy, multi_adapter
 from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.distill_config import DistillConfig
 from workbench.data import starter
@@ -78,7 +78,7 @@ class LiveTeacher:
         """Mean negative log-likelihood of the supervised tokens of a set, each counted once, in nats."""
         everything: Indices = np.arange(len(tokens))
         total, count = 0.0, 0
-        device, width = self.backbone.device, self.backbone.config.get_text_config().hidden_size
+        device, width = self.backbone.device, anatomy.hidden_size(self.backbone.config)
         for indices in micro_batches(everything, tokens.lengths, tokens=capacity.forward_tokens(device, width=width)):
             batch = tokens.batch(indices).to(device)
             signal = self.signal(batch, DistillConfig(), temperature=1.0)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from workbench.adapters import anatomy
 from workbench.data.batching import Indices, micro_batches
 from workbench.errors import TrainingError
 from workbench.evaluation.result_store import ModelResults
@@ -74,7 +75,7 @@ def over_rows(
 
 
 def _width(model: nn.Module) -> int:
-    return int(model.config.get_text_config().hidden_size)  # type: ignore[union-attr, operator]
+    return anatomy.hidden_size(model.config)  # type: ignore[arg-type]
 
 
 def _shares_weights(model: nn.Module) -> bool:

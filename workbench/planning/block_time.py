@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig
+from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, PretrainedConfig
 
+from workbench.adapters import anatomy
 from workbench.config import ModelConfig
 from workbench.data.batching import Indices
 from workbench.models import backbones
@@ -257,7 +258,8 @@ def _cut(rows: Indices, timed: _Timed, most: int) -> Indices:
 
 def narrowing(hub: PretrainedConfig) -> int:
     """By how many times a backbone is built narrower; 1 where its shape does not allow it."""
-    text, found = hub.get_text_config(), 1
+    text: Any = anatomy.body_config(hub)
+    found = 1
     if not isinstance(getattr(text, "num_key_value_heads", None), int) or hub.is_encoder_decoder:
         return 1
     while text.hidden_size // (2 * found) >= WIDTH and all(getattr(text, key, 1) % (2 * found) == 0 for key in WIDTHS):
@@ -266,17 +268,28 @@ def narrowing(hub: PretrainedConfig) -> int:
 
 
 def depth(hub: PretrainedConfig) -> int:
-    """Blocks of a stack of the backbone."""
-    return int(hub.get_text_config().num_hidden_layers)
+    """Blocks of a stack of the backbone; 1 where blocks in stages are unlike each other, so that it is timed whole."""
+    config: Any = anatomy.body_config(hub)
+    return 1 if _unlike(hub) else int(config.num_hidden_layers)
+
+
+def _unlike(hub: PretrainedConfig) -> bool:
+    """Whether blocks differ in width: those of all backbones for pictures that are no plain transformers."""
+    body = anatomy.body_config(hub)
+    plain = hasattr(body, "num_attention_heads") and getattr(body, "depths", None) is None
+    return type(hub) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING and not plain
 
 
 def smaller(model: ModelConfig, hub: PretrainedConfig, small: Small, folder: Path) -> ModelConfig:
     """The same backbone cut down, as a folder with its config.json alone."""
     hub = copy.deepcopy(hub)
-    text = hub.get_text_config()
-    for key in DEPTHS:
+    text: Any = anatomy.body_config(hub)
+    for key in () if _unlike(hub) else DEPTHS:
         if isinstance(getattr(text, key, None), int):
             setattr(text, key, min(small.blocks, getattr(text, key)))
+    if isinstance(getattr(text, "stage_names", None), list) and not _unlike(hub):
+        text.stage_names = text.stage_names[: small.blocks + 1]
+        text._out_features, text._out_indices = None, None  # which were the last blocks
     if isinstance(getattr(text, "layer_types", None), list):
         text.layer_types = text.layer_types[: small.blocks]
     if small.narrower > 1:

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
-from workbench.adapters import anatomy
+from workbench.adapters import anatomy, picture_tower
 from workbench.data.batching import Examples, Indices, micro_batches
 from workbench.models import weight_storage
 from workbench.planning.dry_trainings import Lengths, Model, Training
@@ -169,11 +170,20 @@ class MicroBatchTrial(NamedTuple):
 
 def _costs(fit: Training) -> Costs:
     """Bounds from above."""
-    config = fit.freezer.backbone.config.get_text_config(decoder=True)
+    config: Any = _config(fit)
     arrays, gradients = 8 * torch.float32.itemsize, sum(master.nbytes for master in fit.masters)
     # What computes attention's scores itself, or compares them, holds as much as it wants for each pair.
     pair = math.inf if config._attn_implementation == "eager" or fit.compares else _pair(fit)
-    return Costs(arrays * (config.vocab_size + fit.width), pair, gradients)
+    outputs = 0 if anatomy.reads_pictures(fit.freezer.backbone) else config.vocab_size
+    return Costs(arrays * (outputs + fit.width), pair, gradients)
+
+
+def _config(fit: Training) -> PretrainedConfig:
+    """What describes the blocks that predict."""
+    backbone = fit.freezer.backbone
+    if anatomy.reads_pictures(backbone):
+        return anatomy.body_config(backbone.config)
+    return backbone.config.get_text_config(decoder=True)
 
 
 def _pair(fit: Training) -> float:
@@ -181,8 +191,9 @@ def _pair(fit: Training) -> float:
     masks = 4.0 * torch.float32.itemsize
     if fit.freezer.backbone.device.type != "cpu":
         return masks
-    config = fit.freezer.backbone.config.get_text_config(decoder=True)
-    heads: int = config.num_attention_heads
+    config: Any = _config(fit)
+    found = getattr(config, "num_attention_heads", None) or getattr(config, "num_heads", None) or 0
+    heads: int = found if isinstance(found, int) else max(found)  # of the stage that has most
     return masks + heads * (2 * len(fit.freezer.blocks) + 3 * torch.float32.itemsize)
 
 
@@ -191,7 +202,8 @@ def _modules(fit: Model) -> dict[str, nn.Module]:
     backbone = fit.freezer.backbone
     paths = chain.from_iterable(anatomy.blocks(backbone))
     blocks = {f"block {number}": backbone.get_submodule(path) for number, path in enumerate(paths, start=1)}
-    return {"embeddings": backbone.get_input_embeddings(), **blocks}
+    pictures = anatomy.reads_pictures(backbone)
+    return {"embeddings": picture_tower.stem(backbone) if pictures else backbone.get_input_embeddings(), **blocks}
 
 
 def _order(fit: Model) -> Callable[[str], int]:

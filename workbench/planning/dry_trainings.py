@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from torch import nn
 
+from workbench.adapters import anatomy
 from workbench.config import RunConfig
 from workbench.data.batching import Indices, Weights, global_batch, micro_batches, steps_per_epoch
 from workbench.data.mixed_batches import OwnerRows
@@ -131,7 +132,7 @@ class BankTraining:
         self.held_out_loss = train_tasks[0].held_out_loss
         self.model, self.masters, self.freezer = fit.model, fit.masters, fit.freezer
         self.config = train_tasks[0].config
-        self.width: int = fit.freezer.backbone.config.get_text_config().hidden_size
+        self.width: int = anatomy.hidden_size(fit.freezer.backbone.config)
         self.compares = False
         counts = [len(each.train) for each in train_tasks]
         self.rows, self.steps = max(counts), max(each.total for each in self._members)

@@ -109,7 +109,7 @@ def _require_matrices(config: RunConfig, model: PreTrainedModel) -> None:
     """Refuse Muon where no matrix would use it, and AdamW would take all steps. Attaches the adapter to `model`."""
     if config.optimizer.name != "muon":
         return
-    layers = LayerMap(tuple(stack(model)), frozenset())
+    layers = LayerMap(tuple(stack(model)), {})
     below = config.freeze.never(len(layers.blocks))
     attached = adapters.attach(model.float(), config.adapter, seed=0, below=below)
     trained = [(name, each) for name, each in attached.named_parameters() if each.requires_grad]
@@ -132,7 +132,7 @@ def _require_tokens(config: RunConfig, train: MeasuredExamples) -> None:
 
 def longest_sequence(hub: PretrainedConfig) -> int | None:
     """Tokens that a backbone was made for, stretched rotary positions included; None where it names no limit."""
-    text = hub.get_text_config()
+    text: Any = anatomy.body_config(hub)
     limit: int | None = getattr(text, "max_position_embeddings", None)
     rope = getattr(text, "rope_parameters", None) or {}
     if limit is None or not rope.get("factor"):

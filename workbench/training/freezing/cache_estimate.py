@@ -16,13 +16,15 @@ from torch.nn.modules.dropout import _DropoutNd
 from transformers import PreTrainedModel
 
 from workbench import adapters
-from workbench.adapters.bank_layers import RoutedLora
+from workbench.adapters import anatomy
+from workbench.adapters.bank_layers import RoutedConvolution, RoutedLora
 from workbench.data.batching import Examples
 from workbench.errors import ConfigError
 from workbench.models import first_token
 from workbench.runs import units
 from workbench.training.freezing.cached_prefix import CachedPrefix, parts, rows_of
 from workbench.training.freezing.hidden_state_store import MemoryStore
+from workbench.training.freezing.layer_map import trial_inputs
 
 MEMORY_SHARE, DISK_SHARE = 0.25, 0.5
 """Shares of available memory and of free disk that may be filled."""
@@ -79,7 +81,9 @@ def profile(sets: Sequence[Examples], *, causal: bool) -> DataProfile:
             batch = examples.batch(indices)
             rows = rows_of(batch.inputs, causal=causal)
             assert rows is not None, "micro-batches are padded on the right"
-            found.update(zip(rows.keys, rows.lengths, strict=True))
+            # A picture has as many patches as its row is long.
+            lengths = examples.lengths[indices].tolist() if "pixel_values" in batch.inputs else rows.lengths
+            found.update(zip(rows.keys, lengths, strict=True))
             if causal and batch.lengths_B is not None:
                 trailing = max(trailing, int((batch.lengths_B - torch.tensor(rows.lengths)).max()))
     return DataProfile(len(found), sum(found.values()) + trailing * len(found), trailing)
@@ -112,7 +116,7 @@ def estimate(
     uncached = below + (3 if everything else 2) * above
     return CacheEstimate(
         rows=found.rows,
-        bytes=found.tokens * int(backbone.config.get_text_config().hidden_size) * itemsize,
+        bytes=found.tokens * anatomy.hidden_size(backbone.config) * itemsize,
         passes=passes,
         saved=(1 - 1 / passes) * below / uncached,
     )
@@ -208,16 +212,19 @@ def _chances(module: nn.Module, *, in_block: bool) -> list[float]:
 def refusal(backbone: PreTrainedModel, *, blocks: Sequence[nn.Module], depth: int) -> str | None:
     """Reason why outputs of the first `depth` blocks cannot be kept, whatever the rows; None where they can.
 
-    Call it when the blocks are frozen. The backbone is tried with a short row, in a bank inside `Bank.only`.
+    Call it when the blocks are frozen. The backbone is tried with a short row or a picture, in a bank
+    inside `Bank.only`.
     """
     family = type(backbone).__name__
     if depth == 0:
         return "no block is frozen"
     if backbone.config.is_encoder_decoder:
         return f"{family} is an encoder-decoder, whose blocks read two sequences"
-    if backbone.main_input_name != "input_ids":
-        return f"{family} reads no rows of tokens"
-    if any(isinstance(module, RoutedLora) for block in blocks[:depth] for module in block.modules()):
+    if backbone.main_input_name not in ("input_ids", "pixel_values"):
+        return f"{family} reads neither tokens nor pictures"
+    if any(
+        isinstance(module, (RoutedLora, RoutedConvolution)) for block in blocks[:depth] for module in block.modules()
+    ):
         return "each member of a bank has an adapter of its own in the frozen blocks"
     if depth == len(blocks):
         first_token.widen(backbone)
@@ -226,9 +233,9 @@ def refusal(backbone: PreTrainedModel, *, blocks: Sequence[nn.Module], depth: in
 
 
 def _refusal_of_trial(backbone: PreTrainedModel, blocks: Sequence[nn.Module], depth: int) -> str | None:
-    """`refusal`, from a trial with a few tokens."""
+    """`refusal`, from a trial with a few tokens, or a picture."""
     family = type(backbone).__name__
-    tokens_BL = torch.arange(2, 9, device=backbone.device)[None] % backbone.config.get_text_config().vocab_size
+    inputs = trial_inputs(backbone)
     seen: list[tuple[int, Any]] = []
     hooks = [
         block.register_forward_hook(lambda _, __, output, number=number: seen.append((number, output)))
@@ -236,22 +243,24 @@ def _refusal_of_trial(backbone: PreTrainedModel, blocks: Sequence[nn.Module], de
     ]
     try:
         with torch.enable_grad():
-            wanted = backbone(input_ids=tokens_BL)[0].detach()
+            wanted = backbone(**inputs)[0].detach()
     finally:
         for hook in hooks:
             hook.remove()
     if [number for number, _ in seen] != list(range(len(blocks))):
         return f"{family} does not run its blocks one after the other, each once"
     hidden_BLD, _ = parts(seen[depth - 1][1])
-    if hidden_BLD.shape[:-1] != tokens_BL.shape:
+    if "input_ids" in inputs and hidden_BLD.shape[:-1] != inputs["input_ids"].shape:
         return f"the blocks of {family} give other positions than those of the tokens"
+    if hidden_BLD.ndim != 3:
+        return f"the blocks of {family} give no rows of patches"
     if names := _trained(backbone, hidden_BLD):
         return f"{names[0]} trains, and the frozen blocks read it"
     cached = CachedPrefix(backbone, blocks=blocks, depth=depth, states=MemoryStore(hidden_BLD.dtype))
     cached.install()
     try:
         with torch.no_grad():
-            found = backbone(input_ids=tokens_BL)[0]
+            found = backbone(**inputs)[0]
     except (LookupError, TypeError, AttributeError):
         return f"the upper blocks of {family} read more of the lower ones than hidden states"
     finally:
@@ -287,5 +296,5 @@ def _head_size(backbone: PreTrainedModel) -> int:
     projection = backbone.get_output_embeddings()
     if projection is not None:
         return adapters.count(projection).total
-    inside = {id(parameter) for parameter in backbone.base_model.parameters()}
+    inside = {id(parameter) for parameter in backbone.get_submodule(anatomy.body(backbone)).parameters()}
     return sum(each.numel() for each in backbone.parameters() if id(each) not in inside)

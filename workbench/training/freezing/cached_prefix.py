@@ -17,14 +17,16 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from workbench.adapters import anatomy, picture_tower
 from workbench.data.batching import Indices, padded
 from workbench.errors import BackboneError
 from workbench.models import first_token
 from workbench.training.capacity import smaller_until_fits
 from workbench.training.freezing.hidden_state_store import HiddenStateStore
 
-_TOKENS, _MASK, _TYPES = "input_ids", "attention_mask", "token_type_ids"
+_TOKENS, _MASK, _TYPES, _PIXELS = "input_ids", "attention_mask", "token_type_ids", "pixel_values"
 """Arguments of a stack that say what its rows hold."""
+_KNOWN = {_TOKENS, _MASK, _TYPES, _PIXELS, "return_dict", picture_tower.INTERPOLATE}
 
 
 class UnpaddedRows(NamedTuple):
@@ -32,7 +34,8 @@ class UnpaddedRows(NamedTuple):
 
     keys: list[bytes]
     """Digest of each row's inputs, 16 bytes."""
-    tokens: list[Indices]
+    tokens: list[Any]
+    """Ids of each row's tokens, or its pixels (3, H, W)."""
     types: list[Indices] | None
     """Type of each token, where the model reads token types."""
 
@@ -45,8 +48,9 @@ class UnpaddedRows(NamedTuple):
 class CachedPrefix:
     """Gives the output of block `depth` as it was computed once; computes only the rows that `states` lacks.
 
-    Between `install` and `remove`, calls of the backbone with whole rows of tokens read states. Others (generation with
-    a cache, embeddings, given positions, another adapter below the line than at first) compute as ever.
+    Between `install` and `remove`, calls of the backbone with whole rows of tokens, or with pictures, read states.
+    Others (generation with a cache, embeddings, given positions, another adapter below the line than at first) compute
+    as ever.
 
     Args:
         backbone: Without an adapter around it; adapters may be in it.
@@ -121,9 +125,11 @@ class CachedPrefix:
         if len(self._beside) < len(self._prefix):
             self._compute(call, rows, [0])  # which shows what the blocks' outputs look like
         self.read += len(rows.keys)
-        tokens_BL = call[_TOKENS]
-        given_BLD = self.states.get(rows.keys, tokens_BL.shape[1])
-        self._given_BLD = given_BLD.to(device=tokens_BL.device, dtype=self._dtype)
+        read = call.get(_TOKENS, call.get(_PIXELS))
+        assert isinstance(read, Tensor), "its rows are known"
+        length = self.states.length(rows.keys[0]) if _PIXELS in call else read.shape[1]
+        given_BLD = self.states.get(rows.keys, length)
+        self._given_BLD = given_BLD.to(device=read.device, dtype=self._dtype)
 
     def _after(self, *_: object) -> None:
         """Behind the stack, also where it failed."""
@@ -131,8 +137,7 @@ class CachedPrefix:
 
     def _rows(self, call: Mapping[str, Any]) -> UnpaddedRows | None:
         """The rows of a call, if what the prefix gives depends on nothing else."""
-        known = {_TOKENS, _MASK, _TYPES, "return_dict"}
-        if any(not (value is None or value is False) for name, value in call.items() if name not in known):
+        if any(not (value is None or value is False) for name, value in call.items() if name not in _KNOWN):
             return None
         if self._adapters() != self._switches:
             return None
@@ -169,7 +174,8 @@ class CachedPrefix:
     def _compute_together(self, call: Mapping[str, Any], rows: UnpaddedRows, places: Sequence[int]) -> list[Tensor]:
         """States (l, D) of some rows of a call, in one forward pass."""
         tokens = [rows.tokens[place] for place in places]
-        arrays = {_TOKENS: padded(tokens)}
+        pictures = call.get(_PIXELS) is not None
+        arrays = {_PIXELS: np.stack(tokens)} if pictures else {_TOKENS: padded(tokens)}
         if call.get(_MASK) is not None:
             arrays[_MASK] = padded([np.ones_like(row) for row in tokens])
         if rows.types is not None:
@@ -183,6 +189,8 @@ class CachedPrefix:
             found_BLD = reached.hidden_BLD.cpu()
         finally:
             self._catching = False
+        if pictures:
+            return list(found_BLD)
         if found_BLD.shape[:2] != arrays[_TOKENS].shape:
             raise BackboneError(
                 f"{type(self._stack).__name__} pads long rows by itself, so that outputs of its blocks cannot be kept. "
@@ -231,16 +239,31 @@ def reader(backbone: PreTrainedModel, *, trailing: int) -> Callable[[Mapping[str
         trailing: As `CachedPrefix` is told.
     """
     longest = getattr(backbone.config.get_text_config(), "max_position_embeddings", None) or 0
-    return partial(rows_of, causal=backbone.can_generate(), trailing=trailing, longest=longest)
+    # Pictures are known by what the backbone computes with, which a hook in front of it may have rounded already.
+    compute = picture_tower.stem(backbone).weight.dtype if anatomy.reads_pictures(backbone) else torch.float32
+    return partial(rows_of, causal=backbone.can_generate(), trailing=trailing, longest=longest, compute=compute)
 
 
-def rows_of(inputs: Mapping[str, Any], *, causal: bool, trailing: int = 0, longest: int = 0) -> UnpaddedRows | None:
+def rows_of(
+    inputs: Mapping[str, Any],
+    *,
+    causal: bool,
+    trailing: int = 0,
+    longest: int = 0,
+    compute: torch.dtype = torch.float32,
+) -> UnpaddedRows | None:
     """The rows of a model's inputs; None where they are not padded on the right, so that nobody can tell what they are.
 
-    The mask says what padding is. Without one, a causal model's is zeros, of which `trailing` are kept, in a row of at
-    most `longest` tokens; any other model looks at everything.
+    Pictures are not padded. The mask says what padding is. Without one, a causal model's is zeros, of which `trailing`
+    are kept, in a row of at most `longest` tokens; any other model looks at everything.
+
+    Args:
+        compute: Precision in which a backbone reads pictures: rows that it rounds to the same are the same.
     """
-    tokens, mask, types = (inputs.get(name) for name in (_TOKENS, _MASK, _TYPES))
+    tokens, mask, types, pixels = (inputs.get(name) for name in (_TOKENS, _MASK, _TYPES, _PIXELS))
+    if pixels is not None:
+        rows_3HW = list(pixels.detach().cpu().to(compute).float().numpy())
+        return UnpaddedRows([blake2b(row.tobytes(), digest_size=16).digest() for row in rows_3HW], rows_3HW, None)
     if tokens is None or tokens.ndim != 2:
         return None
     if any(each is not None and each.shape != tokens.shape for each in (mask, types)):
@@ -269,9 +292,10 @@ def rows_of(inputs: Mapping[str, Any], *, causal: bool, trailing: int = 0, longe
 
 
 def stack_of(backbone: PreTrainedModel, block: nn.Module) -> nn.Module:
-    """The innermost module around a block that reads tokens: what every call of the backbone goes through."""
+    """The innermost module around a block that reads tokens or pixels: what every call of the backbone goes through."""
     around = [each for each in backbone.modules() if any(part is block for part in each.modules())]
-    return next(each for each in reversed(around) if _TOKENS in inspect.signature(each.forward).parameters)
+    read = {_TOKENS, _PIXELS}
+    return next(each for each in reversed(around) if read & set(inspect.signature(each.forward).parameters))
 
 
 def parts(output: Any) -> tuple[Tensor, tuple[None, ...] | None]:

@@ -147,4 +147,4 @@ def layers_of(backbone: PreTrainedModel, config: RunConfig) -> LayerMap:
 
 def _fresh(backbone: PreTrainedModel, parameters: Mapping[str, nn.Parameter]) -> frozenset[str]:
     heads = anatomy.fresh_heads(backbone)
-    return frozenset(name for name in parameters if set(name.split(".")) & set(heads))
+    return frozenset(name for name in parameters if any(f".{head}." in f".{name}" for head in heads))

@@ -58,6 +58,10 @@ class HiddenStateStore(ABC):
         return torch.from_numpy(found_BLW).view(self.dtype)
 
     @abstractmethod
+    def length(self, key: bytes) -> int:
+        """l, as a known row has it."""
+
+    @abstractmethod
     def _width(self, key: bytes) -> int:
         """W, as a known row has it."""
 
@@ -84,6 +88,9 @@ class MemoryStore(HiddenStateStore):
     def put(self, keys: Sequence[bytes], rows: Sequence[Tensor]) -> None:
         for key, row in zip(keys, rows, strict=True):
             self._rows[key] = self._bytes(row).copy()  # on its own, not the batch that it came in
+
+    def length(self, key: bytes) -> int:
+        return len(self._rows[key])
 
     def _width(self, key: bytes) -> int:
         width: int = self._rows[key].shape[1]
@@ -184,6 +191,9 @@ class DiskStore(HiddenStateStore):
                 return False
             self._places[key] = place._replace(checksum=None)
         return True
+
+    def length(self, key: bytes) -> int:
+        return self._places[key].length
 
     def _width(self, key: bytes) -> int:
         return self._places[key].width

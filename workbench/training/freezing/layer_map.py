@@ -5,10 +5,11 @@ Layers: 0 what is computed before the blocks, 1 to n the blocks, n + 1 what is c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.adapters import anatomy, picture_tower
@@ -21,8 +22,9 @@ class LayerMap:
 
     blocks: tuple[str, ...]
     """Paths of the transformer blocks, in the order that they are computed in."""
-    after: frozenset[str]
-    """Paths of the modules that are first computed after the blocks."""
+    between: Mapping[str, int]
+    """Layer of each module outside of the blocks that is first computed behind one of them: of the next block (what
+    leads to the next resolution of a picture), or of what comes after all."""
 
     def of(self, parameter: str) -> int:
         """The layer of a parameter, by its name in the backbone or in what PEFT made of it.
@@ -37,7 +39,7 @@ class LayerMap:
                 return number
         parts = path.split(".")
         leads = (".".join(parts[:end]) for end in range(1, len(parts)))
-        return len(self.blocks) + 1 if any(lead in self.after for lead in leads) else 0
+        return next((self.between[lead] for lead in leads if lead in self.between), 0)
 
 
 def survey(backbone: PreTrainedModel, *, needed: bool = True) -> LayerMap:
@@ -50,16 +52,19 @@ def survey(backbone: PreTrainedModel, *, needed: bool = True) -> LayerMap:
         BackboneError: it has two stacks of blocks, or none.
     """
     if not needed and len(anatomy.blocks(backbone)) != 1:
-        return LayerMap((), frozenset())
-    blocks, passed, after = stack(backbone), False, dict[str, bool]()
+        return LayerMap((), {})
+    blocks, done, first = stack(backbone), 0, dict[str, int]()
 
-    def last_block(*_: object) -> None:
-        nonlocal passed
-        passed = True
+    def computed(number: int) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            nonlocal done
+            done = max(done, number)
+
+        return hook
 
     def seen(name: str) -> Callable[..., None]:
         def hook(*_: object) -> None:
-            after.setdefault(name, passed)
+            first.setdefault(name, done)
 
         return hook
 
@@ -69,18 +74,24 @@ def survey(backbone: PreTrainedModel, *, needed: bool = True) -> LayerMap:
         for name, module in backbone.named_modules()
         if not f"{name}.".startswith(inside) and next(module.parameters(recurse=False), None) is not None
     ]
-    handles.append(backbone.get_submodule(blocks[-1]).register_forward_hook(last_block))
-    if anatomy.reads_pictures(backbone):
-        inputs = {"pixel_values": picture_tower.blank(backbone)}
-    else:
-        inputs = {"input_ids": torch.arange(2, 6, device=backbone.device)[None]}
+    for number, block in enumerate(blocks, start=1):
+        handles.append(backbone.get_submodule(block).register_forward_hook(computed(number)))
     try:
         with torch.no_grad():
-            backbone(**inputs)
+            backbone(**trial_inputs(backbone))
     finally:
         for handle in handles:
             handle.remove()
-    return LayerMap(tuple(blocks), frozenset(name for name, is_after in after.items() if is_after))
+    return LayerMap(tuple(blocks), {name: behind + 1 for name, behind in first.items() if behind})
+
+
+def trial_inputs(backbone: PreTrainedModel) -> dict[str, Tensor]:
+    """A short row, or a picture of the backbone's own size."""
+    if anatomy.reads_pictures(backbone):
+        blank_13HW = picture_tower.blank(backbone)
+        return {"pixel_values": torch.linspace(-1, 1, blank_13HW.numel()).to(blank_13HW).view_as(blank_13HW)}
+    tokens_BL = torch.arange(2, 9, device=backbone.device)[None] % backbone.config.get_text_config().vocab_size
+    return {"input_ids": tokens_BL}
 
 
 def stack(backbone: PreTrainedModel) -> list[str]:
