@@ -179,14 +179,15 @@ def _of_pictures(config: RunSections) -> Iterator[str]:
             yield "image is for rows that are pictures. Write data.format=image, or leave image out."
         return
     classes = config.classes
-    given = [f"classes.{key}" for key in ("text", "shares", "keep") if getattr(classes, key) != _default(classes, key)]
+    text = {"text": classes.text is not None, "shares": bool(classes.shares), "keep": classes.keep != "start"}
+    given = [f"classes.{key}" for key, is_set in text.items() if is_set]
     given += ["data.max_tokens"] if config.data.max_tokens != _default(config.data, "max_tokens") else []
     if given:
-        yield f"{', '.join(given)} cut and join text, and data.format=image reads pictures. Leave {' and '.join(given)} out."
+        yield f"{' and '.join(given)} are for text, and data.format=image reads pictures. Leave them out."
     if classes.kind == "pair":
         yield "classes.kind=pair compares two texts, and data.format=image reads one picture a row. Write kind: one."
     if augment.mixes and classes.kind not in ("one", "several"):
-        yield f"image.augment mixes the labels of two rows, which are of kind {classes.kind}. Leave mixup and cutmix out."
+        yield f"image.augment mixes two labels, which are of kind {classes.kind}. Leave mixup and cutmix out."
     if augment.is_on and config.freeze.cache in ("memory", "disk"):
         yield (
             f"freeze.cache={config.freeze.cache} keeps what frozen blocks give, and image.augment shows other pictures "

@@ -117,8 +117,8 @@ def require_known_form(config: RunConfig) -> None:
         )
     if reads_text and not reads_pictures and config.reads_pictures:
         raise BackboneError(
-            f"{name}: {type(hub).__name__} reads text, and data.format=image gives it pictures. Take a backbone such as "
-            "starter/vision or facebook/dinov2-small, or leave data.format out."
+            f"{name}: {type(hub).__name__} reads text, and data.format=image gives it pictures. Take a backbone such "
+            "as starter/vision or facebook/dinov2-small, or leave data.format out."
         )
     if hub.is_encoder_decoder:
         raise BackboneError(

@@ -25,16 +25,11 @@ from workbench.data.labelled.labels import Floats
 from workbench.data.labelled.row_reader import RowReader
 from workbench.data.rows import excerpt
 from workbench.data.views.user_views import KEY, function_of, require_used
-from workbench.errors import ConfigError, DataError
+from workbench.errors import ConfigError
 
 Picture: TypeAlias = NDArray[np.uint8]
 Change: TypeAlias = Callable[[Picture, int], Picture]
 """A picture and the number of its row to the picture that is read instead."""
-
-MIN_CHANGED_SHARE = 0.01
-"""Share of the pictures that a view must change, or it is left out."""
-SAMPLED = 200
-"""Pictures that are looked at to know it; up to twice as many where they do not divide evenly."""
 
 
 @dataclass(frozen=True)
@@ -80,36 +75,6 @@ def make(config: TtaConfig, classes: ClassesConfig, *, example: Picture, row: in
         raise ConfigError(reason)
     require_used(config)
     return [view for name in config.views for view in _make(name, config, example, row)]
-
-
-def useful(
-    views: Sequence[PictureView], pictures_NHW3: NDArray[np.uint8], *, source: str
-) -> tuple[list[PictureView], list[str]]:
-    """Select the views that change at least `MIN_CHANGED_SHARE` of a sample of the pictures.
-
-    Args:
-        pictures_NHW3: The stored pictures.
-        source: Where they come from, for messages.
-
-    Returns:
-        The views, and a sentence about each one that was left out.
-
-    Raises:
-        DataError: No view does.
-    """
-    sample = range(0, len(pictures_NHW3), max(1, len(pictures_NHW3) // SAMPLED))
-    useless: dict[str, str] = {}
-    for view in views:
-        count = sum(not np.array_equal(view.picture(pictures_NHW3[row], row), pictures_NHW3[row]) for row in sample)
-        if count < max(1, MIN_CHANGED_SHARE * len(sample)):
-            useless[view.name] = f"view {view.name} changes {count or 'none'} of {len(sample)} pictures"
-    if views and len(useless) == len(views):
-        raise DataError(
-            f"{source}: {'; '.join(useless.values())}. A view must change {MIN_CHANGED_SHARE:.0%} of the pictures or "
-            "more: name others in tta.views."
-        )
-    kept = [view for view in views if view.name not in useless]
-    return kept, [f"tta: {reason}. Left out." for reason in useless.values()]
 
 
 def _make(name: ViewName, config: TtaConfig, example: Picture, row: int) -> Iterator[PictureView]:

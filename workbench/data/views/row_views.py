@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from workbench.config import RunConfig
 from workbench.config.tta_config import MIN_CHANGED_SHARE
 from workbench.data.images.picture_rows import PictureRows
@@ -13,6 +15,9 @@ from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.row_reader import RowReader
 from workbench.data.views import picture_views, text_views
 from workbench.errors import DataError
+
+SAMPLED = 500
+"""Pictures that are looked at to see whether a view changes any."""
 
 
 class RowView(Protocol):
@@ -55,6 +60,8 @@ def useful(views: Sequence[RowView], rows: LabelledSet, reader: RowReader) -> tu
     Raises:
         DataError: No view does.
     """
+    if isinstance(rows.inputs, PictureRows):
+        rows = rows.subset(np.arange(0, len(rows), max(1, len(rows) // SAMPLED)))
     useless, reasons = [], []
     for view in views:
         count = int(rows.inputs.differ(view.rows(rows, reader).inputs).sum())

@@ -14,7 +14,7 @@ from workbench.config.classes_config import ClassesConfig
 from workbench.config.tta_config import PICTURES, TtaConfig
 from workbench.data.views import picture_views
 from workbench.data.views.picture_views import Picture, PictureView
-from workbench.errors import ConfigError, DataError
+from workbench.errors import ConfigError
 
 SMALL = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
 PICTURE = np.asarray(cv2.resize(SMALL, (32, 32), interpolation=cv2.INTER_CUBIC), dtype=np.uint8)
@@ -157,14 +157,3 @@ def test_as_many_views_of_every_picture(tmp_path: Path) -> None:
     (view,) = made(users(tmp_path, "return [picture] * (1 if picture.any() else 2)"))
     with pytest.raises(ConfigError, match="the picture of row 7, returned 2 views, but 1 for row 0"):
         view.picture(np.zeros_like(PICTURE), 7)
-
-
-def test_views_that_change_no_picture_are_left_out_or_refused() -> None:
-    even = np.full((300, 16, 16, 3), 9, dtype=np.uint8)
-    even[:, :, 4:12] = 200
-    kept, sentences = picture_views.useful(made({"views": ["flip", "shifts"]}), even, source="shots/")
-    assert [view.name for view in kept] == ["shift left", "shift right"]
-    assert sentences[0] == "tta: view flip changes none of 300 pictures. Left out." and len(sentences) == 3
-    with pytest.raises(DataError, match="shots/: view flip changes none of 300 pictures"):
-        picture_views.useful(made({"views": ["flip"]}), even, source="shots/")
-    assert picture_views.useful([], even, source="shots/") == ([], [])
