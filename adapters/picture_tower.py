@@ -1,4 +1,4 @@
-"""What is below the head of a backbone that reads pictures, and one call of it."""
+"""The tower of a backbone that reads pictures: all that is below its head, and one call of it."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, Protocol, TypeVar
@@ -28,14 +29,20 @@ class Prefetcher(Generic[BatchT]):
         self._pin = pin
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="workbench-rows")
         self._expected: tuple[Hashable, Future[BatchT]] | None = None
+        self.waited_s = 0.0
+        """Time in which nobody computed because a micro-batch was not there yet."""
 
     def get(self, key: Hashable, make: Callable[[], BatchT]) -> BatchT:
         """The micro-batch of this key; raises what making it raised."""
-        expected, self._expected = self._expected, None
-        if expected is not None and expected[0] == key:
-            return expected[1].result()
-        self._drop(expected)
-        return self._made(make)
+        began = time.monotonic()
+        try:
+            expected, self._expected = self._expected, None
+            if expected is not None and expected[0] == key:
+                return expected[1].result()
+            self._drop(expected)
+            return self._made(make)
+        finally:
+            self.waited_s += time.monotonic() - began
 
     def expect(self, key: Hashable, make: Callable[[], BatchT]) -> None:
         """Begin to make the micro-batch that is probably asked for next; another one that was expected is forgotten."""

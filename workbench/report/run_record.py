@@ -22,6 +22,7 @@ COLUMNS = (
     "tokens",
     "supervised_tokens",
     "tokens_per_second",
+    "data_wait",
     "peak_bytes",
     "elapsed_s",
 )

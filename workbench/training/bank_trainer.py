@@ -167,7 +167,7 @@ class BankTrainer:
 
     def _step(self, live: dict[str, AdapterTrainer], began: float) -> None:
         """One optimizer step of every live member."""
-        started, records = time.monotonic(), {}
+        started, waited, records = time.monotonic(), self._waited(), {}
         for (name, member), loss in zip(live.items(), self._losses_that_fit(live), strict=True):
             record = member.update(loss, member.batch())
             if record is None:
@@ -175,7 +175,11 @@ class BankTrainer:
             else:
                 records[name] = record
         self.masters.refresh()
-        records = {name: measured(record, since=started, device=self.device) for name, record in records.items()}
+        waited = self._waited() - waited
+        records = {
+            name: measured(record, since=started, waited_s=waited, device=self.device)
+            for name, record in records.items()
+        }
         for name, record in records.items():
             record = live[name].finish_step(record, began=began)
             self.callback.step({**record, "member": name}, total=live[name].total)
@@ -186,6 +190,10 @@ class BankTrainer:
                 member.save(keep=max(2, member.task.config.save.keep))
         if stopping and any(member.live for member in live.values()):
             raise Stopped(f"Stopped after step {max(member.progress.step for member in live.values())}.")
+
+    def _waited(self) -> float:
+        """Seconds that the training has waited for rows so far."""
+        return 0.0 if self.ahead is None else self.ahead.waited_s
 
     def _losses_that_fit(self, live: dict[str, AdapterTrainer]) -> list[float]:
         """`_losses`; where memory runs out, the same in smaller micro-batches."""

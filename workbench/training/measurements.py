@@ -9,10 +9,15 @@ from typing import Any
 import torch
 
 
-def measured(record: dict[str, Any], *, since: float, device: torch.device) -> dict[str, Any]:
-    """The record of a step that began at `since` (`time.monotonic`), with tokens per second and peak memory."""
-    speed = round(record["tokens"] / (time.monotonic() - since), 1)
-    return {**record, "tokens_per_second": speed, "peak_bytes": peak_bytes(device)}
+def measured(record: dict[str, Any], *, since: float, waited_s: float, device: torch.device) -> dict[str, Any]:
+    """The record of a step that began at `since` (`time.monotonic`), with its speed, memory and wait for data.
+
+    Args:
+        waited_s: Seconds of the step in which the next rows were not there yet.
+    """
+    took_s = time.monotonic() - since
+    speed, share = round(record["tokens"] / took_s, 1), round(min(1.0, waited_s / took_s), 4)
+    return {**record, "tokens_per_second": speed, "data_wait": share, "peak_bytes": peak_bytes(device)}
 
 
 def peak_bytes(device: torch.device) -> int:

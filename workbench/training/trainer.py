@@ -151,7 +151,7 @@ class Trainer:
 
     def step(self, rows: Indices) -> dict[str, Any]:
         """One optimizer step on these rows; its line of metrics.jsonl."""
-        began = time.monotonic()
+        began, waited = time.monotonic(), self._waited()
         member = self.member
         self.clock.share = member.progress.share
         loss, metrics = self._gradients_that_fit(rows)
@@ -166,7 +166,11 @@ class Trainer:
             assert member.error is not None
             raise member.error
         self.masters.refresh()
-        return measured({**record, **metrics}, since=began, device=self.device)
+        return measured({**record, **metrics}, since=began, waited_s=self._waited() - waited, device=self.device)
+
+    def _waited(self) -> float:
+        """Seconds that the training has waited for rows so far."""
+        return 0.0 if self.ahead is None else self.ahead.waited_s
 
     def _gradients_that_fit(self, rows: Indices) -> tuple[Tensor, dict[str, float]]:
         """`_gradients`; where memory runs out, the same in smaller micro-batches."""

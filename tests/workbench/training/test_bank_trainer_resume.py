@@ -76,7 +76,7 @@ MEMBERS = {
     "fails in 2, after no save": (Spoilt(20, 4), section(size=2, learning_rate=1e-2, seed=4)),
     "fails in 4, after a save": (SpoiltLater(20, 5), section(size=2, learning_rate=1e-2, seed=5)),
 }
-CLOCK = {"elapsed_s", "tokens_per_second", "peak_bytes"}
+CLOCK = {"elapsed_s", "tokens_per_second", "data_wait", "peak_bytes"}
 
 
 @pytest.fixture(autouse=True)

@@ -62,7 +62,7 @@ class StoredPictures:
 
 @dataclass(frozen=True)
 class _Work:
-    """What a process needs to know besides the pictures."""
+    """Settings that a process needs besides the pictures."""
 
     path: Path
     format: PictureFormat

@@ -53,7 +53,7 @@ MOVES: list[tuple[Operation, float, Filter]] = [
 
 
 @pytest.mark.parametrize("name", PICTURES)
-@pytest.mark.parametrize("operation, value, pillow", PILLOW, ids=lambda each: str(each) if each is not None else None)
+@pytest.mark.parametrize("operation, value, pillow", PILLOW, ids=[f"{name}-{value}" for name, value, _ in PILLOW])
 def test_levels_equal_pillow(name: str, operation: Operation, value: float, pillow: Filter) -> None:
     expected = np.asarray(pillow(Image.fromarray(PICTURES[name])))
     found = apply(operation, PICTURES[name], value)
@@ -61,7 +61,7 @@ def test_levels_equal_pillow(name: str, operation: Operation, value: float, pill
     assert np.abs(found.astype(int) - expected).max() <= (0 if exact else 2)
 
 
-@pytest.mark.parametrize("operation, value, pillow", MOVES, ids=lambda each: str(each) if each is not None else None)
+@pytest.mark.parametrize("operation, value, pillow", MOVES, ids=[f"{name}-{value}" for name, value, _ in MOVES])
 def test_moves_equal_pillow_inside_the_picture(operation: Operation, value: float, pillow: Filter) -> None:
     expected = np.asarray(pillow(Image.fromarray(PICTURE))).astype(int)
     difference = np.abs(apply(operation, PICTURE, value, border="black").astype(int) - expected)

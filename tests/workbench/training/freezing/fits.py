@@ -28,7 +28,7 @@ from workbench.training.freezing.cached_prefix import CachedPrefix
 from workbench.training.signal import Loss, TrainingSignal
 from workbench.training.trainer import Trainer
 
-CLOCK = {"elapsed_s", "tokens_per_second", "peak_bytes"}
+CLOCK = {"elapsed_s", "tokens_per_second", "data_wait", "peak_bytes"}
 """What no two runs have in common."""
 
 

@@ -1,0 +1,225 @@
+"""Recipes whose rows are pictures: the same curve however it is computed, and what a stock loop computes too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image, ImageDraw
+from torch.nn import functional as F
+from transformers import AutoModelForImageClassification, ViTImageProcessorPil
+
+import workbench
+from tests.vision_backbones import SIZE, save_vision
+from workbench.config.picture_augment_config import AugmentConfig
+from workbench.data.images.picture_rows import PictureRows
+from workbench.data.labelled import labelled_data
+from workbench.errors import Stopped
+from workbench.models import classifier, row_readers
+from workbench.recipes.serve import evaluate, predict
+from workbench.runs import run_directory
+
+# Stock PEFT uses what transformers calls deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+
+Train = Callable[..., Path]
+COLOURS = {"circle": (220, 40, 40), "square": (40, 200, 60), "bar": (60, 60, 230)}
+ALL_CHANGES = [
+    "image.augment.crop_scale=[0.6,1]",
+    "image.augment.horizontal_flip=0.5",
+    "image.augment.rotation=15",
+    "image.augment.brightness=0.3",
+    "image.augment.hue=0.05",
+    "image.augment.blur=1",
+    "image.augment.trivialaugment=true",
+    "image.augment.erasing=0.5",
+    "image.augment.mixup=0.2",
+    "image.augment.cutmix=1",
+]
+
+
+def draw(folder: Path, rows: int, *, seed: int = 0) -> Path:
+    """Class folders of noisy drawings whose shape and colour say their class."""
+    rng = np.random.default_rng(seed)
+    for number in range(rows):
+        name = list(COLOURS)[number % 3]
+        picture = Image.fromarray(rng.integers(0, 120, (40, 40, 3), dtype=np.uint8))
+        left, top = rng.integers(2, 14, 2).tolist()
+        box = (left, top, left + 18, top + (5 if name == "bar" else 18))
+        shape = ImageDraw.Draw(picture)
+        (shape.ellipse if name == "circle" else shape.rectangle)(box, fill=COLOURS[name])
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        picture.save(folder / name / f"{number:04}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("vit")
+    found = save_vision(folder, "ViT")
+    ViTImageProcessorPil(size={"height": SIZE, "width": SIZE}).save_pretrained(found)
+    return str(found)
+
+
+@pytest.fixture(scope="module")
+def drawings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw(tmp_path_factory.mktemp("drawings"), 90)
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory, vit: str, drawings: Path) -> Train:
+    folder = tmp_path_factory.mktemp("runs")
+
+    def run(name: str, *words: str, recipe: str = "classify", resume: bool = False) -> Path:
+        path = folder / f"{recipe}.yaml"
+        held_out = "" if recipe == "crossval" else ", held_out: 0.2"
+        path.write_text(
+            f"recipe: {recipe}\nmodel: {{id: {vit}, weights: float32}}\n"
+            f"data: {{format: image, train: {drawings}{held_out}}}\n"
+            "adapter: {method: lora, rank: 4}\ntrain: {epochs: 2, learning_rate: 5.0e-3}\n"
+            "batch: {size: 16}\nevaluate: {every: null}\nsave: {every: null}\n"
+        )
+        workbench.run(path, list(words), out=folder / name, resume=resume, quiet=True)
+        return folder / name
+
+    return run
+
+
+def losses(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_pictures_are_learnt_scored_and_predicted(train: Train, drawings: Path, tmp_path: Path) -> None:
+    run = train("learnt", "train.epochs=6")
+    scores = json.loads((run / "scores.json").read_text())
+    assert scores["after"]["accuracy"] > 0.9 > 0.5 > scores["before"]["accuracy"]
+    assert evaluate(run, [])["accuracy"] == scores["after"]["accuracy"]
+    assert (run / "report.html").exists()
+
+    fresh = draw(tmp_path / "fresh", 12, seed=1)
+    assert predict(run, str(fresh), out=tmp_path / "p.csv", max_new_tokens=1) == 12
+    found = pd.read_csv(tmp_path / "p.csv")
+    assert (found["predicted"] == [Path(name).parent.name for name in found["image"]]).mean() > 0.8
+
+
+@pytest.fixture(scope="module")
+def augmented(train: Train) -> Path:
+    return train("augmented", *ALL_CHANGES)
+
+
+@pytest.mark.parametrize("words", [["batch.tokens_per_device=64"], ["batch.tokens_per_device=160", "image.workers=2"]])
+def test_the_curve_is_the_same_for_any_micro_batch_and_number_of_workers(
+    train: Train, augmented: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))  # no stored pictures
+    again = train(words[0], *ALL_CHANGES, *words)
+    np.testing.assert_allclose(losses(again), losses(augmented), rtol=1e-5, atol=1e-6)
+
+
+def test_a_stopped_run_goes_on_bit_by_bit(train: Train, augmented: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from workbench.cli.console import Terminal
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Terminal, "stop_requested", lambda _: True)
+        with pytest.raises(Stopped, match="after step 1 of"):
+            train("stopped", *ALL_CHANGES)
+    assert losses(train("stopped", *ALL_CHANGES, resume=True)) == losses(augmented)
+
+
+def test_steps_equal_those_of_peft_with_a_plain_loop(train: Train, vit: str, tmp_path: Path) -> None:
+    """AdamW, linear warm-up of no step, LoRA of PEFT: the losses of a loop that knows nothing of this package."""
+    from peft import PeftModel
+
+    run = train("ours", "train.steps=4", "schedule.name=constant", "schedule.warmup=0")
+    config = run_directory.read_config(run)
+    reader = row_readers.of_backbone(config)
+    data = labelled_data.load(config, reader)
+
+    from workbench import adapters
+    from workbench.data.batching import global_batch
+    from workbench.models import backbones
+
+    fresh = backbones.load(config.model, None, task=classifier.task(data.labels, seed=config.seed)).model
+    ours = adapters.attach(fresh, config.adapter, seed=config.seed)
+    adapters.save(ours, tmp_path / "start")
+    head = {name: value.clone() for name, value in fresh.state_dict().items() if "classifier" in name}
+    stock = AutoModelForImageClassification.from_pretrained(vit, num_labels=3, ignore_mismatched_sizes=True)
+    model = PeftModel.from_pretrained(stock, str(tmp_path / "start"), is_trainable=True)
+    assert head
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=config.train.learning_rate, weight_decay=0.0)
+    expected = []
+    model.train()
+    for step in range(4):
+        batch = data.train.batch(global_batch(step, rows=len(data.train), size=16, seed=config.seed))
+        logits = model(pixel_values=batch.inputs["pixel_values"]).logits
+        loss = F.cross_entropy(logits, batch.labels_N[:, 1:].argmax(1))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, config.train.max_grad_norm)
+        optimizer.step()
+        expected.append(loss.item())
+    np.testing.assert_allclose(losses(run), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_folds_views_and_pseudo_labels_read_pictures(train: Train, drawings: Path, tmp_path: Path) -> None:
+    more = draw(tmp_path / "more", 30, seed=2)
+    words = ["folds.k=3", "tta.views=[flip,shifts]", f"pseudo_label.unlabelled={more}", "train.epochs=5"]
+    run = train("folds", *words, *ALL_CHANGES[:5], recipe="crossval")
+    scores = json.loads((run / "scores.json").read_text())
+    assert scores["after"]["accuracy"] > 0.9
+    assert predict(run, str(more), out=tmp_path / "p.parquet", max_new_tokens=1) == 30
+    found = pd.read_parquet(tmp_path / "p.parquet")
+    assert (found["predicted"] == [Path(name).parent.name for name in found["image"]]).mean() > 0.8
+
+
+def test_a_bank_of_folds_computes_what_each_fold_computes_alone(train: Train) -> None:
+    together = train("together", "folds.k=2", *ALL_CHANGES, recipe="crossval")
+    apart = train("apart", "folds.k=2", "folds.together=false", *ALL_CHANGES, recipe="crossval")
+    for fold in (0, 1):
+        name = f"members/round-0/repeat-0-fold-{fold}-seed-0"
+        np.testing.assert_allclose(losses(together / name), losses(apart / name), rtol=1e-4, atol=1e-5)
+
+
+def test_rows_are_augmented_in_training_only_and_mixed_with_soft_labels(vit: str, drawings: Path) -> None:
+    config = load_config(vit, drawings, ["image.augment.cutmix=1", "image.augment.horizontal_flip=1"])
+    rows = labelled_data.load(config, row_readers.of_backbone(config)).train
+    assert isinstance(rows.inputs, PictureRows)
+    some = np.arange(24)
+    plain, first, again = rows.batch(some), rows.batch(some, epoch=0), rows.batch(some[::-1].copy(), epoch=0)
+    pixels = "pixel_values"
+    assert not torch.equal(plain.inputs[pixels], first.inputs[pixels])
+    assert torch.equal(first.inputs[pixels], again.inputs[pixels].flip(0)), "whatever stands beside a row"
+    assert torch.equal(first.labels_N, again.labels_N.flip(0))
+    assert not torch.equal(first.inputs[pixels], rows.batch(some, epoch=1).inputs[pixels])
+    targets_BC = first.labels_N[:, 1:]
+    torch.testing.assert_close(targets_BC.sum(1), torch.ones(24))
+    assert ((targets_BC > 0.01) & (targets_BC < 0.99)).any() and (plain.labels_N[:, 1:].max(1).values == 1).all()
+    half = rows.subset(np.arange(12))
+    assert torch.equal(half.batch(np.arange(12)).inputs[pixels], plain.inputs[pixels][:12])
+
+
+def load_config(vit: str, drawings: Path, words: list[str]) -> Any:
+    from workbench.config import RunConfig
+    from workbench.schema import override, parse
+
+    values = {
+        "recipe": "classify",
+        "model": {"id": vit, "weights": "float32"},
+        "data": {"format": "image", "train": str(drawings), "held_out": 0.2},
+    }
+    return parse(RunConfig, override(values, words), source="test")
+
+
+def test_an_augmentation_that_changes_nothing_is_none(vit: str, drawings: Path) -> None:
+    config = load_config(vit, drawings, [])
+    assert not AugmentConfig().is_on
+    rows = labelled_data.load(config, row_readers.of_backbone(config)).train
+    some = np.arange(8)
+    assert torch.equal(rows.batch(some).inputs["pixel_values"], rows.batch(some, epoch=3).inputs["pixel_values"])
