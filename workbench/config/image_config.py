@@ -22,7 +22,7 @@ class ImageConfig(Section):
     prepare: PrepareConfig = PrepareConfig()
     augment: AugmentConfig = AugmentConfig()
     workers: NonNegativeInt | Literal["auto"] = "auto"
-    """Processes that decode and prepare pictures; `auto`: one for each core, none for a few pictures. Never changes the
-    result."""
+    """Processes that decode and prepare pictures beside this one; `auto`: one for each further core where that saves
+    time, none for a few pictures. Never changes the result."""
     max_pixels: PositiveInt = 100_000_000
     """Most pixels of a picture file; larger ones are refused before they are decoded (decompression bombs)."""

@@ -27,7 +27,7 @@ _DEPTHS = (8, 10, 12, 14, 16)
 
 
 def decode(data: bytes, name: str, *, max_pixels: int) -> Pixels:
-    """Pixels (H, W, 3) of a picture file, upright as its EXIF orientation says.
+    """Pixels (H, W, 3), read-only, of a picture file, upright as its EXIF orientation says.
 
     Transparent parts show white. Grey of 16 bits is scaled from the smallest of 8, 10, 12, 14 and 16 bits that holds
     its brightest pixel; other numbers from their least and greatest value. Colour profiles are not applied.
@@ -50,7 +50,7 @@ def decode(data: bytes, name: str, *, max_pixels: int) -> Pixels:
                 image.load()
                 if image.getexif().get(_ORIENTATION, 1) != 1:
                     image = ImageOps.exif_transpose(image)
-                return np.array(_rgb(image))
+                return np.asarray(_rgb(image))
 
 
 def _opened(data: bytes, name: str) -> Image.Image:

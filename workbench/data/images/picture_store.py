@@ -13,11 +13,8 @@ import shutil
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
 
@@ -27,8 +24,8 @@ import numpy.typing as npt
 import PIL
 
 from workbench.config.picture_prepare_config import PrepareConfig
-from workbench.data.images import preparation
-from workbench.data.images.decoding import Pixels
+from workbench.data.images import decoding_processes
+from workbench.data.images.decoding_processes import Mistakes, Work
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.images.picture_format import PictureFormat
 from workbench.data.images.preparation import PictureStatistics
@@ -60,17 +57,6 @@ class StoredPictures:
     """Pictures that were decoded now; 0 where an earlier run had stored them."""
 
 
-@dataclass(frozen=True)
-class _Work:
-    """Settings that a process needs besides the pictures."""
-
-    path: Path
-    format: PictureFormat
-    prepare: PrepareConfig
-    max_pixels: int
-    statistics: PictureStatistics | None
-
-
 def store(
     files: Sequence[PictureFile],
     *,
@@ -85,7 +71,8 @@ def store(
 
     Args:
         max_pixels: Of a file; larger ones are mistakes.
-        workers: Processes that decode; 0 is this one. The result is the same.
+        workers: Processes that decode beside this one; `auto`: as many as there are cores for, where it saves time.
+            The result is the same.
         folder: Where stores are kept, each in a folder of its own.
         statistics: Of the training rows, for `standardise=data`.
 
@@ -93,18 +80,18 @@ def store(
         DataError: Decoding processes were killed.
         FileError: The store cannot be written.
     """
-    work = _Work(Path(), format, prepare, max_pixels, statistics)
+    work = Work(Path(), format, prepare, max_pixels, statistics)
     path = folder / _fingerprint(files, work)
-    if (found := _opened(path)) is not None:
+    if (found := _opened(path, files)) is not None:
         return found
     with _locked(path):
-        if (found := _opened(path)) is not None:  # another process made it meanwhile
+        if (found := _opened(path, files)) is not None:  # another process made it meanwhile
             return found
         with whole_files.new_folder(path) as aside:
             mistakes = _write(files, replace(work, path=aside / _PIXELS), workers)
             index = {"mistakes": list(mistakes.items()), "checksum": _checksum(aside / _PIXELS)}
             (aside / _INDEX).write_text(json.dumps(index), encoding="utf-8")
-        if (written := _opened(path)) is None:
+        if (written := _opened(path, files)) is None:
             raise FileError(f"{path}: damaged right after it was written. Set WORKBENCH_CACHE to another disk.")
     return replace(written, decoded=len(files))
 
@@ -124,7 +111,7 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _fingerprint(files: Sequence[PictureFile], work: _Work) -> str:
+def _fingerprint(files: Sequence[PictureFile], work: Work) -> str:
     """A name for what prepared pictures depend on: contents, settings, and versions of the libraries."""
     format, prepare = asdict(work.format), work.prepare
     # Pixels are stored before normalisation; its mean is the border's colour.
@@ -143,15 +130,17 @@ def _fingerprint(files: Sequence[PictureFile], work: _Work) -> str:
     return found.hexdigest()[:32]
 
 
-def _opened(path: Path) -> StoredPictures | None:
+def _opened(path: Path, files: Sequence[PictureFile]) -> StoredPictures | None:
     """A store that is whole; None where there is none, or one that somebody damaged."""
     try:
         index = json.loads((path / _INDEX).read_text(encoding="utf-8"))
         if _checksum(path / _PIXELS) != index["checksum"]:
             return None
         pixels = np.load(path / _PIXELS, mmap_mode="r")
-        return StoredPictures(pixels, dict(index["mistakes"]), path, decoded=0)
-    except (OSError, ValueError, KeyError, TypeError):
+        # By today's names: other files may have the same contents.
+        mistakes = {place: f"{files[place].name}: {text}" for place, text in sorted(index["mistakes"])}
+        return StoredPictures(pixels, mistakes, path, decoded=0)
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
 
 
@@ -163,7 +152,7 @@ def _checksum(path: Path) -> int:
     return found
 
 
-def _write(files: Sequence[PictureFile], work: _Work, workers: int | Literal["auto"]) -> dict[int, str]:
+def _write(files: Sequence[PictureFile], work: Work, workers: int | Literal["auto"]) -> Mistakes:
     """Fill the file of pixels; returns the mistakes."""
     shape = (len(files), work.format.height, work.format.width, 3)
     if not files:
@@ -174,59 +163,16 @@ def _write(files: Sequence[PictureFile], work: _Work, workers: int | Literal["au
     with work.path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, work.path.stat().st_size)
     chunks = [range(start, min(start + CHUNK, len(files))) for start in range(0, len(files), CHUNK)]
-    mistakes: dict[int, str] = {}
+    mistakes: Mistakes = {}
     here = workers in ("auto", 0)
     began = time.monotonic()
     while chunks and here:
         chunk = chunks.pop(0)
-        mistakes |= _fill(pixels, chunk, files[chunk.start : chunk.stop], work)
+        mistakes |= decoding_processes.fill(pixels, chunk, files[chunk.start : chunk.stop], work)
         if workers == "auto" and (spent := time.monotonic() - began) > TRIAL:
             here = CORES < 2 or spent / chunk.stop * (len(files) - chunk.stop) < PATIENCE
     if chunks:
-        count = min(CORES if workers == "auto" else workers, len(chunks))
-        for found in _in_processes(files, chunks, work, count):
-            mistakes |= found
+        others = CORES - 1 if workers == "auto" else workers
+        mistakes |= decoding_processes.fill_by_several(pixels, chunks, files, work, others=others)
     pixels.flush()
-    return mistakes
-
-
-def _in_processes(
-    files: Sequence[PictureFile], chunks: Sequence[range], work: _Work, count: int
-) -> Iterator[dict[int, str]]:
-    # New processes rather than forked ones: threads of this one may hold locks.
-    with ProcessPoolExecutor(count, get_context("spawn"), initializer=_begin, initargs=(work,)) as pool:
-        try:
-            yield from pool.map(_fill_chunk, chunks, [files[chunk.start : chunk.stop] for chunk in chunks])
-        except BrokenProcessPool:
-            raise DataError(
-                "A process that decodes pictures was killed: for lack of memory? Write image.workers=0, or lower "
-                "image.max_pixels."
-            ) from None
-
-
-_work: _Work | None = None
-"""Of a process that decodes, for as long as it lives."""
-
-
-def _begin(work: _Work) -> None:
-    global _work
-    _work = work
-    cv2.setNumThreads(1)
-
-
-def _fill_chunk(chunk: range, files: Sequence[PictureFile]) -> dict[int, str]:
-    assert _work is not None
-    pixels = np.lib.format.open_memmap(_work.path, mode="r+")
-    return _fill(pixels, chunk, files, _work)
-
-
-def _fill(pixels: Pixels, chunk: range, files: Sequence[PictureFile], work: _Work) -> dict[int, str]:
-    """Write the prepared pictures of a chunk to their places; returns the mistakes."""
-    mistakes = {}
-    for index, file in zip(chunk, files, strict=True):
-        try:
-            picture = file.decode(max_pixels=work.max_pixels)
-            pixels[index] = preparation.prepare(picture, work.prepare, work.format, work.statistics)
-        except DataError as error:
-            mistakes[index] = str(error)
     return mistakes

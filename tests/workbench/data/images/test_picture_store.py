@@ -66,6 +66,11 @@ def test_mistakes_are_told_by_place_and_leave_black_pictures(files: list[Picture
     assert not found.pixels[[0, 4, 5]].any() and found.pixels[1:4].any(axis=(1, 2, 3)).all()
 
 
+def test_mistakes_are_told_by_the_names_of_today(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        assert stored([PictureFile(name, content=b"hello")], tmp_path).mistakes[0].startswith(f"{name}: text")
+
+
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_mtime_ns, path.stat().st_ino) for path in sorted(folder.rglob("*"))}
 

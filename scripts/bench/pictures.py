@@ -1,0 +1,141 @@
+"""Pictures per second of a first epoch and of later ones: ours, and a plain Dataset with Pillow and a DataLoader.
+
+    python scripts/bench/pictures.py [SOURCE ...] [--size 224] [--pairs 3] [--workers 2]
+
+The plain side does what torchvision's ImageFolder, Resize, ToTensor and Normalize do with Pillow: it decodes, resizes
+and normalises in every epoch. Ours decodes and resizes once into a store on disk, then reads and normalises. Both give
+the same float32 batches, which is checked; sides take turns. Without a SOURCE (as `data.train` of pictures), 1,000
+photograph-like JPEGs of 500 x 375 pixels are drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, ImageFilter
+from torch.utils.data import DataLoader, Dataset
+
+from workbench.config.picture_prepare_config import PrepareConfig
+from workbench.data.images.picture_files import PictureFile
+from workbench.data.images.picture_format import PictureFormat
+from workbench.data.images.picture_sources import read_rows
+from workbench.data.images.picture_store import StoredPictures, store
+
+BATCH = 64
+Side = Callable[[], Iterator[npt.NDArray[np.float32]]]
+
+
+class PlainPictures(Dataset[torch.Tensor]):
+    """Pictures decoded, resized and normalised one at a time, as torchvision's transforms do."""
+
+    def __init__(self, files: Sequence[PictureFile], format: PictureFormat) -> None:
+        self.files, self.format = files, format
+        self.mean_3HW, self.std_3HW = (torch.tensor(values).view(3, 1, 1) for values in (format.mean, format.std))
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with Image.open(io.BytesIO(self.files[index].read())) as opened:
+            picture = opened.convert("RGB").resize((self.format.width, self.format.height), self.format.resample)
+        tensor = torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous().float().div(255)
+        return tensor.sub_(self.mean_3HW).div_(self.std_3HW)
+
+
+def plain(files: Sequence[PictureFile], format: PictureFormat, workers: int) -> Iterator[npt.NDArray[np.float32]]:
+    """Batches of an epoch of the plain side."""
+    for batch in DataLoader(PlainPictures(files, format), batch_size=BATCH, num_workers=workers):
+        yield batch.numpy()
+
+
+def ours(files: Sequence[PictureFile], format: PictureFormat, workers: Any, folder: Path) -> StoredPictures:
+    """The store, made or found."""
+    return store(
+        files, format=format, prepare=PrepareConfig(), max_pixels=10**8, workers=workers, folder=folder
+    )  # fmt: skip
+
+
+def batches(stored: StoredPictures, format: PictureFormat) -> Iterator[npt.NDArray[np.float32]]:
+    """Batches of an epoch of ours."""
+    for start in range(0, len(stored.pixels), BATCH):
+        yield format.normalised(stored.pixels[start : start + BATCH])
+
+
+def drawn(folder: Path, count: int = 1000) -> list[PictureFile]:
+    """JPEG files of 500 x 375 with the detail of photographs, about 50 kB each."""
+    found = []
+    for seed in range(count):
+        draw = np.random.default_rng(seed)
+        soft = Image.fromarray(draw.integers(0, 256, (12, 16, 3), np.uint8)).resize(
+            (500, 375), Image.Resampling.BICUBIC
+        )
+        grain = Image.fromarray(draw.integers(0, 256, (375, 500, 3), np.uint8)).filter(ImageFilter.GaussianBlur(1))
+        path = folder / f"{seed:05}.jpg"
+        Image.blend(soft, grain, 0.3).save(path, quality=90)
+        found.append(PictureFile(path.name, path))
+    return found
+
+
+def seconds(epoch: Callable[[], Iterator[npt.NDArray[np.float32]]]) -> float:
+    """Time of an epoch whose batches are only counted."""
+    began = time.perf_counter()
+    for _ in epoch():
+        pass
+    return time.perf_counter() - began
+
+
+def compare(name: str, files: Sequence[PictureFile], size: int, pairs: int, workers: int) -> dict[str, Any]:
+    """Pictures per second of both sides, `pairs` times in turn, on `workers` processes each."""
+    format = PictureFormat.read({"image_processor_type": "ViTImageProcessor"}, {}, size=size)
+    took: dict[str, list[float]] = {"plain": [], "first": [], "first_auto": [], "reopened": [], "later": []}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for number in range(pairs):
+            took["plain"].append(seconds(lambda: plain(files, format, workers)))
+            for side, asked in (("first", workers), ("first_auto", "auto")):
+                place = folder / f"{side}{number}"
+                took[side].append(
+                    seconds(lambda asked=asked, place=place: batches(ours(files, format, asked, place), format))  # type: ignore[misc]
+                )
+            took["reopened"].append(seconds(lambda place=place: batches(ours(files, format, 0, place), format)))  # type: ignore[misc]
+            stored = ours(files, format, 0, place)
+            took["later"].append(seconds(lambda stored=stored: batches(stored, format)))  # type: ignore[misc]
+        for one, other in zip(plain(files, format, 0), batches(stored, format), strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5)
+    rates = {side: round(len(files) / median(times)) for side, times in took.items()}
+    ratios = {side: round(median(took["plain"]) / median(times), 2) for side, times in took.items()}
+    return {"source": name, "pictures": len(files), "size": size, "workers": workers, "per_s": rates, "ratios": ratios}
+
+
+def main() -> None:
+    """Compare both sides on each source."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sources", nargs="*")
+    parser.add_argument("--size", type=int, default=224, help="side of the square, in pixels")
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for source in options.sources:
+        files = [row.columns["image"] for row in read_rows(source)]
+        print(json.dumps(compare(Path(source).name, files, options.size, options.pairs, options.workers)))
+    if not options.sources:
+        with tempfile.TemporaryDirectory() as folder:
+            files = drawn(Path(folder))
+            print(json.dumps(compare("drawn, 500 x 375", files, options.size, options.pairs, options.workers)))
+
+
+if __name__ == "__main__":
+    main()

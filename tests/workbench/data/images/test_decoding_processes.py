@@ -1,0 +1,67 @@
+"""Processes that decode: one that is killed, or meets an error of its own, is told rather than waited for."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL.Image import Resampling
+
+from tests.workbench.data.images.pictures import photograph
+from workbench.config.picture_prepare_config import PrepareConfig
+from workbench.data.images.decoding import Pixels
+from workbench.data.images.decoding_processes import Work, fill_by_several
+from workbench.data.images.picture_files import PictureFile
+from workbench.data.images.picture_format import PictureFormat
+from workbench.errors import DataError
+
+pytestmark = pytest.mark.slow  # starts processes
+FORMAT = PictureFormat(8, 8, "stretch", (8, 8), Resampling.BILINEAR, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+
+@dataclass(frozen=True)
+class Disaster(PictureFile):
+    """A picture that ends other processes than the test's, or fails there as nothing should."""
+
+    test: int = field(default_factory=os.getpid)
+    kill: bool = False
+
+    def decode(self, *, max_pixels: int) -> Pixels:
+        if os.getpid() == self.test:
+            time.sleep(0.1)  # so that others take their share
+            return photograph(8, 8)
+        if self.kill:
+            os.kill(os.getpid(), 9)
+        raise ZeroDivisionError("a mistake in the program")
+
+
+def fill(folder: Path, files: list[PictureFile]) -> Pixels:
+    work = Work(folder / "pixels.npy", FORMAT, PrepareConfig(), 10**6, None)
+    pixels = np.lib.format.open_memmap(work.path, mode="w+", dtype=np.uint8, shape=(len(files), 8, 8, 3))
+    chunks = [range(start, min(start + 3, len(files))) for start in range(0, len(files), 3)]
+    assert fill_by_several(pixels, chunks, files, work, others=2) == {}
+    return pixels
+
+
+def grey(seed: int) -> PictureFile:
+    return PictureFile(str(seed), content=photograph(8, 8, seed=seed)[:, :, 0].tobytes(), shape=(8, 8))
+
+
+def test_each_picture_has_its_place(tmp_path: Path) -> None:
+    pixels = fill(tmp_path, [grey(seed) for seed in range(20)])
+    for seed in range(20):
+        np.testing.assert_array_equal(pixels[seed, :, :, 1], photograph(8, 8, seed=seed)[:, :, 0])
+
+
+def test_a_killed_process_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="killed: for lack of memory"):
+        fill(tmp_path, [Disaster("bomb.png", kill=True)] * 300)
+
+
+def test_an_error_of_the_program_is_raised_here(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError, match="a mistake in the program"):
+        fill(tmp_path, [Disaster("bug.png")] * 300)

@@ -1,0 +1,162 @@
+"""Decoding and preparing pictures into a mapped file: in this process, or in others that are fed through pipes.
+
+They are new interpreters rather than forks or multiprocessing's: threads of this process may hold locks, and nothing
+of the program that uses the workbench is run or imported again.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import IO, Any
+
+import cv2
+import numpy as np
+
+from workbench.config.picture_prepare_config import PrepareConfig
+from workbench.data.images import preparation
+from workbench.data.images.decoding import Pixels
+from workbench.data.images.picture_files import PictureFile
+from workbench.data.images.picture_format import PictureFormat
+from workbench.data.images.preparation import PictureStatistics
+from workbench.errors import DataError
+
+Mistakes = dict[int, str]
+"""Why pictures cannot be read, by their index, without the pictures' names."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is done with each picture, and the file of pixels (N, H, W, 3) that it is written to."""
+
+    path: Path
+    format: PictureFormat
+    prepare: PrepareConfig
+    max_pixels: int
+    statistics: PictureStatistics | None
+
+
+def fill(pixels: Pixels, chunk: range, files: Sequence[PictureFile], work: Work) -> Mistakes:
+    """Write the prepared pictures of a chunk to their places."""
+    mistakes = {}
+    for index, file in zip(chunk, files, strict=True):
+        try:
+            picture = file.decode(max_pixels=work.max_pixels)
+            pixels[index] = preparation.prepare(picture, work.prepare, work.format, work.statistics)
+        except DataError as error:
+            mistakes[index] = str(error).removeprefix(f"{file.name}: ")
+    return mistakes
+
+
+def fill_by_several(
+    pixels: Pixels, chunks: Sequence[range], files: Sequence[PictureFile], work: Work, *, others: int
+) -> Mistakes:
+    """Write the prepared pictures of all chunks, by this process and `others` beside it.
+
+    Args:
+        pixels: The file of `work`, mapped.
+        files: All pictures; chunks are of their indices.
+
+    Raises:
+        DataError: One of the processes was killed.
+    """
+    todo: SimpleQueue[range] = SimpleQueue()
+    for chunk in chunks:
+        todo.put(chunk)
+    processes = [_started(work) for _ in range(min(others, len(chunks) - 1))]
+    try:
+        with ThreadPoolExecutor(max(1, len(processes))) as pool:
+            try:
+                parts = [pool.submit(_feed, process, todo, files) for process in processes]
+                mistakes: Mistakes = {}
+                while (own := _next(todo)) is not None and not any(part.done() for part in parts):
+                    mistakes |= fill(pixels, own, files[own.start : own.stop], work)
+                for part in parts:
+                    mistakes |= part.result()
+                return mistakes
+            except BaseException:
+                for process in processes:
+                    process.kill()
+                raise
+    finally:
+        for process in processes:
+            _end(process)
+
+
+def _next(todo: SimpleQueue[range]) -> range | None:
+    try:
+        return todo.get_nowait()
+    except Empty:
+        return None
+
+
+def _started(work: Work) -> subprocess.Popen[bytes]:
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    _send(process.stdin, work)
+    return process
+
+
+def _feed(process: subprocess.Popen[bytes], todo: SimpleQueue[range], files: Sequence[PictureFile]) -> Mistakes:
+    """Hand chunks to a process until none is left."""
+    mistakes: Mistakes = {}
+    while (chunk := _next(todo)) is not None:
+        try:
+            _send(process.stdin, (chunk, files[chunk.start : chunk.stop]))
+            assert process.stdout is not None
+            found = pickle.load(process.stdout)
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+            raise DataError(
+                "A process that decodes pictures was killed: for lack of memory? Write image.workers=0, or lower "
+                "image.max_pixels."
+            ) from None
+        if isinstance(found, Exception):
+            raise found
+        mistakes |= found
+    return mistakes
+
+
+def _send(pipe: IO[bytes] | None, value: Any) -> None:
+    assert pipe is not None
+    pickle.dump(value, pipe)
+    pipe.flush()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Let a process end, which it does when its pipe closes."""
+    with process:
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+
+
+def serve() -> None:
+    """Fill chunks that come through the standard input until it closes; answer with mistakes or an error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints
+    cv2.setNumThreads(1)
+    work: Work = pickle.load(sys.stdin.buffer)
+    pixels = np.lib.format.open_memmap(work.path, mode="r+")
+    while True:
+        try:
+            chunk, files = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            found: Mistakes | Exception = fill(pixels, chunk, files, work)
+        except Exception as error:  # told where it can be shown
+            found = error
+        try:
+            _send(answers, found)
+        except BrokenPipeError:
+            return
