@@ -60,11 +60,9 @@ def plain(files: Sequence[PictureFile], format: PictureFormat, workers: int) -> 
         yield batch.numpy()
 
 
-def ours(files: Sequence[PictureFile], format: PictureFormat, workers: Any, folder: Path) -> StoredPictures:
+def ours(files: Sequence[PictureFile], format: PictureFormat, folder: Path) -> StoredPictures:
     """The store, made or found."""
-    return store(
-        files, format=format, prepare=PrepareConfig(), max_pixels=10**8, workers=workers, folder=folder
-    )  # fmt: skip
+    return store(files, format=format, prepare=PrepareConfig(), max_pixels=10**8, workers="auto", folder=folder)
 
 
 def batches(stored: StoredPictures, format: PictureFormat) -> Iterator[npt.NDArray[np.float32]]:
@@ -97,20 +95,17 @@ def seconds(epoch: Callable[[], Iterator[npt.NDArray[np.float32]]]) -> float:
 
 
 def compare(name: str, files: Sequence[PictureFile], size: int, pairs: int, workers: int) -> dict[str, Any]:
-    """Pictures per second of both sides, `pairs` times in turn, on `workers` processes each."""
+    """Pictures per second of both sides, `pairs` times in turn; `workers` of the plain side, ours chooses."""
     format = PictureFormat.read({"image_processor_type": "ViTImageProcessor"}, {}, size=size)
-    took: dict[str, list[float]] = {"plain": [], "first": [], "first_auto": [], "reopened": [], "later": []}
+    took: dict[str, list[float]] = {"plain": [], "first": [], "reopened": [], "later": []}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for number in range(pairs):
             took["plain"].append(seconds(lambda: plain(files, format, workers)))
-            for side, asked in (("first", workers), ("first_auto", "auto")):
-                place = folder / f"{side}{number}"
-                took[side].append(
-                    seconds(lambda asked=asked, place=place: batches(ours(files, format, asked, place), format))  # type: ignore[misc]
-                )
-            took["reopened"].append(seconds(lambda place=place: batches(ours(files, format, 0, place), format)))  # type: ignore[misc]
-            stored = ours(files, format, 0, place)
+            place = folder / str(number)
+            took["first"].append(seconds(lambda place=place: batches(ours(files, format, place), format)))  # type: ignore[misc]
+            took["reopened"].append(seconds(lambda place=place: batches(ours(files, format, place), format)))  # type: ignore[misc]
+            stored = ours(files, format, place)
             took["later"].append(seconds(lambda stored=stored: batches(stored, format)))  # type: ignore[misc]
         for one, other in zip(plain(files, format, 0), batches(stored, format), strict=True):
             np.testing.assert_allclose(one, other, atol=1e-5)

@@ -73,13 +73,17 @@ def fill_by_several(
     for chunk in chunks:
         todo.put(chunk)
     processes = [_started(work) for _ in range(min(others, len(chunks) - 1))]
+    ready: set[int] = set()
     try:
         with ThreadPoolExecutor(max(1, len(processes))) as pool:
             try:
-                parts = [pool.submit(_feed, process, todo, files) for process in processes]
+                parts = [pool.submit(_feed, process, ready, todo, files) for process in processes]
                 mistakes: Mistakes = {}
                 while (own := _next(todo)) is not None and not any(part.done() for part in parts):
                     mistakes |= fill(pixels, own, files[own.start : own.stop], work)
+                for process in processes:
+                    if own is None and process.pid not in ready:
+                        process.kill()  # nothing is left for it
                 for part in parts:
                     mistakes |= part.result()
                 return mistakes
@@ -106,22 +110,27 @@ def _started(work: Work) -> subprocess.Popen[bytes]:
     return process
 
 
-def _feed(process: subprocess.Popen[bytes], todo: SimpleQueue[range], files: Sequence[PictureFile]) -> Mistakes:
-    """Hand chunks to a process until none is left."""
+def _feed(
+    process: subprocess.Popen[bytes], ready: set[int], todo: SimpleQueue[range], files: Sequence[PictureFile]
+) -> Mistakes:
+    """Hand chunks to a process, from when it is `ready`, until none is left."""
     mistakes: Mistakes = {}
-    while (chunk := _next(todo)) is not None:
-        try:
+    assert process.stdout is not None
+    try:
+        pickle.load(process.stdout)
+        ready.add(process.pid)
+        while (chunk := _next(todo)) is not None:
             _send(process.stdin, (chunk, files[chunk.start : chunk.stop]))
-            assert process.stdout is not None
             found = pickle.load(process.stdout)
-        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+            if isinstance(found, Exception):
+                raise found
+            mistakes |= found
+    except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+        if process.pid in ready or not todo.empty():
             raise DataError(
                 "A process that decodes pictures was killed: for lack of memory? Write image.workers=0, or lower "
                 "image.max_pixels."
             ) from None
-        if isinstance(found, Exception):
-            raise found
-        mistakes |= found
     return mistakes
 
 
@@ -147,6 +156,7 @@ def serve() -> None:
     cv2.setNumThreads(1)
     work: Work = pickle.load(sys.stdin.buffer)
     pixels = np.lib.format.open_memmap(work.path, mode="r+")
+    _send(answers, "ready")
     while True:
         try:
             chunk, files = pickle.load(sys.stdin.buffer)
