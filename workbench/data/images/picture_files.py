@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,8 +40,8 @@ class PictureFile:
             return self.content
         try:
             return _archive(*_version(self.path)).read(self.member) if self.member else self.path.read_bytes()
-        except (OSError, KeyError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
-            raise DataError(f"{self.name}: cannot be read ({_why(error)}).") from None
+        except _UNREADABLE as error:
+            raise DataError(f"{self.name}: cannot be read ({_why(error)}). Copy it again, or remove it.") from None
 
     def decode(self, *, max_pixels: int) -> Pixels:
         """Pixels (H, W, 3), as `decoding.decode` gives them."""
@@ -58,6 +59,10 @@ class PictureFile:
             found = hashlib.sha256(self.read())
             found.update(repr(self.shape).encode())
         return found.digest()
+
+
+_UNREADABLE = (OSError, KeyError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error)
+"""Errors of the disk, and those that a damaged zip archive raises."""
 
 
 def _version(path: Path) -> tuple[Path, int, int]:

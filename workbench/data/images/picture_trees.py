@@ -72,7 +72,7 @@ def is_tree(path: Path) -> bool:
     if not path.is_dir():
         return False
     with os.scandir(path) as entries:
-        seen = [entry for entry in entries if not _ignored(entry.name)]
+        seen = [entry for entry in entries if _counts(PurePosixPath(entry.name), entry.is_dir())]
     tables = [entry for entry in seen if entry.is_file() and Path(entry.name).suffix.lower() in _TABLES]
     return not tables or len(tables) < len(seen)
 
@@ -116,7 +116,7 @@ def _tree_of_folder(folder: Path) -> _Tree:
             here = PurePosixPath(Path(place).relative_to(folder).as_posix())
             if len(here.parts) > _DEEPEST:
                 raise DataError(f"{place}: folders {_DEEPEST} deep: a link that leads back? Remove it.")
-            folders[:] = [name for name in folders if not _ignored(name)]
+            folders[:] = [name for name in folders if not _left_behind(name)]
             tree.folders.extend(here / name for name in folders)
             tree.files.extend(here / name for name in names if not _ignored(name))
     except OSError as error:
@@ -132,7 +132,7 @@ def _tree_of_archive(path: Path, archive: Path) -> _Tree:
     chosen = PurePosixPath(path.relative_to(archive).as_posix())
     try:
         with zipfile.ZipFile(archive) as opened:
-            members = [info for info in opened.infolist() if not any(map(_ignored, PurePosixPath(info.filename).parts))]
+            members = [info for info in opened.infolist() if _counts(PurePosixPath(info.filename), info.is_dir())]
     except (OSError, zipfile.BadZipFile) as error:
         raise DataError(
             f"{archive}: not a zip archive that can be read ({error}). Copy or download it again."
@@ -150,9 +150,18 @@ def _tree_of_archive(path: Path, archive: Path) -> _Tree:
     return _Tree(str(path), files, below, chosen, archive)
 
 
+def _left_behind(name: str) -> bool:
+    """Whether a file or folder is hidden, or what operating systems leave behind."""
+    return name.startswith(".") or name.lower() in ("__macosx", "thumbs.db", "desktop.ini")
+
+
+def _counts(path: PurePosixPath, is_folder: bool) -> bool:
+    return not any(map(_left_behind, path.parts)) and (is_folder or not _ignored(path.name))
+
+
 def _ignored(name: str) -> bool:
-    """Whether a name is a hidden file, what an operating system leaves behind, or a licence or the like."""
-    if name.startswith(".") or name.lower() in ("__macosx", "thumbs.db", "desktop.ini"):
+    """Whether a file is left behind, or a licence or the like; a folder of such a name may be a class."""
+    if _left_behind(name):
         return True
     stem, suffix = os.path.splitext(name.lower())
     return suffix in ("", ".md", ".txt", ".rst") and stem.startswith(

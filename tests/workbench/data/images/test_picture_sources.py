@@ -68,6 +68,25 @@ def test_what_systems_leave_behind_is_ignored(tmp_path: Path) -> None:
     assert read(zipped(tmp_path / "plants.zip", PICTURES | clutter)) == ROWS
 
 
+def test_a_class_may_be_named_like_a_licence(tmp_path: Path) -> None:
+    files = {f"{'notice' if name[0] == 'b' else name[0]}{name[1:]}": content for name, content in PICTURES.items()}
+    expected = [(content, "notice" if label == "b" else label) for content, label in ROWS]
+    assert read(filled(tmp_path / "signs", files)) == expected
+    assert read(zipped(tmp_path / "signs.zip", files)) == expected
+
+
+def test_a_damaged_member_of_an_archive_is_refused_by_name(tmp_path: Path) -> None:
+    source = tmp_path / "a.zip"
+    with zipfile.ZipFile(source, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/0.png", bytes(1000))
+    content = bytearray(source.read_bytes())
+    content[40] ^= 255
+    source.write_bytes(content)
+    (row,) = read_rows(str(source))
+    with pytest.raises(DataError, match=r"a\.zip/a/0\.png: cannot be read"):
+        row.columns["image"].read()
+
+
 def test_folders_inside_a_class_belong_to_it(tmp_path: Path) -> None:
     files = {f"{name[0]}/deep/{name[2:]}" if name < "a/2" else name: content for name, content in PICTURES.items()}
     assert sorted(read(filled(tmp_path, files))) == sorted(ROWS)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,6 +147,32 @@ def test_what_a_killed_run_leaves_is_not_trusted(files: list[PictureFile], tmp_p
     assert found.decoded == 150
     np.testing.assert_array_equal(found.pixels, whole.pixels)
     assert not half.exists()
+
+
+STORING = """
+import pickle, sys
+files, settings = pickle.load(sys.stdin.buffer)
+from workbench.data.images.picture_store import store
+print("began", flush=True)
+store(files * 40, **settings)
+"""
+
+
+@pytest.mark.slow  # starts processes
+def test_a_run_that_is_killed_is_done_again(files: list[PictureFile], tmp_path: Path) -> None:
+    settings = {"format": FORMAT, "prepare": PREPARE, "max_pixels": 10**6, "workers": 1, "folder": tmp_path}
+    with subprocess.Popen([sys.executable, "-c", STORING], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        pickle.dump((files, settings), process.stdin)
+        process.stdin.close()
+        process.stdout.readline()
+        while not list(tmp_path.glob(".*.unfinished/pixels.npy")):
+            time.sleep(0.001)
+        process.kill()
+    assert list(tmp_path.glob(".*.unfinished")) and not list(tmp_path.glob("*/index.json"))
+    found = stored(files * 40, tmp_path)
+    assert found.decoded == 6000 and not list(tmp_path.glob(".*"))
+    np.testing.assert_array_equal(found.pixels[:150], stored(files, tmp_path).pixels)
 
 
 def test_pixels_stay_readable_while_another_run_replaces_the_store(files: list[PictureFile], tmp_path: Path) -> None:
