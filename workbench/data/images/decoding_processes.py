@@ -36,7 +36,7 @@ Mistakes = dict[int, str]
 
 @dataclass(frozen=True)
 class Work:
-    """What is done with each picture, and the file of pixels (N, H, W, 3) that it is written to."""
+    """The steps that each picture goes through, and the file of pixels (N, H, W, 3) that it is written to."""
 
     path: Path
     format: PictureFormat

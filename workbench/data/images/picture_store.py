@@ -33,7 +33,7 @@ from workbench.errors import DataError, FileError
 from workbench.runs import files as whole_files
 
 VERSION = "1"
-"""Of the files, and of what preparation does: raise it when either changes."""
+"""Raise it when the files, or what preparation does, change."""
 CORES = len(os.sched_getaffinity(0))
 """Cores that this process may use."""
 CHUNK = 64
