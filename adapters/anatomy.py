@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,33 +25,49 @@ def blocks(model: nn.Module) -> list[list[str]]:
     A stack is an outermost list of modules that multiply by weights: a block's own lists (experts) are inside it. The
     blocks of the stages of a vision backbone are one stack, as they are computed one after another.
     """
-    return [
-        [block for number, part in enumerate(stack) for block in _of_stage(f"{name}.{number}", part)]
+    stacks = [
+        [block for number, part in enumerate(stack.children()) for block in _of_stage(f"{name}.{number}", part)]
         for name, stack in _stacks(model)
     ]
+    return [list(chain.from_iterable(stacks))] if stacks and _is_timm(model) else stacks
 
 
-def _stacks(model: nn.Module) -> list[tuple[str, nn.ModuleList]]:
-    from torch import nn
-
-    stacks: list[tuple[str, nn.ModuleList]] = []
+def _stacks(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    stacks: list[tuple[str, nn.Module]] = []
     for name, module in model.named_modules():
         inside = name.startswith(tuple(f"{stack}." for stack, _ in stacks))
-        if not isinstance(module, nn.ModuleList) or inside:
+        if inside or not _is_list(module, of_timm=_is_timm(model)):
             continue
         if any(is_linear(part) or is_convolution(part) for part in module.modules()):
             stacks.append((name, module))
     return stacks
 
 
+def _is_list(module: nn.Module, *, of_timm: bool) -> bool:
+    """Whether a module may be a stack; those of timm are sequences of modules that have parts."""
+    from torch import nn
+
+    sequence = of_timm and isinstance(module, nn.Sequential) and all(any(each.children()) for each in module)
+    return isinstance(module, nn.ModuleList) or sequence
+
+
+def _is_timm(model: nn.Module) -> bool:
+    """Whether transformers only wraps the backbone, which is a model of the library timm."""
+    return "timm_model" in model._modules
+
+
 def _of_stage(path: str, module: nn.Module) -> list[str]:
     """Paths of the blocks of a stage, such as SwinStage; of anything else its own."""
     from torch import nn
 
+    if type(module) is nn.Sequential:
+        return [f"{path}.{number}" for number in range(len(module))]
     if not type(module).__name__.endswith("Stage"):
         return [path]
     lists = {
-        name: list(part) for name, part in module.named_children() if isinstance(part, (nn.ModuleList, nn.Sequential))
+        name: list(part.children())
+        for name, part in module.named_children()
+        if isinstance(part, (nn.ModuleList, nn.Sequential))
     }
     # What leads to the next resolution is a list of unlike layers in some families.
     alike = [name for name, parts in lists.items() if parts and len({type(part) for part in parts}) == 1]
@@ -75,6 +92,13 @@ def linear_modules(model: nn.Module) -> list[str]:
 def convolutions(model: nn.Module) -> list[str]:
     """Paths of the convolutions inside the stacks that mix channels, which depthwise ones do not."""
     return [name for name, module in _inside_stacks(model) if is_convolution(module)]
+
+
+def convolves(model: nn.Module) -> bool:
+    """Whether blocks hold convolutions, depthwise ones too: their hidden states are maps, and no rows of patches."""
+    from torch import nn
+
+    return any(isinstance(module, nn.Conv2d) for _, module in _inside_stacks(model))
 
 
 def _inside_stacks(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -154,7 +178,7 @@ def fresh_heads(model: PreTrainedModel) -> list[str]:
     """Names of the modules of a classification head: it starts at random, so it trains and ships with any adapter."""
     if not type(model).__name__.endswith(("Classification", "ClassificationWithTeacher")):
         return []
-    if "timm_model" in model._modules:
+    if _is_timm(model):
         wrapped: Any = model._modules["timm_model"]
         head = wrapped.get_classifier()
         return [f"timm_model.{name}" for name, module in wrapped.named_modules() if module is head]

@@ -11,6 +11,7 @@ from workbench.adapters.anatomy import (
     block_width,
     blocks,
     body,
+    convolves,
     hidden_size,
     is_attention,
     is_linear,
@@ -67,9 +68,9 @@ def find(model: PreTrainedModel, method: str) -> Places:
     mlps = [_mlp(model, path) for path in paths]
     if method == "parallel":
         return Places(beside={mlp.last: mlp.first for mlp in mlps})
-    if reads_pictures(model) and (depthwise := _convolves(model, paths)):
+    if convolves(model):
         raise ConfigError(
-            f"{depthwise} of {type(model).__name__} gives channels before places, which a bottleneck at its end does "
+            f"the blocks of {type(model).__name__} give channels before places, which a bottleneck at their end does "
             "not read. Write adapter.method=parallel, which stands beside the MLP, or adapter.method=lora."
         )
     norms = [_norm_beside(model, path, mlp.last) for path, mlp in zip(paths, mlps, strict=True)]
@@ -153,16 +154,6 @@ def _has_final_norm(model: PreTrainedModel, block: str) -> bool:
     near &= {path for path, _ in model.named_modules()}
     children = [child for path in near for child in model.get_submodule(path).named_children()]
     return any(is_norm(module) and not any(part in name for part in ("emb", "pre_")) for name, module in children)
-
-
-def _convolves(model: PreTrainedModel, paths: Iterable[str]) -> str | None:
-    """The first block with a convolution in it; None where there is none."""
-    from torch import nn
-
-    return next(
-        (path for path in paths if any(isinstance(each, nn.Conv2d) for each in model.get_submodule(path).modules())),
-        None,
-    )
 
 
 def _no_place(model: PreTrainedModel, block: str, part: str, found: Iterable[str]) -> ConfigError:

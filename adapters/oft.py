@@ -77,10 +77,7 @@ class Oft(Orthogonal):
 
     def refusal(self, model: PreTrainedModel) -> str | None:
         """Refuse blocks that convolve, whose linear layers read pictures as PEFT's rotation does not know them."""
-        from torch import nn
-
-        parts = (model.get_submodule(path) for stack in anatomy.blocks(model) for path in stack)
-        if any(isinstance(each, nn.Conv2d) for part in parts for each in part.modules()):
+        if anatomy.convolves(model):
             return (
                 f"the blocks of {type(model).__name__} hold convolutions, beside which PEFT rotates nothing. "
                 "Take adapter.method=lora."

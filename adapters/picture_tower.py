@@ -1,4 +1,4 @@
-"""The tower of a backbone that reads pictures: all that is below its head, and one call of it."""
+"""The tower of a backbone that reads pictures: all that is below its head."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def stem(model: PreTrainedModel) -> nn.Conv2d:
 def own_size(hub: PretrainedConfig) -> int | None:
     """The side in pixels that a backbone was trained with, by its configuration; None where it does not say it."""
     vision: Any = getattr(hub, "vision_config", hub)
-    size = getattr(vision, "image_size", None)
+    of_timm = getattr(hub, "pretrained_cfg", None) or {}
+    size = getattr(vision, "image_size", None) or of_timm.get("input_size")
     return size if size is None or isinstance(size, int) else int(max(size))
 
 
@@ -61,8 +62,8 @@ def reads(model: PreTrainedModel, size: int | None = None) -> bool:
     model.eval()
     try:
         with torch.no_grad():
-            found(pixel_values=blank(model, size), **named)
-    except (ValueError, RuntimeError):
+            found(blank(model, size), **named)
+    except (ValueError, RuntimeError, AssertionError):
         return False
     finally:
         model.train(training)

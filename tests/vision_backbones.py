@@ -73,11 +73,12 @@ def tiny_vision(name: str, *, labels: int = 3, **settings: Any) -> PreTrainedMod
     model: PreTrainedModel = getattr(transformers, kind)(config)
     for parameter in model.parameters():
         if parameter.ndim >= 2:
-            torch.nn.init.normal_(parameter, std=0.2 if parameter.ndim == 2 else parameter[0].numel() ** -0.5)
+            torch.nn.init.normal_(parameter, std=0.2 if parameter.ndim == 2 else 1.5 * parameter[0].numel() ** -0.5)
     for module in model.modules():
         if isinstance(module, _BatchNorm):  # statistics as of pretraining, which are not those of a batch
             module.running_mean.normal_(std=0.1)  # type: ignore[union-attr]
             module.running_var.uniform_(0.5, 1.5)  # type: ignore[union-attr]
+            torch.nn.init.uniform_(module.weight, 0.5, 1.5)
     return model.eval()
 
 

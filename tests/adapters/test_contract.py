@@ -218,6 +218,10 @@ ALWAYS = {
         for number, name in enumerate(METHOD_NAMES)
     ),
     ("GPTNeoX", "float16", "adalora"),  # biases beside weights that are stored in half precision
+    ("ConvNext", "nf4", "lora"),
+    ("ResNet", "bfloat16", "lora"),
+    ("Swin", "int8", "lora"),
+    ("Swin", "nf4", "parallel"),
     ("ViT", "nf4", "lora"),
     ("ViT", "int8", "lora"),
     ("Dinov2", "nf4", "prompt"),

@@ -110,7 +110,7 @@ def hold_statistics(model: nn.Module) -> None:
 
 
 class _Held:
-    """What makes batch normalisation stay in evaluation mode, whatever mode the model around it is put in."""
+    """Batch normalisation that stays in evaluation mode, whatever mode the model around it is put in."""
 
     training: bool
 

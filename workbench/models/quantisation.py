@@ -33,8 +33,13 @@ def settings(weights: str, compute: torch.dtype, skeleton: PreTrainedModel) -> B
     4 + 8 / 64 + 32 / (64 * 256) = 4.127 bits a weight.
 
     Raises:
-        BackboneError: no layer of it is quantised.
+        BackboneError: no layer of it is quantised, or cannot compute what it reads.
     """
+    if weights == "int8" and anatomy.convolves(skeleton):
+        raise BackboneError(
+            f"model.weights=int8: linear layers of {type(skeleton).__name__} read maps of pictures, which bitsandbytes "
+            "multiplies in 4 bits alone. Write model.weights=nf4, or model.weights=bfloat16."
+        )
     left = unquantised(skeleton)
     # transformers replaces these two classes, and no others derived from them, such as Falcon's.
     known = [name for name in linear_layers(skeleton) if type(skeleton.get_submodule(name)) in (nn.Linear, Conv1D)]

@@ -179,7 +179,7 @@ def _costs(fit: Training) -> Costs:
 
 
 def _config(fit: Training) -> PretrainedConfig:
-    """What describes the blocks that predict."""
+    """The configuration of the blocks that predict."""
     backbone = fit.freezer.backbone
     if anatomy.reads_pictures(backbone):
         return anatomy.body_config(backbone.config)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tests.vision_backbones import SIZE, VISION, pixels, save_vision, tiny_vision
 from workbench.adapters import anatomy
 from workbench.config import ModelConfig, tasks
 from workbench.errors import BackboneError, ConfigError
-from workbench.models import backbones, pictures
+from workbench.models import backbones, pictures, short_row_attention
 
 CLASSES = tasks.classes(["a", "b", "c", "d"], seed=3)
 
@@ -37,9 +39,9 @@ def test_every_family_loads_with_a_fresh_seeded_head(name: str, tmp_path: Path) 
     assert kept and all(torch.equal(first[key], each) for key, each in kept.items())
     with torch.no_grad():
         together = model.train()(pixel_values=pixels(4)).logits
-        assert together.shape == (4, 4)
+        assert together.shape == (4, 4) and float(together.std(0).min()) > 1e-3, "pictures are told apart"
         alone = torch.cat([model(pixel_values=row[None]).logits for row in pixels(4)])
-        torch.testing.assert_close(alone, together, rtol=1e-5, atol=1e-5)
+        assert float((alone - together).abs().max()) <= 1e-4 * float(together.abs().max())
 
 
 @pytest.mark.parametrize("name", ["ConvNext", "EfficientNet", "ResNet", "Swin", "ViT"])
@@ -121,3 +123,44 @@ def test_drop_path_is_off_unless_asked_for(tmp_path: Path) -> None:
     model = load(folder).train()
     assert torch.equal(model(pixel_values=pixels()).logits, model(pixel_values=pixels()).logits)
     assert model.config.drop_path_rate == 0.5
+
+
+def test_maps_of_pictures_are_not_multiplied_in_eight_bits(tmp_path: Path) -> None:
+    folder = save_vision(tmp_path, "ConvNext")
+    with pytest.raises(BackboneError, match=r"Write model\.weights=nf4"):
+        load(folder, weights="int8")
+    with pytest.raises(BackboneError, match=r"Write model\.weights=bfloat16"):
+        load(save_vision(tmp_path / "other", "ResNet"), weights="nf4")
+
+
+@pytest.mark.parametrize("name", ["Beit", "CLIP", "Dinov2", "Swin", "ViT"])
+def test_attention_of_few_patches_is_what_transformers_computes(name: str, tmp_path: Path) -> None:
+    """In float32 bit for bit; in half precision as near to float32 as torch's own kernel."""
+    whole = load(
+        save_vision(tmp_path, name, image_size=64) if name in ("Dinov2", "ViT") else save_vision(tmp_path, name)
+    )
+    images = pixels(size=64 if name in ("Dinov2", "ViT") else SIZE)
+
+    def outputs(kernel: Any, model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
+        AttentionInterface.register("sdpa", kernel)
+        try:
+            leaf = images.clone().requires_grad_()
+            logits = model(pixel_values=leaf).logits.float()
+            logits.square().sum().backward()
+            assert leaf.grad is not None
+            return logits.detach(), leaf.grad
+        finally:
+            short_row_attention.register()
+
+    theirs, ours = outputs(sdpa_attention_forward, whole), outputs(short_row_attention._attention, whole)
+    assert all(torch.equal(*pair) for pair in zip(theirs, ours, strict=True))
+    half = copy.deepcopy(whole).bfloat16()
+    for module in half.modules():
+        module._forward_pre_hooks.clear()
+    wanted = ours
+    images = images.bfloat16()
+    theirs, ours = outputs(sdpa_attention_forward, half), outputs(short_row_attention._attention, half)
+    for exact, their, our in zip(wanted, theirs, ours, strict=True):
+        assert float((our - exact).abs().max()) <= 2 * float((their - exact).abs().max()) + 1e-2 * float(
+            exact.abs().max()
+        )

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from workbench.adapters import Full
 from workbench.config import RunConfig
+from workbench.config.picture_augment_config import AugmentConfig
 from workbench.data.batching import Examples
 from workbench.data.text.tokenized import cache_folder
 from workbench.runs import run_directory
@@ -194,4 +195,6 @@ class PrefixCacheManager:
 
 def _changing(config: RunConfig) -> str | None:
     """Reason why rows change from epoch to epoch; None where they do not."""
+    if config.reads_pictures and config.image.augment != AugmentConfig():
+        return "image.augment"
     return "masking" if config.recipe == "mlm" else None
