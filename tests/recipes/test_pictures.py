@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 from torch.nn import functional as F
-from transformers import AutoModelForImageClassification, ViTImageProcessorPil
+from transformers import AutoModelForImageClassification, ViTImageProcessorPil, pipeline
 
 import workbench
 from tests.vision_backbones import SIZE, save_vision
@@ -22,6 +22,7 @@ from workbench.data.images.picture_rows import PictureRows
 from workbench.data.labelled import labelled_data
 from workbench.errors import Stopped
 from workbench.models import classifier, row_readers
+from workbench.recipes.merge import merge
 from workbench.recipes.serve import evaluate, predict
 from workbench.runs import run_directory
 
@@ -95,8 +96,13 @@ def losses(run: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_pictures_are_learnt_scored_and_predicted(train: Train, drawings: Path, tmp_path: Path) -> None:
-    run = train("learnt", "train.epochs=6")
+@pytest.fixture(scope="module")
+def learnt(train: Train) -> Path:
+    return train("learnt", "train.epochs=6")
+
+
+def test_pictures_are_learnt_scored_and_predicted(learnt: Path, drawings: Path, tmp_path: Path) -> None:
+    run = learnt
     scores = json.loads((run / "scores.json").read_text())
     assert scores["after"]["accuracy"] > 0.9 > 0.5 > scores["before"]["accuracy"]
     assert evaluate(run, [])["accuracy"] == scores["after"]["accuracy"]
@@ -223,3 +229,36 @@ def test_an_augmentation_that_changes_nothing_is_none(vit: str, drawings: Path) 
     rows = labelled_data.load(config, row_readers.of_backbone(config)).train
     some = np.arange(8)
     assert torch.equal(rows.batch(some).inputs["pixel_values"], rows.batch(some, epoch=3).inputs["pixel_values"])
+
+
+def test_a_student_takes_blocks_of_its_teacher_and_reads_its_pictures(learnt: Path, drawings: Path) -> None:
+    teacher = learnt
+    path = teacher.parent / "distill.yaml"
+    path.write_text(
+        "recipe: distill\nmodel: {id: teacher, weights: float32}\n"
+        f"data: {{format: image, train: {drawings}, held_out: 0.2}}\n"
+        f"distill: {{of: classify, teacher: {{id: {teacher}}}, student: {{layers: [0]}}}}\n"
+        "adapter: {method: full}\ntrain: {epochs: 4, learning_rate: 2.0e-3}\n"
+        "batch: {size: 16}\nevaluate: {every: null}\nsave: {every: null}\n"
+    )
+    workbench.run(path, ["image.augment.rotation=10"], out=teacher.parent / "student", quiet=True)
+    scores = json.loads((teacher.parent / "student" / "scores.json").read_text())
+    assert scores["after"]["accuracy"] > 0.8 and scores["teacher"]["accuracy"] > 0.9
+
+
+def test_a_merged_model_is_one_that_transformers_runs(learnt: Path, tmp_path: Path) -> None:
+    merge(learnt, out=tmp_path / "merged", weights="float32")
+    ask = pipeline("image-classification", model=str(tmp_path / "merged"))
+    held_out = pd.read_parquet(learnt / "predictions.parquet")
+    stock = [ask(Image.open(name))[0]["label"] for name in held_out["image"]]
+    assert (held_out["predicted"] == stock).all()
+
+
+def test_colours_of_the_training_data_are_kept_with_the_run(train: Train, drawings: Path, tmp_path: Path) -> None:
+    run = train("standard", "image.prepare.standardise=data", "image.prepare.median=3", "train.steps=2")
+    known = json.loads((run / "adapter" / "picture_format.json").read_text())["statistics"]
+    assert len(known) == 2 and all(0 < value < 255 for values in known for value in values)
+    predict(run, str(drawings), out=tmp_path / "all.csv", max_new_tokens=1)
+    held_out = pd.read_parquet(run / "predictions.parquet").set_index("image")
+    asked = pd.read_csv(tmp_path / "all.csv").set_index("image").loc[held_out.index]
+    np.testing.assert_allclose(asked.filter(like="p_"), held_out.filter(like="p_"), rtol=1e-6)

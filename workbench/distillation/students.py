@@ -16,9 +16,10 @@ from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.distill_config import TEACHER, StudentConfig
 from workbench.config.distill_expansion import makes_student
 from workbench.config.tasks import Task
+from workbench.data.images.picture_reader import PROCESSOR
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError
-from workbench.models import backbones, classifier
+from workbench.models import backbones, classifier, row_readers
 from workbench.models.backbones import DTYPES
 from workbench.runs import files
 from workbench.training.callbacks import Callback
@@ -31,7 +32,8 @@ class _Origin:
     name: str
     model: ModelConfig
     """Stored and computed in the checkpoint's own precision."""
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase | None
+    """None where it reads pictures."""
     task: Task
     headed: bool = True
     """Whether the checkpoint has the head of `task`."""
@@ -91,7 +93,8 @@ def _of_backbone(config: RunConfig, model: ModelConfig) -> _Origin:
     plain = model.model_copy(update={"weights": precision, "compute": precision, "new_tokens": ()})
     task = {"sft": tasks.TEXT, "mlm": tasks.MASKED, "classify": Task("classes", seed=config.seed)}[config.distill.of]
     headed = task.head != "classes" or any(name.endswith(_WITH_CLASSES) for name in hub.architectures or ())
-    return _Origin(model.id, plain, backbones.tokenizer(plain), task, headed)
+    tokenizer = None if config.reads_pictures else backbones.tokenizer(plain)
+    return _Origin(model.id, plain, tokenizer, task, headed)
 
 
 def _of_teacher(config: RunConfig, source: TeacherSource | None) -> _Origin:
@@ -99,7 +102,8 @@ def _of_teacher(config: RunConfig, source: TeacherSource | None) -> _Origin:
     if config.distill.student.weights == "pretrained":
         _require_one_model(source)
     name = f"the teacher {source.name}"
-    origin = replace(_of_backbone(config, source.model), name=name, tokenizer=source.tokenizer())
+    tokenizer = None if config.reads_pictures else source.tokenizer()
+    origin = replace(_of_backbone(config, source.model), name=name, tokenizer=tokenizer)
     trained = source.config
     if trained is None or len(source.adapters) != 1:
         return origin
@@ -129,6 +133,8 @@ def _require_one_model(source: TeacherSource) -> None:
 def _skeleton(origin: _Origin) -> PreTrainedModel:
     """The modules of what the student is made of, without values, with a vocabulary that holds the tokenizer's."""
     model = backbones.skeleton(origin.model, task=origin.task)
+    if origin.tokenizer is None:
+        return model
     embedding = model.get_input_embeddings()
     assert isinstance(embedding, nn.Embedding)
     if len(origin.tokenizer) <= embedding.num_embeddings:
@@ -240,4 +246,7 @@ def _save(model: PreTrainedModel, origin: _Origin, folder: Path, *, weights: boo
             kept.config.architectures = [type(kept).__name__]
             kept.config.dtype = origin.dtype
             kept.config.to_json_file(aside / "config.json")
-        origin.tokenizer.save_pretrained(aside)
+        if origin.tokenizer is not None:
+            origin.tokenizer.save_pretrained(aside)
+        elif processor := row_readers.processor(origin.model):
+            files.write_json(aside / PROCESSOR, processor)

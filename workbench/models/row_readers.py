@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from transformers import PretrainedConfig
 from transformers.image_processing_base import ImageProcessingMixin
@@ -10,7 +11,7 @@ from transformers.image_processing_base import ImageProcessingMixin
 from workbench.config import ModelConfig, RunConfig
 from workbench.data.images import picture_reader
 from workbench.data.images.picture_format import PictureFormat
-from workbench.data.images.picture_reader import PictureReader
+from workbench.data.images.picture_reader import PictureReader, SavedFormat
 from workbench.data.labelled.row_reader import RowReader
 from workbench.data.labelled.text_reader import TextReader
 from workbench.errors import BackboneError
@@ -28,7 +29,7 @@ def of_backbone(config: RunConfig) -> RowReader:
     """
     if config.reads_pictures:
         hub = backbones.hub_config(config.model)
-        return _pictures(config, hub, picture_format(config.model, hub, size=config.image.size))
+        return _pictures(config, hub, SavedFormat(picture_format(config.model, hub, size=config.image.size), None))
     return TextReader(backbones.tokenizer(config.model), config.data, config.classes, config.duplicates)
 
 
@@ -47,16 +48,21 @@ def file(config: RunConfig) -> str:
 def picture_format(config: ModelConfig, hub: PretrainedConfig, *, size: int | None) -> PictureFormat:
     """The pictures that a backbone was trained on, of another `size` where one is given."""
     try:
-        processor, _ = ImageProcessingMixin.get_image_processor_dict(origins.path(config), **origins.arguments(config))
-    except OSError:
-        processor = {}
-    try:
-        return PictureFormat.read(processor, hub.to_dict(), size=size)
+        return PictureFormat.read(processor(config), hub.to_dict(), size=size)
     except BackboneError as error:
         raise BackboneError(f"model.id={config.id}: {error}") from None
 
 
-def _pictures(config: RunConfig, hub: PretrainedConfig, format: PictureFormat) -> PictureReader:
+def processor(config: ModelConfig) -> dict[str, Any]:
+    """The backbone's preprocessor_config.json; empty where it has none."""
+    try:
+        found, _ = ImageProcessingMixin.get_image_processor_dict(origins.path(config), **origins.arguments(config))
+    except OSError:
+        return {}
+    return dict(found)
+
+
+def _pictures(config: RunConfig, hub: PretrainedConfig, known: SavedFormat) -> PictureReader:
     vision = getattr(hub, "vision_config", hub)
     patch = getattr(vision, "patch_size", CONVOLUTIONS)
 
@@ -66,7 +72,7 @@ def _pictures(config: RunConfig, hub: PretrainedConfig, format: PictureFormat) -
         return config.train.steps * config.batch.size / rows
 
     return PictureReader(
-        format,
+        known.format,
         config.data,
         config.classes,
         config.image,
@@ -74,4 +80,5 @@ def _pictures(config: RunConfig, hub: PretrainedConfig, format: PictureFormat) -
         patch=patch if isinstance(patch, int) else CONVOLUTIONS,
         seed=config.seed,
         epochs=epochs,
+        statistics=known.statistics,
     )

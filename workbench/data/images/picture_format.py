@@ -29,7 +29,7 @@ class PictureFormat:
 
     height: int
     width: int
-    """Of what the backbone reads, in pixels."""
+    """Height and width of the pictures that the backbone reads, in pixels."""
     fit: Literal["stretch", "crop", "pad"]
     """`stretch`: resized to `resized`; `crop`: as little as covers `resized`; `pad`: as much as fits into it."""
     resized: tuple[int, int]
@@ -75,6 +75,28 @@ class PictureFormat:
     def facts(self) -> dict[str, Any]:
         """For a JSON file."""
         return {**asdict(self), "resample": self.resample.name}
+
+    @property
+    def processor(self) -> dict[str, Any] | None:
+        """The preprocessor_config.json of a stock processor that prepares pictures so; None where there is none."""
+        if self.fit == "pad" or self.resized[0] != self.resized[1]:
+            return None
+        found: dict[str, Any] = {
+            "image_processor_type": "CLIPImageProcessor",
+            "do_resize": True,
+            "size": {"height": self.resized[0], "width": self.resized[1]},
+            "resample": int(self.resample),
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": list(self.mean),
+            "image_std": list(self.std),
+        }
+        if self.fit == "stretch" and self.resized == (self.height, self.width):
+            return {**found, "image_processor_type": "ViTImageProcessor"}
+        crop = {"do_center_crop": True, "crop_size": {"height": self.height, "width": self.width}}
+        size = {"shortest_edge": self.resized[0]} if self.fit == "crop" else found["size"]
+        return {**found, **crop, "size": size}
 
     def of_size(self, size: int) -> PictureFormat:
         """The same format for a square of another size."""

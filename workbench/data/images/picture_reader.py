@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -18,23 +19,25 @@ from workbench.config import DataConfig
 from workbench.config.classes_config import ClassesConfig
 from workbench.config.folds_config import DuplicatesConfig
 from workbench.config.image_config import ImageConfig
+from workbench.config.picture_prepare_config import PrepareConfig
 from workbench.data.folds import duplicates
 from workbench.data.folds.duplicates import DuplicateClusters
-from workbench.data.images import picture_sources, picture_store
+from workbench.data.images import picture_sources, picture_statistics, picture_store
 from workbench.data.images.decoding import Pixels
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.images.picture_format import PictureFormat
 from workbench.data.images.picture_rows import Augmenter, PictureRows
+from workbench.data.images.preparation import PictureStatistics
 from workbench.data.labelled import records
 from workbench.data.labelled.records import LabelledRecord, RecordSource
 from workbench.data.labelled.row_inputs import RowInputs
 from workbench.data.labelled.row_reader import NamedColumns, RowReader
 from workbench.data.rows import MAX_MISTAKES, RawRow, convert_rows
 from workbench.data.text.tokenized import cache_folder
-from workbench.errors import DataError
+from workbench.errors import DataError, FileError
 from workbench.runs import files
 
-FILE = "picture_format.json"
+FILE, PROCESSOR = "picture_format.json", "preprocessor_config.json"
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class PictureReader:
     seed: int
     epochs: Callable[[int], float]
     """Passes over so many training rows that the run will make."""
+    statistics: PictureStatistics | None = None
+    """Colours of the training pictures, as a run saved them."""
     title: str = "image"
     file: str = FILE
 
@@ -118,8 +123,18 @@ class PictureReader:
         return (mine.height, mine.width, self.patch) == (theirs.height, theirs.width, other.patch)
 
     def save(self, folder: Path) -> None:
-        """Write how pictures are prepared into `folder`."""
-        files.write_json(folder / FILE, self.format.facts)
+        """Write how pictures are prepared into `folder`, also for a stock processor where it can do the same."""
+        files.write_json(folder / FILE, {"format": self.format.facts, "statistics": self._statistics()})
+        if self.format.processor is not None and self.image.prepare == PrepareConfig():
+            files.write_json(folder / PROCESSOR, self.format.processor)
+
+    def _statistics(self) -> PictureStatistics | None:
+        """Colours of the training pictures, where `image.prepare` standardises by them."""
+        if self.image.prepare.standardise != "data":
+            return None
+        return self.statistics or _training_statistics(
+            self.data.train, self.image.column, self.image.prepare, self.image.max_pixels
+        )
 
     def _file(self, record: LabelledRecord) -> PictureFile:
         found = record.row.columns[self.image.column]
@@ -135,6 +150,7 @@ class PictureReader:
             max_pixels=self.image.max_pixels,
             workers=self.image.workers,
             folder=cache_folder() / "pictures",
+            statistics=self._statistics(),
         )
         if stored.mistakes and refuse:
             raise DataError(_refusal(source, stored.mistakes))
@@ -166,9 +182,30 @@ class PictureReader:
         return Augmenter(self.image.augment, self.seed, self.epochs(rows), self.patch)
 
 
-def saved_format(folder: Path) -> PictureFormat:
-    """The format that `PictureReader.save` wrote into `folder`."""
-    return PictureFormat.from_facts(files.read_json(folder / FILE))
+class SavedFormat(NamedTuple):
+    """Format and statistics that `PictureReader.save` wrote."""
+
+    format: PictureFormat
+    statistics: PictureStatistics | None
+
+
+def saved_format(folder: Path) -> SavedFormat:
+    """Read back what `PictureReader.save` wrote into `folder`; raises FileError where it is damaged."""
+    facts = files.read_json(folder / FILE)
+    try:
+        known = facts["statistics"]
+        statistics = None if known is None else PictureStatistics(*map(tuple, known))
+        return SavedFormat(PictureFormat.from_facts(facts["format"]), statistics)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileError(f"{folder}/{FILE}: damaged ({error}). Restore it, or train again.") from None
+
+
+@lru_cache(maxsize=1)
+def _training_statistics(source: str, column: str, prepare: PrepareConfig, max_pixels: int) -> PictureStatistics:
+    """Colours of the pictures of data.train."""
+    rows = picture_sources.read_rows(source, column)
+    found = [row.columns[column] for row in rows if not row.mistake]
+    return picture_statistics.measure(found, prepare, max_pixels=max_pixels)
 
 
 def _digest(picture_HW3: Pixels) -> bytes:

@@ -33,7 +33,7 @@ class LabelledRecord(NamedTuple):
     label: Label | None = None
     weight: float = 1.0
     digest: str = ""
-    """Of the pixels of a picture."""
+    """Digest of the pixels of a picture; empty for text."""
 
     @property
     def place(self) -> str:
@@ -55,7 +55,7 @@ class RecordSource:
     records: tuple[LabelledRecord, ...]
     skipped: tuple[str, ...] = ()
     inputs: RowInputs | None = None
-    """What a model reads of the rows, where that is known as soon as they are read, as pixels are."""
+    """The rows as a model reads them, where that is known as soon as they are read, as pixels are."""
 
     @property
     def labels(self) -> list[Any]:

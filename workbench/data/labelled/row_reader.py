@@ -55,13 +55,13 @@ class RowReader(Protocol):
         """The rows that another reader read, as this one reads them, without labels."""
 
     def inputs(self, source: RecordSource) -> RowInputs:
-        """What the model reads of each row."""
+        """Each row as the model reads it."""
 
     def describe(self, record: LabelledRecord) -> str:
-        """What is read of a row, for a person: its whole text, or the name of its picture."""
+        """A row in words: its whole text, or the name of its picture."""
 
     def rendered(self, inputs: RowInputs, index: int) -> str:
-        """What the model reads of row `index`, for a person."""
+        """Row `index` as the model reads it, in words."""
 
     def duplicates(self, sources: Sequence[RecordSource]) -> DuplicateClusters:
         """Near-duplicates among the rows of all sources together, in their order."""
