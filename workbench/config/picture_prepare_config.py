@@ -19,7 +19,8 @@ class PrepareConfig(Section):
     channels, so that colours stay; `data` from each channel's over the training rows. The mean becomes mid-grey, three
     standard deviations black and white."""
     edges: Literal["none", "canny", "sobel"] = "none"
-    """Edge detection: `canny` draws thin lines, with thresholds by Otsu's method; `sobel` the strength of gradients."""
+    """Edge detection: `canny` draws thin lines, with thresholds by Otsu's method for each
+    picture; `sobel` shows the strength of gradients."""
     edges_as: Literal["replace", "overlay"] = "replace"
     """Whether edges take the picture's place or are drawn over it in white."""
     crop_to_object: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -26,7 +26,7 @@ class PictureFile:
     member: str | None = None
     """Name inside the zip archive `path`."""
     content: bytes = b""
-    """The bytes of a file, or with `shape` the pixels; where there is no path."""
+    """Bytes of a file, or with `shape` the pixels; where there is no path."""
     shape: tuple[int, int] | None = None
     """Height and width of grey pixels."""
 

@@ -29,7 +29,7 @@ class PictureFormat:
 
     height: int
     width: int
-    """Height and width of the pictures that the backbone reads, in pixels."""
+    """Size of what the backbone reads, in pixels."""
     fit: Literal["stretch", "crop", "pad"]
     """`stretch`: resized to `resized`; `crop`: as little as covers `resized`; `pad`: as much as fits into it."""
     resized: tuple[int, int]

@@ -82,18 +82,30 @@ def standardised(picture: Pixels, statistics: PictureStatistics | None) -> Pixel
 
 
 def canny(picture: Pixels) -> Pixels:
-    """Edges (H, W), 0 or 255; the upper threshold is Otsu's, the lower one half of it."""
-    grey = cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
-    threshold, _ = cv2.threshold(grey, 0, 255, cv2.THRESH_BINARY + cv2.THRESH_OTSU)
-    return _pixels(cv2.Canny(grey, threshold / 2, threshold))
+    """Edges (H, W), 0 or 255; the upper threshold is Otsu's for the strength of gradients, the lower one half of it."""
+    along, down = _gradients(picture)
+    threshold, _ = cv2.threshold(_strength(along, down), 0, 255, cv2.THRESH_BINARY + cv2.THRESH_OTSU)
+    return _pixels(cv2.Canny(along, down, 2 * threshold, 4 * threshold, L2gradient=True))
 
 
 def sobel(picture: Pixels) -> Pixels:
     """Strength of the gradient (H, W); the steepest step along an axis, from black to white, is 255."""
+    return _strength(*_gradients(picture))
+
+
+Gradient = npt.NDArray[np.int16]
+
+
+def _gradients(picture: Pixels) -> tuple[Gradient, Gradient]:
     grey = cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
-    along, down = (cv2.Sobel(grey, cv2.CV_16S, *axis).astype(np.float32) for axis in ((1, 0), (0, 1)))
+    along, down = (np.asarray(cv2.Sobel(grey, cv2.CV_16S, *axis), np.int16) for axis in ((1, 0), (0, 1)))
+    return along, down
+
+
+def _strength(along: Gradient, down: Gradient) -> Pixels:
     # Whole numbers, and numpy's exact root: that of OpenCV depends on where an array lies in memory.
-    return _pixels(np.rint(np.sqrt(along**2 + down**2) / 4).clip(0, 255).astype(np.uint8))
+    lengths = np.sqrt(along.astype(np.float32) ** 2 + down.astype(np.float32) ** 2)
+    return _pixels(np.rint(lengths / 4).clip(0, 255).astype(np.uint8))
 
 
 SMALLEST_OBJECT = 0.005

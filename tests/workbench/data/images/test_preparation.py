@@ -109,6 +109,12 @@ def test_edges_lie_where_the_brightness_changes(kind: str) -> None:
     assert not getattr(preparation, kind)(np.full((20, 20, 3), 70, np.uint8)).any()
 
 
+def test_edges_of_canny_do_not_depend_on_contrast() -> None:
+    picture = photograph(64, 64)
+    edges, faint = (preparation.canny(each) > 0 for each in (picture, picture // 4 + 90))
+    assert (edges & faint).sum() > 0.8 * (edges | faint).sum()
+
+
 def test_overlaid_edges_are_white_on_the_picture() -> None:
     picture = square(light=False)
     config = PrepareConfig(edges="canny", edges_as="overlay")
