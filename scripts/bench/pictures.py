@@ -4,7 +4,7 @@
 
 The plain side does what torchvision's ImageFolder, Resize, ToTensor and Normalize do with Pillow: it decodes, resizes
 and normalises in every epoch. Ours decodes and resizes once into a store on disk, then reads and normalises. Both give
-the same float32 batches, which is checked; sides take turns. Without a SOURCE (as `data.train` of pictures), 1,000
+the same float32 batches, which is checked; sides take turns. Without a SOURCE (as `data.train` of pictures), 2,000
 photograph-like JPEGs of 500 x 375 pixels are drawn.
 """
 
@@ -71,7 +71,7 @@ def batches(stored: StoredPictures, format: PictureFormat) -> Iterator[npt.NDArr
         yield format.normalised(stored.pixels[start : start + BATCH])
 
 
-def drawn(folder: Path, count: int = 1000) -> list[PictureFile]:
+def drawn(folder: Path, count: int = 2000) -> list[PictureFile]:
     """JPEG files of 500 x 375 with the detail of photographs, about 50 kB each."""
     found = []
     for seed in range(count):

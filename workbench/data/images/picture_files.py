@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -39,7 +40,9 @@ class PictureFile:
         if self.path is None:
             return self.content
         try:
-            return _archive(*_version(self.path)).read(self.member) if self.member else self.path.read_bytes()
+            return (
+                _archive(os.getpid(), *_version(self.path)).read(self.member) if self.member else self.path.read_bytes()
+            )
         except _UNREADABLE as error:
             raise DataError(f"{self.name}: cannot be read ({_why(error)}). Copy it again, or remove it.") from None
 
@@ -75,7 +78,8 @@ def _version(path: Path) -> tuple[Path, int, int]:
 
 
 @functools.lru_cache(maxsize=4)
-def _archive(path: Path, modified: int, size: int) -> zipfile.ZipFile:
+def _archive(process: int, path: Path, modified: int, size: int) -> zipfile.ZipFile:
+    # A forked process would share the place in the file with its parent, so each opens it for itself.
     return zipfile.ZipFile(path)
 
 

@@ -1,0 +1,69 @@
+"""References to pictures read the same in every process, and tell other contents apart."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from workbench.data.images.picture_files import PictureFile
+from workbench.errors import DataError
+
+
+def archived(path: Path) -> list[PictureFile]:
+    with zipfile.ZipFile(path, "w") as archive:
+        for index in range(200):
+            archive.writestr(f"{index}.png", os.urandom(5000))
+    return [PictureFile(f"{index}.png", path, f"{index}.png") for index in range(200)]
+
+
+def all_read(files: list[PictureFile]) -> None:
+    for _ in range(10):
+        for file in files:
+            file.read()
+
+
+def test_forked_processes_read_an_archive_that_is_open_here(tmp_path: Path) -> None:
+    files = archived(tmp_path / "a.zip")
+    files[0].read()
+    forked = [multiprocessing.get_context("fork").Process(target=all_read, args=(files,)) for _ in range(2)]
+    for process in forked:
+        process.start()
+    all_read(files)
+    for process in forked:
+        process.join()
+    assert [process.exitcode for process in forked] == [0, 0]
+
+
+def test_an_archive_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
+    file = archived(tmp_path / "a.zip")[7]
+    before = file.read(), file.digest()
+    archived(tmp_path / "b.zip")
+    (tmp_path / "b.zip").replace(tmp_path / "a.zip")
+    os.utime(tmp_path / "a.zip", (1, 1))
+    assert file.read() != before[0] and file.digest() != before[1]
+
+
+def test_digests_tell_contents_and_shapes_apart(tmp_path: Path) -> None:
+    path = tmp_path / "1.png"
+    path.write_bytes(b"123456")
+    same = [PictureFile("a", path), PictureFile("b", content=b"123456")]
+    others = [PictureFile("a", content=b"123457"), PictureFile("a", content=b"123456", shape=(2, 3)),
+              PictureFile("a", content=b"123456", shape=(3, 2))]  # fmt: skip
+    assert len({file.digest() for file in same}) == 1
+    assert len({file.digest() for file in (*same, *others)}) == 4
+
+
+def test_pixels_are_grey_with_three_equal_channels() -> None:
+    picture = PictureFile("row 1", content=bytes(range(6)), shape=(2, 3)).decode(max_pixels=6)
+    np.testing.assert_array_equal(picture, np.arange(6).reshape(2, 3, 1).repeat(3, axis=2))
+
+
+@pytest.mark.parametrize("member", [None, "a.png"])
+def test_what_is_gone_is_refused_by_name(tmp_path: Path, member: str | None) -> None:
+    with pytest.raises(DataError, match=r"plants/1\.png|no\.zip"):
+        PictureFile("plants/1.png", tmp_path / "no.zip", member).read()
