@@ -11,6 +11,8 @@ import transformers
 from peft import PeftModel, PeftType
 from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 
+from workbench.adapters import anatomy
+
 OURS = "import workbench.adapters  # makes {kind} known to PEFT; pip install peft-workbench"
 """The line that loading one of our tuners needs."""
 BUTTERFLIES = "import workbench.adapters  # computes BOFT's factors where PEFT cannot compile its CUDA code"
@@ -38,6 +40,7 @@ def _lines(model: PeftModel, saved: dict[str, Any]) -> str:
     family, base = _family(model), saved["base_model_name_or_path"]
     door = family if hasattr(transformers, family) else "AutoModel"
     labels = f", num_labels={backbone.config.num_labels}" if family.endswith("Classification") else ""
+    labels += ", ignore_mismatched_sizes=True" if anatomy.reads_pictures(backbone) else ""  # a head for other classes
     lines = [needed] if (needed := _needed(saved)) else []
     lines += [
         "from peft import PeftModel",

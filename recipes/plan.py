@@ -41,7 +41,7 @@ from workbench.planning.zero_memory import Contents
 from workbench.recipes import plan_blocks, sft
 from workbench.runs import units
 from workbench.runs.run_directory import Run
-from workbench.training import bank_trainer, capacity, limits
+from workbench.training import bank_trainer, capacity, limits, preflight
 from workbench.training.callbacks import Silent
 from workbench.training.distributed import layout_checks
 from workbench.training.freezing import freezer as freezing
@@ -142,7 +142,7 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         process=process,
         memory=memory or capacity.available(backbones.device()) + process,  # which this process holds already
         notes=tuple(_notes(config)),
-        recomputable=not config.adapter.no_checkpointing(parts.backbone.model),
+        recomputable=not preflight.no_recomputing(config, parts.backbone.model),
         devices=devices,
         distributed=own.distributed if config.distributed.zero == "auto" else config.distributed,
     )

@@ -12,8 +12,11 @@ import torch
 from peft import PeftModel
 
 from tests.conftest import tiny
+from tests.vision_backbones import pixels, save_vision
 from workbench import adapters
-from workbench.adapters import BitFit, Boft, Bottleneck, DeepPrompt, Lora, Method, Pissa, bank
+from workbench.adapters import BitFit, Boft, Bottleneck, DeepPrompt, Lora, Method, Pissa, Prompt, bank
+from workbench.config import ModelConfig, tasks
+from workbench.models import backbones
 
 IDS = torch.tensor([[3, 60, 5, 61, 9, 60, 7]])
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -83,3 +86,19 @@ def test_a_member_of_a_bank_has_the_card_of_an_adapter_alone(tmp_path: Path) -> 
     adapters.save(adapters.attach(base, Lora(rank=2), seed=0), tmp_path / "alone")
     cards = [(tmp_path / name / "README.md").read_text() for name in ("member", "alone")]
     assert cards[0] == cards[1]
+
+
+@pytest.mark.parametrize(("config", "needed"), [(Lora(rank=2), False), (Prompt(virtual_tokens=3), True)])
+def test_its_lines_load_an_adapter_of_pictures_over_a_head_for_other_classes(
+    config: Method, needed: bool, tmp_path: Path
+) -> None:
+    save_vision(tmp_path / "base", "ViT", labels=10)
+    task = tasks.classes(["a", "b", "c"], seed=0)
+    base = backbones.load(ModelConfig(id=str(tmp_path / "base"), weights="float32"), None, task=task).model
+    model = adapters.attach(base, config, seed=0).eval()
+    adapters.save(model, tmp_path / "adapter")
+    card = (tmp_path / "adapter" / "README.md").read_text()
+    assert ("import workbench.adapters" in card) == needed
+    loaded = _run(card, tmp_path / "adapter")
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(pixel_values=pixels()).logits, model(pixel_values=pixels()).logits)

@@ -15,7 +15,7 @@ from workbench import adapters
 from workbench.adapters import Full, Lora, anatomy, picture_tower
 from workbench.adapters.target_modules import resolve, target_convolutions
 from workbench.errors import ConfigError
-from workbench.models import pictures
+from workbench.models import fused_lora, pictures
 
 CONVOLUTIONAL = ("EfficientNet", "MobileNetV2", "ResNet")
 
@@ -102,3 +102,29 @@ def test_models_of_timm_have_blocks_and_a_head(name: str, tmp_path: Path) -> Non
         wanted = model(pixel_values=images).logits
         again = adapters.load(adapters.detach(model), tmp_path)  # type: ignore[arg-type]
         assert torch.equal(again(pixel_values=images).logits, wanted)
+
+
+@pytest.mark.parametrize("name", sorted(VISION))
+def test_fused_layers_and_recomputed_activations_change_nothing(name: str) -> None:
+    model = tiny_vision(name)
+    pictures.prepare(model, torch.float32)
+    adapted = adapters.attach(model.requires_grad_(False), Lora(rank=2), seed=0).train()
+    for key, each in adapted.named_parameters():
+        if "lora_B" in key:
+            each.data.normal_(std=0.1, generator=torch.Generator().manual_seed(len(key)))
+
+    def step() -> list[torch.Tensor]:
+        adapted.zero_grad()
+        logits = adapted(pixel_values=pixels()).logits
+        logits.square().sum().backward()
+        return [logits.detach(), *(each.grad for each in adapted.parameters() if each.grad is not None)]
+
+    wanted = step()
+    fused_lora.fuse(adapted)
+    found = [step()]
+    if model.supports_gradient_checkpointing:
+        model.activation_checkpointing_enable()
+        found.append(step())
+    scale = max(float(each.abs().max()) for each in wanted)
+    for each in found:
+        assert all(float((a - b).abs().max()) <= 1e-5 * scale for a, b in zip(each, wanted, strict=True))

@@ -6,6 +6,7 @@ Legend: B rows, H and W height and width, in pixels.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
 
+from workbench.adapters import anatomy
 from workbench.adapters.picture_tower import INTERPOLATE, interpolates, own_size, reads, stem, tower
 from workbench.errors import BackboneError, ConfigError
 
@@ -76,6 +78,7 @@ def prepare(model: PreTrainedModel, compute: torch.dtype) -> None:
             f"{CHANNELS} here: red, green and blue, which are equal in a grey one. Take a backbone with num_channels=3."
         )
     hold_statistics(model)
+    _keep_products(model)
     tower(model).register_forward_pre_hook(
         _Fit(compute, own_size(model.config) if interpolates(model) else None), with_kwargs=True
     )
@@ -107,6 +110,15 @@ def hold_statistics(model: nn.Module) -> None:
         if isinstance(module, _BatchNorm) and not isinstance(module, _Held):
             module.__class__ = _held(type(module))
             module.eval()
+
+
+def _keep_products(model: nn.Module) -> None:
+    """Let no activation write over the product in front of it (Swin V2), which fused layers of adapters share."""
+    for module in model.modules():
+        parts = list(module.children()) if isinstance(module, nn.Sequential) else []
+        for product, activation in pairwise(parts):
+            if anatomy.is_linear(product) and getattr(activation, "inplace", False):
+                vars(activation)["inplace"] = False
 
 
 class _Held:

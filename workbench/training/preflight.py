@@ -83,11 +83,20 @@ def require_recomputable(config: RunConfig, model: Any) -> None:
     Args:
         model: The backbone, with the adapter or without.
     """
-    if config.train.checkpointing is True and (reason := config.adapter.no_checkpointing(model)):
+    if config.train.checkpointing is True and (reason := no_recomputing(config, model)):
         raise ConfigError(
-            f"train.checkpointing does not go with adapter.method={config.adapter.method}: {reason}. "
+            f"train.checkpointing does not go with {reason}. "
             "Write train.checkpointing=false and a smaller batch.tokens_per_device."
         )
+
+
+def no_recomputing(config: RunConfig, model: Any) -> str:
+    """Say with what on this backbone activations cannot be recomputed; empty where they can be."""
+    if reason := config.adapter.no_checkpointing(model):
+        return f"adapter.method={config.adapter.method}: {reason}"
+    if not model.supports_gradient_checkpointing:
+        return f"model.id={config.model.id}, for which transformers has no such thing"
+    return ""
 
 
 def _require_layers(config: RunConfig, model: PreTrainedModel) -> None:

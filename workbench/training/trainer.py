@@ -342,7 +342,8 @@ class Trainer:
         try:
             return capacity.largest_that_fits(tokens, self.train, self._trial, remembered=self._remembered)
         except torch.OutOfMemoryError:
-            if self.config.train.checkpointing != "auto" or self.config.adapter.no_checkpointing(self.freezer.backbone):
+            asked = self.config.train.checkpointing != "auto"
+            if asked or preflight.no_recomputing(self.config, self.freezer.backbone):
                 raise capacity.nothing_fits(self._longest, self.train) from None
         self.callback.say("One example does not fit: recomputing activations in the backward pass.")
         _recompute_activations(self.model)
