@@ -17,14 +17,14 @@ from peft import PeftModel, get_peft_model_state_dict
 from pydantic import SerializeAsAny
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import PreTrainedModel
+from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from workbench import adapters
 from workbench.adapters import METHODS, Full, Lora, Method
 from workbench.adapters.export_form import as_shipped
-from workbench.config import ModelConfig, plugins
+from workbench.config import ModelConfig, plugins, tasks
 from workbench.config.cross_checks import unable
 from workbench.config.tasks import TEXT, Task
 from workbench.errors import ConfigError, WorkbenchError
@@ -95,8 +95,17 @@ def survey(overrides: Sequence[str] = ()) -> SizeTable:
     settings = given.get("adapter", {})
     everything = isinstance(settings, dict) and "method" not in settings
     asked = [_read(given | {"adapter": each}) for each in _for_each(settings)] if everything else [_read(given)]
-    alone = adapters.count(backbones.skeleton(asked[0].model)).total
-    return SizeTable(asked[0].model, alone, {each.adapter.method: _size_or_reason(each) for each in asked})
+    task = _task(asked[0].model)
+    alone = adapters.count(backbones.skeleton(asked[0].model, task=task)).total
+    return SizeTable(asked[0].model, alone, {each.adapter.method: _size_or_reason(each, task) for each in asked})
+
+
+def _task(model: ModelConfig) -> Task:
+    """To write text; where the backbone reads pictures, to tell the classes of its own configuration apart."""
+    hub = backbones.hub_config(model)
+    if type(hub) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        return TEXT
+    return tasks.classes([str(label) for label in (hub.id2label or {}).values()], seed=0)
 
 
 def _read(values: dict[str, Any]) -> _Question:
@@ -116,9 +125,9 @@ def _for_each(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _size_or_reason(question: _Question) -> AdapterSize | str:
+def _size_or_reason(question: _Question, task: Task) -> AdapterSize | str:
     try:
-        return predict(question.model, question.adapter)
+        return predict(question.model, question.adapter, task=task)
     except WorkbenchError as error:
         return str(error)
 

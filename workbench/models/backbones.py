@@ -95,6 +95,7 @@ def hub_config(config: ModelConfig) -> PretrainedConfig:
     """The backbone's architecture, without its weights."""
     with origins.loading_errors(config, "config", "config.json"):
         found: PretrainedConfig = AutoConfig.from_pretrained(origins.path(config), **origins.arguments(config))
+    found.architectures = found.architectures or []  # DeiT has two classifiers, between which transformers looks there
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +165,13 @@ def test_attention_of_few_patches_is_what_transformers_computes(name: str, tmp_p
         assert float((our - exact).abs().max()) <= 2 * float((their - exact).abs().max()) + 1e-2 * float(
             exact.abs().max()
         )
+
+
+@pytest.mark.parametrize("name", ["DeiT", "DeiTWithTeacher"])
+def test_a_configuration_that_names_no_architecture_is_read(name: str, tmp_path: Path) -> None:
+    folder = Path(save_vision(tmp_path, name))
+    named = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**named, "architectures": None}))
+    config = ModelConfig(id=str(folder), weights="float32")
+    assert backbones.skeleton(config, task=CLASSES).num_labels == len(CLASSES.labels)
+    assert load(str(folder))(pixel_values=pixels()).logits.shape == (2, 4)

@@ -79,3 +79,12 @@ def test_backbones_of_alike_blocks_are_cut_for_timing_and_others_are_whole(name:
     cut = backbones.skeleton(small, task=CLASSES)
     assert (adapters.count(cut).total < adapters.count(whole).total) == (depth > 1)
     assert block_time.narrowing(hub) == 1
+
+
+def test_the_list_of_methods_has_sizes_and_refusals_on_pictures(tmp_path: Path) -> None:
+    found = adapter_sizes.survey([f"model.id={save_vision(tmp_path, 'ResNet')}", "adapter.rank=4"]).found
+    sized = {name for name, size in found.items() if not isinstance(size, str)}
+    assert {"lora", "rslora", "dora", "lora+", "layernorm", "bitfit", "linear-probe", "last-layers", "full"} <= sized
+    refused = {name: reason for name, reason in found.items() if isinstance(reason, str)}
+    assert {"prefix", "prompt", "p-tuning", "ia3", "oft", "houlsby"} <= refused.keys()
+    assert all(any(word in reason for word in ("Write", "Take", "Use")) for reason in refused.values())
