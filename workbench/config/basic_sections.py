@@ -16,7 +16,7 @@ Every = PositiveInt | Share
 
 class ModelConfig(Section):
     id: str = Field(default="starter", min_length=1)
-    """`starter` (shipped, 6 M parameters), a folder, or a Hugging Face hub id."""
+    """`starter` (shipped, 6 M parameters; `starter/vision` for pictures), a folder, or a Hugging Face hub id."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4", "fp4"] = "auto"
