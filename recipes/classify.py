@@ -23,7 +23,7 @@ from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats
 from workbench.data.labelled.row_reader import RowReader
-from workbench.evaluation import row_outputs, target_scores
+from workbench.evaluation import row_outputs, target_scores, thumbnails
 from workbench.evaluation.result_store import ModelResults
 from workbench.losses.criterion import criterion
 from workbench.models import classifier, row_readers
@@ -112,8 +112,11 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
 
     def write_predictions(self, model: Classifier, outputs: Floats, before: Mapping[str, Any]) -> None:
         buffer = io.BytesIO()
-        predictions(model, self.data.held_out, outputs, labelled=True).to_parquet(buffer)
+        table = predictions(model, self.data.held_out, outputs, labelled=True)
+        table.to_parquet(buffer)
         files.write_bytes(self.run.path / "predictions.parquet", buffer.getvalue())
+        whole = None if self.placement.cuts_weights else model
+        thumbnails.write(self.run.path, self.reader, self.data.held_out, table, train=self.data.train, model=whole)
 
 
 def fitting(

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from workbench.crossval import gains
+from workbench.crossval import gains, training_rounds
 from workbench.crossval.combining import Combiner
 from workbench.crossval.training_rounds import RoundOutputs
 from workbench.crossval.tta import TtaDecision
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
-from workbench.evaluation import row_outputs, target_scores
+from workbench.evaluation import row_outputs, target_scores, thumbnails
+from workbench.models import classifier
 from workbench.runs import files
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ def write(
 ) -> Scores:
     """All files but the report; returns what stands in scores.json."""
     data, labels, predictions = context.data, context.data.labels, context.log.predictions
-    _parquet(context.run.path / "out_of_fold.parquet", _out_of_fold(context, round_outputs, combiner))
+    out_of_fold = _out_of_fold(context, round_outputs, combiner)
+    _parquet(context.run.path / "out_of_fold.parquet", out_of_fold)
+    _pictures(context, round_outputs, out_of_fold[: len(data.rows)])
     shown, values_NC = (data.rows, predictions.oof_NC)
     if data.test is not None and predictions.test_TC is not None:
         shown, values_NC = data.test, predictions.test_TC
@@ -90,6 +93,25 @@ def _out_of_fold(context: CrossvalContext, round_outputs: RoundOutputs, combiner
         found.insert(3, "fold", [context.data.folds.names[fold] for fold in fold_N])
         tables.append(found)
     return pd.concat(tables, ignore_index=True)
+
+
+def _pictures(context: CrossvalContext, round_outputs: RoundOutputs, table: pd.DataFrame) -> None:
+    """Pictures of the rows out of fold; the adapter of one fold explains what it says of its rows."""
+    data, room = context.data, context.fold_context
+    if not room.config.reads_pictures:
+        return
+    (one, *_), places = context.members, {place for cluster in data.conflicts for place in cluster}
+    (folder,) = training_rounds.adapters(context.run, round_outputs.number, [one])
+    thumbnails.write(
+        context.run.path,
+        room.reader,
+        data.rows,
+        table,
+        train=data.rows.subset(one.split.train_N),
+        model=classifier.load(folder.parent, room.config),
+        explain=np.flatnonzero(one.split.validation_N).tolist(),
+        first=[row for row, record in enumerate(data.rows.records) if record.place in places],
+    )
 
 
 def _table(context: CrossvalContext, rows: LabelledSet, values_NC: Floats) -> pd.DataFrame:

@@ -13,6 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from sklearn import metrics
 
+from workbench.evaluation.prediction_table import class_names, hot
 from workbench.report.run_record import RunRecord
 from workbench.runs import units
 
@@ -116,17 +117,6 @@ def never_predicted(run: RunRecord) -> list[tuple[str, int]]:
     return [
         (name, int(rows)) for name, rows, count in zip(names, true_C, predicted_C, strict=True) if rows and not count
     ]
-
-
-def class_names(found: pd.DataFrame) -> list[str]:
-    """The classes of a table of predictions; none for numbers."""
-    return [column.removeprefix("p_") for column in found if column.startswith("p_")]
-
-
-def hot(cells: pd.Series, names: list[str]) -> NDArray[np.bool_]:
-    """Which classes a column names (N, C)."""
-    rows = [set(cell) if isinstance(cell, (list, np.ndarray)) else {cell} for cell in cells]
-    return np.asarray([[name in row for name in names] for row in rows])
 
 
 def _table(

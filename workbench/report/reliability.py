@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from workbench.evaluation.class_scores import BINS
-from workbench.report.class_section import class_names, hot
+from workbench.evaluation.prediction_table import class_names, hot
 from workbench.report.plots import Axis, Floats, Plot, Series, draw
 from workbench.report.run_record import RunRecord
 from workbench.runs import units

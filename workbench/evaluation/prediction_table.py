@@ -1,0 +1,65 @@
+"""A table of predictions read back: its classes, and which of its rows are right, sure or in doubt.
+
+Legend: N rows, C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+Mask = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RowRanking:
+    """How each row of a table went (N,)."""
+
+    right_N: Mask
+    """Whether every class is right; for a number, whether its error is at most the median one."""
+    sure_N: Floats
+    """Probability of the prediction; of the class that is furthest off where there are several; error of a number."""
+    doubt_N: Floats
+    """1 where two classes are equally likely, 0 where one is certain; zeros for numbers, which say nothing of it."""
+
+    @property
+    def mistakes(self) -> list[int]:
+        """Rows that are wrong, the surest first; of numbers all, the largest error first."""
+        wrong = np.flatnonzero(~self.right_N)
+        return [int(row) for row in wrong[np.argsort(-self.sure_N[wrong], kind="stable")]]
+
+    @property
+    def uncertain(self) -> list[int]:
+        """Rows in the order of their doubt, the greatest first; none where all are sure."""
+        order = np.argsort(-self.doubt_N, kind="stable")
+        return [int(row) for row in order if self.doubt_N[row] > 0]
+
+
+def ranked(table: pd.DataFrame) -> RowRanking:
+    """Rank the labelled rows of a table as `row_outputs.table` makes it."""
+    names = class_names(table)
+    if not names:
+        off_N = (table["predicted"] - table["label"]).abs().to_numpy(np.float64)
+        return RowRanking(off_N <= np.median(off_N), off_N, np.zeros(len(table)))
+    true_NC, predicted_NC = (hot(table[column], names) for column in ("label", "predicted"))
+    p_NC = table[[f"p_{name}" for name in names]].to_numpy(np.float64)
+    right_N = (true_NC == predicted_NC).all(1)
+    if isinstance(table["label"].iloc[0], (tuple, list, np.ndarray)):
+        return RowRanking(right_N, np.abs(p_NC - true_NC).max(1), 1 - 2 * np.abs(p_NC - 0.5).min(1))
+    first_NC = -np.sort(-p_NC, axis=1)
+    return RowRanking(right_N, first_NC[:, 0], 1 - (first_NC[:, 0] - first_NC[:, 1]))
+
+
+def class_names(table: pd.DataFrame) -> list[str]:
+    """The classes of a table of predictions; none for numbers."""
+    return [column.removeprefix("p_") for column in table if column.startswith("p_")]
+
+
+def hot(cells: pd.Series, names: list[str]) -> Mask:
+    """Which classes a column names (N, C)."""
+    rows = [set(cell) if isinstance(cell, (tuple, list, np.ndarray)) else {cell} for cell in cells]
+    return np.asarray([[name in row for name in names] for row in rows])

@@ -1,0 +1,234 @@
+"""Small pictures that a report shows: rows worth looking at, pictures as trained on, and what predictions hang on.
+
+Legend: H, W, 3 of a picture.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from PIL import Image
+
+from workbench.data.images.decoding import Pixels
+from workbench.data.images.picture_files import PictureFile
+from workbench.data.images.picture_reader import PictureReader
+from workbench.data.images.picture_rows import PictureRows
+from workbench.data.labelled.labelled_data import LabelledSet
+from workbench.data.labelled.row_reader import RowReader
+from workbench.errors import DataError
+from workbench.evaluation import saliency
+from workbench.evaluation.prediction_table import class_names, ranked
+from workbench.models.classifier import Classifier
+from workbench.runs import files
+
+FILE = "pictures.parquet"
+SIDE = 96
+"""Longest side of a stored picture, in pixels."""
+QUALITY = 88
+"""Of JPEG, without subsampled colours."""
+MOST_ROWS = 800
+MOST_BYTES = 2_300_000
+"""Of all pictures of rows; pictures on a page take a third more."""
+NOTABLE = 24
+"""Mistakes, and rows in doubt, that are taken before all others."""
+EXPLAINED = 6
+"""Rows with a gradient map."""
+TRAINED = 5
+"""Training pictures that are shown as they were trained on."""
+SHOWN_EPOCHS = 4
+Kind = Literal["row", "map", "trained"]
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """One picture of a report."""
+
+    row: str
+    """Place of its row."""
+    image: str
+    """Name of its file."""
+    kind: Kind
+    """A row of the predictions, the same under its gradient map, or one state of a training picture."""
+    label: str
+    caption: str
+    """State of a training picture; the class that a map explains."""
+    jpeg: bytes
+
+
+def jpeg(picture_HW3: Pixels, *, side: int = SIDE) -> bytes:
+    """A JPEG file of the picture, made smaller where a side is longer than `side`."""
+    image = Image.fromarray(picture_HW3)
+    image.thumbnail((side, side), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=QUALITY, subsampling=0, optimize=True)
+    return buffer.getvalue()
+
+
+def write(
+    folder: Path,
+    reader: RowReader,
+    rows: LabelledSet,
+    table: pd.DataFrame,
+    *,
+    train: LabelledSet,
+    model: Classifier | None = None,
+    explain: Sequence[int] | None = None,
+    first: Sequence[int] = (),
+) -> None:
+    """Write pictures.parquet into a run directory, where the rows are pictures.
+
+    Args:
+        table: Predictions of `rows`, in their order.
+        train: Rows as one adapter trained on them.
+        model: Explains some predictions by gradient maps; None: none are drawn.
+        explain: Rows of which some are explained; None: all.
+        first: Rows that are shown before all others.
+    """
+    if not isinstance(reader, PictureReader):
+        return
+    found = [*of_rows(rows, reader, table, first=first), *as_trained(train, reader)]
+    if model is not None:
+        numbers = np.arange(len(rows)) if explain is None else np.asarray(explain)
+        found += explained(model, rows.subset(numbers), reader, table.iloc[numbers])
+    buffer = io.BytesIO()
+    columns = list(Thumbnail.__dataclass_fields__)
+    pd.DataFrame([vars(each) for each in found], columns=columns).to_parquet(buffer)
+    files.write_bytes(folder / FILE, buffer.getvalue())
+
+
+def chosen(table: pd.DataFrame, *, first: Sequence[int] = (), most: int = MOST_ROWS) -> list[int]:
+    """Rows of a table of predictions that are worth looking at, the most important first.
+
+    The surest mistakes and the rows in doubt come before the surest rows of each cell of the confusion matrix, of
+    which each gets one before any gets a second.
+
+    Args:
+        first: Rows that come before all others.
+    """
+    found = ranked(table)
+    notable = [*first, *found.mistakes[:NOTABLE], *found.uncertain[:NOTABLE]]
+    numbers = not class_names(table)
+    cells: dict[object, list[int]] = {}
+    for row in np.argsort(found.sure_N if numbers else -found.sure_N, kind="stable"):
+        cell = (
+            bool(found.right_N[row]) if numbers else (_key(table["label"].iat[row]), _key(table["predicted"].iat[row]))
+        )
+        cells.setdefault(cell, []).append(int(row))
+    turns = [(turn, order, row) for order, rows in enumerate(cells.values()) for turn, row in enumerate(rows)]
+    return list(dict.fromkeys([*notable, *(row for _, _, row in sorted(turns))]))[:most]
+
+
+def of_rows(
+    rows: LabelledSet, reader: PictureReader, table: pd.DataFrame, *, first: Sequence[int] = ()
+) -> list[Thumbnail]:
+    """Pictures of the rows that are worth looking at, as many as MOST_ROWS and MOST_BYTES allow.
+
+    Args:
+        table: Predictions of `rows`, in their order.
+    """
+    pictures, found, taken = _pictures(rows), [], 0
+    for row in chosen(table, first=first):
+        thumbnail = _thumbnail(rows, reader, row, "row", "", pictures.picture(row))
+        taken += len(thumbnail.jpeg)
+        if taken > MOST_BYTES:
+            break
+        found.append(thumbnail)
+    return found
+
+
+def explained(model: Classifier, rows: LabelledSet, reader: PictureReader, table: pd.DataFrame) -> list[Thumbnail]:
+    """Gradient maps of the surest mistakes and of rows that are right, over their pictures.
+
+    Args:
+        table: Predictions of `rows` by `model` or by others, in their order; the map is of the class that they name.
+    """
+    names, pictures, found = class_names(table), _pictures(rows), []
+    for row in _to_explain(table):
+        output = int(table[[f"p_{name}" for name in names]].iloc[row].to_numpy().argmax()) if names else 0
+        try:
+            map_HW = saliency.gradient_map(model, rows, row, output=output)
+        except torch.OutOfMemoryError:
+            break  # the run is done; it does not fail for a picture
+        picture = saliency.overlay(pictures.picture(row), map_HW)
+        found.append(_thumbnail(rows, reader, row, "map", names[output] if names else "the number", picture))
+    return found
+
+
+def as_trained(rows: LabelledSet, reader: PictureReader) -> list[Thumbnail]:
+    """Some training pictures: the file, prepared, and as they are in some epochs of the run, other rows mixed in."""
+    pictures, found = _pictures(rows), []
+    spread = np.unique(np.linspace(0, len(rows) - 1, TRAINED).round().astype(int))
+    for row in _of_different_classes(rows) if len(spread) == TRAINED else spread.tolist():
+        states: list[tuple[str, Pixels]] = []
+        file = rows.records[row].row.columns[reader.image.column]
+        assert isinstance(file, PictureFile)
+        with suppress(DataError):  # a file that is gone by now is shown as it was prepared
+            states.append(("file", file.decode(max_pixels=reader.image.max_pixels)))
+        states.append(("prepared", pictures.picture(row)))
+        states += [(f"epoch {epoch + 1}", read_in_epoch(pictures, row, epoch)) for epoch in _epochs(pictures)]
+        found += [_thumbnail(rows, reader, row, "trained", state, picture) for state, picture in states]
+    return found
+
+
+def read_in_epoch(pictures: PictureRows, row: int, epoch: int) -> Pixels:
+    """The very picture (h, w, 3) that the model reads of a row in an epoch, without normalisation."""
+    pixels_3hw = pictures.batch(np.asarray([row]), epoch=epoch).inputs["pixel_values"][0].numpy()
+    scale_3, shift_3 = pictures.format.affine
+    return np.asarray(np.rint((pixels_3hw.transpose(1, 2, 0) - shift_3) / scale_3).clip(0, 255), dtype=np.uint8)
+
+
+def _epochs(pictures: PictureRows) -> list[int]:
+    """Numbers of some passes over the rows, the first and the last among them; none where nothing is augmented."""
+    if pictures.augmenter is None:
+        return []
+    last = max(0, int(np.ceil(pictures.augmenter.epochs)) - 1)
+    return [int(epoch) for epoch in np.unique(np.linspace(0, last, SHOWN_EPOCHS).round().astype(int))]
+
+
+def _to_explain(table: pd.DataFrame) -> list[int]:
+    """Half surest mistakes, half rows that are right, of different classes where there are several."""
+    found = ranked(table)
+    right = [int(row) for row in np.argsort(-found.sure_N, kind="stable") if found.right_N[row]]
+    if not class_names(table):
+        right = right[::-1]  # `sure_N` is the error
+    first_of: dict[object, int] = {}
+    for row in right:
+        first_of.setdefault(_key(table["label"].iat[row]), row)
+    half = EXPLAINED // 2
+    return [*found.mistakes[:half], *list(dict.fromkeys([*first_of.values(), *right]))[: EXPLAINED - half]]
+
+
+def _of_different_classes(rows: LabelledSet) -> list[int]:
+    """Rows from all over the set, one of a class while there are classes left."""
+    order = np.random.default_rng(0).permutation(len(rows)).tolist()
+    first_of = {str(rows.records[row].label): row for row in reversed(order)}
+    return list(dict.fromkeys([*first_of.values(), *order]))[:TRAINED]
+
+
+def _thumbnail(
+    rows: LabelledSet, reader: PictureReader, row: int, kind: Kind, caption: str, picture_HW3: Pixels
+) -> Thumbnail:
+    record = rows.records[row]
+    label = _label(record.label)
+    return Thumbnail(record.place, reader.describe(record), kind, label, caption, jpeg(picture_HW3))
+
+
+def _pictures(rows: LabelledSet) -> PictureRows:
+    assert isinstance(rows.inputs, PictureRows)
+    return rows.inputs
+
+
+def _label(label: object) -> str:
+    return ", ".join(label) if isinstance(label, tuple) else "" if label is None else str(label)
+
+
+def _key(cell: object) -> object:
+    return tuple(cell) if isinstance(cell, (list, np.ndarray)) else cell
