@@ -159,15 +159,16 @@ def _samples(found: pd.DataFrame, by: pd.Series, shown: pd.Series) -> list[dict[
         {
             "row": found.at[at, "row"],
             "text": found.at[at, title],
-            "label": _shown(found.at[at, "label"]),
-            "predicted": _shown(found.at[at, "predicted"]),
+            "label": in_words(found.at[at, "label"]),
+            "predicted": in_words(found.at[at, "predicted"]),
             "sure": shown[at],
         }
         for at in order
     ]
 
 
-def _shown(cell: Any) -> str:
+def in_words(cell: Any) -> str:
+    """A label or a prediction in words."""
     if isinstance(cell, (list, np.ndarray)):
         return ", ".join(cell) or "(none)"
     return f"{cell:.4g}" if isinstance(cell, float) else str(cell)

@@ -18,9 +18,10 @@ _STEP = Axis("step", "count")
 
 def of_run(run: RunRecord) -> list[Plot]:
     """The plots of one run; a plot without data says so by its empty drawing."""
+    lengths = [] if run.reads_pictures else [_lengths(run)]  # all pictures are cut into as many patches
     if run.crossvalidates:
-        return [_members(run), _learning_rate(run), _gradient_norm(run), _memory(run), _lengths(run)]
-    return [_loss(run), _learning_rate(run), _gradient_norm(run), _speed(run), _memory(run), _lengths(run)]
+        return [_members(run), _learning_rate(run), _gradient_norm(run), _memory(run), *lengths]
+    return [_loss(run), _learning_rate(run), _gradient_norm(run), _speed(run), _memory(run), *lengths]
 
 
 def of_runs(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Plot]:
@@ -109,8 +110,15 @@ def _gradient_norm(run: RunRecord) -> Plot:
 def _speed(run: RunRecord) -> Plot:
     step, speed = _floats(run.metrics["step"]), run.metrics["tokens_per_second"]
     series = [Series("each step", step, _floats(speed), "faint"), Series("smoothed", step, _smooth(speed))]
-    caption = f"Median {speed.median():,.0f} tokens per second." if speed.notna().any() else ""
-    return draw("Throughput", series, x=_STEP, y=Axis("tokens per second", "count", from_zero=True), caption=caption)
+    unit = f"{run.unit_of_length} per second"
+    caption = f"Median {speed.median():,.0f} {unit}." if speed.notna().any() else ""
+    return draw(
+        "Throughput",
+        series,
+        x=_STEP,
+        y=Axis(unit, "count", from_zero=True),
+        caption=caption,
+    )
 
 
 def _memory(run: RunRecord) -> Plot:

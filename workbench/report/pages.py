@@ -12,7 +12,15 @@ from typing import Any, Literal
 import jinja2
 import pandas as pd
 
-from workbench.report import class_section, crossval_section, curves, findings, run_record, sweep_section
+from workbench.report import (
+    class_section,
+    crossval_section,
+    curves,
+    findings,
+    picture_section,
+    run_record,
+    sweep_section,
+)
 from workbench.report.run_record import RunRecord
 from workbench.runs import files, units
 
@@ -62,6 +70,7 @@ def write(run: Path) -> Path:
         samples=[] if this.classifies else _samples(this.predictions),
         classifies=this.classifies,
         classified=class_section.classified(this),
+        pictures=picture_section.pictured(this),
         cross=crossval_section.crossvalidated(this),
         sweep=sweep_section.read(run),
         facts=_facts(this),
@@ -123,11 +132,13 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     supervised = "" if run.classifies else supervised
     share = _trained_share(run)
     trained = f"{units.percent(share)} of the parameters" if share is not None else ""
+    length = run.unit_of_length
+    seen = units.count(metrics["tokens"].sum()) if len(metrics) else units.NOTHING
     memory = "GPU memory" if hardware.get("device") == "cuda" else "resident memory"
     return [
         ("Time", units.duration(run.elapsed_s), steps),
-        ("Tokens seen", units.count(metrics["tokens"].sum()) if len(metrics) else units.NOTHING, supervised),
-        ("Speed", units.count(_speed(run)), "tokens/s" if run.crossvalidates else "tokens/s, median"),
+        (f"{length.capitalize()} seen", seen, supervised),
+        ("Speed", units.count(_speed(run)), f"{length}/s" if run.crossvalidates else f"{length}/s, median"),
         ("Peak memory", units.size(run.peak_bytes), memory),
         ("Trained", units.count(model.get("trainable")), trained),
     ]
@@ -203,7 +214,9 @@ def _run_facts(run: RunRecord) -> list[tuple[str, str]]:
     elif batch:
         facts.append(("Steps", f"{len(run.metrics):,} of {batch['steps']:,}, {size} examples each"))
     if batch:
-        facts.append(("Micro-batch", f"{batch['tokens_per_device']:,} tokens per device"))
+        facts.append(("Micro-batch", f"{batch['tokens_per_device']:,} {run.unit_of_length} per device"))
+    if run.data_wait is not None:
+        facts.append(("Waited for data", f"{units.percent(run.data_wait)} of the time of the steps"))
     if manifest.get("hardware"):
         facts.append(("Hardware", _hardware(manifest["hardware"])))
     if manifest.get("versions"):

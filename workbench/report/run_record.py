@@ -25,6 +25,7 @@ COLUMNS = (
     "data_wait",
     "peak_bytes",
     "elapsed_s",
+    "data_wait",
 )
 """Keys of a line of metrics.jsonl; `tokens` and `supervised_tokens` are those of that step alone."""
 _ADDED = ["tokens", "supervised_tokens"]
@@ -51,6 +52,8 @@ class RunRecord:
     """The stages of a cross-validation, its folds and duplicates, as in stages.json."""
     out_of_fold: pd.DataFrame = field(default_factory=pd.DataFrame)
     """Predictions for each training row by an adapter that did not train on it, one row for each repeat."""
+    pictures: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """Small pictures of rows, as in pictures.parquet."""
 
     @property
     def crossvalidates(self) -> bool:
@@ -61,6 +64,16 @@ class RunRecord:
     def classifies(self) -> bool:
         """Whether the run gave rows labels, rather than writing text."""
         return self.crossvalidates or self.config.get("recipe") == "classify"
+
+    @property
+    def reads_pictures(self) -> bool:
+        """Whether the rows are pictures, which a backbone cuts into patches instead of tokens."""
+        return bool(self.config.get("data", {}).get("format") == "image")
+
+    @property
+    def unit_of_length(self) -> str:
+        """Plural of the unit that the lengths of rows are counted in."""
+        return "patches" if self.reads_pictures else "tokens"
 
     @property
     def labelled(self) -> pd.DataFrame:
@@ -108,6 +121,16 @@ class RunRecord:
         norms = pd.concat([each["grad_norm"] for each in courses]).dropna()
         limit = self.config.get("train", {}).get("max_grad_norm")
         return None if norms.empty or limit is None else float((norms > limit).mean())
+
+    @property
+    def data_wait(self) -> float | None:
+        """Share of the time of the steps that they waited for data."""
+        known = self.metrics.dropna(subset=["data_wait"])
+        if known.empty:
+            return None
+        steps_s = known["tokens"] / known["tokens_per_second"]
+        total_s = known["elapsed_s"].max() if self.crossvalidates else steps_s.sum()
+        return float(known["data_wait"].sum() / total_s) if total_s > 0 else None
 
     def difference(self, score: str) -> float | None:
         """Score after minus score before, where both were measured."""
@@ -161,6 +184,7 @@ def read(folder: Path) -> RunRecord:
         members=members,
         stages=files.read_json(folder / "stages.json"),
         out_of_fold=_table(folder / "out_of_fold.parquet"),
+        pictures=_table(folder / "pictures.parquet"),
     )
 
 

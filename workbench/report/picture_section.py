@@ -1,0 +1,244 @@
+"""The pictures of a page: mistakes, rows in doubt, cells of the confusion matrix, gradient maps, training pictures.
+
+Each picture stands in the page once and is drawn wherever it is named, so that no script is needed.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from PIL import Image, UnidentifiedImageError
+
+from workbench.evaluation.prediction_table import class_names, ranked
+from workbench.report.class_section import in_words
+from workbench.report.run_record import RunRecord
+from workbench.runs import units
+
+SHOWN = 18
+"""Mistakes, and rows in doubt, on the page."""
+IN_A_CELL = 24
+"""Pictures that a cell of the confusion matrix opens."""
+IN_A_CLUSTER = 8
+MOST_BYTES = 3_800_000
+"""Of all pictures as they stand in the page; further ones are left out."""
+LONGEST_NAME = 60
+_SMALL = 64
+"""Pictures with shorter sides are enlarged without smoothing, so that their pixels can be seen."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture that the page holds once."""
+
+    id: str
+    uri: str
+    """A `data:` URI of JPEG."""
+    width: int
+    height: int
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it is enlarged without smoothing."""
+        return max(self.width, self.height) < _SMALL
+
+
+@dataclass(frozen=True)
+class Card:
+    """A row with its picture."""
+
+    picture: Picture | None
+    """None where the run did not keep it."""
+    name: str
+    label: str
+    predicted: str
+    chance: str
+    """Probability of the prediction, or the error of a number; empty where `predicted` says it."""
+    right: bool
+    place: str = ""
+    map: Picture | None = None
+    """The same under its gradient map."""
+
+    @property
+    def words(self) -> str:
+        """The picture in words."""
+        return f"{self.name}, label {self.label}, predicted {self.predicted} {self.chance}".rstrip()
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The pictures that a cell of the confusion matrix opens."""
+
+    id: str
+    label: str
+    predicted: str
+    count: int
+    """Rows of the cell, of which some have a picture."""
+    cards: list[Card]
+
+
+@dataclass(frozen=True)
+class TrainedPicture:
+    """A training picture in its states."""
+
+    name: str
+    label: str
+    states: list[tuple[str, Picture]]
+
+
+@dataclass(frozen=True)
+class PictureSection:
+    """The part of the page; a list is empty where there is nothing to show."""
+
+    pictures: list[Picture]
+    """All that the page holds."""
+    mistakes: list[Card]
+    uncertain: list[Card]
+    panels: Mapping[tuple[str, str], Panel]
+    """By true class and class that was predicted."""
+    explained: list[Card]
+    trained: list[TrainedPicture]
+    conflicts: list[list[Card]]
+    """Clusters of near-duplicates with different labels."""
+
+    @property
+    def is_augmented(self) -> bool:
+        """Whether training pictures differ between epochs."""
+        return any(caption.startswith("epoch") for each in self.trained for caption, _ in each.states)
+
+    def panel(self, label: str, predicted: str) -> Panel | None:
+        """The panel of a cell, where it has pictures."""
+        return self.panels.get((label, predicted))
+
+
+@dataclass
+class _Album:
+    """Gives pictures their places in the page."""
+
+    left: int = MOST_BYTES
+    pictures: list[Picture] = field(default_factory=list)
+
+    def picture(self, jpeg: bytes) -> Picture | None:
+        """None where it is no JPEG, or the page is full."""
+        try:
+            with Image.open(io.BytesIO(jpeg), formats=["JPEG"]) as image:
+                width, height = image.size
+        except (OSError, UnidentifiedImageError):
+            return None
+        uri = f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
+        if len(uri) > self.left:
+            return None
+        self.left -= len(uri)
+        self.pictures.append(Picture(f"picture-{len(self.pictures)}", uri, width, height))
+        return self.pictures[-1]
+
+
+def pictured(run: RunRecord) -> PictureSection | None:
+    """The section; None where the run kept no pictures or made no predictions."""
+    found, stored = run.labelled, run.pictures
+    if "predicted" not in found or stored.empty:
+        return None
+    album = _Album()
+    # A few pictures of training come first: they are not to be missing where the page is full.
+    trained = _trained(stored[stored["kind"] == "trained"], album)
+    maps = {each.row: album.picture(each.jpeg) for each in _of_kind(stored, "map")}
+    of_row = {each.row: album.picture(each.jpeg) for each in _of_kind(stored, "row")}
+    cards = _cards(found, of_row)
+    by_place = {card.place: card for card in cards}
+    ranking = ranked(found)
+    pictured = [number for number, card in enumerate(cards) if card.picture is not None]
+    have = set(pictured)
+    return PictureSection(
+        pictures=album.pictures,
+        mistakes=[cards[number] for number in ranking.mistakes if number in have][:SHOWN],
+        uncertain=[_doubtful(cards[n], found.iloc[n]) for n in ranking.uncertain[:SHOWN] if n in have],
+        panels=_panels(found, [cards[n] if n in have else None for n in range(len(cards))], ranking.sure_N),
+        explained=_explained(by_place, maps),
+        trained=trained,
+        conflicts=_conflicts(run, by_place),
+    )
+
+
+def _of_kind(stored: pd.DataFrame, kind: str) -> Iterable[Any]:
+    return stored[stored["kind"] == kind].itertuples()
+
+
+def _cards(found: pd.DataFrame, of_row: Mapping[str, Picture | None]) -> list[Card]:
+    ranking, numbers = ranked(found), not class_names(found)
+    return [
+        Card(
+            picture=of_row.get(row.row),
+            name=_short(row.image),
+            label=_cut(in_words(row.label)),
+            predicted=_cut(in_words(row.predicted)),
+            chance=f"off by {units.number(sure)}" if numbers else f"{sure:.2f}",
+            right=bool(right),
+            place=row.row,
+        )
+        for row, sure, right in zip(found.itertuples(), ranking.sure_N, ranking.right_N, strict=True)
+    ]
+
+
+def _doubtful(card: Card, row: pd.Series) -> Card:
+    """The card with the two likeliest classes."""
+    p_C = row[[name for name in row.index if name.startswith("p_")]].astype(float).sort_values(ascending=False)
+    if isinstance(row["label"], (list, tuple, np.ndarray)):
+        p_C = p_C.iloc[np.argsort((p_C - 0.5).abs().to_numpy(), kind="stable")]
+    said = " or ".join(f"{_cut(str(name).removeprefix('p_'))} ({p:.2f})" for name, p in p_C.head(2).items())
+    return replace(card, predicted=said, chance="")
+
+
+def _panels(found: pd.DataFrame, cards: list[Card | None], sure_N: Any) -> dict[tuple[str, str], Panel]:
+    names = class_names(found)
+    if not names or isinstance(found["label"].iloc[0], (list, tuple, np.ndarray)):
+        return {}
+    number_of = {name: number for number, name in enumerate(names)}
+    members: dict[tuple[str, str], list[int]] = {}
+    for row in np.argsort(-sure_N, kind="stable"):
+        members.setdefault((found["label"].iat[row], found["predicted"].iat[row]), []).append(int(row))
+    panels = {}
+    for (label, predicted), rows in members.items():
+        pictured = [card for row in rows if (card := cards[row]) is not None][:IN_A_CELL]
+        if pictured and label in number_of and predicted in number_of:
+            name = f"cell-{number_of[label]}-{number_of[predicted]}"
+            panels[label, predicted] = Panel(name, _cut(label), _cut(predicted), len(rows), pictured)
+    return panels
+
+
+def _explained(by_place: Mapping[str, Card], maps: Mapping[str, Picture | None]) -> list[Card]:
+    return [
+        replace(card, map=drawn)
+        for place, drawn in maps.items()
+        if drawn is not None and (card := by_place.get(place)) is not None
+    ]
+
+
+def _trained(stored: pd.DataFrame, album: _Album) -> list[TrainedPicture]:
+    found = []
+    for _, states in stored.groupby("row", sort=False):
+        drawn = [(state.caption, album.picture(state.jpeg)) for state in states.itertuples()]
+        kept = [(caption, picture) for caption, picture in drawn if picture is not None]
+        first = states.iloc[0]
+        found.append(TrainedPicture(_short(first["image"]), _cut(in_words(first["label"])), kept))
+    return found
+
+
+def _conflicts(run: RunRecord, by_place: Mapping[str, Card]) -> list[list[Card]]:
+    clusters = (run.stages.get("duplicates") or {}).get("conflicts") or []
+    found = [[by_place[place] for place in places[:IN_A_CLUSTER] if place in by_place] for places in clusters]
+    return [cards for cards in found if any(card.picture for card in cards)]
+
+
+def _short(name: str) -> str:
+    """The end of a path, from the last folder on."""
+    short = "/".join(str(name).split("/")[-2:])
+    return short if len(short) <= LONGEST_NAME else "…" + short[-LONGEST_NAME:]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_NAME else text[:LONGEST_NAME] + "…"
