@@ -20,7 +20,7 @@ from workbench.report.class_section import in_words
 from workbench.report.run_record import RunRecord
 from workbench.runs import units
 
-SHOWN = 18
+SHOWN = 16
 """Mistakes, and rows in doubt, on the page."""
 IN_A_CELL = 24
 """Pictures that a cell of the confusion matrix opens."""
@@ -189,7 +189,9 @@ def _doubtful(card: Card, row: pd.Series) -> Card:
     p_C = row[[name for name in row.index if name.startswith("p_")]].astype(float).sort_values(ascending=False)
     if isinstance(row["label"], (list, tuple, np.ndarray)):
         p_C = p_C.iloc[np.argsort((p_C - 0.5).abs().to_numpy(), kind="stable")]
-    said = " or ".join(f"{_cut(str(name).removeprefix('p_'))} ({p:.2f})" for name, p in p_C.head(2).items())
+    names = [_cut(str(name).removeprefix("p_")) for name in p_C.index[:2]]
+    # The space does not break, so that a probability stays beside its class.
+    said = " or ".join(f"{name}\u00a0({p:.2f})" for name, p in zip(names, p_C.iloc[:2], strict=True))
     return replace(card, predicted=said, chance="")
 
 
