@@ -70,7 +70,8 @@ class DataConfig(Section):
     columns: dict[str, str] = Field(default_factory=dict)
     """Renames columns: {wanted: found}, such as {prompt: question, completion: solution}."""
     limit: PositiveInt | None = None
-    """Use only the first `limit` rows of `train`."""
+    """Use only the first `limit` rows of `train`; of class folders of pictures as many of each class, as far as it has
+    them."""
     max_tokens: Annotated[int, Field(ge=8)] = 1024
     """Longest example in tokens; longer ones are cut."""
     truncate: Literal["left", "right"] = "left"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import unicodedata
 import zipfile
@@ -78,7 +79,10 @@ def is_tree(path: Path) -> bool:
 
 
 def read_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
-    """Yield the pictures of a folder or an archive in the order of their names, with their class folders as labels.
+    """Yield the pictures of a folder or an archive, with their class folders as labels.
+
+    Classes come in turn, the first picture of each by name and then the second ones, so that the first rows hold all
+    classes as evenly as they can.
 
     Raises:
         DataError: It holds no pictures, an empty class folder, two folders for one class, several splits, or files of
@@ -93,9 +97,17 @@ def read_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
         raise DataError(f"{tree.name}: holds no pictures. Known: {', '.join(PICTURES)}.")
     _require_no_splits(tree, classes)
     _require_clear_classes(tree, classes, loose)
-    for file in sorted(tree.files, key=lambda file: file.parts):
+    files = sorted(tree.files, key=lambda file: file.parts)
+    for file in _in_turn(files) if classes else files:
         picture = tree.picture(file)
         yield RawRow(picture.name, {column: picture} if not classes else {column: picture, label: file.parts[0]})
+
+
+def _in_turn(files: Sequence[PurePosixPath]) -> Iterator[PurePosixPath]:
+    """Sorted files: the first one of each class folder, then the second ones; smaller classes end earlier."""
+    classes = [list(own) for _, own in itertools.groupby(files, key=lambda file: file.parts[0])]
+    for turn in itertools.zip_longest(*classes):
+        yield from filter(None, turn)
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

@@ -23,8 +23,9 @@ from workbench.data.rows import RawRow, convert_rows
 from workbench.errors import DataError
 
 PICTURES = {f"{label}/{number}.png": encoded(photograph(6, 8, seed=ord(label) + number))
-            for label in "ab" for number in range(3)}  # fmt: skip
+            for number in range(3) for label in "ab"}  # fmt: skip
 ROWS = [(content, name[0]) for name, content in PICTURES.items()]
+"""Classes in turn."""
 
 
 def filled(folder: Path, files: Mapping[str, bytes]) -> Path:
@@ -59,6 +60,20 @@ def refused(source: Path | str, **columns: str) -> str:
 
 def test_class_folders(tmp_path: Path) -> None:
     assert read(filled(tmp_path, PICTURES)) == ROWS
+
+
+def test_classes_come_in_turn_so_that_few_rows_hold_all(tmp_path: Path) -> None:
+    counts = {"a": 5, "b": 2, "c": 9}
+    files = {f"{label}/{number}.png": b"" for label, count in counts.items() for number in range(count)}
+    for source in (filled(tmp_path / "tree", files), zipped(tmp_path / "tree.zip", files)):
+        labels = [row.columns["label"] for row in read_rows(str(source))]
+        assert {label: labels.count(label) for label in counts} == counts
+        for limit in range(len(labels)):
+            first = {label: labels[:limit].count(label) for label in counts}
+            least = min((count for label, count in first.items() if count < counts[label]), default=9)
+            assert max(first.values()) <= least + 1
+        names = [row.place for row in read_rows(str(source))]
+        assert all(sorted(own) == own for own in ([name for name in names if f"/{label}/" in name] for label in counts))
 
 
 def test_what_systems_leave_behind_is_ignored(tmp_path: Path) -> None:
@@ -116,7 +131,7 @@ def test_a_folder_that_an_archive_lacks_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_flat_folder_has_rows_without_labels(tmp_path: Path) -> None:
-    files = {name.replace("/", "_"): content for name, content in PICTURES.items()}
+    files = {f"{number}.png": content for number, content in enumerate(PICTURES.values())}
     assert read(filled(tmp_path, files)) == [(content, None) for content, _ in ROWS]
 
 
