@@ -25,7 +25,6 @@ COLUMNS = (
     "data_wait",
     "peak_bytes",
     "elapsed_s",
-    "data_wait",
 )
 """Keys of a line of metrics.jsonl; `tokens` and `supervised_tokens` are those of that step alone."""
 _ADDED = ["tokens", "supervised_tokens"]
@@ -125,12 +124,10 @@ class RunRecord:
     @property
     def data_wait(self) -> float | None:
         """Share of the time of the steps that they waited for data."""
-        known = self.metrics.dropna(subset=["data_wait"])
-        if known.empty:
-            return None
-        steps_s = known["tokens"] / known["tokens_per_second"]
-        total_s = known["elapsed_s"].max() if self.crossvalidates else steps_s.sum()
-        return float(known["data_wait"].sum() / total_s) if total_s > 0 else None
+        courses = (self.crossvalidates and list(self.members.values())) or [self.metrics]
+        known = pd.concat(courses).dropna(subset=["data_wait"])
+        took_s = known["tokens"] / known["tokens_per_second"]
+        return float(np.average(known["data_wait"], weights=took_s)) if took_s.sum() > 0 else None
 
     def difference(self, score: str) -> float | None:
         """Score after minus score before, where both were measured."""
