@@ -16,14 +16,20 @@ class DuplicatesConfig(Section):
     on_duplicate: Literal["together", "keep_one", "weight", "ignore"] = "together"
     """Near-duplicates share a fold (`together`), share it and weigh 1/size each (`weight`), or all but one are left
     out (`keep_one`). `ignore` looks for none."""
-    threshold: Annotated[float, Field(ge=0.4, le=1)] = 0.7
-    """Jaccard similarity of two texts' sets of shingles from which they are near-duplicates."""
+    threshold: Annotated[float, Field(ge=0.4, le=1)] | Literal["auto"] = "auto"
+    """Similarity from which two rows are near-duplicates: of texts the Jaccard similarity of their sets of shingles
+    (`auto`: 0.7), of pictures the correlation of their details at the best shift (`auto`: 0.95; small grey pictures of
+    like objects may need 1, which finds equal ones)."""
     shingle: Literal["characters", "words"] = "characters"
     """Unit of a shingle. Characters distinguish short sentences more finely; words are faster on documents."""
     size: PositiveInt | Literal["auto"] = "auto"
     """Characters or words in a shingle. `auto`: 4 characters, 3 words."""
     overlap: Literal["refuse", "drop"] = "refuse"
     """Training rows in a cluster with a test row end the run, or are dropped from training and counted."""
+
+    def cutoff(self, *, pictures: bool) -> float:
+        """Similarity from which rows are near-duplicates."""
+        return self.threshold if self.threshold != "auto" else 0.95 if pictures else 0.7
 
     @property
     def length(self) -> int:

@@ -304,7 +304,7 @@ def _duplicates(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Rows", f"{found['rows']:,}, of which {found['exact']:,} equal another one"),
         ("Clusters of near-duplicates", f"{found['clusters']:,} with {found['clustered']:,} rows"),
         ("Largest cluster", f"{found['largest']:,} rows"),
-        ("Least similar rows of a cluster", f"Jaccard similarity {units.number(found['least_similar'])}"),
+        ("Least similar rows of a cluster", f"similarity {units.number(found['least_similar'])}"),
         ("Clusters with different labels", f"{len(found['conflicts']):,}"),
         ("Rows that ungrouped folds would leak", f"{found['leak']:,} ({units.percent(found['leak'] / rows)})"),
         ("Left out", fact_table.text(found["left_out"])),

@@ -165,7 +165,8 @@ def pictured(run: RunRecord) -> PictureSection | None:
 
 
 def _of_kind(stored: pd.DataFrame, kind: str) -> Iterable[Any]:
-    return stored[stored["kind"] == kind].itertuples()
+    rows: Iterable[Any] = stored[stored["kind"] == kind].itertuples()
+    return rows
 
 
 def _cards(found: pd.DataFrame, of_row: Mapping[str, Picture | None]) -> list[Card]:

@@ -1,6 +1,6 @@
-"""Exact and near-duplicates of texts, and the clusters they form.
+"""Exact and near-duplicates of texts, and the clusters that duplicates of texts or pictures form.
 
-Shapes: N rows, U distinct texts, P pairs of distinct texts, V shingles, F folds or other parts of a split.
+Shapes: N rows, U distinct contents, P pairs of them, V shingles, F folds or other parts of a split.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ Mask: TypeAlias = NDArray[np.bool_]
 class DuplicateClusters:
     """Near-duplicates among rows, and the clusters that they form."""
 
-    text_N: Ints
-    """Number of each row's distinct text; rows with equal numbers are exact duplicates."""
+    distinct_N: Ints
+    """Number of each row's distinct content; rows with equal numbers are exact duplicates."""
     pairs_P2: Ints
-    """Pairs of distinct texts at or above the threshold."""
+    """Pairs of distinct contents at or above the threshold."""
     cluster_U: Ints
-    """The smallest number of a text in the same cluster. Rows of a cluster are linked by a chain of pairs."""
+    """The smallest number of a content in the same cluster. Rows of a cluster are linked by a chain of pairs."""
     similarity_U: NDArray[np.float64]
-    """Smallest Jaccard similarity of two texts of the same cluster; 1 where it has one text."""
+    """Smallest similarity of two texts of the same cluster, of two linked pictures; 1 where it has one content."""
     name_U: tuple[str, ...]
-    """A digest of each distinct text."""
+    """A digest of each distinct content."""
 
     @property
     def cluster_N(self) -> Ints:
         """Cluster of each row."""
-        return self.cluster_U[self.text_N]
+        return self.cluster_U[self.distinct_N]
 
     @property
     def groups(self) -> list[str]:
@@ -55,7 +55,7 @@ class DuplicateClusters:
 
     def subset(self, kept_N: Mask) -> DuplicateClusters:
         """The clusters of some of the rows, with unchanged names and similarities."""
-        return replace(self, text_N=self.text_N[kept_N])
+        return replace(self, distinct_N=self.distinct_N[kept_N])
 
 
 class DuplicateReport(NamedTuple):
@@ -120,7 +120,7 @@ def find(
     pairs_P2 = near_pairs(sets, table_UV, threshold=threshold, seed=seed)
     cluster_U = components(len(distinct), pairs_P2)
     return DuplicateClusters(
-        text_N=np.array([number[text] for text in texts], dtype=np.int64),
+        distinct_N=np.array([number[text] for text in texts], dtype=np.int64),
         pairs_P2=pairs_P2,
         cluster_U=cluster_U,
         similarity_U=min_similarity(table_UV, cluster_U),
@@ -131,23 +131,23 @@ def find(
 def report(clusters: DuplicateClusters, labels: Sequence[Hashable] | None = None) -> DuplicateReport:
     """Count duplicates; `labels`, one for each row, show which clusters have conflicting labels."""
     members = _members(clusters)
-    text_N = clusters.text_N
+    distinct_N = clusters.distinct_N
     repeated = [rows for rows in members.values() if len(rows) > 1]
     conflicts = [rows for rows in repeated if labels is not None and len({labels[row] for row in rows}) > 1]
     return DuplicateReport(
-        rows=len(text_N),
-        exact=len(text_N) - len(set(text_N.tolist())),
+        rows=len(distinct_N),
+        exact=len(distinct_N) - len(set(distinct_N.tolist())),
         clusters=len(repeated),
         clustered=sum(map(len, repeated)),
         largest=max(map(len, members.values()), default=0),
-        least_similar=float(min((clusters.similarity_U[text_N[rows[0]]] for rows in repeated), default=1.0)),
+        least_similar=float(min((clusters.similarity_U[distinct_N[rows[0]]] for rows in repeated), default=1.0)),
         conflicts=tuple(map(tuple, conflicts)),
     )
 
 
 def keep_one(clusters: DuplicateClusters, labels: Sequence[Hashable]) -> Mask:
     """True for one row of each cluster: the first with the cluster's most frequent label."""
-    kept_N = np.zeros(len(clusters.text_N), dtype=bool)
+    kept_N = np.zeros(len(clusters.distinct_N), dtype=bool)
     for rows in _members(clusters).values():
         ((label, _),) = Counter(labels[row] for row in rows).most_common(1)
         kept_N[next(row for row in rows if labels[row] == label)] = True
@@ -178,11 +178,11 @@ def leaking(clusters: DuplicateClusters, part_N: Ints) -> Mask:
     """
     _, part_N = np.unique(part_N, return_inverse=True)
     own_UF = np.zeros((len(clusters.cluster_U), int(part_N.max(initial=0)) + 1), dtype=bool)
-    own_UF[clusters.text_N, part_N] = True
+    own_UF[clusters.distinct_N, part_N] = True
     reached_UF = own_UF.copy()
     for first_P, second_P in (clusters.pairs_P2.T, clusters.pairs_P2.T[::-1]):
         np.logical_or.at(reached_UF, first_P, own_UF[second_P])
-    return np.asarray(reached_UF.sum(axis=1)[clusters.text_N] > 1)
+    return np.asarray(reached_UF.sum(axis=1)[clusters.distinct_N] > 1)
 
 
 def overlap(clusters: DuplicateClusters, test_N: Mask) -> OverlapReport:

@@ -182,7 +182,7 @@ def require_classes(folds: FoldAssignment, strata: Strata, *, validated: bool) -
 
 def ungrouped_leak(clusters: DuplicateClusters, labels: Sequence[Label], *, k: int, seed: int) -> int:
     """Number of rows with a near-duplicate in another fold, were the folds stratified without groups."""
-    groups = singletons([clusters.name_U[text] for text in clusters.text_N])
+    groups = singletons([clusters.name_U[text] for text in clusters.distinct_N])
     folds = assign(strata_of(labels, k=k), groups=groups, k=k, seed=seed)
     return int(leaking(clusters, folds.fold_RN[0]).sum())
 

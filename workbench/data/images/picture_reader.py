@@ -20,9 +20,8 @@ from workbench.config.classes_config import ClassesConfig
 from workbench.config.folds_config import DuplicatesConfig
 from workbench.config.image_config import ImageConfig
 from workbench.config.picture_prepare_config import PrepareConfig
-from workbench.data.folds import duplicates
 from workbench.data.folds.duplicates import DuplicateClusters
-from workbench.data.images import picture_sources, picture_statistics, picture_store
+from workbench.data.images import picture_duplicates, picture_sources, picture_statistics, picture_store
 from workbench.data.images.decoding import Pixels
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.images.picture_format import PictureFormat
@@ -112,8 +111,9 @@ class PictureReader:
         return f"{width} x {height} pixels, mean colour ({red:.0f}, {green:.0f}, {blue:.0f})"
 
     def duplicates(self, sources: Sequence[RecordSource]) -> DuplicateClusters:
-        """Equal pictures of all sources together."""
-        return duplicates.find([key for source in sources for key in source.keys], threshold=1.0)
+        """Near-duplicates among the pictures of all sources together, as they are stored."""
+        pictures = (picture for source in sources for picture in self.inputs(source).arrays())
+        return picture_duplicates.find(pictures, threshold=self.near.cutoff(pictures=True))
 
     def same_positions(self, other: RowReader) -> bool:
         """Whether `other` cuts pictures of the same size into the same patches."""

@@ -113,7 +113,7 @@ def _deduplicate(train: RecordSource, test: RecordSource | None, reader: RowRead
         groups = singletons(train.keys)
         return _Deduplicated(train, weight_N, groups, np.arange(len(weight_N)), cluster_T, None, (), 0)
     both = reader.duplicates([train, *([test] if test else [])])
-    is_test = np.arange(len(both.text_N)) >= len(weight_N)
+    is_test = np.arange(len(both.distinct_N)) >= len(weight_N)
     clusters, cluster_T = both.subset(~is_test), both.subset(is_test).cluster_N if test else None
     if test is not None:
         overlap = duplicates.check_overlap(

@@ -73,8 +73,8 @@ class TextReader:
     def duplicates(self, sources: Sequence[RecordSource]) -> DuplicateClusters:
         """Near-duplicates among the texts of all sources together."""
         texts = [key for source in sources for key in source.keys]
-        config = self.near
-        return duplicates.find(texts, threshold=config.threshold, shingle=config.shingle, size=config.length)
+        threshold = self.near.cutoff(pictures=False)
+        return duplicates.find(texts, threshold=threshold, shingle=self.near.shingle, size=self.near.length)
 
     def same_positions(self, other: RowReader) -> bool:
         """Whether `other` has the same vocabulary."""
