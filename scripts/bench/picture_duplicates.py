@@ -4,8 +4,8 @@
 
 PICTURES are folders of class folders or zip archives of them. Of each, COPIES pictures get a copy that was resized to
 70 %, compressed (JPEG, quality 40), shifted by 2 pixels, or made 30 % brighter. Real pictures of one set that are found
-to be duplicates of each other are counted, and written side by side into pairs.png to be judged by eye. With --scale the
-pictures are repeated with noise up to so many, and the time of the search alone is printed.
+to be duplicates of each other are counted, and written side by side into pairs.png to be judged by eye. With --scale
+the pictures are repeated with noise up to so many, and the time of the search alone is printed.
 """
 
 from __future__ import annotations
