@@ -1,0 +1,116 @@
+"""The pictures that a run keeps for its report: the right rows, few bytes, and true to what the model read."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from tests.workbench.data.images.pictures import photograph
+from tests.workbench.evaluation.picture_sets import SIZE, picture_set
+from tests.workbench.evaluation.test_prediction_table import CELLS, table
+from workbench.data.images import augmentation
+from workbench.data.images.picture_rows import PictureRows
+from workbench.data.labelled.labelled_data import LabelledSet
+from workbench.data.labelled.labels import Kind
+from workbench.evaluation import thumbnails
+from workbench.evaluation.prediction_table import ranked
+
+
+def pixels(jpeg: bytes) -> np.ndarray[Any, Any]:
+    with Image.open(io.BytesIO(jpeg)) as image:
+        assert image.format == "JPEG" and image.mode == "RGB"
+        return np.asarray(image).astype(float)
+
+
+def predictions(rows: LabelledSet, seed: int = 0) -> pd.DataFrame:
+    """Random predictions of two classes."""
+    p_N = np.random.default_rng(seed).random(len(rows))
+    said = ["a" if p > 0.5 else "b" for p in p_N]
+    found = {"row": [each.place for each in rows.records], "label": rows.labels, "predicted": said}
+    return pd.DataFrame({**found, "p_a": p_N, "p_b": 1 - p_N})
+
+
+@pytest.mark.parametrize("shape", [(20, 20), (96, 50), (300, 200), (10, 500)])
+def test_a_jpeg_decodes_to_its_picture(shape: tuple[int, int]) -> None:
+    picture = photograph(*shape)
+    found = pixels(thumbnails.jpeg(picture))
+    assert max(found.shape) == min(thumbnails.SIDE, max(shape))
+    size = (found.shape[1], found.shape[0])
+    wanted = np.asarray(Image.fromarray(picture).resize(size, Image.Resampling.LANCZOS)).astype(float)
+    assert np.abs(found - wanted).mean() < 8
+
+
+@pytest.mark.parametrize("kind", sorted(CELLS))
+def test_rows_are_chosen_by_their_worth(kind: Kind) -> None:
+    found = table(kind, 300)
+    ranking, rows = ranked(found), thumbnails.chosen(found, first=[7, 5], most=120)
+    assert len(rows) == len(set(rows)) == 120 and rows[:2] == [7, 5]
+    assert set(ranking.mistakes[: thumbnails.NOTABLE]) <= set(rows)
+    assert set(ranking.uncertain[: thumbnails.NOTABLE]) <= set(rows)
+    cells = {(str(label), str(said)) for label, said in zip(found["label"], found["predicted"], strict=True)}
+    if kind != "number":
+        assert {(str(found["label"].iat[row]), str(found["predicted"].iat[row])) for row in rows} == cells
+    assert ranking.right_N[rows].any()
+    assert sorted(thumbnails.chosen(found)) == list(range(300)), "all, where there is room"
+
+
+def test_pictures_of_rows_are_their_pictures_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, reader = picture_set(tmp_path, rows=30)
+    found = predictions(rows)
+    inputs = rows.inputs
+    assert isinstance(inputs, PictureRows)
+    kept = thumbnails.of_rows(rows, reader, found)
+    number_of = {record.place: number for number, record in enumerate(rows.records)}
+    assert [number_of[each.row] for each in kept] == thumbnails.chosen(found)
+    for each in kept:
+        assert np.abs(pixels(each.jpeg) - inputs.picture(number_of[each.row])).mean() < 8
+        assert each.image == reader.describe(rows.records[number_of[each.row]]) and each.label in ("a", "b")
+    most = sum(len(each.jpeg) for each in kept[:10])
+    monkeypatch.setattr(thumbnails, "MOST_BYTES", most)
+    assert thumbnails.of_rows(rows, reader, found) == kept[:10]
+
+
+@pytest.mark.parametrize("augment", [{"preset": "light"}, {"preset": "strong"}, {"horizontal_flip": 0.5}], ids=str)
+def test_training_pictures_are_what_the_model_read(tmp_path: Path, augment: dict[str, Any]) -> None:
+    rows, _ = picture_set(tmp_path, rows=12, augment=augment)
+    inputs = rows.inputs
+    assert isinstance(inputs, PictureRows) and inputs.augmenter is not None
+    config = inputs.augmenter.config
+    for epoch in (0, 3):
+        read = thumbnails.read_in_epoch(inputs, 4, epoch)
+        again = inputs.batch(np.asarray([4]), epoch=epoch).inputs["pixel_values"][0].numpy()
+        scale_3, shift_3 = inputs.format.affine
+        np.testing.assert_allclose(read * scale_3 + shift_3, again.transpose(1, 2, 0), atol=1e-4)
+        if not config.mixes:
+            key, progress = int(inputs.key_N[4]), epoch / 3
+            wanted = augmentation.augment(
+                inputs.picture(4), config, seed=3, epoch=epoch, row=key, progress=progress, multiple=8
+            )
+            np.testing.assert_array_equal(read, wanted)
+
+
+def test_a_training_picture_stands_in_all_its_states(tmp_path: Path) -> None:
+    rows, reader = picture_set(tmp_path, rows=12, augment={"preset": "light"}, epochs=10)
+    found = thumbnails.as_trained(rows, reader)
+    states = ["file", "prepared", "epoch 1", "epoch 4", "epoch 7", "epoch 10"]
+    assert [each.caption for each in found] == states * thumbnails.TRAINED
+    assert {each.label for each in found} == {"a", "b"}
+    assert pixels(found[0].jpeg).shape == (40, 40, 3) and pixels(found[1].jpeg).shape == (SIZE, SIZE, 3)
+    Path(found[0].image).unlink()  # the run goes on without a file that is gone
+    assert [each.caption for each in thumbnails.as_trained(rows, reader)][:2] == ["prepared", "epoch 1"]
+    plain, reader = picture_set(tmp_path / "plain", rows=3)
+    assert [each.caption for each in thumbnails.as_trained(plain, reader)] == ["file", "prepared"] * 3
+
+
+def test_a_written_file_reads_back(tmp_path: Path) -> None:
+    rows, reader = picture_set(tmp_path, rows=12)
+    thumbnails.write(tmp_path, reader, rows, predictions(rows), train=rows)
+    found = pd.read_parquet(tmp_path / thumbnails.FILE)
+    assert list(found) == ["row", "image", "kind", "label", "caption", "jpeg"]
+    assert found["kind"].value_counts().to_dict() == {"row": 12, "trained": 2 * thumbnails.TRAINED}
