@@ -165,8 +165,8 @@ def pictured(run: RunRecord) -> PictureSection | None:
 
 
 def _of_kind(stored: pd.DataFrame, kind: str) -> Iterable[Any]:
-    rows: Iterable[Any] = stored[stored["kind"] == kind].itertuples()
-    return rows
+    found: Iterable[Any] = stored[stored["kind"] == kind].itertuples()
+    return found
 
 
 def _cards(found: pd.DataFrame, of_row: Mapping[str, Picture | None]) -> list[Card]:
