@@ -125,7 +125,7 @@ class RunRecord:
     def data_wait(self) -> float | None:
         """Share of the time of the steps that they waited for data."""
         courses = (self.crossvalidates and list(self.members.values())) or [self.metrics]
-        known = pd.concat(courses).dropna(subset=["data_wait"])
+        known = pd.concat(courses).dropna(subset=["data_wait", "tokens_per_second"])
         took_s = known["tokens"] / known["tokens_per_second"]
         return float(np.average(known["data_wait"], weights=took_s)) if took_s.sum() > 0 else None
 

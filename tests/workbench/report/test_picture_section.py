@@ -214,9 +214,13 @@ def test_a_run_without_pictures_has_no_section(tmp_path: Path) -> None:
 
 
 def test_the_share_of_the_steps_that_waited_for_data(tmp_path: Path) -> None:
-    lines = [{**line, "data_wait": 0.25 * line["tokens"] / line["tokens_per_second"]} for line in metrics(8)]
+    quick, slow = (
+        {**metrics(4)[0], "step": step, "tokens": 100, "tokens_per_second": speed, "data_wait": share}
+        for step, speed, share in ((1, 100.0, 0.4), (2, 50.0, 0.1))
+    )  # 1 s, of which 0.4 s, and 2 s, of which 0.2 s
+    lines = [quick, slow]
     run = make(tmp_path / "run", predictions(6), stored([0]), lines=lines)
-    assert read(run).data_wait == pytest.approx(0.25)
-    assert "Waited for data 25 % of the time of the steps" in Page(report.write(run)).text
+    assert read(run).data_wait == pytest.approx(0.2)
+    assert "Waited for data 20 % of the time of the steps" in Page(report.write(run)).text
     plain = make(tmp_path / "plain", predictions(6), stored([0]), lines=metrics(8))
     assert read(plain).data_wait is None and "Waited" not in Page(report.write(plain)).text
