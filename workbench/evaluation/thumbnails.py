@@ -39,11 +39,11 @@ MOST_BYTES = 2_300_000
 """Of all pictures of rows; pictures on a page take a third more."""
 NOTABLE = 24
 """Mistakes, and rows in doubt, that are taken before all others."""
-EXPLAINED = 6
+EXPLAINED = 8
 """Rows with a gradient map."""
-TRAINED = 5
+TRAINED = 6
 """Training pictures that are shown as they were trained on."""
-SHOWN_EPOCHS = 4
+SHOWN_EPOCHS = 6
 Kind = Literal["row", "map", "trained"]
 
 
@@ -111,10 +111,10 @@ def chosen(table: pd.DataFrame, *, first: Sequence[int] = (), most: int = MOST_R
     which each gets one before any gets a second.
 
     Args:
-        first: Rows that come before all others.
+        first: Rows that come before all others, a quarter of `most` at the most.
     """
     found = ranked(table)
-    notable = [*first, *found.mistakes[:NOTABLE], *found.uncertain[:NOTABLE]]
+    notable = [*first[: most // 4], *found.mistakes[:NOTABLE], *found.uncertain[:NOTABLE]]
     numbers = not class_names(table)
     cells: dict[object, list[int]] = {}
     for row in np.argsort(found.sure_N if numbers else -found.sure_N, kind="stable"):
@@ -173,16 +173,25 @@ def as_trained(rows: LabelledSet, reader: PictureReader) -> list[Thumbnail]:
         with suppress(DataError):  # a file that is gone by now is shown as it was prepared
             states.append(("file", file.decode(max_pixels=reader.image.max_pixels)))
         states.append(("prepared", pictures.picture(row)))
-        states += [(f"epoch {epoch + 1}", read_in_epoch(pictures, row, epoch)) for epoch in _epochs(pictures)]
+        states += [_in_epoch(pictures, row, epoch) for epoch in _epochs(pictures)]
         found += [_thumbnail(rows, reader, row, "trained", state, picture) for state, picture in states]
     return found
 
 
-def read_in_epoch(pictures: PictureRows, row: int, epoch: int) -> Pixels:
-    """The very picture (h, w, 3) that the model reads of a row in an epoch, without normalisation."""
-    pixels_3hw = pictures.batch(np.asarray([row]), epoch=epoch).inputs["pixel_values"][0].numpy()
+def read_in_epoch(pictures: PictureRows, row: int, epoch: int) -> tuple[Pixels, float]:
+    """The very picture (h, w, 3) that the model reads of a row in an epoch, and the share of the row's own label."""
+    read = pictures.batch(np.asarray([row]), epoch=epoch)
     scale_3, shift_3 = pictures.format.affine
-    return np.asarray(np.rint((pixels_3hw.transpose(1, 2, 0) - shift_3) / scale_3).clip(0, 255), dtype=np.uint8)
+    values_hw3 = (read.inputs["pixel_values"][0].numpy().transpose(1, 2, 0) - shift_3) / scale_3
+    picture_hw3 = np.asarray(np.rint(values_hw3).clip(0, 255), dtype=np.uint8)
+    return picture_hw3, 1.0 if read.mix is None else float(read.mix.share_B[0])
+
+
+def _in_epoch(pictures: PictureRows, row: int, epoch: int) -> tuple[str, Pixels]:
+    """A caption and the picture."""
+    picture, share = read_in_epoch(pictures, row, epoch)
+    mixed = f", mixed: {100 * share:.0f} % its label" if share < 1 else ""
+    return f"epoch {epoch + 1}{mixed}", picture
 
 
 def _epochs(pictures: PictureRows) -> list[int]:
@@ -194,7 +203,7 @@ def _epochs(pictures: PictureRows) -> list[int]:
 
 
 def _to_explain(table: pd.DataFrame) -> list[int]:
-    """Half surest mistakes, half rows that are right, of different classes where there are several."""
+    """Half surest mistakes, half rows that are right, of different classes if possible; where one lacks, the other."""
     found = ranked(table)
     right = [int(row) for row in np.argsort(-found.sure_N, kind="stable") if found.right_N[row]]
     if not class_names(table):
@@ -202,8 +211,8 @@ def _to_explain(table: pd.DataFrame) -> list[int]:
     first_of: dict[object, int] = {}
     for row in right:
         first_of.setdefault(_key(table["label"].iat[row]), row)
-    half = EXPLAINED // 2
-    return [*found.mistakes[:half], *list(dict.fromkeys([*first_of.values(), *right]))[: EXPLAINED - half]]
+    different, half = [*first_of.values(), *right], EXPLAINED // 2
+    return list(dict.fromkeys([*found.mistakes[:half], *different[:half], *different, *found.mistakes]))[:EXPLAINED]
 
 
 def _of_different_classes(rows: LabelledSet) -> list[int]:

@@ -17,6 +17,7 @@ from PIL import Image, UnidentifiedImageError
 
 from workbench.evaluation.prediction_table import class_names, ranked
 from workbench.report.class_section import in_words
+from workbench.report.crossval_section import CONFLICTS
 from workbench.report.run_record import RunRecord
 from workbench.runs import units
 
@@ -234,7 +235,7 @@ def _trained(stored: pd.DataFrame, album: _Album) -> list[TrainedPicture]:
 def _conflicts(run: RunRecord, by_place: Mapping[str, Card]) -> list[list[Card]]:
     clusters = (run.stages.get("duplicates") or {}).get("conflicts") or []
     found = [[by_place[place] for place in places[:IN_A_CLUSTER] if place in by_place] for places in clusters]
-    return [cards for cards in found if any(card.picture for card in cards)]
+    return [cards for cards in found if any(card.picture for card in cards)][:CONFLICTS]
 
 
 def _short(name: str) -> str:

@@ -202,7 +202,7 @@ def test_contradicting_duplicates_show_their_pictures(tmp_path: Path) -> None:
     stages = {"stages": [], "duplicates": duplicates, "folds": [], "summary": {}}
     run = make(tmp_path / "run", table, stored(list(range(12))), recipe="crossval", stages=stages)
     assert [[card.place for card in cards] for cards in section(run).conflicts] == [[place(0), place(1)], [place(2)]]
-    assert "Their pictures" in Page(report.write(run)).text
+    assert "Pictures of near-duplicates with different labels" in Page(report.write(run)).text
 
 
 def test_a_run_without_pictures_has_no_section(tmp_path: Path) -> None:
