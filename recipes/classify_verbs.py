@@ -22,7 +22,9 @@ from workbench.data.labelled.row_reader import RowReader
 from workbench.evaluation import row_outputs
 from workbench.models import classifier, exported, row_readers
 from workbench.models.classifier import Classifier
+from workbench.recipes import picture_checks
 from workbench.recipes.classify import predictions, prepare, score
+from workbench.recipes.picture_checks import PictureFindings
 from workbench.runs import files
 from workbench.training.limits import total_steps
 
@@ -45,6 +47,8 @@ class ClassInspection:
     steps: int | None
     """None where a budget alone ends the run."""
     notes: list[str]
+    pictures: PictureFindings | None = None
+    """None where rows are texts."""
     blocks: int | None = None
     """Transformer blocks of the backbone, where layers freeze."""
 
@@ -73,6 +77,7 @@ def inspect(config: RunConfig) -> ClassInspection:
     """Everything that `run` does before it loads weights."""
     reader, data, targets = prepare(config)
     drawn = len(class_sampling.balanced(data.train, config))
+    pictures = picture_checks.inspect(config, reader, data.train, data.labels)
     return ClassInspection(
         config=config,
         data=data,
@@ -83,7 +88,9 @@ def inspect(config: RunConfig) -> ClassInspection:
         notes=[
             *(f"Left out: {reason}" for reason in data.train.skipped[:5]),
             *unequal(data.train, data.labels, config),
+            *(pictures.notes if pictures else ()),
         ],
+        pictures=pictures,
     )
 
 
@@ -109,7 +116,7 @@ def unequal(rows: LabelledSet, labels: Labels, config: RunConfig) -> list[str]:
 def chosen_examples(rows: LabelledSet, reader: RowReader) -> list[tuple[str, str, str]]:
     """Place, what the model reads, and the label of rows from all over the file."""
     chosen = np.unique(np.linspace(0, len(rows) - 1, num=min(SHOWN, len(rows)), dtype=np.int64)).tolist()
-    return [(rows.place(i), reader.rendered(rows.inputs, i), _label(rows, i)) for i in chosen]
+    return [(rows.place(i), reader.rendered(rows.inputs, i), picture_checks.said(rows.labels[i])) for i in chosen]
 
 
 def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
@@ -181,8 +188,3 @@ def save_merged(model: PreTrainedModel, unmerged: Classifier, folder: Path) -> N
     stock.save(model, folder)
     classifier.save_reader(unmerged, folder)
     files.write_json(folder / "classes.json", unmerged.labels.facts)
-
-
-def _label(rows: LabelledSet, index: int) -> str:
-    label = rows.labels[index]
-    return ", ".join(label) if isinstance(label, tuple) else f"{label:g}" if isinstance(label, float) else str(label)

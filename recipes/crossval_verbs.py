@@ -14,8 +14,10 @@ from workbench.data.labelled import labelled_data
 from workbench.data.labelled.fold_data import FoldData
 from workbench.errors import ConfigError
 from workbench.evaluation import row_outputs, target_scores
+from workbench.recipes import picture_checks
 from workbench.recipes.classify_verbs import chosen_examples, unequal
 from workbench.recipes.crossval import prepare
+from workbench.recipes.picture_checks import PictureFindings
 from workbench.training.limits import total_steps
 
 
@@ -34,6 +36,8 @@ class CrossvalInspection:
     members: int
     """Adapters that train together."""
     notes: list[str]
+    pictures: PictureFindings | None = None
+    """None where rows are texts."""
     blocks: int | None = None
     """Transformer blocks of the backbone, where layers freeze."""
 
@@ -43,6 +47,7 @@ def inspect(config: RunConfig) -> CrossvalInspection:
     reader, data, _, targets, notes = prepare(config)
     members = fold_adapters(data.folds, seeds=config.folds.seeds)
     rows = max(int(each.split.train_N.sum()) for each in members)
+    pictures = picture_checks.inspect(config, reader, data.rows, data.labels)
     return CrossvalInspection(
         config=config,
         data=data,
@@ -54,7 +59,9 @@ def inspect(config: RunConfig) -> CrossvalInspection:
             *(f"Left out: {reason}" for reason in data.rows.skipped[:5]),
             *notes,
             *unequal(data.rows, data.labels, config),
+            *(pictures.notes if pictures else ()),
         ],
+        pictures=pictures,
     )
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from workbench.recipes.combine import Combined
     from workbench.recipes.crossval_verbs import CrossvalInspection
     from workbench.recipes.merge import Merged
+    from workbench.recipes.picture_checks import PictureFindings
     from workbench.report import Comparison
 
 _out = Console(highlight=False, soft_wrap=False)
@@ -173,7 +174,8 @@ def inspection(found: Inspection | ClassInspection | CrossvalInspection) -> None
 
 
 def _class_inspection(found: ClassInspection) -> None:
-    _labelled(found.examples, {"train": found.data.train, "held-out": found.data.held_out, "test": found.data.test})
+    splits = {"train": found.data.train, "held-out": found.data.held_out, "test": found.data.test}
+    _labelled(found.examples, splits, found.pictures)
     if found.data.labels.kind != "number":
         _out.print(_frequencies(found.data))
     if found.drawn != len(found.data.train):
@@ -184,7 +186,8 @@ def _class_inspection(found: ClassInspection) -> None:
 def crossval_inspection(found: CrossvalInspection) -> None:
     """Rendered rows, what the folds hold, what their duplicates would leak, and what a run would train."""
     data = found.data
-    _labelled(found.examples, {"train": data.rows, "test": data.test, "unlabelled": data.unlabelled})
+    splits = {"train": data.rows, "test": data.test, "unlabelled": data.unlabelled}
+    _labelled(found.examples, splits, found.pictures)
     _out.print(_dealt(data))
     _out.print(_duplicates(data), markup=False)
     times = {"deals of the rows": len(data.folds.fold_RN), "seeds": found.config.folds.seeds}
@@ -193,8 +196,14 @@ def crossval_inspection(found: CrossvalInspection) -> None:
     _plan(found)
 
 
-def _labelled(examples: list[tuple[str, str, str]], splits: Mapping[str, LabelledSet | None]) -> None:
-    """Some rows as the model reads them, sizes of the splits, and the lengths of the first."""
+def _labelled(
+    examples: list[tuple[str, str, str]], splits: Mapping[str, LabelledSet | None], pictures: PictureFindings | None
+) -> None:
+    """Some rows as the model reads them, sizes of the splits, and the lengths or the pictures of the first."""
+    there = {name: split for name, split in splits.items() if split is not None}
+    if pictures is not None:
+        _pictures(pictures, there, examples)
+        return
     for place, text, label in examples:
         _out.rule(Text(place))
         _out.print(Text(text, style="dim"), Text.assemble(("label  ", "bold"), (label, "bold green")))
@@ -202,13 +211,28 @@ def _labelled(examples: list[tuple[str, str, str]], splits: Mapping[str, Labelle
     table = Table()
     for column in ("split", "rows", "tokens", "longest", "cut", "left out"):
         table.add_column(column, justify="left" if column == "split" else "right")
-    there = {name: split for name, split in splits.items() if split is not None}
     for name, split in there.items():
         cut = f"{split.truncated:,} ({split.truncated / len(split):.1%})"
         numbers = (len(split), int(split.lengths.sum()), int(split.lengths.max()))
         table.add_row(name, *(f"{number:,}" for number in numbers), cut, f"{len(split.skipped):,}")
     _out.print(table)
     _out.print(_histogram(there["train"].lengths))
+
+
+def _pictures(found: PictureFindings, splits: Mapping[str, LabelledSet], examples: list[tuple[str, str, str]]) -> None:
+    """What the pictures are, what becomes of them, and how many there are."""
+    facts = Table.grid(padding=(0, 2))
+    for name, sentence in found.facts:
+        facts.add_row(Text(name, style="bold"), Text(sentence))
+    table = Table("split", box=None)
+    for column in ("rows", "left out"):
+        table.add_column(column, justify="right")
+    for name, split in splits.items():
+        table.add_row(name, f"{len(split):,}", f"{len(split.skipped):,}")
+    shown = Table("such as", "label", box=None)
+    for place, _, label in examples:
+        shown.add_row(Text(place), Text(label, style="bold green"))
+    _out.print(facts, Text(), shown, Text(), table, Text())
 
 
 def _dealt(data: FoldData) -> Table:

@@ -65,7 +65,8 @@ def check(
     recipe: Recipe,
     overrides: Overrides = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the learning rate, and which layers train, to this .png or .svg file.")
+        Path | None,
+        typer.Option(help="Draw pictures as the model sees them, learning rate, which layers train: a .png file."),
     ] = None,
 ) -> None:
     """Show what the model will see and which tokens carry loss; refuse what would not train."""
@@ -73,17 +74,16 @@ def check(
     from workbench.runs.process_memory import importing
 
     with importing():
-        from workbench.cli import render
+        from workbench.cli import check_plot, render
         from workbench.recipes.check import check as inspect
 
+    config = load(recipe, overrides or ())
     if plot is not None:
-        from workbench.report import schedule_plot
-
-        schedule_plot.require_new(plot)
-    found = inspect(load(recipe, overrides or ()))
+        check_plot.require_new(plot, config)
+    found = inspect(config)
     render.inspection(found)
     if plot is not None:
-        schedule_plot.write(plot, found.config, steps=found.steps, blocks=found.blocks)
+        check_plot.write(plot, found)
         typer.echo(f"Plot: {plot}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,15 +32,15 @@ FINE = 10_000
 """Parts of a run whose steps nobody knows, to find where something periodic happens."""
 
 
-def require_new(path: Path) -> None:
-    """Refuse a file that `write` could not write, before the work that comes first.
+def require_new(path: Path, suffixes: Sequence[str] = SUFFIXES) -> None:
+    """Refuse a file that could not be written, before the work that comes first.
 
     Raises:
-        ConfigError: another suffix than those of `SUFFIXES`, or the file exists.
+        ConfigError: another suffix than `suffixes`, or the file exists.
         FileError: its folder cannot be written to.
     """
-    if path.suffix not in SUFFIXES:
-        raise ConfigError(f"--plot {path}: a plot is a {' or '.join(SUFFIXES)} file. Write --plot schedule.png")
+    if path.suffix not in suffixes:
+        raise ConfigError(f"--plot {path}: this plot is a {' or '.join(suffixes)} file. Write --plot plot.png")
     if path.exists():
         raise ConfigError(f"--plot {path}: the file exists already. Name another file, or delete it first.")
     files.require_writable(path)
@@ -55,13 +55,18 @@ def write(path: Path, config: RunConfig, *, steps: int | None, blocks: int | Non
         blocks: Of the backbone, without which no freezing can be drawn.
     """
     require_new(path)
+    files.write_bytes(path, draw(config, steps=steps, blocks=blocks, format=path.suffix[1:]))
+
+
+def draw(config: RunConfig, *, steps: int | None, blocks: int | None = None, format: str = "png") -> bytes:
+    """The file that `write` writes."""
     colours, buffer = palette(), io.BytesIO()
     with matplotlib.rc_context({**settings(ink=colours["ink"], grid=colours["grid"]), "svg.hashsalt": "schedule"}):
         figure = _draw(config, Span(steps if config.budget.unlimited else None), colours, blocks=blocks)
         # Without the date, so that the same schedule is the same file.
-        metadata = {"Date": None} if path.suffix == ".svg" else {}
-        figure.savefig(buffer, format=path.suffix[1:], dpi=200, metadata=metadata)
-    files.write_bytes(path, buffer.getvalue())
+        metadata = {"Date": None} if format == "svg" else {}
+        figure.savefig(buffer, format=format, dpi=200, metadata=metadata)
+    return buffer.getvalue()
 
 
 class Span(NamedTuple):

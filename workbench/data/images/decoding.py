@@ -22,6 +22,8 @@ Pixels = npt.NDArray[np.uint8]
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF", "TGA", "ICO")
 """Only formats of pixels, MPO among JPEG: Pillow would start other programs for PostScript."""
 _ORIENTATION = 0x0112
+_TURNED = (5, 6, 7, 8)
+"""Orientations whose height is the width of the pixels in the file."""
 _DEPTHS = (8, 10, 12, 14, 16)
 """Bits a pixel that cameras and microscopes write into 16."""
 
@@ -51,6 +53,19 @@ def decode(data: bytes, name: str, *, max_pixels: int) -> Pixels:
                 if image.getexif().get(_ORIENTATION, 1) != 1:
                     image = ImageOps.exif_transpose(image)
                 return np.asarray(_rgb(image))
+
+
+def size(data: bytes, name: str) -> tuple[int, int]:
+    """Height and width of an upright picture, from the header of its file.
+
+    Raises:
+        DataError: Empty, or no picture.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with _opened(data, name) as image, _explained_errors(name):
+            turned = image.getexif().get(_ORIENTATION, 1) in _TURNED
+            return (image.width, image.height) if turned else (image.height, image.width)
 
 
 def _opened(data: bytes, name: str) -> Image.Image:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from workbench.data.images.decoding import Pixels, decode
+from workbench.data.images.decoding import Pixels, decode, size
 from workbench.errors import DataError
 from workbench.runs import files
 
@@ -52,6 +52,10 @@ class PictureFile:
             return decode(self.read(), self.name, max_pixels=max_pixels)
         grey: Pixels = np.frombuffer(self.content, np.uint8).reshape(self.shape)
         return np.repeat(grey[:, :, None], 3, axis=2)
+
+    def size(self) -> tuple[int, int]:
+        """Height and width, without decoding the pixels."""
+        return self.shape or size(self.read(), self.name)
 
     def digest(self) -> bytes:
         """SHA-256 that tells pictures of other content apart: of the bytes, or of the archive and the member's name."""

@@ -6,7 +6,7 @@ Legend: N rows, H height, W width, 3 colours.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -21,7 +21,13 @@ from workbench.config.folds_config import DuplicatesConfig
 from workbench.config.image_config import ImageConfig
 from workbench.config.picture_prepare_config import PrepareConfig
 from workbench.data.folds.duplicates import DuplicateClusters
-from workbench.data.images import picture_duplicates, picture_sources, picture_statistics, picture_store
+from workbench.data.images import (
+    picture_duplicates,
+    picture_sources,
+    picture_statistics,
+    picture_store,
+    preparation,
+)
 from workbench.data.images.decoding import Pixels
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.images.picture_format import PictureFormat
@@ -109,6 +115,16 @@ class PictureReader:
         red, green, blue = picture_HW3.reshape(-1, 3).mean(0)
         height, width = picture_HW3.shape[:2]
         return f"{width} x {height} pixels, mean colour ({red:.0f}, {green:.0f}, {blue:.0f})"
+
+    def states(self, record: LabelledRecord) -> Iterator[tuple[str, Pixels]]:
+        """A picture as it comes, and after each step of preparation, each with its name."""
+        picture = self._file(record).decode(max_pixels=self.image.max_pixels)
+        yield "as it comes", picture
+        yield from preparation.steps(picture, self.image.prepare, self.format, self._statistics())
+
+    def size(self, record: LabelledRecord) -> tuple[int, int]:
+        """Height and width of a picture as it comes."""
+        return self._file(record).size()
 
     def duplicates(self, sources: Sequence[RecordSource]) -> DuplicateClusters:
         """Near-duplicates among the pictures of all sources together, as they are stored."""

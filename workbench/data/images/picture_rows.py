@@ -112,6 +112,12 @@ class PictureRows:
         last_B = torch.arange(1, len(indices) + 1) * self.patches - 1
         return ModelInputs({"pixel_values": pixels_B3hw}, last_B, len(indices) * self.patches, mix)
 
+    def augmented(self, index: int, *, epoch: int) -> tuple[Pixels, int, float]:
+        """The picture of a row as it is trained on in an epoch, the row that is mixed into it, and its own share."""
+        assert self.augmenter is not None
+        pictures, mix = self._augmented(self.augmenter, np.asarray([index]), epoch)
+        return pictures[0], *((index, 1.0) if mix is None else (int(mix.partner_B[0]), float(mix.share_B[0])))
+
     def _augmented(self, augmenter: Augmenter, indices: Indices, epoch: int) -> tuple[list[Pixels], Mix | None]:
         def changed(index: int) -> Pixels:
             return augmenter(self.picture(index), epoch=epoch, key=int(self.key_N[index]))

@@ -1,0 +1,131 @@
+"""Findings of `check` on rows that are pictures: sizes, colours, what is done to them, a sheet that shows it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from workbench.config import RunConfig
+from workbench.data.images import contact_sheet, descriptions
+from workbench.data.images.picture_reader import PictureReader
+from workbench.data.images.picture_rows import PictureRows
+from workbench.data.images.pitfalls import pitfalls
+from workbench.data.labelled.labelled_data import LabelledSet
+from workbench.data.labelled.labels import Label, Labels
+from workbench.data.labelled.row_reader import RowReader
+from workbench.runs.units import percent
+
+SAMPLED = 1000
+"""Pictures, from all over the training rows, whose sizes and colours are looked at."""
+DRAWN = 8
+"""Rows of a sheet."""
+EPOCHS = 4
+"""Augmented forms of each of them."""
+
+
+@dataclass(frozen=True)
+class PictureFindings:
+    """Training pictures as they come and as the model reads them."""
+
+    reader: PictureReader
+    rows: LabelledSet
+    facts: list[tuple[str, str]]
+    """Name and sentence of all that is found."""
+    notes: list[str]
+    """Changes that may be wrong for the labels."""
+
+    def sheet(self) -> Image.Image:
+        """Draw some rows of all classes: as they come, after each step of preparation, and in several epochs."""
+        return contact_sheet.contact_sheet([
+            (f"{said(self.rows.labels[row])}     {self.rows.place(row)}", list(self._states(row)))
+            for row in _of_all_classes(self.rows.labels)
+        ])  # fmt: skip
+
+    def _states(self, row: int) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+        for name, picture in self.reader.states(self.rows.records[row]):
+            yield f"{name}, {_size(picture.shape)}", picture
+        inputs = self.rows.inputs
+        assert isinstance(inputs, PictureRows)
+        if inputs.augmenter is None:
+            return
+        last = max(EPOCHS, round(inputs.augmenter.epochs)) - 1
+        for epoch in np.linspace(0, last, EPOCHS).round().astype(int).tolist():
+            picture, other, share = inputs.augmented(row, epoch=epoch)
+            mix = {row: share, other: 1 - share} if share < 0.995 else {}
+            parts = [f"{said(self.rows.labels[each])} ({part:.0%})" for each, part in mix.items() if part >= 0.005]
+            yield f"epoch {epoch + 1}{': ' * bool(parts)}{' + '.join(parts)}", picture
+
+
+def inspect(config: RunConfig, reader: RowReader, rows: LabelledSet, labels: Labels) -> PictureFindings | None:
+    """Look at training rows; None where they are texts."""
+    inputs = rows.inputs
+    if not isinstance(reader, PictureReader) or not isinstance(inputs, PictureRows):
+        return None
+    sample = np.unique(np.linspace(0, len(rows) - 1, min(SAMPLED, len(rows))).astype(int)).tolist()
+    grey = [_is_grey(inputs.picture(index)) for index in sample]
+    names = labels.names if labels.kind in ("one", "several") else ()
+    facts = [
+        ("Files", _sizes(reader, rows, sample)),
+        ("Colours", _colours(grey)),
+        ("The model reads", f"{_size((reader.format.height, reader.format.width))} pixels, {inputs.patches:,} patches"),
+        ("image.prepare", descriptions.preparation(config.image.prepare, reader.format)),
+        ("image.augment", descriptions.augmentation(config.image.augment) or "nothing changes"),
+    ]
+    return PictureFindings(reader, rows, facts, pitfalls(config.image.augment, config.tta, names, grey=all(grey)))
+
+
+def said(label: Label | None) -> str:
+    """A label in words."""
+    return ", ".join(label) if isinstance(label, tuple) else f"{label:g}" if isinstance(label, float) else str(label)
+
+
+def _sizes(reader: PictureReader, rows: LabelledSet, sample: list[int]) -> str:
+    """Smallest, median and largest picture by the number of pixels, and how many are enlarged."""
+    sizes = sorted(((*reader.size(rows.records[index]), index) for index in sample), key=lambda each: each[0] * each[1])
+    among = "" if len(sample) == len(rows) else f" ({len(sample):,} of {len(rows):,} looked at)"
+    if sizes[0][:2] == sizes[-1][:2]:
+        said = f"all {_size(sizes[0])} pixels{among}"
+    else:
+        low, middle, high = sizes[0], sizes[len(sizes) // 2], sizes[-1]
+        said = (
+            f"smallest {_size(low)} pixels ({rows.place(low[2])}), median {_size(middle)}, "
+            f"largest {_size(high)} ({rows.place(high[2])}){among}"
+        )
+    wanted = min(reader.format.height, reader.format.width)
+    small = sum(min(each[:2]) < wanted for each in sizes)
+    return f"{said}; {percent(small / len(sizes))} are enlarged, which adds no detail" if small else said
+
+
+def _colours(grey: list[bool]) -> str:
+    """Whether the pictures that the model reads have colours."""
+    share = sum(grey) / len(grey)
+    return (
+        "all grey, as the model reads them"
+        if share == 1
+        else f"{percent(share)} grey, the others in colour"
+        if share
+        else "in colour"
+    )
+
+
+def _is_grey(picture_HW3: NDArray[np.uint8]) -> bool:
+    return bool((picture_HW3 == picture_HW3[..., :1]).all())
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return f"{shape[1]} x {shape[0]}"
+
+
+def _of_all_classes(labels: list[Label | None]) -> list[int]:
+    """The first row of each label, then the second ones, as many as are drawn."""
+    seen: Counter[Label | None] = Counter()
+    turns = []
+    for row, label in enumerate(labels):
+        turns.append((seen[label], row))
+        seen[label] += 1
+    return [row for _, row in sorted(turns)[:DRAWN]]

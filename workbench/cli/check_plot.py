@@ -1,0 +1,44 @@
+"""The picture of `check --plot`: the course of a run and, where rows are pictures, these as the model sees them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from PIL import Image
+
+from workbench.config import RunConfig
+from workbench.recipes.check import Found, Inspection
+from workbench.report import schedule_plot
+from workbench.runs import files
+
+PICTURES = (".png", ".jpg", ".jpeg")
+"""File formats of a sheet of pictures."""
+
+
+def require_new(path: Path, config: RunConfig) -> None:
+    """Refuse a file that `write` could not write, before the work that comes first; see `schedule_plot.require_new`."""
+    schedule_plot.require_new(path, PICTURES if config.reads_pictures else schedule_plot.SUFFIXES)
+
+
+def write(path: Path, found: Found) -> None:
+    """Draw the learning rate and which layers train when, below the rows where they are pictures, to a new file."""
+    pictures = None if isinstance(found, Inspection) else found.pictures
+    if pictures is None:
+        schedule_plot.write(path, found.config, steps=found.steps, blocks=found.blocks)
+        return
+    require_new(path, found.config)
+    course = Image.open(io.BytesIO(schedule_plot.draw(found.config, steps=found.steps, blocks=found.blocks)))
+    buffer = io.BytesIO()
+    _stacked(pictures.sheet(), course).save(buffer, Image.registered_extensions()[path.suffix.lower()], quality=92)
+    files.write_bytes(path, buffer.getvalue())
+
+
+def _stacked(sheet: Image.Image, course: Image.Image) -> Image.Image:
+    """One picture above the other; the lower one is made narrower where it is wider."""
+    if course.width > sheet.width:
+        course = course.resize((sheet.width, course.height * sheet.width // course.width), Image.Resampling.LANCZOS)
+    both = Image.new("RGB", (sheet.width, sheet.height + course.height), "white")
+    both.paste(sheet)
+    both.paste(course.convert("RGB"), (0, sheet.height))
+    return both
