@@ -21,7 +21,7 @@ from PIL import Image
 
 SHARES = {"train": 0.58, "test": 0.2, "unlabelled": 0.22}
 QUALITY = 78
-"""Of JPEG: the archive is to stay below 3 MB."""
+"""Quality of JPEG: the archive is to stay below 3 MB."""
 
 
 def main(arguments: argparse.Namespace) -> None:

@@ -220,7 +220,7 @@ def _labelled(
 
 
 def _pictures(found: PictureFindings, splits: Mapping[str, LabelledSet], examples: list[tuple[str, str, str]]) -> None:
-    """What the pictures are, what becomes of them, and how many there are."""
+    """Print sizes of the pictures, what becomes of them, and how many there are."""
     facts = Table.grid(padding=(0, 2))
     for name, sentence in found.facts:
         facts.add_row(Text(name, style="bold"), Text(sentence))

@@ -33,10 +33,10 @@ FILE = "pictures.parquet"
 SIDE = 96
 """Longest side of a stored picture, in pixels."""
 QUALITY = 88
-"""Of JPEG, without subsampled colours."""
+"""Quality of JPEG, without subsampled colours."""
 MOST_ROWS = 800
 MOST_BYTES = 2_300_000
-"""Of all pictures of rows; pictures on a page take a third more."""
+"""Bytes of all pictures of rows; pictures on a page take a third more."""
 NOTABLE = 24
 """Mistakes, and rows in doubt, that are taken before all others."""
 EXPLAINED = 8

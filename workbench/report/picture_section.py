@@ -27,7 +27,7 @@ IN_A_CELL = 24
 """Pictures that a cell of the confusion matrix opens."""
 IN_A_CLUSTER = 8
 MOST_BYTES = 3_800_000
-"""Of all pictures as they stand in the page; further ones are left out."""
+"""Bytes of all pictures as they stand in the page; further ones are left out."""
 LONGEST_NAME = 60
 _SMALL = 64
 """Pictures with shorter sides are enlarged without smoothing, so that their pixels can be seen."""
