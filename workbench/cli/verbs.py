@@ -88,6 +88,32 @@ def check(
 
 
 @app.command()
+def features(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where features are written, with rows and labels: .parquet.")
+    ] = None,
+) -> None:
+    """Say what the frozen backbone knows of the labels already; write its features of the rows."""
+    from workbench.recipes.load import load
+    from workbench.runs.process_memory import importing
+
+    with importing():
+        from workbench.recipes.features import write
+
+    found = write(load(recipe, overrides or ()), out)
+    nearest, linear = found.probe
+    typer.echo(
+        f"{found.rows:,} rows, {found.width:,} features, {found.classes} classes. Held-out rows told right without "
+        f"training the backbone: {nearest:.1%} by the nearest training rows, {linear:.1%} by a linear probe; always naming "
+        f"the likeliest class gives {found.likeliest:.1%}."
+    )
+    if out is not None:
+        typer.echo(f"Features: {out}")
+
+
+@app.command()
 def plan(
     recipe: Recipe,
     overrides: Overrides = None,

@@ -1,0 +1,72 @@
+"""Features are what the head reads, whatever the batch, and tell labels that can be told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from tests.conftest import MINILM
+from tests.vision_backbones import SIZE, save_vision
+from workbench.config import RunConfig
+from workbench.data.labelled import labelled_data
+from workbench.errors import ConfigError
+from workbench.evaluation.features import features, probe
+from workbench.models import backbones, classifier, row_readers
+from workbench.recipes import features as verb
+
+
+def config(model: str, train: str, **data: object) -> RunConfig:
+    values = {"recipe": "classify", "model": {"id": model, "weights": "float32"}, "data": {"train": train, **data}}
+    return RunConfig.model_validate(values)
+
+
+def read(config: RunConfig, rows: int) -> tuple[classifier.Classifier, labelled_data.LabelledSet]:
+    reader = row_readers.of_backbone(config)
+    data = labelled_data.load(config, reader)
+    backbone = backbones.load(config.model, reader.tokenizer, task=classifier.task(data.labels, seed=0)).model
+    return classifier.classification_model(backbone, backbone, reader, data.labels), data.train.subset(np.arange(rows))
+
+
+@pytest.mark.parametrize("name", ["encoder", "causal", "ViT", "ResNet"])
+def test_features_are_what_the_head_reads(name: str, tmp_path: Path) -> None:
+    if name in ("ViT", "ResNet"):
+        train = "starter/sign_digits.zip/test"
+        asked = config(save_vision(tmp_path, name), train, format="image", held_out=0.3)
+        asked = asked.model_copy(update={"image": asked.image.model_copy(update={"size": SIZE})})
+    else:
+        asked = config(MINILM if name == "encoder" else "starter", "starter/banking77_train.csv", limit=400)
+    model, rows = read(asked, 12)
+    found = features(model, rows)
+    head = model.backbone.get_submodule({"causal": "score"}.get(name, "classifier"))
+    with torch.no_grad():
+        said = head(torch.from_numpy(found)[:, :, None, None] if name == "ResNet" else torch.from_numpy(found))
+        expected = model.outputs(rows.batch(np.arange(12)))
+    torch.testing.assert_close(said, expected, rtol=1e-4, atol=1e-4)
+    alone = np.concatenate([features(model, rows.subset(np.asarray([number]))) for number in range(12)])
+    np.testing.assert_allclose(alone, found, rtol=1e-3, atol=1e-4)
+
+
+def test_what_can_be_told_is_told_and_noise_is_not() -> None:
+    rng = np.random.default_rng(0)
+    labels = [str(number % 3) for number in range(120)]
+    centres = rng.normal(size=(3, 20))
+    clear = (np.stack([centres[int(label)] for label in labels]) + 0.1 * rng.normal(size=(120, 20))).astype(np.float32)
+    assert probe(clear[:90], labels[:90], clear[90:], labels[90:]) == (1, 1)
+    noise = rng.normal(size=(120, 20)).astype(np.float32)
+    assert max(probe(noise[:90], labels[:90], noise[90:], labels[90:])) < 0.65
+
+
+def test_the_verb_writes_features_with_rows_and_labels(tmp_path: Path) -> None:
+    asked = config("starter", "starter/banking77_train.csv", limit=240, held_out=0.25)
+    asked = asked.model_copy(update={"classes": asked.classes.model_copy(update={"every_class": False})})
+    found = verb.write(asked, tmp_path / "f.parquet")
+    table = pd.read_parquet(tmp_path / "f.parquet")
+    assert len(table) == found.rows and set(table["split"]) == {"train", "held_out"}
+    assert len(table["features"][0]) == found.width and list(table.columns[:2]) == ["row", "text"]
+    assert found.probe.linear > found.likeliest
+    with pytest.raises(ConfigError, match="take recipe classify"):
+        verb.write(asked.model_copy(update={"recipe": "sft"}), None)

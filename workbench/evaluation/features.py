@@ -1,0 +1,85 @@
+"""Features of rows as a frozen backbone sees them, and how much of the labels they tell without any training.
+
+Legend: N rows, B rows of a micro-batch, L tokens, D features.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from workbench.adapters import anatomy
+from workbench.data.batching import Indices, MicroBatch
+from workbench.data.labelled.labelled_data import LabelledSet
+from workbench.evaluation.row_passes import over_rows
+from workbench.models.classifier import Classifier
+
+NEIGHBOURS = 10
+"""Rows that vote, each by its cosine similarity; fewer where there are not so many."""
+STRENGTH = 0.1
+"""Inverse strength of the linear probe's penalty on standardised features."""
+Floats = NDArray[np.float32]
+
+
+class Probe(NamedTuple):
+    """Shares of rows whose class is told right by features alone."""
+
+    neighbours: float
+    """By a vote of the nearest training rows."""
+    linear: float
+    """By logistic regression on standardised features."""
+
+
+def features(model: Classifier, rows: LabelledSet) -> Floats:
+    """What the classification head reads of each row (N, D), in their order."""
+    head = model.backbone.get_submodule(anatomy.fresh_heads(model.backbone)[-1])
+    device = next(model.model.parameters()).device
+
+    def compute(numbers: Indices) -> list[Floats]:
+        batch, caught = rows.batch(numbers).to(device), list[Tensor]()
+        handle = head.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+        try:
+            model.outputs(batch)
+        finally:
+            handle.remove()
+        return list(_of_rows(model, caught[-1], batch).float().cpu().numpy())
+
+    found = over_rows(model.model, rows.lengths, compute)
+    return np.stack([found[number] for number in range(len(rows))])
+
+
+def _of_rows(model: Classifier, read: Tensor, batch: MicroBatch) -> Tensor:
+    """What a head reads of each row (B, D): of its last real token, or of the first, or of a picture."""
+    if model.token_head is not None:
+        return read.flatten(0, 1)[batch.positions_N]
+    if read.ndim == 3:
+        return read[:, 0]
+    return read.flatten(1)
+
+
+def probe(train_ND: Floats, labels_N: Sequence[str], others_MD: Floats, wanted_M: Sequence[str]) -> Probe:
+    """How many of other rows the features of training rows tell the class of; takes seconds."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.neighbors import KNeighborsClassifier
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    nearest = KNeighborsClassifier(min(NEIGHBOURS, len(train_ND)), weights=_similarity, metric="cosine")
+    regression = LogisticRegression(C=STRENGTH, max_iter=100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a rough answer will do
+        nearest.fit(train_ND, labels_N)
+        linear = make_pipeline(StandardScaler(), regression).fit(train_ND, labels_N)
+    wanted = np.asarray(wanted_M)
+    return Probe(*(float((each.predict(others_MD) == wanted).mean()) for each in (nearest, linear)))
+
+
+def _similarity(distance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Weights of votes: cosine similarities, of which none is zero."""
+    return np.maximum(1 - distance, 1e-6)
