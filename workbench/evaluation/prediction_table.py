@@ -25,12 +25,25 @@ class RowRanking:
     """Probability of the prediction; of the class that is furthest off where there are several; error of a number."""
     doubt_N: Floats
     """1 where two classes are equally likely, 0 where one is certain; zeros for numbers, which say nothing of it."""
+    is_distance: bool = False
+    """Whether `sure_N` tells how far off a row is, as for numbers and several classes."""
 
     @property
     def mistakes(self) -> list[int]:
         """Rows that are wrong, the surest first; of numbers all, the largest error first."""
         wrong = np.flatnonzero(~self.right_N)
         return [int(row) for row in wrong[np.argsort(-self.sure_N[wrong], kind="stable")]]
+
+    @property
+    def right(self) -> list[int]:
+        """Rows that are right, the best first."""
+        right = np.flatnonzero(self.right_N)
+        return [int(row) for row in right[np.argsort(-self.example_N[right], kind="stable")]]
+
+    @property
+    def example_N(self) -> Floats:
+        """How good an example each row is: of a mistake the surer, of a right row the surer or the closer."""
+        return np.where(self.right_N & self.is_distance, -self.sure_N, self.sure_N)
 
     @property
     def uncertain(self) -> list[int]:
@@ -44,12 +57,13 @@ def ranked(table: pd.DataFrame) -> RowRanking:
     names = class_names(table)
     if not names:
         off_N = (table["predicted"] - table["label"]).abs().to_numpy(np.float64)
-        return RowRanking(off_N <= np.median(off_N), off_N, np.zeros(len(table)))
+        return RowRanking(off_N <= np.median(off_N), off_N, np.zeros(len(table)), is_distance=True)
     true_NC, predicted_NC = (hot(table[column], names) for column in ("label", "predicted"))
     p_NC = table[[f"p_{name}" for name in names]].to_numpy(np.float64)
     right_N = (true_NC == predicted_NC).all(1)
     if isinstance(table["label"].iloc[0], (tuple, list, np.ndarray)):
-        return RowRanking(right_N, np.abs(p_NC - true_NC).max(1), 1 - 2 * np.abs(p_NC - 0.5).min(1))
+        off_N, doubt_N = np.abs(p_NC - true_NC).max(1), 1 - 2 * np.abs(p_NC - 0.5).min(1)
+        return RowRanking(right_N, off_N, doubt_N, is_distance=True)
     first_NC = -np.sort(-p_NC, axis=1)
     return RowRanking(right_N, first_NC[:, 0], 1 - (first_NC[:, 0] - first_NC[:, 1]))
 

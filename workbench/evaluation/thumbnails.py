@@ -117,7 +117,7 @@ def chosen(table: pd.DataFrame, *, first: Sequence[int] = (), most: int = MOST_R
     notable = [*first[: most // 4], *found.mistakes[:NOTABLE], *found.uncertain[:NOTABLE]]
     numbers = not class_names(table)
     cells: dict[object, list[int]] = {}
-    for row in np.argsort(found.sure_N if numbers else -found.sure_N, kind="stable"):
+    for row in np.argsort(-found.example_N, kind="stable"):
         cell = (
             bool(found.right_N[row]) if numbers else (_key(table["label"].iat[row]), _key(table["predicted"].iat[row]))
         )
@@ -205,11 +205,8 @@ def _epochs(pictures: PictureRows) -> list[int]:
 def _to_explain(table: pd.DataFrame) -> list[int]:
     """Half surest mistakes, half rows that are right, of different classes if possible; where one lacks, the other."""
     found = ranked(table)
-    right = [int(row) for row in np.argsort(-found.sure_N, kind="stable") if found.right_N[row]]
-    if not class_names(table):
-        right = right[::-1]  # `sure_N` is the error
-    first_of: dict[object, int] = {}
-    for row in right:
+    right, first_of = found.right, dict[object, int]()
+    for row in right if class_names(table) else ():
         first_of.setdefault(_key(table["label"].iat[row]), row)
     different, half = [*first_of.values(), *right], EXPLAINED // 2
     return list(dict.fromkeys([*found.mistakes[:half], *different[:half], *different, *found.mistakes]))[:EXPLAINED]

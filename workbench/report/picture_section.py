@@ -59,8 +59,9 @@ class Card:
     label: str
     predicted: str
     chance: str
-    """Probability of the prediction, or the error of a number; empty where `predicted` says it."""
-    right: bool
+    """Probability of the prediction, or how far off it is; empty where `predicted` says it."""
+    right: bool | None
+    """None for a number."""
     place: str = ""
     map: Picture | None = None
     """The same under its gradient map."""
@@ -178,8 +179,8 @@ def _cards(found: pd.DataFrame, of_row: Mapping[str, Picture | None]) -> list[Ca
             name=_short(row.image),
             label=_cut(in_words(row.label)),
             predicted=_cut(in_words(row.predicted)),
-            chance=f"off by {units.number(sure)}" if numbers else f"{sure:.2f}",
-            right=bool(right),
+            chance=f"off by {units.number(sure)}" if ranking.is_distance else f"{sure:.2f}",
+            right=None if numbers else bool(right),
             place=row.row,
         )
         for row, sure, right in zip(found.itertuples(), ranking.sure_N, ranking.right_N, strict=True)
@@ -189,11 +190,14 @@ def _cards(found: pd.DataFrame, of_row: Mapping[str, Picture | None]) -> list[Ca
 def _doubtful(card: Card, row: pd.Series) -> Card:
     """The card with the two likeliest classes."""
     p_C = row[[name for name in row.index if name.startswith("p_")]].astype(float).sort_values(ascending=False)
-    if isinstance(row["label"], (list, tuple, np.ndarray)):
+    several = isinstance(row["label"], (list, tuple, np.ndarray))
+    if several:
         p_C = p_C.iloc[np.argsort((p_C - 0.5).abs().to_numpy(), kind="stable")]
     names = [_cut(str(name).removeprefix("p_")) for name in p_C.index[:2]]
     # The space does not break, so that a probability stays beside its class.
-    said = " or ".join(f"{name}\u00a0({p:.2f})" for name, p in zip(names, p_C.iloc[:2], strict=True))
+    said = (", " if several else " or ").join(
+        f"{name}\u00a0({p:.2f})" for name, p in zip(names, p_C.iloc[:2], strict=True)
+    )
     return replace(card, predicted=said, chance="")
 
 

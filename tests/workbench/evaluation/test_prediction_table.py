@@ -41,6 +41,9 @@ def table(kind: Kind, rows: int, seed: int = 0) -> pd.DataFrame:
 def test_mistakes_are_the_wrong_rows_the_surest_first(kind: Kind) -> None:
     found = table(kind, 60)
     ranking = ranked(found)
+    assert sorted([*ranking.right, *ranking.mistakes]) == list(range(60))
+    closest = np.diff(ranking.sure_N[ranking.right])
+    assert (closest >= 0).all() if kind != "one" else (closest <= 0).all()
     assert ranking.mistakes and (np.diff(ranking.sure_N[ranking.mistakes]) <= 0).all()
     if kind == "number":
         off_N = (found["predicted"] - found["label"]).abs()
