@@ -44,6 +44,7 @@ EXPLAINED = 8
 TRAINED = 6
 """Training pictures that are shown as they were trained on."""
 SHOWN_EPOCHS = 6
+_CELL = ("label", "predicted")
 Kind = Literal["row", "map", "trained"]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image, UnidentifiedImageError
 
-from workbench.evaluation.prediction_table import class_names, ranked
+from workbench.evaluation.prediction_table import Floats, class_names, ranked
 from workbench.report.class_section import in_words
 from workbench.report.crossval_section import CONFLICTS
 from workbench.report.run_record import RunRecord
@@ -153,13 +153,12 @@ def pictured(run: RunRecord) -> PictureSection | None:
     cards = _cards(found, of_row)
     by_place = {card.place: card for card in cards}
     ranking = ranked(found)
-    pictured = [number for number, card in enumerate(cards) if card.picture is not None]
-    have = set(pictured)
+    have = {number for number, card in enumerate(cards) if card.picture is not None}
     return PictureSection(
         pictures=album.pictures,
         mistakes=[cards[number] for number in ranking.mistakes if number in have][:SHOWN],
         uncertain=[_doubtful(cards[n], found.iloc[n]) for n in ranking.uncertain[:SHOWN] if n in have],
-        panels=_panels(found, [cards[n] if n in have else None for n in range(len(cards))], ranking.sure_N),
+        panels=_panels(found, cards, ranking.sure_N),
         explained=_explained(by_place, maps),
         trained=trained,
         conflicts=_conflicts(run, by_place),
@@ -201,17 +200,18 @@ def _doubtful(card: Card, row: pd.Series) -> Card:
     return replace(card, predicted=said, chance="")
 
 
-def _panels(found: pd.DataFrame, cards: list[Card | None], sure_N: Any) -> dict[tuple[str, str], Panel]:
+def _panels(found: pd.DataFrame, cards: list[Card], sure_N: Floats) -> dict[tuple[str, str], Panel]:
     names = class_names(found)
     if not names or isinstance(found["label"].iloc[0], (list, tuple, np.ndarray)):
         return {}
     number_of = {name: number for number, name in enumerate(names)}
     members: dict[tuple[str, str], list[int]] = {}
-    for row in np.argsort(-sure_N, kind="stable"):
-        members.setdefault((found["label"].iat[row], found["predicted"].iat[row]), []).append(int(row))
+    cell_N = list(zip(found["label"], found["predicted"], strict=True))
+    for row in np.argsort(-sure_N, kind="stable").tolist():
+        members.setdefault(cell_N[row], []).append(row)
     panels = {}
     for (label, predicted), rows in members.items():
-        pictured = [card for row in rows if (card := cards[row]) is not None][:IN_A_CELL]
+        pictured = [cards[row] for row in rows if cards[row].picture is not None][:IN_A_CELL]
         if pictured and label in number_of and predicted in number_of:
             name = f"cell-{number_of[label]}-{number_of[predicted]}"
             panels[label, predicted] = Panel(name, _cut(label), _cut(predicted), len(rows), pictured)
