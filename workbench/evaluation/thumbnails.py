@@ -44,7 +44,6 @@ EXPLAINED = 8
 TRAINED = 6
 """Training pictures that are shown as they were trained on."""
 SHOWN_EPOCHS = 6
-_CELL = ("label", "predicted")
 Kind = Literal["row", "map", "trained"]
 
 
@@ -116,13 +115,11 @@ def chosen(table: pd.DataFrame, *, first: Sequence[int] = (), most: int = MOST_R
     """
     found = ranked(table)
     notable = [*first[: most // 4], *found.mistakes[:NOTABLE], *found.uncertain[:NOTABLE]]
-    numbers = not class_names(table)
+    of_table = zip(map(_key, table["label"]), map(_key, table["predicted"]), strict=True)
+    cell_N: list[object] = list(of_table) if class_names(table) else found.right_N.tolist()
     cells: dict[object, list[int]] = {}
-    for row in np.argsort(-found.example_N, kind="stable"):
-        cell = (
-            bool(found.right_N[row]) if numbers else (_key(table["label"].iat[row]), _key(table["predicted"].iat[row]))
-        )
-        cells.setdefault(cell, []).append(int(row))
+    for row in np.argsort(-found.example_N, kind="stable").tolist():
+        cells.setdefault(cell_N[row], []).append(row)
     turns = [(turn, order, row) for order, rows in enumerate(cells.values()) for turn, row in enumerate(rows)]
     return list(dict.fromkeys([*notable, *(row for _, _, row in sorted(turns))]))[:most]
 
