@@ -55,7 +55,8 @@ def gradient_map(model: Classifier, rows: LabelledSet, index: int, *, output: in
 
 def smoothed(map_HW: Map) -> Map:
     """The map blurred and scaled to its 99th percentile, from 0 to 1; zeros where it is flat at zero."""
-    soft_HW = cv2.GaussianBlur(map_HW, (0, 0), sigmaX=max(0.5, BLUR * max(map_HW.shape)))
+    known_HW = np.nan_to_num(map_HW, posinf=0.0)  # half precision may overflow
+    soft_HW = cv2.GaussianBlur(known_HW, (0, 0), sigmaX=max(0.5, BLUR * max(map_HW.shape)))
     top = float(np.percentile(soft_HW, 99))
     return np.clip(soft_HW / top, 0, 1).astype(np.float32) if top > 0 else np.zeros_like(map_HW)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from workbench.evaluation.prediction_table import Floats, class_names, ranked
 from workbench.report.class_section import in_words
@@ -130,7 +130,7 @@ class _Album:
         try:
             with Image.open(io.BytesIO(jpeg), formats=["JPEG"]) as image:
                 width, height = image.size
-        except (OSError, UnidentifiedImageError):
+        except (OSError, Image.DecompressionBombError):
             return None
         uri = f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
         if len(uri) > self.left:

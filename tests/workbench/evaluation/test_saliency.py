@@ -6,9 +6,11 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.vision_backbones import tiny_vision
 from tests.workbench.evaluation.picture_sets import SIZE, picture_set
 from workbench.data.images.picture_reader import PictureReader
 from workbench.data.labelled.labelled_data import LabelledSet
@@ -58,3 +60,20 @@ def test_a_flat_map_has_no_colour_and_a_full_one_does() -> None:
     assert np.abs(grey[:, :, 0].astype(float) - picture.mean(2)).max() <= 0.5
     assert (saliency.overlay(picture, full) != grey).any()
     np.testing.assert_array_equal(saliency.smoothed(none), none)
+
+
+def test_gradients_that_overflow_are_left_out() -> None:
+    map_HW = np.ones((8, 8), np.float32)
+    map_HW[2, 3], map_HW[5, 5] = np.inf, np.nan
+    found = saliency.smoothed(map_HW)
+    assert np.isfinite(found).all() and 0 <= found.min() < found.max() <= 1
+
+
+@pytest.mark.parametrize("name", ["ConvNext", "ResNet", "Swin", "ViT"])
+def test_every_kind_of_backbone_has_a_map_of_its_picture_alone(tmp_path: Path, name: str) -> None:
+    rows, reader = picture_set(tmp_path, rows=6)
+    model = Classifier(tiny_vision(name).eval(), None, reader, None, None)  # type: ignore[arg-type]
+    found = saliency.gradient_map(model, rows, 3, output=1)
+    assert found.shape == (SIZE, SIZE) and found.max() == 1 and found.std() > 0.01
+    alone = rows.subset(np.asarray([3]))
+    np.testing.assert_array_equal(saliency.gradient_map(model, alone, 0, output=1), found)
