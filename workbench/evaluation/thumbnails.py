@@ -125,9 +125,14 @@ def chosen(table: pd.DataFrame, *, first: Sequence[int] = (), most: int = MOST_R
 
 
 def of_rows(
-    rows: LabelledSet, reader: PictureReader, table: pd.DataFrame, *, first: Sequence[int] = ()
+    rows: LabelledSet,
+    reader: PictureReader,
+    table: pd.DataFrame,
+    *,
+    first: Sequence[int] = (),
+    most_bytes: int = MOST_BYTES,
 ) -> list[Thumbnail]:
-    """Pictures of the rows that are worth looking at, as many as MOST_ROWS and MOST_BYTES allow.
+    """Pictures of the rows that are worth looking at, as many as MOST_ROWS and `most_bytes` allow.
 
     Args:
         table: Predictions of `rows`, in their order.
@@ -136,7 +141,7 @@ def of_rows(
     for row in chosen(table, first=first):
         thumbnail = _thumbnail(rows, reader, row, "row", "", pictures.picture(row))
         taken += len(thumbnail.jpeg)
-        if taken > MOST_BYTES:
+        if taken > most_bytes:
             break
         found.append(thumbnail)
     return found

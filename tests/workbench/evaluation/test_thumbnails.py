@@ -60,7 +60,7 @@ def test_rows_are_chosen_by_their_worth(kind: Kind) -> None:
     assert sorted(thumbnails.chosen(found)) == list(range(300)), "all, where there is room"
 
 
-def test_pictures_of_rows_are_their_pictures_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_of_rows_are_their_pictures_and_bounded(tmp_path: Path) -> None:
     rows, reader = picture_set(tmp_path, rows=30)
     found = predictions(rows)
     inputs = rows.inputs
@@ -72,8 +72,7 @@ def test_pictures_of_rows_are_their_pictures_and_bounded(tmp_path: Path, monkeyp
         assert np.abs(pixels(each.jpeg) - inputs.picture(number_of[each.row])).mean() < 8
         assert each.image == reader.describe(rows.records[number_of[each.row]]) and each.label in ("a", "b")
     most = sum(len(each.jpeg) for each in kept[:10])
-    monkeypatch.setattr(thumbnails, "MOST_BYTES", most)
-    assert thumbnails.of_rows(rows, reader, found) == kept[:10]
+    assert thumbnails.of_rows(rows, reader, found, most_bytes=most) == kept[:10]
 
 
 @pytest.mark.parametrize("augment", [{"preset": "light"}, {"preset": "strong"}, {"horizontal_flip": 0.5}], ids=str)
