@@ -36,7 +36,7 @@ class Probe(NamedTuple):
 
 
 def features(model: Classifier, rows: LabelledSet) -> Floats:
-    """What the classification head reads of each row (N, D), in their order."""
+    """Features of each row (N, D), in their order: the inputs of the classification head."""
     head = model.backbone.get_submodule(anatomy.fresh_heads(model.backbone)[-1])
     device = next(model.model.parameters()).device
 
@@ -54,7 +54,7 @@ def features(model: Classifier, rows: LabelledSet) -> Floats:
 
 
 def _of_rows(model: Classifier, read: Tensor, batch: MicroBatch) -> Tensor:
-    """What a head reads of each row (B, D): of its last real token, or of the first, or of a picture."""
+    """Inputs of the head for each row (B, D): of its last real token, or of the first, or of a picture."""
     if model.token_head is not None:
         return read.flatten(0, 1)[batch.positions_N]
     if read.ndim == 3:

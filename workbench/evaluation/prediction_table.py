@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from workbench.evaluation import label_issues
+
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
@@ -50,6 +52,18 @@ class RowRanking:
         """Rows in the order of their doubt, the greatest first; none where all are sure."""
         order = np.argsort(-self.doubt_N, kind="stable")
         return [int(row) for row in order if self.doubt_N[row] > 0]
+
+
+def suspects(table: pd.DataFrame) -> list[int]:
+    """Rows whose label is probably wrong, the most suspect first, where the predictions are out of fold.
+
+    None where a row has a number or several classes.
+    """
+    names = class_names(table)
+    if not names or isinstance(table["label"].iloc[0], (tuple, list, np.ndarray)):
+        return []
+    label_N = hot(table["label"], names).argmax(1).astype(np.int64)
+    return label_issues.suspected(table[[f"p_{name}" for name in names]].to_numpy(np.float64), label_N)
 
 
 def ranked(table: pd.DataFrame) -> RowRanking:

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from workbench.evaluation.prediction_table import Floats, class_names, ranked
+from workbench.evaluation.prediction_table import Floats, class_names, ranked, suspects
 from workbench.report.class_section import in_words
 from workbench.report.crossval_section import CONFLICTS
 from workbench.report.run_record import RunRecord
@@ -101,6 +101,8 @@ class PictureSection:
     """All that the page holds."""
     mistakes: list[Card]
     uncertain: list[Card]
+    suspects: list[Card]
+    """Rows whose label is probably wrong, by adapters that did not train on them."""
     panels: Mapping[tuple[str, str], Panel]
     """By true class and class that was predicted."""
     explained: list[Card]
@@ -158,6 +160,7 @@ def pictured(run: RunRecord) -> PictureSection | None:
         pictures=album.pictures,
         mistakes=[cards[number] for number in ranking.mistakes if number in have][:SHOWN],
         uncertain=[_doubtful(cards[n], found.iloc[n]) for n in ranking.uncertain[:SHOWN] if n in have],
+        suspects=[cards[n] for n in (suspects(found) if run.crossvalidates else []) if n in have][:SHOWN],
         panels=_panels(found, cards, ranking.sure_N),
         explained=_explained(by_place, maps),
         trained=trained,
