@@ -26,6 +26,8 @@ from workbench.runs import files, run_directory
 from workbench.runs.trust import Trust
 from workbench.schema import override, parse
 
+_SEEN = ("size", "prepare", "augment")
+"""Settings of pictures that decide what an adapter has seen."""
 WRITERS = {".jsonl", ".csv", ".parquet"}
 
 
@@ -40,6 +42,8 @@ def evaluate(run: Path, overrides: Sequence[str], *, trust: bool = False) -> dic
     config = parse(RunConfig, values, source="the command line")
     trained = ("model", "adapter", "classes", "folds", "pseudo_label", "tta", "ensemble")
     changed = [name for name in trained if getattr(config, name) != getattr(before, name)]
+    changed += [f"image.{name}" for name in _SEEN if getattr(config.image, name) != getattr(before.image, name)]
+    changed += ["data.format"] if config.reads_pictures != before.reads_pictures else []
     if changed:
         raise ConfigError(
             f"evaluate cannot change {changed[0]}: the adapter was trained with it. Leave it out, or start a new run."

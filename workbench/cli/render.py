@@ -15,6 +15,7 @@ from rich.text import Text
 
 from workbench.adapters import METHODS
 from workbench.adapters.method import WEIGHTS
+from workbench.cli import picture_table
 from workbench.errors import ConfigError
 from workbench.runs.files import read_json
 from workbench.runs.run_directory import shipped_values
@@ -202,7 +203,7 @@ def _labelled(
     """Some rows as the model reads them, sizes of the splits, and the lengths or the pictures of the first."""
     there = {name: split for name, split in splits.items() if split is not None}
     if pictures is not None:
-        _pictures(pictures, there, examples)
+        _out.print(*picture_table.parts(pictures, there, examples))
         return
     for place, text, label in examples:
         _out.rule(Text(place))
@@ -217,22 +218,6 @@ def _labelled(
         table.add_row(name, *(f"{number:,}" for number in numbers), cut, f"{len(split.skipped):,}")
     _out.print(table)
     _out.print(_histogram(there["train"].lengths))
-
-
-def _pictures(found: PictureFindings, splits: Mapping[str, LabelledSet], examples: list[tuple[str, str, str]]) -> None:
-    """Print sizes of the pictures, what becomes of them, and how many there are."""
-    facts = Table.grid(padding=(0, 2))
-    for name, sentence in found.facts:
-        facts.add_row(Text(name, style="bold"), Text(sentence))
-    table = Table("split", box=None)
-    for column in ("rows", "left out"):
-        table.add_column(column, justify="right")
-    for name, split in splits.items():
-        table.add_row(name, f"{len(split):,}", f"{len(split.skipped):,}")
-    shown = Table("such as", "label", box=None)
-    for place, _, label in examples:
-        shown.add_row(Text(place), Text(label, style="bold green"))
-    _out.print(facts, Text(), shown, Text(), table, Text())
 
 
 def _dealt(data: FoldData) -> Table:

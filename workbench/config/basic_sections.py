@@ -48,7 +48,8 @@ class ModelConfig(Section):
 
 class DataConfig(Section):
     train: str = Field(min_length=1)
-    """A jsonl, json, csv, parquet or txt file, a folder of them, or a hub data set id (owner/name)."""
+    """A jsonl, json, csv, parquet or txt file, a folder of them, or a hub data set id (owner/name). With format image
+    also a folder of class folders, a zip archive of one or a folder inside it, or idx files."""
     held_out: Share | str = 0.05
     """Share of `train` that is held out (duplicates stay on one side), or a file of its own."""
     test: str | None = None

@@ -184,6 +184,17 @@ def _of_pictures(config: RunSections) -> Iterator[str]:
     given += ["data.max_tokens"] if config.data.max_tokens != _default(config.data, "max_tokens") else []
     if given:
         yield f"{' and '.join(given)} are for text, and data.format=image reads pictures. Leave them out."
+    if image.column in config.data.columns:
+        yield (
+            f"data.columns renames `{image.column}`, and the column of pictures has a setting of its own. "
+            f"Write image.column={config.data.columns[image.column]} instead."
+        )
+    similar = [name for name in ("threshold", "shingle", "size") if _differs(config.duplicates, name)]
+    if similar:
+        yield (
+            f"{' and '.join(f'duplicates.{name}' for name in similar)} compare texts; pictures are duplicates where "
+            "all their pixels are equal. Leave them out."
+        )
     if classes.kind == "pair":
         yield "classes.kind=pair compares two texts, and data.format=image reads one picture a row. Write kind: one."
     if augment.mixes and classes.kind not in ("one", "several"):
@@ -213,6 +224,10 @@ def _of_folds(config: RunSections) -> Iterator[str]:
             "save.ship=best and evaluate.patience would choose steps by the rows that the out-of-fold score is "
             "measured on, and flatter it. Write save.ship=last, evaluate.patience=null and train.epochs."
         )
+
+
+def _differs(section: Section, key: str) -> bool:
+    return bool(getattr(section, key) != _default(section, key))
 
 
 def _default(section: Section, key: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from workbench.data.columnar import rows_of
 from workbench.errors import DataError
 
-_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(:(?P<config>[\w.-]+))?(#(?P<split>[\w.-]+))?")
+_ID = re.compile(r"(?P<id>[\w-][\w.-]*/[\w.-]+)(:(?P<config>[\w.-]+))?(#(?P<split>[\w.-]+))?")
 
 
 def is_id(source: str) -> bool:

@@ -157,11 +157,14 @@ def _data_files(source: str) -> list[Path] | None:
     raise _not_found(source, path)
 
 
+_SUBFOLDERS = "Subfolders are not read, unless data.format=image reads them as classes of pictures."
+
+
 def _files_of_folder(folder: Path) -> list[Path]:
     # Readme and licence files are ignored; any other unknown file is refused, since it could be data that goes unread.
     paths = [p for p in sorted(folder.iterdir()) if p.is_file() and p.suffix not in ("", ".md") and p.name[0] != "."]
     if not paths:
-        raise DataError(f"{folder}: the folder holds no data file. Known: {_KNOWN}. Subfolders are not read.")
+        raise DataError(f"{folder}: the folder holds no data file. Known: {_KNOWN}. {_SUBFOLDERS}")
     for path in paths:
         if path.suffix.lower() not in _READERS:
             raise DataError(f"{path}: unknown kind of file `{path.suffix}`. Known: {_KNOWN}. Move it elsewhere.")

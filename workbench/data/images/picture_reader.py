@@ -83,6 +83,11 @@ class PictureReader:
         """
 
         def converter(first: RawRow) -> Callable[[RawRow], LabelledRecord]:
+            if labelled and picture_sources.lacks_classes(source, first):
+                raise DataError(
+                    f"{source}: holds pictures without class folders, so that they have no labels. Name the folder "
+                    "above, with a folder for each class, or a table of paths and labels."
+                )
             records.require_label_columns(source, first, self.data, self.classes, labelled=labelled)
             return partial(records.labelled_record, config=self.data, classes=self.classes, labelled=labelled)
 

@@ -20,7 +20,7 @@ from workbench.data.rows import RawRow, excerpt
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
-__all__ = ["PictureFile", "fingerprint", "read_rows"]
+__all__ = ["PictureFile", "fingerprint", "lacks_classes", "read_rows"]
 
 LABEL = "label"
 """Column of the class that folders and idx files say."""
@@ -47,6 +47,11 @@ def read_rows(source: str, column: str = "image") -> Iterator[RawRow]:
         yield from _rows_of_table(source, path, column)
 
 
+def lacks_classes(source: str, row: RawRow) -> bool:
+    """Whether a row is of a folder or an archive that has no class folders."""
+    return LABEL not in row.columns and picture_trees.is_tree(_path(source))
+
+
 def fingerprint(source: str, column: str = "image") -> str:
     """Identify the content of all files of a source by SHA-256, with their names; of a hub data set, id@commit."""
     path = _path(source)
@@ -67,7 +72,16 @@ def fingerprint(source: str, column: str = "image") -> str:
 
 
 def _path(source: str) -> Path:
-    return Path(os.path.expanduser(starter.resolve(source)))
+    path = Path(os.path.expanduser(starter.resolve(source)))
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):  # a hub data set, or a folder inside an archive
+        pass
+    except OSError as error:
+        raise DataError(
+            f"{source}: cannot be read ({error.strerror}). Make it readable, or name another one."
+        ) from None
+    return path
 
 
 _ARCHIVES = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")

@@ -36,6 +36,7 @@ _SPLITS = (
     "unlabeled",
 )
 _DEEPEST = 20
+_PERMIT = "Make it readable, or name another folder."
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,11 @@ def is_tree(path: Path) -> bool:
         return True
     if not path.is_dir():
         return False
-    with os.scandir(path) as entries:
-        seen = [entry for entry in entries if _counts(PurePosixPath(entry.name), entry.is_dir())]
+    try:
+        with os.scandir(path) as entries:
+            seen = [entry for entry in entries if _counts(PurePosixPath(entry.name), entry.is_dir())]
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}). {_PERMIT}") from None
     tables = [entry for entry in seen if entry.is_file() and Path(entry.name).suffix.lower() in _TABLES]
     return not tables or len(tables) < len(seen)
 
@@ -132,7 +136,7 @@ def _tree_of_folder(folder: Path) -> _Tree:
             tree.folders.extend(here / name for name in folders)
             tree.files.extend(here / name for name in names if not _ignored(name))
     except OSError as error:
-        raise DataError(f"{error.filename}: cannot be read ({error.strerror}).") from None
+        raise DataError(f"{error.filename}: cannot be read ({error.strerror}). {_PERMIT}") from None
     return tree
 
 

@@ -188,8 +188,10 @@ def _split(source: RecordSource, config: RunConfig, *, share: float) -> tuple[Re
     strata = stratification.strata_of(source.labels, k=max(2, round(1 / share)))
     held_out = hold_out(strata, groups=source.keys, share=share, seed=config.seed)
     if not held_out.any():
+        count, different = len(source.records), len(set(source.keys))
+        equal = "" if count == different else f", of which {different} {'differs' if different == 1 else 'differ'},"
         raise DataError(
-            f"{source.name}: {len(source.records)} row(s) are too few to hold out a share of {share}. "
+            f"{source.name}: {count} row(s){equal} are too few to hold out a share of {share}. "
             "Give more rows, or a file of its own as data.held_out."
         )
     return source.subset(~held_out), source.subset(held_out)

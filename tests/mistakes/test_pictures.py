@@ -1,0 +1,456 @@
+"""Mistakes with rows that are pictures end in status 2 and a message with place and cure, and leave nothing behind."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from tests.mistakes.cases import Case, assert_refused, file
+from tests.vision_backbones import save_vision
+
+RECIPE = """
+recipe: classify
+model: {id: vit, weights: float32}
+adapter: {method: lora, rank: 2}
+data: {format: image, train: pets, held_out: 0.25}
+batch: {size: 4}
+train: {steps: 2}
+evaluate: {every: null}
+"""
+ROWS = 8
+"""Pictures of each class."""
+SVG = '<svg xmlns="http://www.w3.org/2000/svg"/>'
+HEIC = b"\0\0\0\x18ftypheic" + bytes(64)
+GROWS = "image.augment.curriculum.strength.start=0.5"
+FOLDS = "recipe=crossval data.held_out=0.05 folds.k=2"
+
+
+def picture(seed: int, size: int = 12) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (size, size, 3), dtype=np.uint8)
+    return encoded(Image.fromarray(pixels), "PNG")
+
+
+def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def pictures(name: str, *, start: int = 0, rows: int = ROWS) -> Callable[[Path], object]:
+    """A folder with pictures that differ."""
+
+    def make(folder: Path) -> None:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(rows):
+            (folder / name / f"{number}.png").write_bytes(picture(start + number))
+
+    return make
+
+
+def both(*steps: Callable[[Path], object]) -> Callable[[Path], object]:
+    def make(folder: Path) -> None:
+        for step in steps:
+            step(folder)
+
+    return make
+
+
+def moved(old: str, new: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / old).rename(folder / new)
+
+
+def made(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).mkdir(parents=True)
+
+
+def table(header: str, *cells: str, name: str = "pets.csv") -> Callable[[Path], object]:
+    return file(name, "\n".join([header, *cells]) + "\n")
+
+
+def listed(header: str = "image,label") -> Callable[[Path], object]:
+    """A table of the pictures in the class folders."""
+    cells = [f"pets/{label}/{number}.png,{label}" for number in range(ROWS) for label in ("cat", "dog")]
+    return table(header, *cells)
+
+
+def zipped(folder: Path) -> None:
+    """An archive of two splits."""
+    with zipfile.ZipFile(folder / "pets.zip", "w") as archive:
+        for path in sorted((folder / "pets").rglob("*.png")):
+            for split in ("train", "test"):
+                archive.write(path, f"{split}/{path.relative_to(folder / 'pets')}")
+
+
+def bytes_without_labels(folder: Path) -> None:
+    rows = [{"image": {"bytes": picture(number), "path": None}, "kind": "cat"} for number in range(4)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "pets.parquet")
+
+
+def all_equal(folder: Path) -> None:
+    for path in (folder / "pets").rglob("*.png"):
+        path.write_bytes(picture(0))
+
+
+def truncated(folder: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    (folder / "pets/cat/9.jpg").write_bytes(encoded(Image.fromarray(pixels), "JPEG")[:-600])
+
+
+animals = both(*(pictures(f"other/{name}", start=50 + 10 * n) for n, name in enumerate(("cat", "cow", "dog"))))
+
+
+def animated(folder: Path) -> None:
+    first, second = (Image.new("RGB", (8, 8), colour) for colour in ("red", "blue"))
+    (folder / "pets/cat/9.gif").write_bytes(encoded(first, "GIF", save_all=True, append_images=[second]))
+
+
+def unreadable(folder: Path) -> None:
+    for path in (folder / "pets").rglob("*.png"):
+        path.write_bytes(b"not a picture")
+
+
+def locked(folder: Path) -> None:
+    (folder / "pets/cat").chmod(0)
+
+
+def grey_backbone(folder: Path) -> None:
+    save_vision(folder / "grey", "ViT", num_channels=1)
+
+
+def function(body: str) -> Callable[[Path], object]:
+    return file("mine.py", f"import numpy as np\n\ndef views(picture):\n    return {body}\n")
+
+
+def copied(old: str, new: str) -> Callable[[Path], object]:
+    return lambda folder: shutil.copytree(folder / old, folder / new)
+
+
+CHECK, RUN = "check my.yaml", "run my.yaml"
+CASES = {
+    # Folders.
+    "empty class folder": Case(
+        CHECK, "pets/cow: a class folder without pictures", "Fill it, or remove it", made("pets/cow")
+    ),
+    "one class": Case(
+        CHECK, "every label is `dog`", "Give rows of another class", lambda f: shutil.rmtree(f / "pets/cat")
+    ),
+    "no pictures": Case(f"{CHECK} data.train=none", "none: holds no pictures", "Known: .jpg", made("none")),
+    "no folder": Case(f"{CHECK} data.train=./pest", "./pest: no such file", "Did you mean `pets`?"),
+    "one picture": Case(f"{CHECK} data.train=pets/cat/0.png", "a single picture", "Name its folder"),
+    "without labels": Case(
+        f"{CHECK} data.train=pets/cat", "pets/cat: holds pictures without class folders", "Name the folder above"
+    ),
+    "two cases": Case(
+        CHECK, "the folders `Cat` and `cat` differ only by case", "rename one", pictures("pets/Cat", start=50)
+    ),
+    "loose pictures": Case(
+        CHECK,
+        "holds class folders (cat, dog) beside the loose file loose.png",
+        "Move loose pictures",
+        file("pets/loose.png", picture(99)),
+    ),
+    "table beside": Case(
+        CHECK,
+        "pets/labels.csv: a table beside pictures",
+        "Name it to read its rows",
+        file("pets/labels.csv", "image,label\n"),
+    ),
+    "unknown file": Case(
+        CHECK, "pets/cat/a.mp4: unknown kind of file `.mp4`", "Move it elsewhere", file("pets/cat/a.mp4", b"x")
+    ),
+    "two splits": Case(
+        CHECK,
+        "pets: holds several splits, test, train",
+        "Name one: pets/test or pets/train",
+        both(moved("pets", "all"), copied("all", "pets/train"), moved("all", "pets/test")),
+    ),
+    "permission": Case(CHECK, "pets/cat: cannot be read (Permission denied)", "Make it readable", locked),
+    "long name": Case(f"{CHECK} data.train={'x' * 300}", "cannot be read (File name too long)", "name another one"),
+    # Archives.
+    "zip of splits": Case(
+        f"{CHECK} data.train=pets.zip",
+        "holds several splits, test, train",
+        "Name one: pets.zip/test or pets.zip/train",
+        zipped,
+    ),
+    "no member": Case(
+        f"{CHECK} data.train=pets.zip/trian", "pets.zip has no folder `trian`", "Did you mean `train`?", zipped
+    ),
+    "no zip": Case(
+        f"{CHECK} data.train=pets.zip",
+        "pets.zip: not a zip archive that can be read",
+        "Copy or download it again",
+        file("pets.zip", b"PK"),
+    ),
+    "tar": Case(
+        f"{CHECK} data.train=pets.tar.gz",
+        "archives of this kind are not read",
+        "Unpack it and name the folder",
+        file("pets.tar.gz", b""),
+    ),
+    # Files.
+    "text": Case(
+        CHECK, "pets/cat/9.png: text, not a picture", "Remove it, or give the picture", file("pets/cat/9.png", "a cat")
+    ),
+    "truncated": Case(CHECK, "pets/cat/9.jpg: the end is missing", "data.on_bad_row=skip", truncated),
+    "animated": Case(
+        CHECK,
+        "pets/cat/9.gif: holds 2 pictures (an animation or pages)",
+        "Save the one that the label is about as a PNG",
+        animated,
+    ),
+    "HEIC": Case(CHECK, "pets/cat/9.heic: a HEIC photograph", "Export it as JPEG", file("pets/cat/9.heic", HEIC)),
+    "SVG": Case(CHECK, "pets/cat/9.svg: an SVG drawing", "Export it as PNG", file("pets/cat/9.svg", SVG)),
+    "zero bytes": Case(CHECK, "pets/cat/9.png: the file is empty", "remove it", file("pets/cat/9.png", b"")),
+    "too large": Case(
+        f"{CHECK} image.max_pixels=143",
+        "12 x 12 are 144 pixels, more than image.max_pixels=143",
+        "raise image.max_pixels",
+    ),
+    "none left": Case(
+        f"{CHECK} data.on_bad_row=skip", "pets: none of its pictures can be read", "text, not a picture", unreadable
+    ),
+    "all equal": Case(CHECK, "pets: 16 row(s), of which 1 differs, are too few", "Give more rows", all_equal),
+    # Tables.
+    "no picture behind a path": Case(
+        f"{CHECK} data.train=pets.csv",
+        "row 1 (line 2): `image`: gone.png does not exist",
+        "Paths are taken from the table's folder",
+        table("image,label", "gone.png,cat", "gone2.png,dog"),
+    ),
+    "no image column": Case(
+        f"{CHECK} data.train=pets.csv", "pets.csv: has no column `image`", "Did you mean `imag`?", listed("imag,label")
+    ),
+    "no such image column": Case(
+        f"{CHECK} data.train=pets.csv image.column=photo", "has no column `photo`", "image.column", listed()
+    ),
+    "address": Case(
+        f"{CHECK} data.train=pets.csv",
+        "`image` is an address",
+        "Download the pictures",
+        table("image,label", "https://example.org/1.png,cat"),
+    ),
+    "no label column": Case(
+        f"{CHECK} data.train=pets.csv",
+        "pets.csv: has no column `label` among its columns `image`, `lable`",
+        "Write data.columns='{label: NAME}'",
+        listed("image,lable"),
+    ),
+    "bytes without labels": Case(
+        f"{CHECK} data.train=pets.parquet",
+        "pets.parquet: has no column `label` among its columns `image`, `kind`",
+        "Write data.columns='{label: NAME}'",
+        bytes_without_labels,
+    ),
+    "empty label": Case(
+        f"{CHECK} data.train=pets.csv",
+        "pets.csv, row 1 (line 2): `label` is empty",
+        "Move unlabelled rows to a file",
+        table("image,label", "pets/cat/0.png,", "pets/dog/0.png,dog"),
+    ),
+    "no separator": Case(
+        f"{CHECK} data.train=pets.csv classes.kind=several",
+        "row 1 (line 2): `label` is the text 'cat'",
+        "classes.separator",
+        listed(),
+    ),
+    "numbers": Case(f"{CHECK} classes.kind=number", "`label` must be a number, found 'cat'", "classes.kind=one"),
+    # Splits.
+    "unknown held-out class": Case(
+        f"{CHECK} data.held_out=other",
+        "no training row has the class `cow`",
+        "leave the row out",
+        animals,
+    ),
+    "held out in training": Case(
+        f"{CHECK} data.held_out=other",
+        "training rows are also in other",
+        "data.overlap=drop",
+        both(pictures("other/cat", rows=2), pictures("other/dog", start=70, rows=2)),
+    ),
+    "tested in training": Case(f"{CHECK} data.test=pets", "every row is also in pets", "nothing is left to train on"),
+    # Backbones.
+    "grey backbone": Case(f"{CHECK} model.id=grey", "pictures of 1 channel", "colour", grey_backbone),
+    "size": Case(
+        f"{CHECK} image.size=33", "image.size=33 does not fit ViTForImageClassification", "Write image.size=32"
+    ),
+    "small size": Case(f"{CHECK} image.size=4", "image.size: expected greater than or equal to 8", "found 4"),
+    "text backbone": Case(f"{CHECK} model.id=stories", "model.id=stories", "leave data.format out"),
+    "vision backbone of text": Case(
+        f"{CHECK} data.format=auto data.train=pets.csv", "model.id=vit", "Write data.format=image", listed("text,label")
+    ),
+    "pictures of sft": Case(f"{CHECK} recipe=sft", "data.format=image is for recipe=classify|crossval", "Leave it out"),
+    "forgotten format": Case(f"{CHECK} data.format=auto", "ViTConfig reads pictures", "Write data.format=image"),
+    "folder as texts": Case(
+        f"{CHECK} data.format=auto model.id=stories",
+        "pets: the folder holds no data file",
+        "data.format=image reads them as classes of pictures",
+    ),
+    "renamed pictures": Case(
+        f"{CHECK} data.train=pets.csv 'data.columns={{image: photo}}'",
+        "data.columns renames `image`",
+        "Write image.column=photo",
+        listed("photo,label"),
+    ),
+    "similar pictures": Case(
+        f"{CHECK} {FOLDS} duplicates.threshold=0.5", "duplicates.threshold compare texts", "Leave them out"
+    ),
+    # image.prepare and image.augment.
+    "unknown change": Case(
+        f"{CHECK} image.augment.rotaton=10", "image.augment.rotaton: unknown key", "Did you mean `rotation`?"
+    ),
+    "unknown step": Case(f"{CHECK} image.prepare.gray=true", "image.prepare.gray: unknown key", "Known:"),
+    "two policies": Case(
+        f"{CHECK} image.augment.randaugment=2 image.augment.trivialaugment=true",
+        "image.augment: randaugment and trivialaugment",
+        "Write randaugment=0 or trivialaugment=false",
+    ),
+    "flip without a share": Case(
+        f"{CHECK} image.augment.horizontal_flip=true",
+        "image.augment.horizontal_flip: true would be a probability of 1",
+        "such as 0.5",
+    ),
+    "falling scale": Case(
+        f"{CHECK} image.augment.crop_scale=[1,0.5]",
+        "image.augment.crop_scale: the least of the two stands first",
+        "Write [0.5, 1]",
+    ),
+    "magnitude alone": Case(
+        f"{CHECK} image.augment.randaugment_magnitude=5",
+        "randaugment_magnitude does nothing without randaugment",
+        "Add randaugment=2",
+    ),
+    "even median": Case(f"{CHECK} image.prepare.median=4", "image.prepare.median: expected 3, 5, 7, 9 or 11", "4"),
+    "mixed numbers": Case(
+        f"{CHECK} classes.kind=number image.augment.mixup=0.2",
+        "image.augment mixes two labels, which are of kind number",
+        "Leave mixup and cutmix out",
+    ),
+    "growth without an end": Case(
+        f"{CHECK} train.steps=null budget.time=1m image.augment.rotation=10 {GROWS}",
+        "image.augment.curriculum grows over a known number of epochs",
+        "Write train.epochs or train.steps too",
+    ),
+    "kept outputs": Case(
+        f"{CHECK} freeze.policy=static freeze.cache=memory image.augment.preset=light",
+        "image.augment shows other pictures in each epoch",
+        "Write freeze.cache=off",
+    ),
+    "image for text": Case(
+        f"{CHECK} data.format=auto image.size=32", "image is for rows that are pictures", "Write data.format=image"
+    ),
+    "text settings": Case(
+        f"{CHECK} classes.keep=end data.max_tokens=64",
+        "classes.keep and data.max_tokens are for text",
+        "Leave them out",
+    ),
+    "pairs": Case(f"{CHECK} classes.kind=pair", "classes.kind=pair compares two texts", "Write kind: one"),
+    # Views.
+    "views of text": Case(
+        f"{CHECK} {FOLDS} tta.views=[lower]",
+        "tta.views names views of text (lower), and rows are pictures",
+        "Views of pictures are flip",
+    ),
+    "views of pictures": Case(
+        f"{CHECK} {FOLDS} data.format=auto tta.views=[flip]",
+        "tta.views names views of pictures (flip), and rows are texts",
+        "data.format=image",
+    ),
+    "wrong picture": Case(
+        f"{CHECK} {FOLDS} tta.views=[user] tta.function=mine.py",
+        "views() of mine.py, called with the picture of row 0, returned a picture of float64",
+        "Return uint8",
+        function("[picture / 2]"),
+    ),
+    "small picture": Case(
+        f"{CHECK} {FOLDS} tta.views=[user] tta.function=mine.py",
+        "returned a picture of uint8 and shape (16, 32, 3)",
+        "of the shape that it got, (32, 32, 3)",
+        function("[picture[::2]]"),
+    ),
+    "no list": Case(
+        f"{CHECK} {FOLDS} tta.views=[user] tta.function=mine.py",
+        "returned null",
+        "Return a list of pictures",
+        function("None"),
+    ),
+    "useless view": Case(
+        f"{CHECK} {FOLDS} tta.views=[user] tta.function=mine.py",
+        "no picture looks different in it",
+        "leave user 1 out of tta.views",
+        function("[picture]"),
+    ),
+    # Plots, and verbs on a finished run.
+    "plot": Case(f"{CHECK} --plot views.svg", "--plot views.svg: this plot is a .png", "Write --plot plot.png"),
+    "predict: empty": Case("predict one none --out said.csv", "none: holds no pictures", "Known: .jpg", made("none")),
+    "predict: texts": Case(
+        "predict one texts --out said.csv",
+        "texts/0.txt: unknown kind of file `.txt` among pictures",
+        "Move it elsewhere",
+        both(made("texts"), file("texts/0.txt", "a")),
+    ),
+    "predict: damaged": Case(
+        "predict one more --out said.csv",
+        "more/9.png: text, not a picture",
+        "data.on_bad_row=skip",
+        both(pictures("more"), file("more/9.png", "a")),
+    ),
+    "predict: text rows": Case(
+        "predict one rows.csv --out said.csv",
+        "rows.csv: has no column `image`",
+        "image.column",
+        table("text", "a cat", name="rows.csv"),
+    ),
+    "evaluate: unknown class": Case(
+        "evaluate one data.test=other",
+        "no training row has the class `cow`",
+        "leave the row out",
+        animals,
+    ),
+    "evaluate: size": Case("evaluate one image.size=64", "evaluate cannot change image.size", "start a new run"),
+    "evaluate: format": Case("evaluate one data.format=auto", "evaluate cannot change data.format", "start a new run"),
+    "generate": Case("generate one Hi", "recipe classify trains no model that writes text", "workbench predict"),
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with pictures, a backbone, and a run of two steps. Read only."""
+    import workbench
+
+    folder = tmp_path_factory.mktemp("finished")
+    both(pictures("pets/cat"), pictures("pets/dog", start=ROWS))(folder)
+    save_vision(folder / "vit", "ViT")
+    file("my.yaml", RECIPE)(folder)
+    words = [f"model.id={folder}/vit", f"data.train={folder}/pets"]
+    workbench.run(folder / "my.yaml", words, out=folder / "one", quiet=True)
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_a_mistake_is_told(
+    case: Case,
+    tmp_path: Path,
+    finished: Path,
+    stories: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if case.prepare is locked and os.geteuid() == 0:
+        pytest.skip("root may read everything")
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(finished / "pets", tmp_path / "pets")
+    shutil.copy(finished / "my.yaml", tmp_path)
+    for link, target in (("vit", finished / "vit"), ("one", finished / "one"), ("stories", Path(stories))):
+        (tmp_path / link).symlink_to(target)
+    assert_refused(case, tmp_path, monkeypatch, capsys)

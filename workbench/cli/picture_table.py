@@ -1,0 +1,36 @@
+"""Tables of `check` on pictures: what they are, what becomes of them, and how many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from workbench.data.labelled.labelled_data import LabelledSet
+    from workbench.recipes.picture_checks import PictureFindings
+
+
+def parts(
+    found: PictureFindings, splits: Mapping[str, LabelledSet], examples: Sequence[tuple[str, str, str]]
+) -> list[RenderableType]:
+    """Facts on the training pictures, some of them with their labels, and the sizes of the splits.
+
+    Args:
+        examples: Place, what the model reads, and the label of some rows.
+    """
+    facts = Table.grid(padding=(0, 2))
+    for name, sentence in found.facts:
+        facts.add_row(Text(name, style="bold"), Text(sentence))
+    shown = Table("such as", "label", box=None)
+    for place, _, label in examples:
+        shown.add_row(Text(place), Text(label, style="bold green"))
+    rows = Table("split", box=None)
+    for column in ("rows", "left out"):
+        rows.add_column(column, justify="right")
+    for name, split in splits.items():
+        rows.add_row(name, f"{len(split):,}", f"{len(split.skipped):,}")
+    return [facts, Text(), shown, Text(), rows, Text()]
