@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
-import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
-from PIL import Image
 
 from tests.mistakes.cases import Case, assert_refused, file
+from tests.mistakes.picture_folders import (
+    ROWS,
+    all_equal,
+    animals,
+    animated,
+    both,
+    bytes_without_labels,
+    copied,
+    function,
+    grey_backbone,
+    listed,
+    locked,
+    made,
+    moved,
+    picture,
+    pictures,
+    table,
+    truncated,
+    unreadable,
+    zipped,
+)
 from tests.vision_backbones import save_vision
 
 RECIPE = """
@@ -27,115 +41,13 @@ batch: {size: 4}
 train: {steps: 2}
 evaluate: {every: null}
 """
-ROWS = 8
-"""Pictures of each class."""
 SVG = '<svg xmlns="http://www.w3.org/2000/svg"/>'
 HEIC = b"\0\0\0\x18ftypheic" + bytes(64)
 GROWS = "image.augment.curriculum.strength.start=0.5"
 FOLDS = "recipe=crossval data.held_out=0.05 folds.k=2"
 
 
-def picture(seed: int, size: int = 12) -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, (size, size, 3), dtype=np.uint8)
-    return encoded(Image.fromarray(pixels), "PNG")
-
-
-def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
-def pictures(name: str, *, start: int = 0, rows: int = ROWS) -> Callable[[Path], object]:
-    """A folder with pictures that differ."""
-
-    def make(folder: Path) -> None:
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        for number in range(rows):
-            (folder / name / f"{number}.png").write_bytes(picture(start + number))
-
-    return make
-
-
-def both(*steps: Callable[[Path], object]) -> Callable[[Path], object]:
-    def make(folder: Path) -> None:
-        for step in steps:
-            step(folder)
-
-    return make
-
-
-def moved(old: str, new: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / old).rename(folder / new)
-
-
-def made(name: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / name).mkdir(parents=True)
-
-
-def table(header: str, *cells: str, name: str = "pets.csv") -> Callable[[Path], object]:
-    return file(name, "\n".join([header, *cells]) + "\n")
-
-
-def listed(header: str = "image,label") -> Callable[[Path], object]:
-    """A table of the pictures in the class folders."""
-    cells = [f"pets/{label}/{number}.png,{label}" for number in range(ROWS) for label in ("cat", "dog")]
-    return table(header, *cells)
-
-
-def zipped(folder: Path) -> None:
-    """An archive of two splits."""
-    with zipfile.ZipFile(folder / "pets.zip", "w") as archive:
-        for path in sorted((folder / "pets").rglob("*.png")):
-            for split in ("train", "test"):
-                archive.write(path, f"{split}/{path.relative_to(folder / 'pets')}")
-
-
-def bytes_without_labels(folder: Path) -> None:
-    rows = [{"image": {"bytes": picture(number), "path": None}, "kind": "cat"} for number in range(4)]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "pets.parquet")
-
-
-def all_equal(folder: Path) -> None:
-    for path in (folder / "pets").rglob("*.png"):
-        path.write_bytes(picture(0))
-
-
-def truncated(folder: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
-    (folder / "pets/cat/9.jpg").write_bytes(encoded(Image.fromarray(pixels), "JPEG")[:-600])
-
-
-animals = both(*(pictures(f"other/{name}", start=50 + 10 * n) for n, name in enumerate(("cat", "cow", "dog"))))
-
-
-def animated(folder: Path) -> None:
-    first, second = (Image.new("RGB", (8, 8), colour) for colour in ("red", "blue"))
-    (folder / "pets/cat/9.gif").write_bytes(encoded(first, "GIF", save_all=True, append_images=[second]))
-
-
-def unreadable(folder: Path) -> None:
-    for path in (folder / "pets").rglob("*.png"):
-        path.write_bytes(b"not a picture")
-
-
-def locked(folder: Path) -> None:
-    (folder / "pets/cat").chmod(0)
-
-
-def grey_backbone(folder: Path) -> None:
-    save_vision(folder / "grey", "ViT", num_channels=1)
-
-
-def function(body: str) -> Callable[[Path], object]:
-    return file("mine.py", f"import numpy as np\n\ndef views(picture):\n    return {body}\n")
-
-
-def copied(old: str, new: str) -> Callable[[Path], object]:
-    return lambda folder: shutil.copytree(folder / old, folder / new)
-
-
-CHECK, RUN = "check my.yaml", "run my.yaml"
+CHECK = "check my.yaml"
 CASES = {
     # Folders.
     "empty class folder": Case(
