@@ -14,7 +14,7 @@ from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import row_encoder
 from workbench.distillation import students
 from workbench.errors import ConfigError
-from workbench.models import backbones
+from workbench.models import backbones, row_readers
 from workbench.recipes import distill, distill_classes
 from workbench.recipes.sft import read_template
 from workbench.training.callbacks import Callback
@@ -28,13 +28,13 @@ def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:
         base = distill_expansion.student_config(config, Path(aside))
         students.make(config, source, Path(aside) / STUDENT, weights=False)
         found = inspect(base)
-        tokenizer = backbones.tokenizer(base.model)
         if base.recipe == "classify":
             assert source is not None, "peers and caches are for tokens"
-            extra = distill_classes.prepare(config, base, source, found.data, tokenizer)
+            extra = distill_classes.prepare(config, base, source, found.data, row_readers.of_backbone(base))
             drawn = found.drawn + (0 if extra is None else len(extra))
             found = replace(found, drawn=drawn, steps=total_steps(base, drawn))
         else:
+            tokenizer = backbones.tokenizer(base.model)
             template = row_encoder(base, backbones.hub_config(base.model), tokenizer, template=read_template(base))
             distill.require_teachable(config, base, source, tokenizer, template, found.data)
     return replace(found, notes=[_sentence(config), *found.notes])

@@ -42,7 +42,7 @@ class PictureFindings:
     def sheet(self) -> Image.Image:
         """Draw some rows of all classes: as they come, after each step of preparation, and in several epochs."""
         return contact_sheet.contact_sheet([
-            (f"{said(self.rows.labels[row])}     {self.rows.place(row)}", list(self._states(row)))
+            (f"label {said(self.rows.labels[row])}     {_name(self.rows, row)}", list(self._states(row)))
             for row in _of_all_classes(self.rows.labels)
         ])  # fmt: skip
 
@@ -84,6 +84,11 @@ def said(label: Label | None) -> str:
     return ", ".join(label) if isinstance(label, tuple) else f"{label:g}" if isinstance(label, float) else str(label)
 
 
+def _name(rows: LabelledSet, row: int) -> str:
+    """The file of a row below the folder or archive that the rows are from; otherwise its place."""
+    return rows.place(row).removeprefix(f"{rows.source}/")
+
+
 def _sizes(reader: PictureReader, rows: LabelledSet, sample: list[int]) -> str:
     """Smallest, median and largest picture by the number of pixels, and how many are enlarged."""
     sizes = sorted(((*reader.size(rows.records[index]), index) for index in sample), key=lambda each: each[0] * each[1])
@@ -93,8 +98,8 @@ def _sizes(reader: PictureReader, rows: LabelledSet, sample: list[int]) -> str:
     else:
         low, middle, high = sizes[0], sizes[len(sizes) // 2], sizes[-1]
         said = (
-            f"smallest {_size(low)} pixels ({rows.place(low[2])}), median {_size(middle)}, "
-            f"largest {_size(high)} ({rows.place(high[2])}){among}"
+            f"smallest {_size(low)} pixels ({_name(rows, low[2])}), median {_size(middle)}, "
+            f"largest {_size(high)} ({_name(rows, high[2])}){among}"
         )
     wanted = min(reader.format.height, reader.format.width)
     small = sum(min(each[:2]) < wanted for each in sizes)

@@ -22,6 +22,9 @@ from workbench.data.images.picture_rows import PictureRows
 from workbench.data.labelled import labelled_data
 from workbench.errors import Stopped
 from workbench.models import classifier, row_readers
+from workbench.recipes.check import check
+from workbench.recipes.classify_verbs import ClassInspection
+from workbench.recipes.load import load
 from workbench.recipes.merge import merge
 from workbench.recipes.serve import evaluate, predict
 from workbench.runs import run_directory
@@ -241,6 +244,8 @@ def test_a_student_takes_blocks_of_its_teacher_and_reads_its_pictures(learnt: Pa
         "adapter: {method: full}\ntrain: {epochs: 4, learning_rate: 2.0e-3}\n"
         "batch: {size: 16}\nevaluate: {every: null}\nsave: {every: null}\n"
     )
+    found = check(load(path))
+    assert isinstance(found, ClassInspection) and found.pictures is not None and "Teacher" in found.notes[0]
     workbench.run(path, ["image.augment.rotation=10"], out=teacher.parent / "student", quiet=True)
     scores = json.loads((teacher.parent / "student" / "scores.json").read_text())
     assert scores["after"]["accuracy"] > 0.8 and scores["teacher"]["accuracy"] > 0.9

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ def parts(
     facts = Table.grid(padding=(0, 2))
     for name, sentence in found.facts:
         facts.add_row(Text(name, style="bold"), Text(sentence))
-    shown = Table("such as", "label", box=None)
+    shown = Table(Column("such as", overflow="fold"), "label", box=None)
     for place, _, label in examples:
-        shown.add_row(Text(place), Text(label, style="bold green"))
+        shown.add_row(Text(place.removeprefix(f"{found.rows.source}/")), Text(label, style="bold green"))
     rows = Table("split", box=None)
     for column in ("rows", "left out"):
         rows.add_column(column, justify="right")
