@@ -44,6 +44,7 @@ evaluate: {every: null}
 SVG = '<svg xmlns="http://www.w3.org/2000/svg"/>'
 HEIC = b"\0\0\0\x18ftypheic" + bytes(64)
 GROWS = "image.augment.curriculum.strength.start=0.5"
+SWEEP = "recipe=sweep sweep.of=classify evaluate.every=0.5 sweep.over="
 FOLDS = "recipe=crossval data.held_out=0.05 folds.k=2"
 
 
@@ -196,6 +197,11 @@ CASES = {
     "size": Case(
         f"{CHECK} image.size=33", "image.size=33 does not fit ViTForImageClassification", "Write image.size=32"
     ),
+    "huge size": Case(
+        f"{CHECK} image.size=1000000",
+        "16 prepared pictures of 1000000 x 1000000 pixels take",
+        "write a smaller image.size",
+    ),
     "small size": Case(f"{CHECK} image.size=4", "image.size: expected greater than or equal to 8", "found 4"),
     "text backbone": Case(f"{CHECK} model.id=stories", "model.id=stories", "leave data.format out"),
     "vision backbone of text": Case(
@@ -222,6 +228,16 @@ CASES = {
         f"{CHECK} image.augment.rotaton=10", "image.augment.rotaton: unknown key", "Did you mean `rotation`?"
     ),
     "unknown step": Case(f"{CHECK} image.prepare.gray=true", "image.prepare.gray: unknown key", "Known:"),
+    "overlay of nothing": Case(
+        f"{CHECK} image.prepare.edges_as=overlay",
+        "image.prepare: edges_as does nothing without edges",
+        "Add edges=canny",
+    ),
+    "sweep of sizes": Case(
+        f"{CHECK} {SWEEP}'{{image.augment.rotation: [5, 10]}}'",
+        "members cannot differ in image.augment.rotation",
+        "Run a sweep for each value",
+    ),
     "two policies": Case(
         f"{CHECK} image.augment.randaugment=2 image.augment.trivialaugment=true",
         "image.augment: randaugment and trivialaugment",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from workbench.schema import Section
 
@@ -32,3 +32,9 @@ class PrepareConfig(Section):
     mean colour of normalisation."""
     colour: Literal["colour", "grey"] = "colour"
     """Whether colours are kept; grey pictures have three equal channels."""
+
+    @model_validator(mode="after")
+    def _used(self) -> PrepareConfig:
+        if self.edges == "none" and self.edges_as != "replace":
+            raise ValueError("edges_as does nothing without edges. Add edges=canny, or leave edges_as out.")
+        return self

@@ -43,6 +43,7 @@ _WHY = {
     "model": f"the members share one loaded backbone. {_APART}",
     "data": f"the members learn from the same rows and are measured on the same held-out rows. {_APART}",
     "masking": f"the members are measured on the same hidden tokens. {_APART}",
+    "image": f"the members read the same pictures. {_APART}",
     "classes": f"the members read the same rows with the same labels. {_APART}",
     "adapter.method": f"the members share one method. {_APART}",
     "batch.tokens_per_device": "it never changes the result. Leave it out of the sweep.",
@@ -137,6 +138,8 @@ def _refusal(config: RunSections, key: str) -> str | None:
     if isinstance(section, Section) and not rest and name in _ABLE:
         first = next(known for known in _known(config) if known.startswith(f"{name}."))
         return f"is a section. Name one of its keys, such as {first}."
+    if name == "image" and rest.partition(".")[0] in type(config.image).model_fields:
+        return f"members cannot differ in {key}: {_WHY[name]}"
     if rest and (not isinstance(section, Section) or rest not in type(section).model_fields):
         return "unknown key." + did_you_mean(key, _known(config))
     if key in _WHY or not _is_able(name, rest):

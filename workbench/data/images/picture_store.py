@@ -31,6 +31,7 @@ from workbench.data.images.picture_format import PictureFormat
 from workbench.data.images.preparation import PictureStatistics
 from workbench.errors import DataError, FileError
 from workbench.runs import files as whole_files
+from workbench.runs import units
 
 VERSION = "1"
 """Raise it when the files, or what preparation does, change."""
@@ -87,6 +88,7 @@ def store(
     with _locked(path):
         if (found := _opened(path, files)) is not None:  # another process made it meanwhile
             return found
+        _require_room(files, format, folder)
         with whole_files.new_folder(path) as aside:
             mistakes = _write(files, replace(work, path=aside / _PIXELS), workers)
             index = {"mistakes": list(mistakes.items()), "checksum": _checksum(aside / _PIXELS)}
@@ -94,6 +96,17 @@ def store(
         if (written := _opened(path, files)) is None:
             raise FileError(f"{path}: damaged right after it was written. Set WORKBENCH_CACHE to another disk.")
     return replace(written, decoded=len(files))
+
+
+def _require_room(files: Sequence[PictureFile], format: PictureFormat, folder: Path) -> None:
+    """Raise FileError where prepared pictures would fill the disk."""
+    needed, free = len(files) * format.height * format.width * 3, shutil.disk_usage(folder).free
+    if needed > free:
+        raise FileError(
+            f"{folder}: {len(files):,} prepared pictures of {format.width} x {format.height} pixels take "
+            f"{units.size(needed)}, and {units.size(free)} are free. Set WORKBENCH_CACHE to a folder on a larger disk, "
+            "or write a smaller image.size."
+        )
 
 
 _PIXELS, _INDEX = "pixels.npy", "index.json"
