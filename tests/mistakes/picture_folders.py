@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 from PIL import Image
+from transformers import LevitConfig, LevitForImageClassification
 
 from tests.mistakes.cases import Prepare, file
 from tests.vision_backbones import save_vision
@@ -109,6 +110,14 @@ def locked(folder: Path) -> None:
 
 def grey_backbone(folder: Path) -> None:
     save_vision(folder / "grey", "ViT", num_channels=1)
+
+
+def one_size_backbone(folder: Path) -> None:
+    """A LeViT, whose attention has a bias for each pair of patches."""
+    sizes = {"image_size": 32, "hidden_sizes": [16, 32], "num_attention_heads": [2, 4], "depths": [1, 1]}
+    config = LevitConfig(**sizes, key_dim=[8, 8], mlp_ratio=[2, 2], attention_ratio=[2, 2])
+    config.down_ops = [["Subsample", 8, 2, 4, 2, 2]]
+    LevitForImageClassification(config).save_pretrained(folder / "levit")
 
 
 def function(body: str) -> Prepare:

@@ -23,6 +23,7 @@ from tests.mistakes.picture_folders import (
     locked,
     made,
     moved,
+    one_size_backbone,
     picture,
     pictures,
     table,
@@ -197,11 +198,6 @@ CASES = {
     "size": Case(
         f"{CHECK} image.size=33", "image.size=33 does not fit ViTForImageClassification", "Write image.size=32"
     ),
-    "huge size": Case(
-        f"{CHECK} image.size=1000000",
-        "16 prepared pictures of 1000000 x 1000000 pixels take",
-        "write a smaller image.size",
-    ),
     "small size": Case(f"{CHECK} image.size=4", "image.size: expected greater than or equal to 8", "found 4"),
     "text backbone": Case(f"{CHECK} model.id=stories", "model.id=stories", "leave data.format out"),
     "vision backbone of text": Case(
@@ -268,6 +264,12 @@ CASES = {
         f"{CHECK} train.steps=null budget.time=1m image.augment.rotation=10 {GROWS}",
         "image.augment.curriculum grows over a known number of epochs",
         "Write train.epochs or train.steps too",
+    ),
+    "one size only": Case(
+        f"{CHECK} model.id=levit image.augment.curriculum.resolution.start=0.5",
+        "LevitForImageClassification reads pictures of one size",
+        "Leave it out",
+        one_size_backbone,
     ),
     "kept outputs": Case(
         f"{CHECK} freeze.policy=static freeze.cache=memory image.augment.preset=light",

@@ -29,7 +29,7 @@ from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.row_reader import RowReader
 from workbench.errors import BackboneError, FileError
 from workbench.losses.criterion import Objective
-from workbench.models import backbones, exported, first_token, row_readers
+from workbench.models import backbones, exported, first_token, pictures, row_readers
 from workbench.runs import files
 
 
@@ -107,7 +107,12 @@ def task(labels: Labels, *, seed: int) -> Task:
 
 
 def require_known_form(config: RunConfig) -> None:
-    """Raise BackboneError where the backbone does not read rows of this form."""
+    """Refuse, before a row is read, rows of a form or pictures of a size that the backbone does not read.
+
+    Raises:
+        BackboneError: It reads texts and not pictures, or the other way round.
+        ConfigError: It does not read pictures of `image.size`, or of the sizes of a curriculum.
+    """
     hub, name = backbones.hub_config(config.model), f"model.id={config.model.id}"
     reads_pictures = type(hub) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
     reads_text = type(hub) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
@@ -125,6 +130,9 @@ def require_known_form(config: RunConfig) -> None:
             f"{name}: {type(hub).__name__} is an encoder-decoder, which recipe classify does not read yet. Take an "
             "encoder or a causal backbone."
         )
+    size, shrinks = config.image.size, config.image.augment.curriculum.resolution.start < 1
+    if size is not None or shrinks:
+        pictures.require_size(backbones.skeleton(config.model, task=Task("classes")), size, smaller=shrinks)
 
 
 def save(classifier: Classifier, folder: Path, *, adapter: Callable[[Path], None] | None = None) -> None:

@@ -51,11 +51,21 @@ def picture_sizes(model: PreTrainedModel) -> PictureSizes:
     return PictureSizes(own, step if own is None or reads(model, own + max(step, 32 // step * step)) else None)
 
 
-def require_size(model: PreTrainedModel, size: int | None) -> None:
-    """Raise ConfigError where a backbone does not read pictures of this side; None stands for its own."""
+def require_size(model: PreTrainedModel, size: int | None, *, smaller: bool = False) -> None:
+    """Raise ConfigError where a backbone does not read pictures of this side; None stands for its own.
+
+    Args:
+        smaller: Whether it will see smaller ones too.
+    """
+    sizes = picture_sizes(model)
+    if smaller and sizes.step is None:
+        raise ConfigError(
+            f"image.augment.curriculum.resolution begins with smaller pictures, and {type(model).__name__} reads "
+            "pictures of one size. Leave it out."
+        )
     if size is None:
         return
-    reason = picture_sizes(model).refusal(size)
+    reason = sizes.refusal(size)
     if reason is None and not reads(model, size):
         reason = "pictures of this side leave nothing behind its last layers. Write a larger image.size."
     if reason is not None:

@@ -16,7 +16,7 @@ from workbench.data.batching import Examples, Indices
 from workbench.data.text import text_checks
 from workbench.data.text.tokenized import Splits
 from workbench.errors import ConfigError
-from workbench.models import backbones, pictures
+from workbench.models import backbones
 from workbench.training import capacity
 from workbench.training.freezing.layer_map import LayerMap, stack
 from workbench.training.optim import optimizers
@@ -65,9 +65,7 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
     _require_tokens(config, splits[0])
     optimizers.require(config, device=backbones.device())
     model = backbones.skeleton(config.model, task=task, trainable=isinstance(config.adapter, Full))
-    if config.reads_pictures:
-        pictures.require_size(model, config.image.size)
-    else:
+    if not config.reads_pictures:
         _require_positions(config, splits, model)
     adapters.require_fit(model, config.adapter)
     require_recomputable(config, model)

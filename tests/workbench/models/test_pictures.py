@@ -79,7 +79,6 @@ def test_a_size_that_is_no_multiple_of_a_patch_is_refused_with_the_nearest(tmp_p
     model = load(save_vision(tmp_path, "ViT"))
     with pytest.raises(ConfigError, match=r"image\.size=45 does not fit ViTFor.*Write image\.size=48"):
         pictures.require_size(model, 45)
-    pictures.require_size(model, None)
     assert pictures.PictureSizes(224, None).refusal(240) == "it reads pictures of one size. Write image.size=224."
 
 

@@ -192,3 +192,11 @@ def test_a_folder_that_cannot_be_written_is_told(files: list[PictureFile], tmp_p
     (tmp_path / "file").write_text("")
     with pytest.raises(FileError, match="cannot be written"):
         stored(files, tmp_path / "file" / "store")
+
+
+def test_more_pixels_than_the_disk_has_room_for_are_told_before_decoding(
+    files: list[PictureFile], tmp_path: Path
+) -> None:
+    with pytest.raises(FileError, match=r"pictures of 12 x 1000000000000000 pixels take .* WORKBENCH_CACHE"):
+        stored(files, tmp_path, format=replace(FORMAT, height=10**15))
+    assert not [path for path in tmp_path.iterdir() if path.suffix != ".lock"]
