@@ -106,8 +106,8 @@ def features(
     nearest, linear = found.probe
     typer.echo(
         f"{found.rows:,} rows, {found.width:,} features, {found.classes} classes. Held-out rows told right without "
-        f"training the backbone: {nearest:.1%} by the nearest training rows, {linear:.1%} by a linear probe; always naming "
-        f"the likeliest class gives {found.likeliest:.1%}."
+        f"training the backbone: {nearest:.1%} by the nearest training rows, {linear:.1%} by a linear probe; always "
+        f"naming the likeliest class gives {found.likeliest:.1%}."
     )
     if out is not None:
         typer.echo(f"Features: {out}")
