@@ -22,6 +22,8 @@ from workbench.runs.units import percent
 
 SAMPLED = 1000
 """Pictures, from all over the training rows, whose sizes and colours are looked at."""
+SHOWN = 3
+"""Rows whose file and label are told."""
 DRAWN = 8
 """Rows of a sheet."""
 EPOCHS = 4
@@ -36,13 +38,15 @@ class PictureFindings:
     rows: LabelledSet
     facts: list[tuple[str, str]]
     """Name and sentence of all that is found."""
+    examples: list[tuple[str, str]]
+    """File and label of some rows."""
     notes: list[str]
     """Changes that may be wrong for the labels."""
 
     def sheet(self) -> Image.Image:
         """Draw some rows of all classes: as they come, after each step of preparation, and in several epochs."""
         return contact_sheet.contact_sheet([
-            (f"label {said(self.rows.labels[row])}     {_name(self.rows, row)}", list(self._states(row)))
+            (f"label {said(self.rows.labels[row])}: {_name(self.reader, self.rows, row)}", list(self._states(row)))
             for row in _of_all_classes(self.rows.labels)
         ])  # fmt: skip
 
@@ -76,7 +80,9 @@ def inspect(config: RunConfig, reader: RowReader, rows: LabelledSet, labels: Lab
         ("image.prepare", descriptions.preparation(config.image.prepare, reader.format)),
         ("image.augment", descriptions.augmentation(config.image.augment) or "nothing changes"),
     ]
-    return PictureFindings(reader, rows, facts, pitfalls(config.image.augment, config.tta, names, grey=all(grey)))
+    examples = [(_name(reader, rows, row), said(rows.labels[row])) for row in _of_all_classes(rows.labels)[:SHOWN]]
+    notes = pitfalls(config.image.augment, config.tta, names, grey=all(grey))
+    return PictureFindings(reader, rows, facts, examples, notes)
 
 
 def said(label: Label | None) -> str:
@@ -84,9 +90,9 @@ def said(label: Label | None) -> str:
     return ", ".join(label) if isinstance(label, tuple) else f"{label:g}" if isinstance(label, float) else str(label)
 
 
-def _name(rows: LabelledSet, row: int) -> str:
-    """The file of a row below the folder or archive that the rows are from; otherwise its place."""
-    return rows.place(row).removeprefix(f"{rows.source}/")
+def _name(reader: PictureReader, rows: LabelledSet, row: int) -> str:
+    """The file of a row, without the folder or archive that all rows are from."""
+    return reader.describe(rows.records[row]).removeprefix(f"{rows.source}/")
 
 
 def _sizes(reader: PictureReader, rows: LabelledSet, sample: list[int]) -> str:
@@ -98,8 +104,8 @@ def _sizes(reader: PictureReader, rows: LabelledSet, sample: list[int]) -> str:
     else:
         low, middle, high = sizes[0], sizes[len(sizes) // 2], sizes[-1]
         said = (
-            f"smallest {_size(low)} pixels ({_name(rows, low[2])}), median {_size(middle)}, "
-            f"largest {_size(high)} ({_name(rows, high[2])}){among}"
+            f"smallest {_size(low)} pixels ({_name(reader, rows, low[2])}), median {_size(middle)}, "
+            f"largest {_size(high)} ({_name(reader, rows, high[2])}){among}"
         )
     wanted = min(reader.format.height, reader.format.width)
     small = sum(min(each[:2]) < wanted for each in sizes)

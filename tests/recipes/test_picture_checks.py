@@ -61,6 +61,9 @@ def test_sizes_and_colours_are_those_of_the_files(find: Find) -> None:
     assert facts["Colours"].endswith("grey, the others in colour")
     assert facts["The model reads"] == f"{SIZE} x {SIZE} pixels, 16 patches"
     assert facts["image.augment"] == "nothing changes"
+    examples = find().examples
+    assert len(examples) == 3 and {label for _, label in examples[:2]} == {"6", "9"}
+    assert all(name.startswith(f"{label}/") for name, label in examples)
     assert dict(find("image.prepare.colour=grey").facts)["Colours"] == "all grey, as the model reads them"
 
 

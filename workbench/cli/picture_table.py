@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
@@ -14,20 +14,14 @@ if TYPE_CHECKING:
     from workbench.recipes.picture_checks import PictureFindings
 
 
-def parts(
-    found: PictureFindings, splits: Mapping[str, LabelledSet], examples: Sequence[tuple[str, str, str]]
-) -> list[RenderableType]:
-    """Facts on the training pictures, some of them with their labels, and the sizes of the splits.
-
-    Args:
-        examples: Place, what the model reads, and the label of some rows.
-    """
+def parts(found: PictureFindings, splits: Mapping[str, LabelledSet]) -> list[RenderableType]:
+    """Facts on the training pictures, some of them with their labels, and the sizes of the splits."""
     facts = Table.grid(padding=(0, 2))
     for name, sentence in found.facts:
         facts.add_row(Text(name, style="bold"), Text(sentence))
     shown = Table(Column("such as", overflow="fold"), "label", box=None)
-    for place, _, label in examples:
-        shown.add_row(Text(place.removeprefix(f"{found.rows.source}/")), Text(label, style="bold green"))
+    for name, label in found.examples:
+        shown.add_row(Text(name), Text(label, style="bold green"))
     rows = Table("split", box=None)
     for column in ("rows", "left out"):
         rows.add_column(column, justify="right")

@@ -203,7 +203,7 @@ def _labelled(
     """Some rows as the model reads them, sizes of the splits, and the lengths or the pictures of the first."""
     there = {name: split for name, split in splits.items() if split is not None}
     if pictures is not None:
-        _out.print(*picture_table.parts(pictures, there, examples))
+        _out.print(*picture_table.parts(pictures, there))
         return
     for place, text, label in examples:
         _out.rule(Text(place))
