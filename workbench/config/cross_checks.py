@@ -183,7 +183,7 @@ def _of_pictures(config: RunSections) -> Iterator[str]:
     given = [f"classes.{key}" for key, is_set in text.items() if is_set]
     given += ["data.max_tokens"] if config.data.max_tokens != _default(config.data, "max_tokens") else []
     if given:
-        yield f"{' and '.join(given)} are for text, and data.format=image reads pictures. Leave them out."
+        yield f"data.format=image reads pictures: leave {' and '.join(given)} out, for text alone."
     if image.column in config.data.columns:
         yield (
             f"data.columns renames `{image.column}`, and the column of pictures has a setting of its own. "
