@@ -281,7 +281,7 @@ CASES = {
     ),
     "text settings": Case(
         f"{CHECK} classes.keep=end data.max_tokens=64",
-        "classes.keep and data.max_tokens are for text",
+        "leave classes.keep and data.max_tokens out",
         "Leave them out",
     ),
     "pairs": Case(f"{CHECK} classes.kind=pair", "classes.kind=pair compares two texts", "Write kind: one"),
