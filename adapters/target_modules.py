@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-Targets = Literal["attention", "mlp", "all-linear", "convolutions"] | Annotated[tuple[str, ...], Field(min_length=1)]
+Targets = (
+    Literal["attention", "mlp", "all-linear", "convolutions", "all-layers"]
+    | Annotated[tuple[str, ...], Field(min_length=1)]
+)
 """A role, or module names such as [q_proj, v_proj]."""
 
 
@@ -35,7 +38,8 @@ class OnLinear(Method):
 
     targets: Targets = "all-linear"
     """Layers that are changed: a role, or a list of module names such as [q_proj, v_proj]. `all-linear` means the
-    convolutions where the blocks have no linear layers, as in ResNet. Depthwise convolutions are left alone."""
+    convolutions where the blocks have no linear layers, as in ResNet; `all-layers` is both, and what reads the pixels.
+    Depthwise convolutions are left alone."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of the adapter's inputs that is dropped while training."""
 
@@ -62,10 +66,11 @@ class OnLinear(Method):
 
 
 def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
-    """Module names for a role (`attention`, `mlp`, `all-linear`, `convolutions`) or a list of names.
+    """Module names for a role (`attention`, `mlp`, `all-linear`, `convolutions`, `all-layers`) or a list of names.
 
-    Leaf names such as `q_proj` where they mean the same everywhere, full paths where a leaf name
-    (BERT's `dense`) stands both inside and outside the role. A role never names what is outside the blocks.
+    Leaf names such as `q_proj` where they mean the same everywhere, full paths where a leaf name (BERT's `dense`)
+    stands both inside and outside the role. A role names nothing outside the blocks, but for the convolution that reads
+    the pixels, which is one of `all-layers`.
 
     Raises:
         ConfigError: a name matches no such layer (the nearest that exist are listed).
@@ -85,7 +90,7 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
 
 
 def _also(model: PreTrainedModel) -> str:
-    return ", convolutions." if convolutions(model) else "."
+    return ", convolutions, all-layers." if convolutions(model) else "."
 
 
 def _of_role(model: PreTrainedModel, role: str) -> list[str]:
@@ -94,6 +99,8 @@ def _of_role(model: PreTrainedModel, role: str) -> list[str]:
     chosen = [name for name in linear if role == "all-linear" or is_attention(name) == (role == "attention")]
     if role == "convolutions" or (role == "all-linear" and not linear):
         chosen = convolutions(model)
+    if role == "all-layers":
+        chosen = [*linear, *(name for name, module in model.named_modules() if is_convolution(module))]
     if not chosen and (experts := fused_experts(model)):
         raise ConfigError(
             f"adapter.targets: the MLPs of {type(model).__name__} are experts, whose matrices stand in one "

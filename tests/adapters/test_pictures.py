@@ -13,7 +13,7 @@ import torch
 from tests.vision_backbones import VISION, pixels, tiny_vision
 from workbench import adapters
 from workbench.adapters import Full, Lora, anatomy, picture_tower
-from workbench.adapters.target_modules import resolve, target_convolutions
+from workbench.adapters.target_modules import matches, resolve, target_convolutions
 from workbench.errors import ConfigError
 from workbench.models import fused_lora, pictures
 
@@ -32,6 +32,24 @@ def test_all_linear_means_convolutions_where_blocks_have_no_linear_layers(name: 
     assert not any(layer is stem for layer in chosen.values())
 
 
+@pytest.mark.parametrize("name", sorted(VISION))
+def test_all_layers_are_those_of_the_blocks_and_what_reads_the_pixels(name: str) -> None:
+    model = tiny_vision(name)
+    paths = {
+        path
+        for path, _ in model.named_modules()
+        if any(matches(path, chosen) for chosen in resolve(model, "all-layers"))
+    }
+    inside = {
+        path
+        for path, _ in model.named_modules()
+        if any(matches(path, chosen) for chosen in resolve(model, "all-linear"))
+    }
+    assert inside | set(anatomy.convolutions(model)) < paths
+    assert picture_tower.stem(model) in [model.get_submodule(path) for path in paths]
+    assert not any(path.startswith(head) for path in paths for head in anatomy.fresh_heads(model))
+
+
 def test_roles_and_names_that_are_not_there_are_refused_with_a_cure() -> None:
     with pytest.raises(
         ConfigError, match=r"convolutions matches no convolution of ViT.* Write adapter\.targets=all-linear"
@@ -43,10 +61,10 @@ def test_roles_and_names_that_are_not_there_are_refused_with_a_cure() -> None:
 
 
 @pytest.mark.parametrize("method", ["lora", "rslora", "dora"])
-@pytest.mark.parametrize("name", CONVOLUTIONAL)
+@pytest.mark.parametrize("name", [*CONVOLUTIONAL, "ViT"])
 def test_merged_convolutions_give_the_same(name: str, method: str) -> None:
     base, images = tiny_vision(name).double().requires_grad_(False), pixels().double()
-    config = Lora.model_validate({"method": method, "rank": 3, "alpha": 6})
+    config = Lora.model_validate({"method": method, "rank": 3, "alpha": 6, "targets": "all-layers"})
     model: Any = adapters.attach(copy.deepcopy(base), config, seed=0).eval()
     for key, each in model.named_parameters():
         if "lora_B" in key:
