@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -204,3 +205,9 @@ def has_bfloat16_units() -> bool:
 def _cpuinfo() -> list[tuple[str, str]]:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     return [(key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in lines)]
+
+
+def group(pattern: str | None, name: str) -> str:
+    """The part of a file's name that the pattern's first group finds; the whole name where there is none."""
+    found = re.match(pattern, name) if pattern else None
+    return found[1] if found else name

@@ -1,11 +1,11 @@
 """Five folds of pictures as `workbench run crossval/...` in one bank, against five runs of transformers' Trainer.
 
-    python scripts/bench/picture_folds.py PICTURES [--model starter/vision] [--limit 1000] [--epochs 5] [--pairs 2]
+    python scripts/bench/picture_folds.py PICTURES [--group '(.+)_'] [--limit 1000] [--epochs 5] [--pairs 2]
 
-PICTURES is a folder of class folders. Both sides have the same rows, folds, backbone, LoRA, epochs, rows a step, peak
-rate, schedule and precision (float32), and no augmentation. Ours is the whole command: it also finds duplicates,
-calibrates, scores what was saved, and writes the report. Times are of whole processes, in turn; accuracies are of all
-held-out rows.
+PICTURES is a folder of class folders, `--group` a pattern that finds in a picture's name what must not be split. Both
+sides have the same rows, folds, backbone, LoRA, epochs, rows a step, peak rate, schedule and precision (float32), and
+no augmentation. Ours is the whole command: it also finds duplicates, calibrates, scores what was saved, and writes the
+report. Times are of whole processes, in turn; accuracies are of all held-out rows.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("pictures", type=Path)
     parser.add_argument("--model", default="starter/vision")
     parser.add_argument("--limit", type=int, default=1000, help="pictures, classes in turn")
+    parser.add_argument("--group", help="pattern whose first group names what must not be split")
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch", type=int, default=32)
@@ -78,17 +79,19 @@ def _arguments() -> argparse.Namespace:
 
 
 def _rows(folder: Path, arguments: argparse.Namespace) -> Path:
-    """Write rows.csv with the columns image, label and fold; each class is dealt evenly to the folds."""
+    """Write rows.csv with the columns image, label and fold; each class, or the groups, are dealt evenly to folds."""
     from workbench.data.images.picture_sources import read_rows
 
-    path, dealt = folder / "rows.csv", dict[str, int]()
+    path, dealt, groups = folder / "rows.csv", dict[str, int](), dict[str, int]()
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["image", "label", "fold"])
         for row in list(read_rows(str(arguments.pictures)))[: arguments.limit]:
-            label = row.columns["label"]
+            picture, label = row.columns["image"].path.resolve(), row.columns["label"]
             dealt[label] = dealt.get(label, -1) + 1
-            writer.writerow([row.columns["image"].path.resolve(), label, dealt[label] % arguments.folds])
+            group = measuring.group(arguments.group, picture.name)
+            fold = groups.setdefault(group, len(groups)) if arguments.group else dealt[label]
+            writer.writerow([picture, label, fold % arguments.folds])
     return path
 
 

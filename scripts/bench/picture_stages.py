@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import measuring
 import numpy as np
 import pandas as pd
 from scipy import stats
@@ -72,7 +72,7 @@ def _write(folder: Path, seed: int, arguments: argparse.Namespace) -> list[str]:
         {"image": str(row.columns["image"].path.resolve()), "label": row.columns["label"]}
         for row in read_rows(str(arguments.pictures))
     )
-    rows["group"] = [_group(arguments.group, path) for path in rows["image"]]
+    rows["group"] = [measuring.group(arguments.group, Path(path).name) for path in rows["image"]]
     groups = np.random.default_rng(seed).permutation(sorted(set(rows["group"])))
     tested = rows["group"].isin(groups[: round(TEST * len(groups))])
     rows.pop("group")
@@ -82,11 +82,6 @@ def _write(folder: Path, seed: int, arguments: argparse.Namespace) -> list[str]:
     rest[arguments.labelled :][["image"]].to_csv(folder / "unlabelled.csv", index=False)
     names = {"data.train": "train", "data.test": "test", "pseudo_label.unlabelled": "unlabelled"}
     return [f"{key}={folder / name}.csv" for key, name in names.items()]
-
-
-def _group(pattern: str | None, path: str) -> str:
-    found = re.match(pattern, Path(path).name) if pattern else None
-    return found[1] if found else path
 
 
 def _stages(run: Path) -> list[dict[str, Any]]:
