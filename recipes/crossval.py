@@ -1,4 +1,4 @@
-"""Cross-validation: folds, one bank of adapters, out-of-fold truth, pseudo-labels, an ensemble, views, a report.
+"""Cross-validation: folds, a bank of adapters, out-of-fold truth, pseudo-labels, ensemble, views, neighbours, a report.
 
 Every choice is made on out-of-fold rows; the test rows are looked at once, when nothing can change any more.
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from workbench import report
 from workbench.config import RunConfig
-from workbench.crossval import combining, training_rounds, tta
+from workbench.crossval import combining, neighbour_correction, training_rounds, tta
 from workbench.crossval.fold_adapters import FoldContext, fold_adapters
 from workbench.crossval.stages import StageLog
 from workbench.data.labelled import fold_data
@@ -61,13 +61,14 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     round_outputs = context.pseudo_label(round_outputs, combiner)
     combiner = context.merge(round_outputs, combiner)
     decision = context.augment(round_outputs, combiner, views)
+    corrected = context.correct()
     context.consensus()
 
     # Nothing changes from here on.
     refit = context.refit(round_outputs, combiner) if config.folds.refit else None
     if not run.ranks.first:
         return {}
-    scores = crossval_files.write(context, round_outputs, combiner, decision, refit)
+    scores = crossval_files.write(context, round_outputs, combiner, decision, corrected, refit)
     run.note(elapsed_s=sum(run.manifest["seconds"].values()), peak_bytes=peak_bytes(backbones.device()))
     run.note(status="done")
     scored.clear()
@@ -83,6 +84,7 @@ def prepare(config: RunConfig) -> tuple[RowReader, FoldData, list[RowView], list
     classifier.require_known_form(config)
     reader = row_readers.of_backbone(config)
     data = fold_data.load(config, reader)
+    neighbour_correction.require_rows(config.correction, data.folds)
     sets = [rows for rows in (data.rows, data.test, data.unlabelled) if rows is not None]
     modules = preflight.require_backbone(config, sets, classifier.task(data.labels, seed=config.seed))
     views = row_views.make(config, data.labels, data.rows)

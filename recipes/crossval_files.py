@@ -23,7 +23,7 @@ from workbench.models import classifier
 from workbench.runs import files
 
 if TYPE_CHECKING:
-    from workbench.recipes.crossval_stages import CrossvalContext
+    from workbench.recipes.crossval_stages import CrossvalContext, KeptCorrection
 
 Scores = dict[str, Any]
 _BOUNDS = ("accuracy_low", "accuracy_high")
@@ -34,6 +34,7 @@ def write(
     round_outputs: RoundOutputs,
     combiner: Combiner,
     decision: TtaDecision | None,
+    corrected: KeptCorrection | None,
     refit: Scores | None,
 ) -> Scores:
     """All files but the report; returns what stands in scores.json."""
@@ -46,7 +47,9 @@ def write(
         shown, values_NC = data.test, predictions.test_TC
     _parquet(context.run.path / "predictions.parquet", _table(context, shown, values_NC))
     files.write_json(context.run.path / "classes.json", labels.facts)
-    files.write_json(context.run.path / "decision.json", decided(context, round_outputs, combiner, decision))
+    if corrected is not None:
+        corrected.bank.save(context.run.path)
+    files.write_json(context.run.path / "decision.json", decided(context, round_outputs, combiner, decision, corrected))
     folds, summary = _folds(context, round_outputs, combiner)
     context.log.write(folds=folds, summary=summary, duplicates=_duplicates(context))
     said_NC = target_scores.baseline(labels, data.rows.targets_NC, rows=len(data.rows))
@@ -63,7 +66,11 @@ def write(
 
 
 def decided(
-    context: CrossvalContext, round_outputs: RoundOutputs, combiner: Combiner, decision: TtaDecision | None
+    context: CrossvalContext,
+    round_outputs: RoundOutputs,
+    combiner: Combiner,
+    decision: TtaDecision | None,
+    corrected: KeptCorrection | None,
 ) -> dict[str, Any]:
     """Decisions that predicting other rows needs."""
     fitted = combiner.fit(context.known, round_outputs.oof_MNC)
@@ -74,6 +81,7 @@ def decided(
         "how": fitted.how,
         "weights": None if fitted.weights_M is None else fitted.weights_M.tolist(),
         "tta": decision.facts if decision is not None and decision.accepted else None,
+        "correction": None if corrected is None else corrected.correction.facts,
     }
 
 

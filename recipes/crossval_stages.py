@@ -1,4 +1,4 @@
-"""Model, data and books of a cross-validation, and its short stages: calibration, pseudo-labels, ensemble, views.
+"""Model, data and books of a cross-validation, and its short stages: calibration to correction by similarity.
 
 Legend: M adapters, N labelled rows, T test rows, C outputs (classes, or 1 for a number).
 """
@@ -7,12 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from workbench.config import RunConfig
-from workbench.crossval import combining, pseudo_labels, training_rounds, tta, tta_predict
+from workbench.crossval import (
+    combining,
+    neighbour_bank,
+    neighbour_correction,
+    pseudo_labels,
+    training_rounds,
+    tta,
+    tta_predict,
+)
 from workbench.crossval.combining import Combiner, OutOfFold
 from workbench.crossval.fold_adapters import FoldAdapter, FoldContext, outputs
+from workbench.crossval.neighbour_bank import NeighbourBank
+from workbench.crossval.neighbour_correction import Correction
 from workbench.crossval.stages import Predictions, StageLog
 from workbench.crossval.training_rounds import RoundOutputs
 from workbench.crossval.tta import TtaDecision
@@ -24,6 +34,13 @@ from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
 
 Scores = dict[str, Any]
+
+
+class KeptCorrection(NamedTuple):
+    """A correction that stays, and the rows that it asks."""
+
+    correction: Correction
+    bank: NeighbourBank
 
 
 @dataclass(frozen=True)
@@ -40,11 +57,12 @@ class CrossvalContext:
 
     @staticmethod
     def gates(config: RunConfig, data: FoldData, known: OutOfFold, views: Sequence[RowView]) -> int:
-        """Stages that out-of-fold rows may decide about: rounds of pseudo-labels, ensembles, views, consensus."""
+        """Stages that out-of-fold rows may decide about: rounds of pseudo-labels, ensembles, views, corrections."""
         rounds = config.pseudo_label.rounds if data.unlabelled is not None else 0
         wanted = config.ensemble.merge
         tried = [how for how in combining.candidates(wanted, known) if how != wanted]
-        return rounds + len(tried) + bool(views) + config.ensemble.consensus
+        corrects = config.correction.is_on and not config.correction.is_forced
+        return rounds + len(tried) + bool(views) + corrects + config.ensemble.consensus
 
     def predictions(self, combiner: Combiner, round_outputs: RoundOutputs) -> Predictions:
         """Predictions of a round's adapters together, for labelled rows by fits that did not see them."""
@@ -126,6 +144,34 @@ class CrossvalContext:
             "tta", "Test-time augmentation", predictions, decision.facts, gain=decision.gain, why=decision.reason
         )
         return decision
+
+    def correct(self) -> KeptCorrection | None:
+        """Rows are drawn to what is said of their nearest rows, where that pays."""
+        config, labels, before = self.fold_context.config.correction, self.data.labels, self.log.predictions
+        if not config.is_on:
+            return None
+        bank, test_TD = neighbour_bank.of_run(self.fold_context, self.run, self.data, before.oof_NC)
+        found = bank.within_folds(max(config.candidates))
+        correction, oof_NC = neighbour_correction.fit(
+            config, labels, before.oof_NC, self.data.rows.targets_NC, found, self.known.part_N
+        )
+        test_TC = before.test_TC
+        if test_TC is not None and test_TD is not None:
+            test_TC = bank.corrected(correction, test_TC, test_TD)
+        facts = {
+            **correction.facts,
+            "similarity": float(found.similarity_NK[:, : correction.neighbours].mean()),
+            "changed": neighbour_correction.changed(labels, before.oof_NC, oof_NC),
+        }
+        kept = self.log.offer(
+            "correction",
+            "Correction by similarity",
+            Predictions(oof_NC, test_TC),
+            facts,
+            least=config.least_gain,
+            forced=config.is_forced,
+        )
+        return KeptCorrection(correction, bank) if kept else None
 
     def consensus(self) -> None:
         """Near-duplicates are given the mean of what is said of them."""

@@ -44,7 +44,11 @@ def _teacher(source: TeacherSource) -> dict[str, str]:
     found = _model(source.model)
     for adapter in source.adapters:
         found |= provenance.digests(adapter, title=str(adapter))
-    for name in ("config.yaml", "decision.json", "out_of_fold.parquet") if source.run is not None else ():
+    for name in (
+        ("config.yaml", "decision.json", "neighbours.safetensors", "out_of_fold.parquet")
+        if source.run is not None
+        else ()
+    ):
         assert source.run is not None
         path = source.run / name
         found |= {str(path): provenance.digest(path)} if path.is_file() else {}

@@ -40,7 +40,7 @@ def evaluate(run: Path, overrides: Sequence[str], *, trust: bool = False) -> dic
     before = run_directory.shipped_config(run, Trust(trust))
     values = override(before.model_dump(mode="json", exclude_none=True), list(overrides))
     config = parse(RunConfig, values, source="the command line")
-    trained = ("model", "adapter", "classes", "folds", "pseudo_label", "tta", "ensemble")
+    trained = ("model", "adapter", "classes", "folds", "pseudo_label", "tta", "correction", "ensemble")
     changed = [name for name in trained if getattr(config, name) != getattr(before, name)]
     changed += [f"image.{name}" for name in _SEEN if getattr(config.image, name) != getattr(before.image, name)]
     changed += ["data.format"] if config.reads_pictures != before.reads_pictures else []

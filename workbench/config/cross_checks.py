@@ -19,6 +19,7 @@ _ONLY_FOR = {
     "folds": ("crossval",),
     "pseudo_label": ("crossval",),
     "tta": ("crossval",),
+    "correction": ("crossval",),
     "ensemble": ("crossval",),
     "sweep": ("sweep",),
     "distill": ("distill",),
@@ -216,6 +217,8 @@ def _of_folds(config: RunSections) -> Iterator[str]:
     """Where the rows that a fold is scored on would also choose what is scored."""
     views = config.tta.refusal(config.classes, pictures=config.reads_pictures)
     if reason := config.pseudo_label.refusal(config.classes.kind) or views:
+        yield reason
+    if reason := config.correction.refusal(config.folds):
         yield reason
     if config.data.held_out != _default(config.data, "held_out"):
         yield "recipe=crossval validates on folds: leave data.held_out out; folds.k says how many."

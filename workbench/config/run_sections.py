@@ -24,6 +24,7 @@ from workbench.config.basic_sections import (
 )
 from workbench.config.budget_config import BudgetConfig
 from workbench.config.classes_config import ClassesConfig
+from workbench.config.correction_config import CorrectionConfig
 from workbench.config.distill_config import DistillConfig
 from workbench.config.distributed_config import DistributedConfig
 from workbench.config.folds_config import DuplicatesConfig, EnsembleConfig, FoldsConfig
@@ -55,6 +56,7 @@ class RunSections(Section):
     folds: FoldsConfig = FoldsConfig()
     pseudo_label: PseudoLabelConfig = PseudoLabelConfig()
     tta: TtaConfig = TtaConfig()
+    correction: CorrectionConfig = CorrectionConfig()
     ensemble: EnsembleConfig = EnsembleConfig()
     sweep: SweepConfig = SweepConfig()
     distill: DistillConfig = DistillConfig()

@@ -1,4 +1,4 @@
-"""Rows read by the adapters of a round, in views where these pay.
+"""Rows read by the adapters of a round, in views and corrected by their neighbours where these pay.
 
 Legend: M adapters, V views with the plain row first, N labelled rows, T other rows, C outputs.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import numpy as safetensors
 
 from workbench.config import RunConfig
-from workbench.crossval import training_rounds, tta
+from workbench.crossval import neighbour_bank, training_rounds, tta
 from workbench.crossval.combining import Combiner, FittedCombination, OutOfFold
 from workbench.crossval.fold_adapters import FoldAdapter, FoldContext
 from workbench.crossval.training_rounds import RoundOutputs
@@ -45,12 +45,12 @@ def decided(run: Path, room: FoldContext, rows: LabelledSet) -> Floats:
     folders = [run / training_rounds.folder(known["round"]) / name / "adapter" for name in known["members"]]
     (outputs_MTC,) = training_rounds.predict(room, folders, [rows])
     values_TC = fitted.values(room.labels, outputs_MTC)
-    if known["tta"] is None:
-        return values_TC
-    seen = row_views.make(room.config, room.labels, rows)
-    decision = TtaDecision.from_facts(known["tta"])
-    judged = [view for view in seen if view.name in decision.names]
-    return merged(room, folders, fitted, decision, judged, rows, values_TC)
+    if known["tta"] is not None:
+        seen = row_views.make(room.config, room.labels, rows)
+        decision = TtaDecision.from_facts(known["tta"])
+        judged = [view for view in seen if view.name in decision.names]
+        values_TC = merged(room, folders, fitted, decision, judged, rows, values_TC)
+    return neighbour_bank.corrected(run, room, rows, values_TC, known.get("correction"))
 
 
 def out_of_fold(

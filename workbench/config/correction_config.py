@@ -1,0 +1,71 @@
+"""The section `correction`, by similarity; workbench/crossval/neighbour_correction.py carries it out."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from workbench.config.folds_config import FoldsConfig
+from workbench.schema import Section
+
+Strength = Annotated[float, Field(gt=0, le=1)]
+
+
+class CorrectionConfig(Section):
+    neighbours: PositiveInt | tuple[PositiveInt, ...] | None = None
+    """Nearest labelled rows of a fold with which a row's prediction is to agree; of a list, [5, 20], the number with
+    the lowest out-of-fold loss; null: off.
+
+    Rows are near by the features that the frozen backbone gives them, as `workbench features` writes them.
+    """
+    strength: Strength | None = None
+    """Share of the neighbours in a corrected prediction, 1 replaces it; null: fitted on out-of-fold rows, and used only
+    where they show a gain. A number is used whether they do or not."""
+    temperature: PositiveFloat | None = None
+    """Neighbours weigh by softmax(cosine similarity / temperature): a low one asks the nearest row alone, a high one
+    all alike; null: fitted on out-of-fold rows."""
+    least_gain: NonNegativeFloat = 0.0
+    """Nats a row by which the correction must lower the out-of-fold loss to be used (numbers: of their variance)."""
+
+    @model_validator(mode="after")
+    def _used(self) -> CorrectionConfig:
+        if self.neighbours == ():
+            raise ValueError("neighbours is empty. Write neighbours: [5, 20], or null for no correction.")
+        if len(set(self.candidates)) < len(self.candidates):
+            raise ValueError("neighbours names a number twice. Name it once.")
+        fields = type(self).model_fields.items()
+        given = [name for name, field in fields if getattr(self, name) != field.default]
+        if given and not self.is_on:
+            raise ValueError(
+                f"without neighbours nothing is corrected, and {given[0]} is given. Write neighbours: [5, 20]."
+            )
+        if self.is_forced and self.least_gain:
+            raise ValueError("strength is used without a gain, and least_gain asks for one. Leave one of them out.")
+        return self
+
+    @property
+    def is_on(self) -> bool:
+        """Whether predictions are corrected."""
+        return self.neighbours is not None
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the correction is kept without a gain."""
+        return self.is_on and self.strength is not None
+
+    @property
+    def candidates(self) -> tuple[int, ...]:
+        """Numbers of neighbours to choose from, ascending; none where the correction is off."""
+        if self.neighbours is None:
+            return ()
+        return (self.neighbours,) if isinstance(self.neighbours, int) else tuple(sorted(self.neighbours))
+
+    def refusal(self, folds: FoldsConfig) -> str | None:
+        """Why predictions over these folds cannot be corrected, and what to write; None where they can."""
+        if not self.is_on or folds.repeats == 1:
+            return None
+        return (
+            f"correction asks the rows of a row's own fold, and folds.repeats={folds.repeats} puts a row into several. "
+            "Write folds.repeats=1, and folds.seeds for more adapters, or leave correction out."
+        )
