@@ -163,15 +163,23 @@ class CrossvalContext:
             "similarity": float(found.similarity_NK[:, : correction.neighbours].mean()),
             "changed": neighbour_correction.changed(labels, before.oof_NC, oof_NC),
         }
-        kept = self.log.offer(
-            "correction",
-            "Correction by similarity",
-            Predictions(oof_NC, test_TC),
-            facts,
-            least=config.least_gain,
-            forced=config.is_forced,
+        name, title, predictions = "correction", "Correction by similarity", Predictions(oof_NC, test_TC)
+        if config.is_forced:
+            self.log.offer(name, title, predictions, facts, forced=True)
+            return KeptCorrection(correction, bank)
+        gain = neighbour_correction.gain(
+            config,
+            labels,
+            before.oof_NC,
+            oof_NC,
+            self.data.rows.targets_NC,
+            bank.fold_N,
+            self.known.part_N,
+            groups_N=self.data.cluster_N,
+            sure=self.log.sure(),
         )
-        return KeptCorrection(correction, bank) if kept else None
+        self.log.judge(name, title, predictions, facts, gain=gain, why=gain.sentence)
+        return KeptCorrection(correction, bank) if gain.accepted else None
 
     def consensus(self) -> None:
         """Near-duplicates are given the mean of what is said of them."""

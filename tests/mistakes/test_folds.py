@@ -105,6 +105,22 @@ CASES = {
     "floor above threshold": Case(
         "floor", "Write floor", "'pseudo_label={adaptive: true, threshold: 0.4, floor: 0.5}'"
     ),
+    # Correction by similarity.
+    "more neighbours than rows": Case(
+        "correction.neighbours: 50 rows of a row's own fold are asked",
+        "Write correction.neighbours=",
+        "correction.neighbours=[3,50]",
+    ),
+    "neighbours of several folds": Case(
+        "folds.repeats=2 puts a row into several", "Write folds.repeats=1", "correction.neighbours=2 folds.repeats=2"
+    ),
+    "a correction without neighbours": Case(
+        "without neighbours nothing is corrected", "Write neighbours", "correction.strength=0.5"
+    ),
+    "no such word of a correction": Case("correction.neighbors", "neighbours", "correction.neighbors=5"),
+    "a correction elsewhere": Case(
+        "correction is for recipe=crossval", "Leave correction out", "recipe=classify correction.neighbours=2"
+    ),
     # Views.
     "swap without pairs": Case("tta.views: swap exchanges two responses", "Leave swap out", "tta.views=[swap]"),
     "no such view": Case("tta.views", "typos", "tta.views=[typo]"),

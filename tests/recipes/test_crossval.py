@@ -120,10 +120,11 @@ def plain(train: Run) -> Path:
 
 @pytest.fixture(scope="module")
 def everything(home: Path) -> list[str]:
-    """Every stage: calibration, pseudo-labels, an ensemble, views, consensus, and one adapter on all rows."""
+    """Every stage: calibration, pseudo-labels, an ensemble, views, corrections, and one adapter on all rows."""
     return [
         f"pseudo_label={{unlabelled: {home / 'more.jsonl'}, threshold: 0.3, rounds: 2}}",
         "tta={views: [typos, drop_words], merge: learned}",
+        "correction={neighbours: [3, 6], strength: 0.2}",
         "ensemble={merge: auto, consensus: true}",
         "folds.refit=true",
         "train.steps=12",
@@ -245,6 +246,40 @@ def test_every_kind_of_label(
     assert all(np.isfinite(value) for value in json.loads((run / "scores.json").read_text())["test"].values())
 
 
+@pytest.mark.parametrize(("kind", "made"), [("one", dict), ("several", _several), ("number", _number)])
+def test_neighbours_correct_what_the_run_says_and_what_it_predicts(
+    kind: str, made: Callable[[dict[str, Any]], dict[str, Any]], train: Run, home: Path, tmp_path: Path
+) -> None:
+    for name, seed, rows in (("train", 0, 45), ("test", 1, 15)):
+        write(home / f"near-{kind}-{name}.jsonl", [made(row) for row in weather(rows, seed=seed)])
+    files = [f"data.{name}={home / f'near-{kind}-{name}.jsonl'}" for name in ("train", "test")]
+    words = [*files, f"classes.kind={kind}", "duplicates.on_duplicate=ignore", "train.steps=4", "save.every=null"]
+    run = train(f"near-{kind}", *words, "correction={neighbours: [2, 5], strength: 0.5}")
+    stage = stages(run)[-1]
+    assert stage["name"] == "correction" and stage["accepted"] and stage["facts"]["neighbours"] in (2, 5)
+    assert (stage["facts"]["changed"] is None) == (kind == "number") and 0 < stage["facts"]["similarity"] < 1
+    assert stage["oof"] == json.loads((run / "scores.json").read_text())["after"]
+    known = pd.read_parquet(run / "predictions.parquet")
+    columns = ["predicted"] if kind == "number" else [name for name in known if name.startswith("p_")]
+    predict(run, files[1].partition("=")[2], out=tmp_path / "all.parquet", max_new_tokens=1)
+    said = pd.read_parquet(tmp_path / "all.parquet")
+    np.testing.assert_allclose(said[columns], known[columns], atol=1e-5)
+    one = write(tmp_path / "one.jsonl", [json.loads((home / f"near-{kind}-test.jsonl").read_text().splitlines()[7])])
+    predict(run, str(one), out=tmp_path / "one.parquet", max_new_tokens=1)
+    alone = pd.read_parquet(tmp_path / "one.parquet")
+    np.testing.assert_allclose(alone[columns], said[columns][7:8], atol=1e-5), "whatever is asked beside it"
+
+
+def test_neighbours_of_a_backbone_without_weights_are_not_credited(train: Run) -> None:
+    """Features of random weights say nothing; predictions stay as they were, and `predict` asks no neighbour."""
+    run = train("unrelated", "correction.neighbours=[2,5]", "train.steps=4", "save.every=null")
+    known = {stage["name"]: stage for stage in stages(run)}
+    assert not known["correction"]["accepted"] and "Refused" in known["correction"]["why"]
+    assert json.loads((run / "scores.json").read_text())["after"] == known["calibration"]["oof"]
+    assert json.loads((run / "decision.json").read_text())["correction"] is None
+    assert not (run / "neighbours.safetensors").exists()
+
+
 class Killed(BaseException):
     """What no code catches."""
 
@@ -262,6 +297,7 @@ STAGES = (
     r"round-1/.*/checkpoints/step-",
     r"round-1/outputs",
     r"views",
+    r"features",
     r"refit/checkpoints/step-",
     r"refit/adapter$",
     r"decision\.json",

@@ -115,6 +115,9 @@ def test_pictures_are_learnt_scored_and_predicted(learnt: Path, drawings: Path, 
     assert predict(run, str(fresh), out=tmp_path / "p.csv", max_new_tokens=1) == 12
     found = pd.read_csv(tmp_path / "p.csv")
     assert (found["predicted"] == [Path(name).parent.name for name in found["image"]]).mean() > 0.8
+    assert predict(run, str(tmp_path / "test"), out=tmp_path / "t.parquet", max_new_tokens=1) == 12
+    said, known = pd.read_parquet(tmp_path / "t.parquet"), pd.read_parquet(run / "predictions.parquet")
+    np.testing.assert_allclose(said.filter(like="p_"), known.filter(like="p_"), atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +183,7 @@ def test_steps_equal_those_of_peft_with_a_plain_loop(train: Train, vit: str, tmp
 def test_folds_views_and_pseudo_labels_read_pictures(train: Train, drawings: Path, tmp_path: Path) -> None:
     more = draw(tmp_path / "more", 30, seed=2)
     words = ["folds.k=3", "tta.views=[flip,shifts]", f"pseudo_label.unlabelled={more}", "train.epochs=5"]
+    words += ["correction={neighbours: 5, strength: 0.3}", f"data.test={draw(tmp_path / 'test', 12, seed=3)}"]
     run = train("folds", *words, *ALL_CHANGES[:5], recipe="crossval")
     scores = json.loads((run / "scores.json").read_text())
     assert scores["after"]["accuracy"] > 0.9

@@ -14,6 +14,9 @@ asked, never labels. A new row finds the same in every fold, rows and the predic
 them nor it. Its consensus is the mean over folds of what each fold's rows say, each as it was fitted. Near-duplicates
 share a fold, so that they ask each other.
 
+Any mean shrinks predictions, and shrunk ones may have a lower loss whoever was asked. So the correction is held against
+predictions that are drawn to the mean of all rows of their fold, by a strength that is fitted in the same way.
+
 Legend: N labelled rows, T other rows, P rows that are asked, K neighbours of a row, the nearest first, D features, C
 outputs (classes, or 1 for a number).
 """
@@ -34,6 +37,7 @@ from scipy import optimize, special
 from workbench.config.correction_config import CorrectionConfig
 from workbench.crossval import calibration, gains
 from workbench.crossval.ensembles import Mask
+from workbench.crossval.gains import Gain
 from workbench.data.folds.row_split import FoldAssignment
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.errors import ConfigError
@@ -59,6 +63,7 @@ class Correction:
     """How predictions are drawn to those of their neighbours."""
 
     neighbours: int
+    """Nearest rows that are asked; of those found, no more."""
     strength: float
     """Share of the neighbours in a prediction; 0 leaves it as it is, to the last bit."""
     temperature: float
@@ -137,6 +142,41 @@ def fit(
     return fitted(np.ones(len(part_N), dtype=bool)), judged_NC
 
 
+def gain(
+    config: CorrectionConfig,
+    labels: Labels,
+    values_NC: Floats,
+    corrected_NC: Floats,
+    targets_NC: OneHot,
+    fold_N: NDArray[Any],
+    part_N: NDArray[Any],
+    *,
+    groups_N: NDArray[Any] | None = None,
+    sure: float = gains.SURE,
+) -> Gain:
+    """Gain of corrected values over plain ones, or over those drawn to the mean of their fold where these are better.
+
+    Args:
+        values_NC: As in `fit`.
+        corrected_NC: As `fit` returns them.
+        groups_N: Rows of one group, such as a cluster of duplicates, are one witness.
+        sure: Confidence that the gain has to have.
+    """
+    mean_NC = np.empty_like(values_NC)
+    for own in _folds(fold_N):
+        mean_NC[own] = values_NC[own].mean(0)
+    drawn = Correction(0, 1.0, 1.0)
+    shrunk_NC = calibration.cross_fitted(
+        part_N,
+        lambda rows_N: _strength(labels, values_NC[rows_N], mean_NC[rows_N], targets_NC[rows_N]),
+        lambda strength, rows_N: replace(drawn, strength=strength).apply(values_NC[rows_N], mean_NC[rows_N]),
+    )
+    before_NC = min(values_NC, shrunk_NC, key=lambda each_NC: _loss(labels, each_NC, targets_NC))
+    return gains.gain(
+        labels, before_NC, corrected_NC, targets_NC, least=config.least_gain, sure=sure, groups_N=groups_N
+    )
+
+
 def corrected(
     correction: Correction, values_TC: Floats, rows_TD: Features, asked_ND: Features, said_NC: Floats, fold_N: Ints
 ) -> Floats:
@@ -192,26 +232,29 @@ def _fitted(
     own = Neighbours(found.row_NK[rows_N], found.similarity_NK[rows_N])
     plain_nC, targets_nC = values_NC[rows_N], targets_NC[rows_N]
 
-    def loss(correction: Correction, consensus_nC: Floats) -> float:
-        corrected_nC = correction.apply(plain_nC, consensus_nC)
-        return float(gains.row_losses(labels, corrected_nC, targets_nC).mean())
-
     def tried(neighbours: int, temperature: float) -> tuple[float, Correction]:
         """The lowest loss, and the correction that has it."""
         whole = Correction(neighbours, 1.0, temperature)
         consensus_nC = whole.consensus(own, values_NC)
-        strengths = [config.strength]
-        if config.strength is None:
-            # A mean of losses that are each convex in the strength: there is one valley.
-            valley = optimize.minimize_scalar(
-                lambda strength: loss(replace(whole, strength=float(strength)), consensus_nC),
-                bounds=(0, 1),
-                method="bounded",
-                options={"xatol": 1e-4},
-            )
-            strengths = [0.0, float(valley.x)]
-        found = [replace(whole, strength=each) for each in strengths if each is not None]
-        return min(((loss(each, consensus_nC), each) for each in found), key=itemgetter(0))
+        strength = config.strength
+        if strength is None:
+            strength = _strength(labels, plain_nC, consensus_nC, targets_nC)
+        found = replace(whole, strength=strength)
+        return _loss(labels, found.apply(plain_nC, consensus_nC), targets_nC), found
 
     temperatures = TEMPERATURES if config.temperature is None else (config.temperature,)
     return min((tried(*each) for each in product(config.candidates, temperatures)), key=itemgetter(0))[1]
+
+
+def _strength(labels: Labels, plain_nC: Floats, consensus_nC: Floats, targets_nC: OneHot) -> float:
+    """The strength with the lowest loss. The loss of each row is convex in it, so that there is one valley."""
+
+    def loss(strength: float) -> float:
+        return _loss(labels, (1 - strength) * plain_nC + strength * consensus_nC, targets_nC)
+
+    valley = optimize.minimize_scalar(loss, bounds=(0, 1), method="bounded", options={"xatol": 1e-4})
+    return min(0.0, float(valley.x), key=loss)
+
+
+def _loss(labels: Labels, values_nC: Floats, targets_nC: OneHot) -> float:
+    return float(gains.row_losses(labels, values_nC, targets_nC).mean())
