@@ -11,12 +11,10 @@ import pandas as pd
 
 from workbench.config import RunConfig
 from workbench.data.labelled.labelled_data import LabelledSet
-from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.row_reader import RowReader
 from workbench.errors import ConfigError
-from workbench.evaluation.features import Probe, features, probe
-from workbench.models import backbones, classifier
-from workbench.models.classifier import Classifier
+from workbench.evaluation.features import Probe, probe
+from workbench.evaluation.frozen_features import frozen_features
 from workbench.recipes import classify
 from workbench.runs import files
 
@@ -46,9 +44,9 @@ def write(config: RunConfig, out: Path | None) -> Found:
     if out is not None:
         files.require_writable(out)
     reader, data, _ = classify.prepare(config)
-    model = _frozen(config, reader, data.labels)
     seen = {"train": data.train, "held_out": data.held_out}
-    found = {name: features(model, rows) for name, rows in seen.items()}
+    computed = frozen_features(config.model, reader, [rows.inputs for rows in seen.values()])
+    found = dict(zip(seen, computed, strict=True))
     told = {name: [str(label) for label in rows.labels] for name, rows in seen.items()}
     if out is not None:
         tables = [_table(name, rows, found[name], told[name], reader) for name, rows in seen.items()]
@@ -63,12 +61,6 @@ def write(config: RunConfig, out: Path | None) -> Found:
         probe=probe(found["train"], told["train"], found["held_out"], told["held_out"]),
         likeliest=float(np.mean([label == names[counts.argmax()] for label in told["held_out"]])),
     )
-
-
-def _frozen(config: RunConfig, reader: RowReader, labels: Labels) -> Classifier:
-    """The backbone as it came, under a head that nothing is read of."""
-    backbone = backbones.load(config.model, reader.tokenizer, task=classifier.task(labels, seed=config.seed)).model
-    return classifier.classification_model(backbone, backbone, reader, labels)
 
 
 def _table(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from workbench.config import ModelConfig, RunConfig, plugins
+from workbench.config import RunConfig, plugins
 from workbench.config.distill_config import TEACHER
 from workbench.distillation import teacher_sources
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import WorkbenchError
-from workbench.models import backbones, origins
+from workbench.models import model_files
 from workbench.runs import provenance
 from workbench.runs.run_directory import Run
 
@@ -19,7 +17,7 @@ def require_same(config: RunConfig, run: Run) -> None:
     own = [*config.plugins, *([config.tta.function] if config.tta.function else [])]
     provenance.note_files(run, "your code", plugins.fingerprints(own))
     if config.model.id != TEACHER:
-        provenance.note_files(run, "backbone", _model(config.model))
+        provenance.note_files(run, "backbone", model_files.digests(config.model))
     template = config.model.chat_template
     if template is not None and template.is_file():
         provenance.note_files(run, "chat template", {str(template): provenance.digest(template)})
@@ -31,17 +29,8 @@ def require_same(config: RunConfig, run: Run) -> None:
         provenance.note_files(run, "teacher", taught_by)
 
 
-def _model(model: ModelConfig) -> dict[str, str]:
-    """Digests of a folder's files, or the commit of a model on the hub."""
-    folder = Path(origins.path(model))
-    if folder.is_dir():
-        return provenance.digests(folder, title=model.id)
-    commit = getattr(backbones.hub_config(model), "_commit_hash", None)
-    return {model.id: str(commit or model.revision or "main")}
-
-
 def _teacher(source: TeacherSource) -> dict[str, str]:
-    found = _model(source.model)
+    found = model_files.digests(source.model)
     for adapter in source.adapters:
         found |= provenance.digests(adapter, title=str(adapter))
     for name in (

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from workbench.adapters import anatomy
 from workbench.data.batching import Indices, MicroBatch
-from workbench.data.labelled.labelled_data import LabelledSet
+from workbench.data.labelled.row_inputs import ModelInputs, RowInputs
 from workbench.evaluation.row_passes import over_rows
 from workbench.models.classifier import Classifier
 
@@ -35,13 +36,13 @@ class Probe(NamedTuple):
     """By logistic regression on standardised features."""
 
 
-def features(model: Classifier, rows: LabelledSet) -> Floats:
+def features(model: Classifier, rows: RowInputs) -> Floats:
     """Features of each row (N, D), in their order: the inputs of the classification head."""
     head = model.backbone.get_submodule(anatomy.fresh_heads(model.backbone)[-1])
     device = next(model.model.parameters()).device
 
     def compute(numbers: Indices) -> list[Floats]:
-        batch, caught = rows.batch(numbers).to(device), list[Tensor]()
+        batch, caught = _unlabelled(rows.batch(numbers, epoch=None)).to(device), list[Tensor]()
         handle = head.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
         try:
             model.outputs(batch)
@@ -50,7 +51,11 @@ def features(model: Classifier, rows: LabelledSet) -> Floats:
         return list(_of_rows(model, caught[-1], batch).float().cpu().numpy())
 
     found = over_rows(model.model, rows.lengths, compute)
-    return np.stack([found[number] for number in range(len(rows))])
+    return np.stack([found[number] for number in range(len(rows.lengths))])
+
+
+def _unlabelled(read: ModelInputs) -> MicroBatch:
+    return MicroBatch(read.inputs, read.positions_B, torch.zeros(len(read.positions_B)), read.tokens)
 
 
 def _of_rows(model: Classifier, read: Tensor, batch: MicroBatch) -> Tensor:

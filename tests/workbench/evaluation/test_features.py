@@ -40,13 +40,13 @@ def test_features_are_what_the_head_reads(name: str, tmp_path: Path) -> None:
     else:
         asked = config(MINILM if name == "encoder" else "starter", "starter/banking77_train.csv", limit=400)
     model, rows = read(asked, 12)
-    found = features(model, rows)
+    found = features(model, rows.inputs)
     head = model.backbone.get_submodule({"causal": "score"}.get(name, "classifier"))
     with torch.no_grad():
         said = head(torch.from_numpy(found)[:, :, None, None] if name == "ResNet" else torch.from_numpy(found))
         expected = model.outputs(rows.batch(np.arange(12)))
     torch.testing.assert_close(said, expected, rtol=1e-4, atol=1e-4)
-    alone = np.concatenate([features(model, rows.subset(np.asarray([number]))) for number in range(12)])
+    alone = np.concatenate([features(model, rows.inputs.take(np.asarray([number]))) for number in range(12)])
     np.testing.assert_allclose(alone, found, rtol=1e-3, atol=1e-4)
 
 

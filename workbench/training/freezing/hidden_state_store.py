@@ -124,12 +124,23 @@ class DiskStore(HiddenStateStore):
     killed process, a full disk or a power cut leaves behind is either whole or missing. Files are read rather than
     mapped: a mapped file that somebody cuts kills the process, and cannot grow.
 
+    Args:
+        instead: Settings that do without these files, for a message where they cannot be written.
+
     Raises:
         FileError: the files cannot be read or written.
     """
 
-    def __init__(self, folder: Path, *, fingerprint: str, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        fingerprint: str,
+        dtype: torch.dtype,
+        instead: str = "freeze.cache=memory or freeze.cache=off",
+    ) -> None:
         super().__init__(dtype)
+        self._instead = instead
         self.folder = folder / fingerprint
         with self._explained_errors():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -221,7 +232,7 @@ class DiskStore(HiddenStateStore):
         except OSError as error:
             raise FileError(
                 f"{self.folder}: cannot be written ({error.strerror}). Make room there, set WORKBENCH_CACHE to "
-                "another place, or write freeze.cache=memory or freeze.cache=off."
+                f"another place, or write {self._instead}."
             ) from error
 
 

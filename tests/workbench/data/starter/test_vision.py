@@ -46,7 +46,7 @@ def test_pretraining_tells_hands_apart_better_than_random_weights() -> None:
 
     def told(model: ViTForImageClassification) -> float:
         asked = classifier.classification_model(model.eval(), model, reader, rows.labels)
-        seen = [features(asked, each) for each in (rows.train, rows.held_out)]
+        seen = [features(asked, each.inputs) for each in (rows.train, rows.held_out)]
         labels = [[str(label) for label in each.labels] for each in (rows.train, rows.held_out)]
         return float(np.mean(probe(seen[0], labels[0], seen[1], labels[1])))
 
