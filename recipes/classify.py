@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats
 from workbench.data.labelled.row_reader import RowReader
-from workbench.evaluation import row_outputs, target_scores, thumbnails
+from workbench.evaluation import frozen_probe, row_outputs, target_scores, thumbnails
+from workbench.evaluation.frozen_probe import FrozenProbe
 from workbench.evaluation.result_store import ModelResults
 from workbench.losses.criterion import criterion
 from workbench.models import classifier, row_readers
@@ -34,7 +35,9 @@ from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
+from workbench.training.distributed.placement import Placement
 from workbench.training.freezing.freezer import Freezer
+from workbench.training.limits import total_steps
 from workbench.training.signal import ProgressClock, TrainingSignal
 from workbench.training.trainer import Trainer
 
@@ -48,7 +51,9 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     reader, data, _ = prepare(config)
     begin(run, data)
-    classes = ClassRun(config, run, callback, reader, data)
+    # What the backbone knows already, in a small share of the time; nothing of it enters the training.
+    probed = probe(config, run, callback, reader, data)
+    classes = ClassRun(config, run, callback, reader, data, probed=probed)
     classes.train()
     return classes.finish()
 
@@ -72,12 +77,28 @@ def begin(run: Run, data: ClassSplits) -> None:
     files.write_json(run.path / "before.json", {"scores": before})
 
 
+def probe(config: RunConfig, run: Run, callback: Callback, reader: RowReader, data: ClassSplits) -> FrozenProbe | None:
+    """Training and held-out rows as the frozen backbone sees them, where that costs a small share of the run."""
+    if not run.ranks.first or Placement(config.distributed, run.ranks).cuts_weights:
+        return None
+    steps = total_steps(config, len(data.train))
+    visits = None if steps is None else steps * config.batch.size
+    most = frozen_probe.rows_before_run(config, classifier.task(data.labels, seed=config.seed), visits=visits)
+    if not most:
+        return None
+    found = frozen_probe.of_splits(config, reader, data.train, data.held_out, most=most)
+    frozen_probe.note(found, run.path, callback.say)
+    return found
+
+
 @dataclass(frozen=True)
 class ClassRun(SingleRun[Classifier, LabelledSet]):
     """A run that learns the labels of rows."""
 
     reader: RowReader
     data: ClassSplits
+    probed: FrozenProbe | None = field(default=None, kw_only=True)
+    """Finds the training rows that are nearest to mistakes."""
 
     @property
     def rows(self) -> Mapping[str, LabelledSet]:
@@ -116,7 +137,10 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
         table.to_parquet(buffer)
         files.write_bytes(self.run.path / "predictions.parquet", buffer.getvalue())
         whole = None if self.placement.cuts_weights else model
-        thumbnails.write(self.run.path, self.reader, self.data.held_out, table, train=self.data.train, model=whole)
+        near = None if self.probed is None else self.probed.write_neighbours(self.run.path, table)
+        thumbnails.write(
+            self.run.path, self.reader, self.data.held_out, table, train=self.data.train, model=whole, near=near
+        )
 
 
 def fitting(

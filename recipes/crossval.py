@@ -20,6 +20,8 @@ from workbench.data.labelled.row_reader import RowReader
 from workbench.data.views import row_views
 from workbench.data.views.row_views import RowView
 from workbench.data.views.user_views import user_merge
+from workbench.evaluation import frozen_probe
+from workbench.evaluation.frozen_probe import FrozenProbe
 from workbench.evaluation.result_store import ResultStore
 from workbench.models import backbones, classifier, row_readers
 from workbench.recipes import crossval_files
@@ -29,6 +31,8 @@ from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
 from workbench.training.distributed import layout_checks
+from workbench.training.distributed.placement import Placement
+from workbench.training.limits import total_steps
 from workbench.training.measurements import peak_bytes
 
 Scores = dict[str, Any]
@@ -53,6 +57,9 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     gates = CrossvalContext.gates(config, data, known, views)
     context = CrossvalContext(fold_context, run, data, members, known, StageLog(run, data, callback, gates), callback)
 
+    # What the backbone knows already, in a small share of the time; nothing of it enters the training.
+    probed = probe(config, run, callback, reader, data)
+
     # Each fold is judged by adapters that trained on the others; so is every stage that follows.
     round_outputs = training_rounds.train_round(
         fold_context, run, data, members, [None] * len(members), callback, number=0
@@ -68,12 +75,27 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     refit = context.refit(round_outputs, combiner) if config.folds.refit else None
     if not run.ranks.first:
         return {}
-    scores = crossval_files.write(context, round_outputs, combiner, decision, corrected, refit)
+    scores = crossval_files.write(context, round_outputs, combiner, decision, corrected, refit, probed)
     run.note(elapsed_s=sum(run.manifest["seconds"].values()), peak_bytes=peak_bytes(backbones.device()))
     run.note(status="done")
     scored.clear()
     report.write(run.path)
     return scores
+
+
+def probe(config: RunConfig, run: Run, callback: Callback, reader: RowReader, data: FoldData) -> FrozenProbe | None:
+    """Rows as the frozen backbone sees them, where that costs a small share of the adapters' training."""
+    if not run.ranks.first or Placement(config.distributed, run.ranks).cuts_weights:
+        return None
+    splits = [each.split for each in fold_adapters(data.folds, seeds=config.folds.seeds)]
+    steps = [total_steps(config, int(split.train_N.sum())) for split in splits]
+    visits = None if None in steps else sum(each or 0 for each in steps) * config.batch.size
+    most = frozen_probe.rows_before_run(config, classifier.task(data.labels, seed=config.seed), visits=visits)
+    if not most:
+        return None
+    found = frozen_probe.of_folds(config, reader, data.rows, data.folds.fold_RN[0], most=most)
+    frozen_probe.note(found, run.path, callback.say)
+    return found
 
 
 def prepare(config: RunConfig) -> tuple[RowReader, FoldData, list[RowView], list[str], list[str]]:

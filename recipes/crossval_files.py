@@ -19,6 +19,7 @@ from workbench.crossval.tta import TtaDecision
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
 from workbench.evaluation import row_outputs, target_scores, thumbnails
+from workbench.evaluation.frozen_probe import FrozenProbe
 from workbench.models import classifier
 from workbench.runs import files
 
@@ -36,12 +37,15 @@ def write(
     decision: TtaDecision | None,
     corrected: KeptCorrection | None,
     refit: Scores | None,
+    probed: FrozenProbe | None,
 ) -> Scores:
     """All files but the report; returns what stands in scores.json."""
     data, labels, predictions = context.data, context.data.labels, context.log.predictions
     out_of_fold = _out_of_fold(context, round_outputs, combiner)
     _parquet(context.run.path / "out_of_fold.parquet", out_of_fold)
-    _pictures(context, round_outputs, out_of_fold[: len(data.rows)])
+    once = out_of_fold[: len(data.rows)]
+    near = None if probed is None else probed.write_neighbours(context.run.path, once, out_of_fold=True)
+    _pictures(context, round_outputs, once, near)
     shown, values_NC = (data.rows, predictions.oof_NC)
     if data.test is not None and predictions.test_TC is not None:
         shown, values_NC = data.test, predictions.test_TC
@@ -103,7 +107,9 @@ def _out_of_fold(context: CrossvalContext, round_outputs: RoundOutputs, combiner
     return pd.concat(tables, ignore_index=True)
 
 
-def _pictures(context: CrossvalContext, round_outputs: RoundOutputs, table: pd.DataFrame) -> None:
+def _pictures(
+    context: CrossvalContext, round_outputs: RoundOutputs, table: pd.DataFrame, near: LabelledSet | None
+) -> None:
     """Pictures of the rows out of fold; the adapter of one fold explains what it says of its rows."""
     data, room = context.data, context.fold_context
     if not room.config.reads_pictures:
@@ -119,6 +125,7 @@ def _pictures(context: CrossvalContext, round_outputs: RoundOutputs, table: pd.D
         model=classifier.load(folder.parent, room.config),
         explain=np.flatnonzero(one.split.validation_N).tolist(),
         first=[row for row, record in enumerate(data.rows.records) if record.place in places],
+        near=near,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from workbench.schema import Section
 
@@ -126,6 +126,10 @@ class EvaluateConfig(Section):
     """Longest answer in tokens."""
     patience: PositiveInt | None = None
     """Stop after this many evaluations without a better held-out loss; null: never."""
+    probe: NonNegativeInt | Literal["auto"] = "auto"
+    """Rows, held-out ones among them, whose features by the frozen backbone are compared before recipes classify and
+    crossval train: what it knows already, and neighbours of mistakes in the report. `auto`: as many as cost about a
+    fiftieth of the training, of backbones up to 500 M parameters; 0: none. Never changes the training."""
 
 
 class SaveConfig(Section):

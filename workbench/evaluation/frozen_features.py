@@ -42,12 +42,7 @@ def frozen_features(model: ModelConfig, reader: RowReader, sets: Sequence[RowInp
     Raises:
         FileError: The cache folder cannot be written.
     """
-    store = DiskStore(
-        cache_folder() / "features",
-        fingerprint=_fingerprint(model, reader),
-        dtype=torch.float32,
-        instead="evaluate.probe=0 and duplicates.features=null",
-    )
+    store = _store(model, reader)
     keys = [_keys(inputs) for inputs in sets]
     # Each row's place, by its key: what comes twice is computed once.
     missing = [store.missing(each) for each in keys]
@@ -61,6 +56,21 @@ def frozen_features(model: ModelConfig, reader: RowReader, sets: Sequence[RowInp
         del computing
         gc.collect()  # a model is in cycles
     return [store.get(each, 1)[:, 0].numpy() for each in keys]
+
+
+def are_known(model: ModelConfig, reader: RowReader, sets: Sequence[RowInputs]) -> bool:
+    """Whether features of all rows are in the cache folder."""
+    store = _store(model, reader)
+    return not any(store.missing(_keys(inputs)) for inputs in sets)
+
+
+def _store(model: ModelConfig, reader: RowReader) -> DiskStore:
+    return DiskStore(
+        cache_folder() / "features",
+        fingerprint=_fingerprint(model, reader),
+        dtype=torch.float32,
+        instead="evaluate.probe=0 and duplicates.features=null",
+    )
 
 
 def _loaded(model: ModelConfig, reader: RowReader) -> Classifier:

@@ -13,8 +13,8 @@ Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
 
-def suspected(p_NC: Floats, label_N: Indices) -> list[int]:
-    """Rows whose label is probably wrong, the most suspect first.
+def suspected(p_NC: Floats, label_N: Indices) -> dict[int, int]:
+    """Rows whose label is probably wrong, the most suspect first, with the class that each is rather of.
 
     A row is confidently of class j where p_j reaches t_j, the mean of p_j over the rows that are labelled j; where it
     is so of several classes, of the likeliest. Its label is suspect where that is another class. Rows are ranked by the
@@ -32,4 +32,4 @@ def suspected(p_NC: Floats, label_N: Indices) -> list[int]:
     suspect_N = (confident_NC.max(1) >= 0) & (other_N != label_N)
     margin_N = own_N - p_NC[np.arange(len(p_NC)), other_N]
     order = np.argsort(margin_N, kind="stable")
-    return [int(row) for row in order if suspect_N[row] and margin_N[row] < 0]
+    return {int(row): int(other_N[row]) for row in order if suspect_N[row] and margin_N[row] < 0}

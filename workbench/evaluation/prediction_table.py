@@ -54,16 +54,19 @@ class RowRanking:
         return [int(row) for row in order if self.doubt_N[row] > 0]
 
 
-def suspects(table: pd.DataFrame) -> list[int]:
-    """Rows whose label is probably wrong, the most suspect first, where the predictions are out of fold.
+def suspects(table: pd.DataFrame) -> dict[int, str]:
+    """Rows whose label is probably wrong, the most suspect first, each with the class that it is rather of.
+
+    Predictions are to be out of fold.
 
     None where a row has a number or several classes.
     """
     names = class_names(table)
     if not names or isinstance(table["label"].iloc[0], (tuple, list, np.ndarray)):
-        return []
+        return {}
     label_N = hot(table["label"], names).argmax(1).astype(np.int64)
-    return label_issues.suspected(table[[f"p_{name}" for name in names]].to_numpy(np.float64), label_N)
+    found = label_issues.suspected(table[[f"p_{name}" for name in names]].to_numpy(np.float64), label_N)
+    return {row: names[other] for row, other in found.items()}
 
 
 def ranked(table: pd.DataFrame) -> RowRanking:

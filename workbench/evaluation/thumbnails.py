@@ -44,7 +44,7 @@ EXPLAINED = 8
 TRAINED = 6
 """Training pictures that are shown as they were trained on."""
 SHOWN_EPOCHS = 6
-Kind = Literal["row", "map", "trained"]
+Kind = Literal["row", "map", "trained", "neighbour"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class Thumbnail:
     image: str
     """Name of its file."""
     kind: Kind
-    """A row of the predictions, the same under its gradient map, or one state of a training picture."""
+    """A row of the predictions, the same under its gradient map, one state of a training picture, or a training row
+    that is like a row of the predictions."""
     label: str
     caption: str
     """State of a training picture; the class that a map explains."""
@@ -82,6 +83,7 @@ def write(
     model: Classifier | None = None,
     explain: Sequence[int] | None = None,
     first: Sequence[int] = (),
+    near: LabelledSet | None = None,
 ) -> None:
     """Write pictures.parquet into a run directory, where the rows are pictures.
 
@@ -91,10 +93,14 @@ def write(
         model: Explains some predictions by gradient maps; None: none are drawn.
         explain: Rows of which some are explained; None: all.
         first: Rows that are shown before all others.
+        near: Training rows that are shown beside others.
     """
     if not isinstance(reader, PictureReader):
         return
     found = [*of_rows(rows, reader, table, first=first), *as_trained(train, reader)]
+    if near is not None:
+        shown = {each.row for each in found if each.kind == "row"}
+        found += [each for each in as_prepared(near, reader) if each.row not in shown]
     if model is not None:
         numbers = np.arange(len(rows)) if explain is None else np.asarray(explain)
         found += explained(model, rows.subset(numbers), reader, table.iloc[numbers])
@@ -181,6 +187,12 @@ def as_trained(rows: LabelledSet, reader: PictureReader) -> list[Thumbnail]:
     return found
 
 
+def as_prepared(rows: LabelledSet, reader: PictureReader) -> list[Thumbnail]:
+    """Training rows that are like others, as they are stored."""
+    pictures = _pictures(rows)
+    return [_thumbnail(rows, reader, row, "neighbour", "", pictures.picture(row)) for row in range(len(rows))]
+
+
 def read_in_epoch(pictures: PictureRows, row: int, epoch: int) -> tuple[Pixels, float]:
     """The very picture (h, w, 3) that the model reads of a row in an epoch, and the share of the row's own label."""
     read = pictures.batch(np.asarray([row]), epoch=epoch)
@@ -226,7 +238,7 @@ def _thumbnail(
     rows: LabelledSet, reader: PictureReader, row: int, kind: Kind, caption: str, picture_HW3: Pixels
 ) -> Thumbnail:
     record = rows.records[row]
-    label = _label(record.label)
+    label = label_in_words(record.label)
     return Thumbnail(record.place, reader.describe(record), kind, label, caption, jpeg(picture_HW3))
 
 
@@ -235,7 +247,8 @@ def _pictures(rows: LabelledSet) -> PictureRows:
     return rows.inputs
 
 
-def _label(label: object) -> str:
+def label_in_words(label: object) -> str:
+    """A label as pages show it; empty where there is none."""
     return ", ".join(label) if isinstance(label, tuple) else "" if label is None else str(label)
 
 

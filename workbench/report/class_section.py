@@ -5,15 +5,16 @@ Legend: N rows, C classes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from sklearn import metrics
 
-from workbench.evaluation.prediction_table import class_names, hot
+from workbench.evaluation.prediction_table import class_names, hot, suspects
+from workbench.report import neighbours
 from workbench.report.run_record import RunRecord
 from workbench.runs import units
 
@@ -22,6 +23,10 @@ WIDEST = 30
 PAIRS = 10
 """Confusions that are listed."""
 MISTAKES = 6
+SUSPECTS = 20
+"""Rows of text whose label is probably wrong."""
+LONGEST = 200
+"""Characters of the text of such a row."""
 
 SCORES: dict[str, tuple[str, str]] = {
     "accuracy": ("Accuracy", "high"),
@@ -47,6 +52,17 @@ class Cell:
     """Share of the rows of their class."""
 
 
+class Suspect(NamedTuple):
+    """A row whose label is probably wrong, by adapters that did not train on it."""
+
+    row: str
+    text: str
+    label: str
+    suggested: str
+    sure: str
+    """Probability of the label that is suggested."""
+
+
 @dataclass(frozen=True)
 class ClassSection:
     """The part of the page; a part that does not apply is empty."""
@@ -59,6 +75,8 @@ class ClassSection:
     """True class, class that its rows were taken for, how many of them."""
     mistakes: list[dict[str, Any]]
     """Rows that are wrong, the surest first, or numbers that are furthest off."""
+    suspects: list[Suspect] = field(default_factory=list)
+    """Rows whose label is probably wrong, the most suspect first; only of a cross-validation."""
 
 
 def classified(run: RunRecord) -> ClassSection | None:
@@ -69,20 +87,22 @@ def classified(run: RunRecord) -> ClassSection | None:
     names = class_names(found)
     if not names:
         off_N = (found["predicted"] - found["label"]).abs()
-        return ClassSection([], [], [], _samples(found, off_N, off_N.map(lambda off: f"off by {units.number(off)}")))
+        said = off_N.map(lambda off: f"off by {units.number(off)}")
+        return ClassSection([], [], [], _samples(run, found, off_N, said))
     several = isinstance(found["label"].iloc[0], (list, np.ndarray))
     true_NC, predicted_NC = (hot(found[column], names) for column in ("label", "predicted"))
     p_NC = found[[f"p_{name}" for name in names]].to_numpy()
     if several:
         wrong_N = (true_NC != predicted_NC).any(1)
         sure_N = np.abs(p_NC - true_NC).max(1)
-        return ClassSection(_table(true_NC, predicted_NC, names), [], [], _mistakes(found, wrong_N, sure_N))
+        return ClassSection(_table(true_NC, predicted_NC, names), [], [], _mistakes(run, found, wrong_N, sure_N))
     counts_CC = true_NC.T.astype(np.int64) @ predicted_NC.astype(np.int64)
     return ClassSection(
         classes=_table(true_NC, predicted_NC, names),
         matrix=_matrix(counts_CC, names) if len(names) <= WIDEST else [],
         confused=_confused(counts_CC, names),
-        mistakes=_mistakes(found, (true_NC != predicted_NC).any(1), p_NC.max(1)),
+        mistakes=_mistakes(run, found, (true_NC != predicted_NC).any(1), p_NC.max(1)),
+        suspects=_suspects(found) if run.crossvalidates else [],
     )
 
 
@@ -147,12 +167,35 @@ def _confused(counts_CC: NDArray[np.int64], names: list[str]) -> list[tuple[str,
     ]
 
 
-def _mistakes(found: pd.DataFrame, wrong_N: NDArray[np.bool_], sure_N: NDArray[np.float64]) -> list[dict[str, Any]]:
+def _mistakes(
+    run: RunRecord, found: pd.DataFrame, wrong_N: NDArray[np.bool_], sure_N: NDArray[np.float64]
+) -> list[dict[str, Any]]:
     sure = pd.Series(sure_N, index=found.index)[wrong_N]
-    return _samples(found[wrong_N], sure, sure.map(lambda p: f"{p:.2f}"))
+    return _samples(run, found[wrong_N], sure, sure.map(lambda p: f"{p:.2f}"))
 
 
-def _samples(found: pd.DataFrame, by: pd.Series, shown: pd.Series) -> list[dict[str, Any]]:
+def _suspects(found: pd.DataFrame) -> list[Suspect]:
+    """The most suspect labels of rows of text."""
+    if "text" not in found:
+        return []
+    return [
+        Suspect(
+            row=found.at[number, "row"],
+            text=_beginning(found.at[number, "text"]),
+            label=found.at[number, "label"],
+            suggested=suggested,
+            sure=f"{found.at[number, f'p_{suggested}']:.2f}",
+        )
+        for number, suggested in list(suspects(found).items())[:SUSPECTS]
+    ]
+
+
+def _beginning(text: str) -> str:
+    return text if len(text) <= LONGEST else text[:LONGEST] + "…"
+
+
+def _samples(run: RunRecord, found: pd.DataFrame, by: pd.Series, shown: pd.Series) -> list[dict[str, Any]]:
+    near = neighbours.of_rows(run)
     order = by.sort_values(ascending=False, kind="stable").index[:MISTAKES]
     title = "text" if "text" in found else "image"
     return [
@@ -162,6 +205,7 @@ def _samples(found: pd.DataFrame, by: pd.Series, shown: pd.Series) -> list[dict[
             "label": in_words(found.at[at, "label"]),
             "predicted": in_words(found.at[at, "predicted"]),
             "sure": shown[at],
+            "near": near.get(found.at[at, "row"], []),
         }
         for at in order
     ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from workbench.config.classes_config import rarest
+from workbench.evaluation import frozen_probe
 from workbench.report import class_section, crossval_section
 from workbench.report.run_record import RunRecord
 from workbench.runs import units
@@ -44,6 +45,7 @@ def findings(record: RunRecord) -> list[Finding]:
     best_step = None if record.crossvalidates else _best_step(record)
     found = [
         _teacher_comparison(record),
+        _frozen(record),
         _never_predicted(record),
         _chance(record),
         best_step,
@@ -136,6 +138,12 @@ def _teacher_comparison(record: RunRecord) -> Finding | None:
     if cache is not None:
         text += f" What the teacher says was read from a cache of {cache['bytes_per_token']:.0f} bytes a token."
     return Finding("plain", text)
+
+
+def _frozen(record: RunRecord) -> Finding | None:
+    """How far the labels could be told without any training."""
+    text = frozen_probe.sentence(record.probe, after=record.scores.get("after", {}).get("accuracy"))
+    return Finding("plain", text) if text else None
 
 
 def _best_step(record: RunRecord) -> Finding | None:

@@ -17,6 +17,7 @@ from workbench.report import (
     crossval_section,
     curves,
     findings,
+    neighbours,
     picture_section,
     run_record,
     sweep_section,
@@ -75,6 +76,7 @@ def write(run: Path) -> Path:
         sweep=sweep_section.read(run),
         facts=_facts(this),
         data=_data(this),
+        among=neighbours.among(this),
     )
     files.write_bytes(run / "report.html", page.encode())
     return run / "report.html"

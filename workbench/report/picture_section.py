@@ -16,8 +16,10 @@ import pandas as pd
 from PIL import Image
 
 from workbench.evaluation.prediction_table import Floats, class_names, ranked, suspects
+from workbench.report import neighbours
 from workbench.report.class_section import in_words
 from workbench.report.crossval_section import CONFLICTS
+from workbench.report.neighbours import Neighbour
 from workbench.report.run_record import RunRecord
 from workbench.runs import units
 
@@ -65,6 +67,8 @@ class Card:
     place: str = ""
     map: Picture | None = None
     """The same under its gradient map."""
+    near: list[tuple[Neighbour, Picture | None]] = field(default_factory=list)
+    """Training rows that are most like it."""
 
     @property
     def words(self) -> str:
@@ -151,16 +155,25 @@ def pictured(run: RunRecord) -> PictureSection | None:
     # A few pictures of training come first: they are not to be missing where the page is full.
     trained = _trained(stored[stored["kind"] == "trained"], album)
     maps = {each.row: album.picture(each.jpeg) for each in _of_kind(stored, "map")}
+    of_training = {each.row: album.picture(each.jpeg) for each in _of_kind(stored, "neighbour")}
     of_row = {each.row: album.picture(each.jpeg) for each in _of_kind(stored, "row")}
+    near = {
+        place: [(each, of_training.get(each.place) or of_row.get(each.place)) for each in rows]
+        for place, rows in neighbours.of_rows(run).items()
+    }
     cards = _cards(found, of_row)
     by_place = {card.place: card for card in cards}
     ranking = ranked(found)
     have = {number for number, card in enumerate(cards) if card.picture is not None}
     return PictureSection(
         pictures=album.pictures,
-        mistakes=[cards[number] for number in ranking.mistakes if number in have][:SHOWN],
+        mistakes=[_compared(cards[n], near) for n in ranking.mistakes if n in have][:SHOWN],
         uncertain=[_doubtful(cards[n], found.iloc[n]) for n in ranking.uncertain[:SHOWN] if n in have],
-        suspects=[cards[n] for n in (suspects(found) if run.crossvalidates else []) if n in have][:SHOWN],
+        suspects=[
+            replace(_compared(cards[n], near), predicted=_cut(other), chance=f"{found.at[n, f'p_{other}']:.2f}")
+            for n, other in (suspects(found) if run.crossvalidates else {}).items()
+            if n in have
+        ][:SHOWN],
         panels=_panels(found, cards, ranking.sure_N),
         explained=_explained(by_place, maps),
         trained=trained,
@@ -187,6 +200,11 @@ def _cards(found: pd.DataFrame, of_row: Mapping[str, Picture | None]) -> list[Ca
         )
         for row, sure, right in zip(found.itertuples(), ranking.sure_N, ranking.right_N, strict=True)
     ]
+
+
+def _compared(card: Card, near: Mapping[str, list[tuple[Neighbour, Picture | None]]]) -> Card:
+    """The card with the training rows that are most like its row."""
+    return replace(card, near=near.get(card.place, []))
 
 
 def _doubtful(card: Card, row: pd.Series) -> Card:

@@ -53,6 +53,10 @@ class RunRecord:
     """Predictions for each training row by an adapter that did not train on it, one row for each repeat."""
     pictures: pd.DataFrame = field(default_factory=pd.DataFrame)
     """Small pictures of rows, as in pictures.parquet."""
+    neighbours: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """Training rows nearest to rows worth looking at, as in neighbours.parquet."""
+    probe: Mapping[str, Any] = field(default_factory=dict)
+    """What the frozen backbone knew of the labels, as in probe.json."""
 
     @property
     def crossvalidates(self) -> bool:
@@ -182,6 +186,8 @@ def read(folder: Path) -> RunRecord:
         stages=files.read_json(folder / "stages.json"),
         out_of_fold=_table(folder / "out_of_fold.parquet"),
         pictures=_table(folder / "pictures.parquet"),
+        neighbours=_table(folder / "neighbours.parquet"),
+        probe=files.read_json(folder / "probe.json"),
     )
 
 

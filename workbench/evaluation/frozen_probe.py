@@ -1,0 +1,215 @@
+"""What a frozen backbone knows of labelled rows before anything trains, and which training rows are most like others.
+
+Legend: T training rows and M other rows that are looked at, D features.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from workbench.config import RunConfig
+from workbench.config.tasks import Task
+from workbench.data.batching import Indices
+from workbench.data.labelled.labelled_data import LabelledSet
+from workbench.data.labelled.row_reader import RowReader
+from workbench.evaluation.features import Floats, Probe, probe
+from workbench.evaluation.frozen_features import frozen_features
+from workbench.evaluation.prediction_table import ranked, suspects
+from workbench.evaluation.thumbnails import label_in_words
+from workbench.models import backbones
+from workbench.runs import files
+
+FILE, NEIGHBOURS_FILE = "probe.json", "neighbours.parquet"
+"""In a run directory: scores of the frozen backbone; training rows that are nearest to rows worth looking at."""
+NEIGHBOURS = 3
+"""Training rows that are shown beside a row."""
+EXPLAINED = 24
+"""Mistakes, and suspected labels, that are shown beside training rows."""
+SHARE = 0.1
+"""Rows that are looked at before a run, as a share of those that its steps read: a step costs three passes or more."""
+LEAST, MOST = 64, 4000
+"""Fewer rows tell nothing; more take long to compare."""
+LARGEST = 500_000_000
+"""Parameters of a backbone from which loading it once more is no small thing."""
+CHECK_WORK = {"cpu": 2e12, "cuda": 1e15}
+"""Floating-point operations of some seconds, by device, that `check` may do."""
+_COLUMNS = ("row", "neighbour", "text", "label", "similarity")
+
+
+@dataclass(frozen=True)
+class FrozenProbe:
+    """Training rows and others as the frozen backbone sees them."""
+
+    reader: RowReader
+    train: LabelledSet
+    others: LabelledSet
+    """Held-out rows; of a cross-validation the training rows once more."""
+    train_T: Indices
+    """Numbers of the rows of `train` that are looked at."""
+    others_M: Indices
+    train_TD: Floats
+    others_MD: Floats
+    fold_T: npt.NDArray[np.int64]
+    """Rows of the same fold are not compared; held-out rows have one of their own."""
+    fold_M: npt.NDArray[np.int64]
+
+    def scores(self) -> Probe | None:
+        """Shares of the rows of the last fold that the others tell right; None where a row has not one class."""
+        last = self.fold_M.max()
+        seen_T, asked_M = self.fold_T != last, self.fold_M == last
+        train = [self.train.labels[row] for row in self.train_T[seen_T]]
+        others = [self.others.labels[row] for row in self.others_M[asked_M]]
+        names = [label for label in (*train, *others) if isinstance(label, str)]
+        if len(names) < len(train) + len(others) or len(set(train)) < 2:
+            return None
+        return probe(self.train_TD[seen_T], names[: len(train)], self.others_MD[asked_M], names[len(train) :])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For FILE: rows that were scored, what came of it, and rows among which neighbours are found, of all."""
+        found = self.scores()
+        last = self.fold_M.max()
+        counts = {
+            "train": int((self.fold_T != last).sum()),
+            "others": int((self.fold_M == last).sum()),
+            "compared": len(self.train_T),
+            "rows": len(self.train),
+        }
+        return counts | ({} if found is None else found._asdict())
+
+    def neighbours(self, rows: Sequence[int]) -> list[tuple[int, int, float]]:
+        """Some of the other rows, each with its nearest training rows of other folds and their cosine similarities.
+
+        The mean of the training rows is taken from all features: it is the same for all, and would make all alike.
+
+        Args:
+            rows: Numbers of other rows; those that are not looked at are left out.
+        """
+        centre_D, place = self.train_TD.mean(0), {int(row): at for at, row in enumerate(self.others_M)}
+        train_TD = _unit(self.train_TD - centre_D)
+        found = []
+        for row in rows:
+            if (at := place.get(int(row))) is None:
+                continue
+            similarity_T = train_TD @ _unit(self.others_MD[at] - centre_D)
+            similarity_T[self.fold_T == self.fold_M[at]] = -np.inf
+            for nearest in np.argsort(-similarity_T, kind="stable")[:NEIGHBOURS]:
+                if similarity_T[nearest] > -np.inf:
+                    found.append((int(row), int(self.train_T[nearest]), float(similarity_T[nearest])))
+        return found
+
+    def write_neighbours(self, folder: Path, table: pd.DataFrame, *, out_of_fold: bool = False) -> LabelledSet:
+        """Write NEIGHBOURS_FILE into a run directory; returns the training rows that it names.
+
+        Args:
+            table: Predictions of `others`, in their order.
+            out_of_fold: Whether adapters made them that did not train on the rows, so that labels may be suspected.
+        """
+        wanted = [*ranked(table).mistakes[:EXPLAINED], *(list(suspects(table))[:EXPLAINED] if out_of_fold else [])]
+        found = self.neighbours(list(dict.fromkeys(wanted)))
+        lines = [
+            (
+                self.others.place(row),
+                self.train.place(nearest),
+                self.reader.describe(self.train.records[nearest]),
+                label_in_words(self.train.labels[nearest]),
+                similarity,
+            )
+            for row, nearest, similarity in found
+        ]
+        buffer = io.BytesIO()
+        pd.DataFrame(lines, columns=list(_COLUMNS)).to_parquet(buffer)
+        files.write_bytes(folder / NEIGHBOURS_FILE, buffer.getvalue())
+        return self.train.subset(np.unique(np.asarray([nearest for _, nearest, _ in found], dtype=np.int64)))
+
+
+def of_splits(
+    config: RunConfig, reader: RowReader, train: LabelledSet, held_out: LabelledSet, *, most: int
+) -> FrozenProbe:
+    """Look at training and held-out rows, `most` in all; the training gets what the held-out rows leave."""
+    others_M = _some(len(held_out), most // 2, config.seed)
+    train_T = _some(len(train), most - len(others_M), config.seed)
+    inputs = [train.inputs.take(train_T), held_out.inputs.take(others_M)]
+    train_TD, others_MD = frozen_features(config.model, reader, inputs)
+    fold_T, fold_M = np.zeros(len(train_T), dtype=np.int64), np.ones(len(others_M), dtype=np.int64)
+    return FrozenProbe(reader, train, held_out, train_T, others_M, train_TD, others_MD, fold_T, fold_M)
+
+
+def of_folds(
+    config: RunConfig, reader: RowReader, rows: LabelledSet, fold_N: npt.NDArray[np.int64], *, most: int
+) -> FrozenProbe:
+    """Look at `most` of the rows of a cross-validation, each of which is compared with those of other folds."""
+    rows_T = _some(len(rows), most, config.seed)
+    (found_TD,) = frozen_features(config.model, reader, [rows.inputs.take(rows_T)])
+    fold_T = fold_N[rows_T].astype(np.int64)
+    return FrozenProbe(reader, rows, rows, rows_T, rows_T, found_TD, found_TD, fold_T, fold_T)
+
+
+def rows_before_run(config: RunConfig, task: Task, *, visits: int | None) -> int:
+    """How many rows a run looks at before it trains; 0 for none.
+
+    Args:
+        visits: Rows that all of its steps read; None where a budget alone limits it.
+    """
+    if config.evaluate.probe != "auto":
+        return config.evaluate.probe
+    rows = 0 if visits is None else min(MOST, int(SHARE * visits))
+    return rows if rows >= LEAST and _parameters(config, task) <= LARGEST else 0
+
+
+def rows_in_check(config: RunConfig, task: Task, lengths: Indices) -> int:
+    """How many rows `check` looks at, in seconds; 0 for none.
+
+    Args:
+        lengths: Tokens or patches of each row.
+    """
+    if config.evaluate.probe != "auto":
+        return config.evaluate.probe
+    parameters, work = _parameters(config, task), CHECK_WORK.get(backbones.device().type, CHECK_WORK["cuda"])
+    rows = min(MOST, int(work / (2 * parameters * float(lengths.mean()))))
+    return rows if rows >= LEAST and parameters <= LARGEST else 0
+
+
+def note(found: FrozenProbe, folder: Path, say: Callable[[str], None]) -> None:
+    """Write FILE into a run directory, and tell it."""
+    facts = found.facts
+    files.write_json(folder / FILE, facts)
+    if told := sentence(facts):
+        say(told)
+
+
+def sentence(facts: Mapping[str, Any], *, after: float | None = None) -> str:
+    """FILE in words; empty where there is nothing to tell.
+
+    Args:
+        after: Accuracy of the run.
+    """
+    if "linear" not in facts:
+        return ""
+    run = "" if after is None else f"; this run {after:.2f}"
+    return (
+        f"The frozen backbone alone: k-NN {facts['neighbours']:.2f}, linear probe {facts['linear']:.2f}{run} "
+        f"({facts['train']:,} training rows, {facts['others']:,} others)."
+    )
+
+
+def _parameters(config: RunConfig, task: Task) -> int:
+    return sum(each.numel() for each in backbones.skeleton(config.model, task=task).parameters())
+
+
+def _some(count: int, most: int, seed: int) -> Indices:
+    """Rows from all over a set, in their order."""
+    return np.sort(np.random.default_rng(seed).permutation(count)[:most])
+
+
+def _unit(rows_XD: Floats) -> Floats:
+    length = np.linalg.norm(rows_XD, axis=-1, keepdims=True)
+    return np.asarray(rows_XD / np.maximum(length, np.finfo(np.float32).tiny), dtype=np.float32)
