@@ -29,7 +29,12 @@ _DEPTHS = (8, 10, 12, 14, 16)
 
 
 def decode(data: bytes, name: str, *, max_pixels: int) -> Pixels:
-    """Pixels (H, W, 3), read-only, of a picture file, upright as its EXIF orientation says.
+    """Pixels (H, W, 3), read-only, of a picture file, as `decode_image` gives them."""
+    return np.asarray(decode_image(data, name, max_pixels=max_pixels))
+
+
+def decode_image(data: bytes, name: str, *, max_pixels: int) -> Image.Image:
+    """A picture file as an image of mode RGB, upright as its EXIF orientation says.
 
     Transparent parts show white. Grey of 16 bits is scaled from the smallest of 8, 10, 12, 14 and 16 bits that holds
     its brightest pixel; other numbers from their least and greatest value. Colour profiles are not applied.
@@ -52,7 +57,7 @@ def decode(data: bytes, name: str, *, max_pixels: int) -> Pixels:
                 image.load()
                 if image.getexif().get(_ORIENTATION, 1) != 1:
                     image = ImageOps.exif_transpose(image)
-                return np.asarray(_rgb(image))
+                return _rgb(image)
 
 
 def size(data: bytes, name: str) -> tuple[int, int]:

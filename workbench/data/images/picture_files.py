@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
-from workbench.data.images.decoding import Pixels, decode, size
+from workbench.data.images.decoding import Pixels, decode_image, size
 from workbench.errors import DataError
 from workbench.runs import files
 
@@ -47,11 +48,14 @@ class PictureFile:
             raise DataError(f"{self.name}: cannot be read ({_why(error)}). Copy it again, or remove it.") from None
 
     def decode(self, *, max_pixels: int) -> Pixels:
-        """Pixels (H, W, 3), as `decoding.decode` gives them."""
+        """Pixels (H, W, 3), read-only, as `decoding.decode` gives them."""
+        return np.asarray(self.image(max_pixels=max_pixels))
+
+    def image(self, *, max_pixels: int) -> Image.Image:
+        """An image of mode RGB, as `decoding.decode_image` gives it."""
         if self.shape is None:
-            return decode(self.read(), self.name, max_pixels=max_pixels)
-        grey: Pixels = np.frombuffer(self.content, np.uint8).reshape(self.shape)
-        return np.repeat(grey[:, :, None], 3, axis=2)
+            return decode_image(self.read(), self.name, max_pixels=max_pixels)
+        return Image.frombytes("L", self.shape[::-1], self.content).convert("RGB")
 
     def size(self) -> tuple[int, int]:
         """Height and width, without decoding the pixels."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
@@ -37,11 +38,11 @@ VERSION = "1"
 """Raise it when the files, or what preparation does, change."""
 CORES = len(os.sched_getaffinity(0))
 """Cores that this process may use."""
-CHUNK = 64
+CHUNK = 32
 """Pictures that a process is given at a time."""
-PATIENCE = 4.0
+PATIENCE = 1.0
 """Seconds of decoding that are left, at the pace of the first chunks, from which `auto` starts processes."""
-TRIAL = 0.5
+TRIAL = 0.1
 """Seconds for which `auto` decodes in this process before it judges."""
 
 
@@ -81,7 +82,7 @@ def store(
         DataError: Decoding processes were killed.
         FileError: The store cannot be written.
     """
-    work = Work(Path(), format, prepare, max_pixels, statistics)
+    work = Work(Path(), 0, format, prepare, max_pixels, statistics)
     path = folder / _fingerprint(files, work)
     if (found := _opened(path, files)) is not None:
         return found
@@ -90,10 +91,10 @@ def store(
             return found
         _require_room(files, format, folder)
         with whole_files.new_folder(path) as aside:
-            mistakes = _write(files, replace(work, path=aside / _PIXELS), workers)
+            mistakes = _write(files, work, aside / _PIXELS, workers)
             index = {"mistakes": list(mistakes.items()), "checksum": _checksum(aside / _PIXELS)}
             (aside / _INDEX).write_text(json.dumps(index), encoding="utf-8")
-        if (written := _opened(path, files)) is None:
+        if (written := _opened(path, files, known_whole=True)) is None:
             raise FileError(f"{path}: damaged right after it was written. Set WORKBENCH_CACHE to another disk.")
     return replace(written, decoded=len(files))
 
@@ -143,11 +144,11 @@ def _fingerprint(files: Sequence[PictureFile], work: Work) -> str:
     return found.hexdigest()[:32]
 
 
-def _opened(path: Path, files: Sequence[PictureFile]) -> StoredPictures | None:
+def _opened(path: Path, files: Sequence[PictureFile], *, known_whole: bool = False) -> StoredPictures | None:
     """A store that is whole; None where there is none, or one that somebody damaged."""
     try:
         index = json.loads((path / _INDEX).read_text(encoding="utf-8"))
-        if _checksum(path / _PIXELS) != index["checksum"]:
+        if not known_whole and _checksum(path / _PIXELS) != index["checksum"]:
             return None
         pixels = np.load(path / _PIXELS, mmap_mode="r")
         # By today's names: other files may have the same contents.
@@ -165,27 +166,25 @@ def _checksum(path: Path) -> int:
     return found
 
 
-def _write(files: Sequence[PictureFile], work: Work, workers: int | Literal["auto"]) -> Mistakes:
+def _write(files: Sequence[PictureFile], work: Work, path: Path, workers: int | Literal["auto"]) -> Mistakes:
     """Fill the file of pixels; returns the mistakes."""
     shape = (len(files), work.format.height, work.format.width, 3)
-    if not files:
-        np.save(work.path, np.empty(shape, np.uint8))
-        return {}
-    pixels = np.lib.format.open_memmap(work.path, mode="w+", dtype=np.uint8, shape=shape)
-    # A mapped file on a full disk would kill the process when it is written; this fails first.
-    with work.path.open("r+b") as file:
-        os.posix_fallocate(file.fileno(), 0, work.path.stat().st_size)
+    with path.open("wb") as file:
+        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        work = replace(work, path=path, offset=file.tell())
+        if files:  # a disk that is too full fails here, not after hours
+            os.posix_fallocate(file.fileno(), work.offset, math.prod(shape))
     chunks = [range(start, min(start + CHUNK, len(files))) for start in range(0, len(files), CHUNK)]
     mistakes: Mistakes = {}
     here = workers in ("auto", 0)
     began = time.monotonic()
     while chunks and here:
         chunk = chunks.pop(0)
-        mistakes |= decoding_processes.fill(pixels, chunk, files[chunk.start : chunk.stop], work)
+        mistakes |= decoding_processes.fill(chunk, files[chunk.start : chunk.stop], work)
         if workers == "auto" and (spent := time.monotonic() - began) > TRIAL:
             here = CORES < 2 or spent / chunk.stop * (len(files) - chunk.stop) < PATIENCE
     if chunks:
         others = CORES - 1 if workers == "auto" else workers
-        mistakes |= decoding_processes.fill_by_several(pixels, chunks, files, work, others=others)
-    pixels.flush()
+        mistakes |= decoding_processes.fill_by_several(chunks, files, work, others=others)
     return mistakes

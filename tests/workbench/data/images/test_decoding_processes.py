@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from PIL.Image import Resampling
 
 from tests.workbench.data.images.pictures import photograph
@@ -38,10 +41,10 @@ class Disaster(PictureFile):
     test: int = field(default_factory=os.getpid)
     kill: bool = False
 
-    def decode(self, *, max_pixels: int) -> Pixels:
+    def image(self, *, max_pixels: int) -> Image.Image:
         if os.getpid() == self.test:
             time.sleep(0.1)  # so that others take their share
-            return photograph(8, 8)
+            return Image.fromarray(photograph(8, 8))
         if self.kill:
             os.kill(os.getpid(), 9)
         raise ZeroDivisionError("a mistake in the program")
@@ -54,16 +57,17 @@ class Numbered(PictureFile):
     number: int = 0
     test: int = field(default_factory=os.getpid)
 
-    def decode(self, *, max_pixels: int) -> Pixels:
+    def image(self, *, max_pixels: int) -> Image.Image:
         time.sleep(0.1 if os.getpid() == self.test else 0.005)
-        return np.full((8, 8, 3), (self.number, os.getpid() != self.test, 0), np.uint8)
+        return Image.new("RGB", (8, 8), (self.number, 255 * (os.getpid() != self.test), 0))
 
 
 def fill(folder: Path, files: list[PictureFile]) -> Pixels:
-    work = Work(folder / "pixels.npy", FORMAT, PrepareConfig(), 10**6, None)
-    pixels = np.lib.format.open_memmap(work.path, mode="w+", dtype=np.uint8, shape=(len(files), 8, 8, 3))
+    path = folder / "pixels.npy"
+    pixels = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=(len(files), 8, 8, 3))
+    work = Work(path, pixels.offset, FORMAT, PrepareConfig(), 10**6, None)
     chunks = [range(start, min(start + 3, len(files))) for start in range(0, len(files), 3)]
-    assert fill_by_several(pixels, chunks, files, work, others=2) == {}
+    assert fill_by_several(chunks, files, work, others=2) == {}
     return pixels
 
 
@@ -81,3 +85,9 @@ def test_a_killed_process_is_told(tmp_path: Path) -> None:
 def test_an_error_of_the_program_is_raised_here(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError, match="a mistake in the program"):
         fill(tmp_path, [Disaster("bug.png")] * 300)
+
+
+def test_decoding_processes_import_neither_models_nor_the_configuration() -> None:
+    code = "import sys, workbench.data.images.decoding_processes; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "transformers", "pydantic", "workbench.config"} & set(loaded)

@@ -178,3 +178,10 @@ def test_grey_is_the_luma_of_the_resized_picture() -> None:
     picture = photograph(32, 32)
     grey = prepare(picture, PrepareConfig(colour="grey"), FORMAT)[:, :, 0]
     np.testing.assert_array_equal(grey, cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY))
+
+
+@pytest.mark.parametrize("config", [PrepareConfig(), EVERYTHING])
+def test_an_image_is_prepared_like_its_pixels(config: PrepareConfig) -> None:
+    picture = photograph(50, 60)
+    found = preparation.prepare(Image.fromarray(picture), config, FORMAT)
+    np.testing.assert_array_equal(found, preparation.prepare(picture, config, FORMAT))
