@@ -63,7 +63,7 @@ def _run(recipe: str, out: Path, words: list[str]) -> Path:
 def _of_one(arguments: argparse.Namespace, folder: Path) -> list[str]:
     """One adapter takes the settings of the folds, and is scored on their test rows."""
     test = folder / "test.csv" if arguments.pictures else "starter/sign_digits.zip/test"
-    return ["data.test=null", f"data.held_out={test}", "adapter.rank=16", "adapter.alpha=32", "train.epochs=12"]
+    return ["data.test=null", f"data.held_out={test}", "train.epochs=16", "batch.size=16"]
 
 
 def _write(folder: Path, seed: int, arguments: argparse.Namespace) -> list[str]:
@@ -100,7 +100,7 @@ if __name__ == "__main__":
     parser.add_argument("overrides", nargs="*", help="key=value")
     parser.add_argument("--pictures", type=Path)
     parser.add_argument("--group", help="pattern whose first group names what must not be split")
-    parser.add_argument("--labelled", type=int, default=400)
+    parser.add_argument("--labelled", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/picture_stages"))
     main(parser.parse_args())

@@ -19,8 +19,7 @@ from workbench.crossval.neighbour_correction import Correction, Features, Ints, 
 from workbench.data.labelled.fold_data import FoldData
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
-from workbench.evaluation import features
-from workbench.models import classifier
+from workbench.evaluation.frozen_features import frozen_features
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 
@@ -70,14 +69,6 @@ def read(run: Path) -> NeighbourBank:
     return NeighbourBank(found["features"], found["values"], found["fold"])
 
 
-def frozen_features(room: FoldContext, sets: Sequence[LabelledSet]) -> list[Features]:
-    """Features of rows (N, D) as the backbone sees them that no adapter changed."""
-    meant = classifier.task(room.labels, seed=room.config.seed)
-    backbone = room.loader(room.config.model, room.reader.tokenizer, task=meant).model
-    model = classifier.classification_model(backbone, backbone, room.reader, room.labels)
-    return [features.features(model, rows) for rows in sets]
-
-
 def of_run(room: FoldContext, run: Run, data: FoldData, said_NC: Floats) -> tuple[NeighbourBank, Features | None]:
     """The bank of a run that has not ended, and features (T, D) of its test rows where it has some.
 
@@ -86,7 +77,7 @@ def of_run(room: FoldContext, run: Run, data: FoldData, said_NC: Floats) -> tupl
     """
     if not run.ranks.agreed((run.home / _FEATURES).exists()):
         sets = {"train": data.rows} | ({} if data.test is None else {"test": data.test})
-        found = dict(zip(sets, frozen_features(room, list(sets.values())), strict=True))
+        found = dict(zip(sets, _frozen(room, list(sets.values())), strict=True))
         files.write_bytes(run.path / _FEATURES, safetensors.save(found))
         run.ranks.wait()
     found = safetensors.load_file(run.home / _FEATURES)
@@ -105,5 +96,9 @@ def corrected(
     """
     if decided is None:
         return values_TC
-    (rows_TD,) = frozen_features(room, [rows])
+    (rows_TD,) = _frozen(room, [rows])
     return read(run).corrected(Correction(**decided), values_TC, rows_TD)
+
+
+def _frozen(room: FoldContext, sets: Sequence[LabelledSet]) -> list[Features]:
+    return frozen_features(room.config.model, room.reader, [rows.inputs for rows in sets])
