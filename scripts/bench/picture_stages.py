@@ -24,6 +24,13 @@ import workbench
 from workbench.data.images.picture_sources import read_rows
 
 TEST = 1 / 3
+SHIPPED = {
+    "data.train": "starter/sign_digits.zip/train",
+    "data.test": "starter/sign_digits.zip/test",
+    "pseudo_label.unlabelled": "starter/sign_digits.zip/unlabelled",
+}
+SAME = ("train.epochs=16", "batch.size=16")
+"""One adapter trains with the settings of the folds."""
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -31,12 +38,11 @@ def main(arguments: argparse.Namespace) -> None:
     for seed in range(arguments.seeds):
         folder = arguments.out / f"seed-{seed}"
         folder.mkdir(parents=True, exist_ok=True)
-        words = [f"data.limit={arguments.labelled}", f"seed={seed}"]
-        if arguments.pictures:
-            words += _write(folder, seed, arguments)
-        words += arguments.overrides
-        told = _stages(_run("crossval/pictures", folder / "folds", words))
-        one = _run("vision/quickstart", folder / "one", [*words, *_of_one(arguments, folder)])
+        words = [f"data.limit={arguments.labelled}", f"seed={seed}", *arguments.overrides]
+        files = _write(folder, seed, arguments) if arguments.pictures else SHIPPED
+        told = _stages(_run("crossval/pictures", folder / "folds", [*words, *_named(files)]))
+        rows = {"data.train": files["data.train"], "data.held_out": files["data.test"]}
+        one = _run("vision/quickstart", folder / "one", [*words, *_named(rows), *SAME])
         ends["one adapter"].append(json.loads((one / "scores.json").read_text())["after"]["accuracy"])
         before: dict[str, Any] = {}
         for stage in told:
@@ -60,14 +66,12 @@ def _run(recipe: str, out: Path, words: list[str]) -> Path:
     return out if (out / "report.html").exists() else workbench.run(recipe, words, out=out)
 
 
-def _of_one(arguments: argparse.Namespace, folder: Path) -> list[str]:
-    """One adapter takes the settings of the folds, and is scored on their test rows."""
-    test = folder / "test.csv" if arguments.pictures else "starter/sign_digits.zip/test"
-    return ["data.test=null", f"data.held_out={test}", "train.epochs=16", "batch.size=16"]
+def _named(files: dict[str, str]) -> list[str]:
+    return [f"{key}={file}" for key, file in files.items()]
 
 
-def _write(folder: Path, seed: int, arguments: argparse.Namespace) -> list[str]:
-    """The tables of a seed; returns the words that name them."""
+def _write(folder: Path, seed: int, arguments: argparse.Namespace) -> dict[str, str]:
+    """The tables of a seed, by what the recipe calls them."""
     rows = pd.DataFrame(
         {"image": str(row.columns["image"].path.resolve()), "label": row.columns["label"]}
         for row in read_rows(str(arguments.pictures))
@@ -81,7 +85,7 @@ def _write(folder: Path, seed: int, arguments: argparse.Namespace) -> list[str]:
     rest[: arguments.labelled].to_csv(folder / "train.csv", index=False)
     rest[arguments.labelled :][["image"]].to_csv(folder / "unlabelled.csv", index=False)
     names = {"data.train": "train", "data.test": "test", "pseudo_label.unlabelled": "unlabelled"}
-    return [f"{key}={folder / name}.csv" for key, name in names.items()]
+    return {key: f"{folder / name}.csv" for key, name in names.items()}
 
 
 def _stages(run: Path) -> list[dict[str, Any]]:
