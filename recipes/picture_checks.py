@@ -18,6 +18,8 @@ from workbench.data.images.pitfalls import pitfalls
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Label, Labels
 from workbench.data.labelled.row_reader import RowReader
+from workbench.data.views import picture_views
+from workbench.data.views.picture_views import PictureView
 from workbench.runs.units import percent
 
 SAMPLED = 1000
@@ -28,6 +30,8 @@ DRAWN = 8
 """Rows of a sheet."""
 EPOCHS = 4
 """Augmented forms of each of them."""
+VIEWS = 8
+"""Most test-time views of each of them."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +46,11 @@ class PictureFindings:
     """File and label of some rows."""
     notes: list[str]
     """Changes that may be wrong for the labels."""
+    views: list[PictureView]
+    """Test-time views that are drawn."""
 
     def sheet(self) -> Image.Image:
-        """Draw some rows of all classes: as they come, after each step of preparation, and in several epochs."""
+        """Draw some rows of all classes: as they come, after each step of preparation, in several epochs, and in views."""
         return contact_sheet.contact_sheet([
             (f"label {said(self.rows.labels[row])}: {_name(self.reader, self.rows, row)}", list(self._states(row)))
             for row in _of_all_classes(self.rows.labels)
@@ -55,6 +61,11 @@ class PictureFindings:
             yield f"{name}, {_size(picture.shape)}", picture
         inputs = self.rows.inputs
         assert isinstance(inputs, PictureRows)
+        yield from self._augmented(inputs, row)
+        for view in self.views:
+            yield f"view: {view.name}", view.picture(inputs.picture(row), row)
+
+    def _augmented(self, inputs: PictureRows, row: int) -> Iterator[tuple[str, NDArray[np.uint8]]]:
         if inputs.augmenter is None:
             return
         last = max(EPOCHS, round(inputs.augmenter.epochs)) - 1
@@ -82,7 +93,8 @@ def inspect(config: RunConfig, reader: RowReader, rows: LabelledSet, labels: Lab
     ]
     examples = [(_name(reader, rows, row), said(rows.labels[row])) for row in _of_all_classes(rows.labels)[:SHOWN]]
     notes = pitfalls(config.image.augment, config.tta, names, grey=all(grey))
-    return PictureFindings(reader, rows, facts, examples, notes)
+    views = picture_views.make(config.tta, config.classes, example=inputs.picture(0)) if config.tta.views else []
+    return PictureFindings(reader, rows, facts, examples, notes, views[:VIEWS])
 
 
 def said(label: Label | None) -> str:

@@ -91,6 +91,13 @@ def test_a_sheet_shows_what_the_model_reads(find: Find) -> None:
     assert found.sheet().width > find().sheet().width
 
 
+def test_a_sheet_shows_the_views_of_test_time(find: Find) -> None:
+    found = find("recipe=crossval", "data.held_out=0.05", "folds.k=3", "tta.views=[flip]")
+    (*_, (_, stored), (name, seen)) = found._states(0)
+    assert name == "view: flip"
+    np.testing.assert_array_equal(seen, stored[:, ::-1])
+
+
 def test_a_sheet_shows_all_classes_first() -> None:
     chosen = picture_checks._of_all_classes(["a"] * 20 + ["b"] * 3 + ["c"])
     assert chosen == [0, 20, 23, 1, 21, 2, 22, 3]
