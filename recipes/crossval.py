@@ -106,7 +106,7 @@ def prepare(config: RunConfig) -> tuple[RowReader, FoldData, list[RowView], list
     classifier.require_known_form(config)
     reader = row_readers.of_backbone(config)
     data = fold_data.load(config, reader)
-    neighbour_correction.require_rows(config.correction, data.folds)
+    neighbour_correction.require_rows(config.correction, data.folds, data.cluster_N)
     sets = [rows for rows in (data.rows, data.test, data.unlabelled) if rows is not None]
     modules = preflight.require_backbone(config, sets, classifier.task(data.labels, seed=config.seed))
     views = row_views.make(config, data.labels, data.rows)

@@ -151,7 +151,7 @@ class CrossvalContext:
         if not config.is_on:
             return None
         bank, test_TD = neighbour_bank.of_run(self.fold_context, self.run, self.data, before.oof_NC)
-        found = bank.within_folds(max(config.candidates))
+        found = bank.within_folds(self.data.cluster_N, max(config.candidates))
         correction, oof_NC = neighbour_correction.fit(
             config, labels, before.oof_NC, self.data.rows.targets_NC, found, self.known.part_N
         )

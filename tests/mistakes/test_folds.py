@@ -107,7 +107,7 @@ CASES = {
     ),
     # Correction by similarity.
     "more neighbours than rows": Case(
-        "correction.neighbours: 50 rows of a row's own fold are asked",
+        "correction.neighbours: a row asks 50 rows of its own fold",
         "Write correction.neighbours=",
         "correction.neighbours=[3,50]",
     ),

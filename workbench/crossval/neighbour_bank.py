@@ -36,9 +36,9 @@ class NeighbourBank(NamedTuple):
     """Values by adapters that did not train on the row, not corrected."""
     fold_N: Ints
 
-    def within_folds(self, count: int) -> Neighbours:
-        """The nearest rows of each row's own fold."""
-        return neighbour_correction.within_folds(self._centred(self.features_ND), self.fold_N, count)
+    def within_folds(self, cluster_N: Ints, count: int) -> Neighbours:
+        """The nearest rows of each row's own fold and of other clusters of near-duplicates."""
+        return neighbour_correction.within_folds(self._centred(self.features_ND), self.fold_N, cluster_N, count)
 
     def corrected(self, correction: Correction, values_TC: Floats, rows_TD: Features) -> Floats:
         """Corrected values (T, C) of rows that no adapter trained on.

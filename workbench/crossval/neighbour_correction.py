@@ -11,11 +11,13 @@ Which rows may be asked is what keeps the fit honest. Row i of a fold is predict
 the prediction of a row j of another fold comes from adapters that did train on i, whose label would leak through it.
 So i asks the rows of its own fold, which the same adapters predict and none of which taught them: only predictions are
 asked, never labels. A new row finds the same in every fold, rows and the predictions of adapters that know neither
-them nor it. Its consensus is the mean over folds of what each fold's rows say, each as it was fitted. Near-duplicates
-share a fold, so that they ask each other.
+them nor it. Its consensus is the mean over folds of what each fold's rows say, each as it was fitted.
 
-Any mean shrinks predictions, and shrunk ones may have a lower loss whoever was asked. So the correction is held against
-predictions that are drawn to the mean of all rows of their fold, by a strength that is fitted in the same way.
+Nor does a row ask its near-duplicates: a new row has none among the labelled rows, as those of test rows leave training,
+and would be corrected by what only copies gain. Copies among the test rows have a stage of their own, ensemble.consensus.
+
+Any mean shrinks predictions, and shrunk ones may have a lower loss whoever was asked. So the correction is held
+against predictions that are drawn to the mean of all rows of their fold, by a strength that is fitted in the same way.
 
 Legend: N labelled rows, T other rows, P rows that are asked, K neighbours of a row, the nearest first, D features, C
 outputs (classes, or 1 for a number).
@@ -23,7 +25,7 @@ outputs (classes, or 1 for a number).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
@@ -45,9 +47,13 @@ from workbench.evaluation.target_scores import OneHot
 
 Features: TypeAlias = NDArray[np.float32]
 Ints: TypeAlias = NDArray[np.int64]
+SameRows: TypeAlias = Callable[[slice], Mask]
 
 TEMPERATURES = (0.01, 0.03, 0.1, 0.3, 1.0)
 """From which one is chosen: at 0.01 hardly more than the nearest row counts, at 1 all neighbours count alike."""
+
+ROWS_AT_ONCE = 1024
+"""Rows that are compared with all that are asked, for the memory of their similarities."""
 
 
 class Neighbours(NamedTuple):
@@ -89,26 +95,35 @@ class Correction:
         return (1 - self.strength) * values_NC + self.strength * consensus_NC
 
 
-def nearest(asked_PD: Features, count: int, rows_ND: Features | None = None) -> Neighbours:
-    """The nearest of the rows that are asked, for each of some rows; without `rows_ND` for each of themselves.
+def nearest(rows_ND: Features, asked_PD: Features, count: int, same_NP: SameRows | None = None) -> Neighbours:
+    """The nearest of the rows that are asked, for each of some rows.
 
     Args:
-        asked_PD: At least `count` rows, and one more where they are compared with themselves: no row is its own
-            neighbour, and each of equal rows is one of the others.
+        count: At most as many as there are rows to ask.
+        same_NP: From a slice of the rows to a mask (n, P) of those that they may not ask.
     """
-    from sklearn.neighbors import NearestNeighbors
+    rows_ND, asked_PD = _unit(rows_ND), _unit(asked_PD)
+    row_NK = np.empty((len(rows_ND), count), dtype=np.int64)
+    similarity_NK = np.empty((len(rows_ND), count))
+    for start in range(0, len(rows_ND), ROWS_AT_ONCE):
+        some = slice(start, start + ROWS_AT_ONCE)
+        similarity_nP = rows_ND[some] @ asked_PD.T
+        if same_NP is not None:
+            similarity_nP[same_NP(some)] = -np.inf
+        found_nK = np.argpartition(-similarity_nP, count - 1, axis=1)[:, :count]
+        found = np.take_along_axis(similarity_nP, found_nK, axis=1)
+        order_nK = np.argsort(-found, axis=1, kind="stable")
+        row_NK[some] = np.take_along_axis(found_nK, order_nK, axis=1)
+        similarity_NK[some] = np.take_along_axis(found, order_nK, axis=1)
+    return Neighbours(row_NK, similarity_NK)
 
-    search = NearestNeighbors(n_neighbors=count, metric="cosine", algorithm="brute").fit(asked_PD)
-    distance_NK, row_NK = search.kneighbors(rows_ND)
-    return Neighbours(row_NK.astype(np.int64), 1 - distance_NK.astype(np.float64))
 
-
-def within_folds(features_ND: Features, fold_N: NDArray[Any], count: int) -> Neighbours:
-    """The nearest rows of each row's own fold, numbered among all rows."""
+def within_folds(features_ND: Features, fold_N: Ints, cluster_N: Ints, count: int) -> Neighbours:
+    """The nearest rows of each row's own fold and of other clusters of near-duplicates, numbered among all rows."""
     row_NK = np.empty((len(fold_N), count), dtype=np.int64)
     similarity_NK = np.empty((len(fold_N), count))
     for own in _folds(fold_N):
-        found = nearest(features_ND[own], count)
+        found = nearest(features_ND[own], features_ND[own], count, partial(_same_cluster, cluster_N[own]))
         row_NK[own], similarity_NK[own] = own[found.row_NK], found.similarity_NK
     return Neighbours(row_NK, similarity_NK)
 
@@ -193,9 +208,22 @@ def corrected(
         return values_TC
     said = []
     for own in _folds(fold_N):
-        found = nearest(asked_ND[own], correction.neighbours, rows_TD)
+        found = nearest(rows_TD, asked_ND[own], correction.neighbours)
         said.append(correction.consensus(found, said_NC[own]))
     return correction.apply(values_TC, np.mean(said, axis=0))
+
+
+def _same_cluster(cluster_P: Ints, some: slice) -> Mask:
+    """Which of all rows are of the cluster of each of some of them; each row is of its own."""
+    same_nP: Mask = cluster_P[some, None] == cluster_P
+    return same_nP
+
+
+def _unit(rows_ND: Features) -> Features:
+    """Rows of length 1; one of zeros stays."""
+    length_N1 = np.linalg.norm(rows_ND, axis=1, keepdims=True)
+    unit_ND: Features = rows_ND / np.maximum(length_N1, np.finfo(np.float32).tiny)
+    return unit_ND
 
 
 def _folds(fold_N: NDArray[Any]) -> Iterator[Ints]:
@@ -212,17 +240,17 @@ def changed(labels: Labels, before_NC: Floats, after_NC: Floats) -> float | None
     return float(np.mean([before != after for before, after in pairs]))
 
 
-def require_rows(config: CorrectionConfig, folds: FoldAssignment) -> None:
-    """Raise ConfigError where a fold has fewer rows beside a row than are asked for."""
-    names, counts = np.unique(folds.fold_RN[0], return_counts=True)
-    fewest = int(counts.argmin())
-    others, wanted = int(counts[fewest]) - 1, max(config.candidates, default=0)
-    if wanted > others:
-        cure = f"Write correction.neighbours={others} or less" if others else "Leave correction out"
-        raise ConfigError(
-            f"correction.neighbours: {wanted} rows of a row's own fold are asked, and fold "
-            f"{folds.names[int(names[fewest])]} has {others} beside it. {cure}, or give more rows or fewer folds.k."
-        )
+def require_rows(config: CorrectionConfig, folds: FoldAssignment, cluster_N: Ints) -> None:
+    """Raise ConfigError where a fold has fewer rows that a row may ask than are to be asked."""
+    for own in _folds(folds.fold_RN[0]) if config.is_on else ():
+        others = len(own) - int(np.unique(cluster_N[own], return_counts=True)[1].max())
+        if (wanted := max(config.candidates)) > others:
+            cure = f"Write correction.neighbours={others} or less" if others else "Leave correction out"
+            raise ConfigError(
+                f"correction.neighbours: a row asks {wanted} rows of its own fold, and fold "
+                f"{folds.names[folds.fold_RN[0, own[0]]]} has {others} beside a row and its near-duplicates. "
+                f"{cure}, give more rows, or write a smaller folds.k."
+            )
 
 
 def _fitted(

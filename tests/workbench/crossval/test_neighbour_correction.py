@@ -20,6 +20,7 @@ from workbench.errors import ConfigError
 
 KINDS = [ONE, SEVERAL, NUMBER]
 FOLD = np.arange(ROWS) % 3
+ALONE = np.arange(ROWS)
 PART = np.random.default_rng(7).permutation(ROWS) % 5
 FITTED = CorrectionConfig(neighbours=(2, 5))
 
@@ -33,7 +34,7 @@ def features(targets: np.ndarray, *, noise: float, seed: int = 1) -> np.ndarray:
 
 def fitted(labels: Labels, values: Floats, targets: np.ndarray, known: np.ndarray, **more: Any) -> tuple[Any, Floats]:
     config = more.pop("config", FITTED)
-    found = neighbour_correction.within_folds(known, FOLD, max(config.candidates))
+    found = neighbour_correction.within_folds(known, FOLD, more.pop("cluster", ALONE), max(config.candidates))
     return neighbour_correction.fit(config, labels, values, targets, found, PART)
 
 
@@ -60,7 +61,7 @@ def test_equals_the_equation_written_out(labels: Labels) -> None:
     (values,), _ = said(labels, [1.0])
     known = np.random.default_rng(2).normal(size=(ROWS, 8)).astype(np.float64)
     correction = Correction(neighbours=4, strength=0.3, temperature=0.2)
-    found = neighbour_correction.within_folds(known, FOLD, 6)  # more than are used
+    found = neighbour_correction.within_folds(known, FOLD, ALONE, 6)  # more than are used
     got = correction.apply(values, correction.consensus(found, values))
     for row in range(0, ROWS, 37):
         others = np.flatnonzero((FOLD[row] == FOLD) & (np.arange(ROWS) != row))
@@ -93,7 +94,7 @@ def test_without_strength_nothing_changes_to_the_last_bit() -> None:
     (values,), targets = said(ONE, [1.0])
     known = features(targets, noise=0.1)
     none = Correction(neighbours=4, strength=0.0, temperature=0.2)
-    found = neighbour_correction.within_folds(known, FOLD, 4)
+    found = neighbour_correction.within_folds(known, FOLD, ALONE, 4)
     assert none.apply(values, none.consensus(found, values)).tobytes() == values.tobytes()
     new = neighbour_correction.corrected(none, values[:3], known[:3], known, values, FOLD)
     assert new.tobytes() == values[:3].tobytes()
@@ -101,7 +102,7 @@ def test_without_strength_nothing_changes_to_the_last_bit() -> None:
 
 def test_a_row_asks_its_own_fold_and_never_itself() -> None:
     known = np.ones((ROWS, 3), dtype=np.float32)  # all rows are equally near, the row itself too
-    found = neighbour_correction.within_folds(known, FOLD, 5)
+    found = neighbour_correction.within_folds(known, FOLD, ALONE, 5)
     assert (FOLD[found.row_NK] == FOLD[:, None]).all()
     assert (found.row_NK != np.arange(ROWS)[:, None]).all()
     assert all(len(set(each)) == 5 for each in found.row_NK.tolist())
@@ -117,16 +118,21 @@ def test_noisy_predictions_of_like_rows_gain_by_each_other(labels: Labels) -> No
     assert correction.neighbours == 5, "more witnesses"
 
 
-def test_planted_duplicates_gain_by_each_other() -> None:
-    """Three noisy predictions of each picture, among unlike ones."""
+def test_planted_copies_gain_by_each_other_where_new_rows_have_some_too() -> None:
+    """Three noisy predictions of each picture, among unlike ones. Known to be copies, they do not ask each other."""
     chance = np.random.default_rng(4)
     (values,), targets = said(ONE, [2.0])
     once = np.arange(ROWS) // 9 * 3 + np.arange(ROWS) % 3  # one row in each fold is the original of three
     known = chance.normal(size=(ROWS, 16))[once] + 0.01 * chance.normal(size=(ROWS, 16))
     targets = targets[once]
     values = ONE.values(1.5 * targets + 2.0 * chance.normal(size=targets.shape))
-    _, after = fitted(ONE, values, targets, known.astype(np.float32))
+    known = known.astype(np.float32)
+    _, after = fitted(ONE, values, targets, known)
     assert judged(ONE, values, after, targets, groups_N=once).accepted
+    _, after = fitted(ONE, values, targets, known, cluster=once)
+    assert not judged(ONE, values, after, targets, groups_N=once).accepted
+    found = neighbour_correction.within_folds(known, FOLD, once, 5)
+    assert (once[found.row_NK] != once[:, None]).all() and np.isfinite(found.similarity_NK).all()
 
 
 @pytest.mark.parametrize("labels", KINDS, ids=lambda labels: labels.kind)
@@ -179,7 +185,7 @@ def test_the_order_of_rows_does_not_matter(labels: Labels) -> None:
     known = features(targets, noise=0.2)
     order = np.random.default_rng(5).permutation(ROWS)
     correction, after = fitted(labels, values, targets, known)
-    found = neighbour_correction.within_folds(known[order], FOLD[order], 5)
+    found = neighbour_correction.within_folds(known[order], FOLD[order], ALONE, 5)
     other, moved = neighbour_correction.fit(FITTED, labels, values[order], targets[order], found, PART[order])
     assert replace(other, strength=correction.strength) == correction
     assert other.strength == pytest.approx(correction.strength, abs=1e-3)
@@ -192,7 +198,7 @@ def test_what_is_given_is_not_fitted() -> None:
     config = CorrectionConfig(neighbours=3, strength=0.7, temperature=0.4)
     correction, after = fitted(ONE, values, targets, known, config=config)
     assert correction == Correction(3, 0.7, 0.4)
-    found: Neighbours = neighbour_correction.within_folds(known, FOLD, 3)
+    found: Neighbours = neighbour_correction.within_folds(known, FOLD, ALONE, 3)
     np.testing.assert_allclose(after, correction.apply(values, correction.consensus(found, values)))
 
 
@@ -200,7 +206,7 @@ def test_the_fit_is_the_lowest_point_of_a_fine_grid() -> None:
     (values,), targets = said(ONE, [2.0])
     known = features(targets, noise=0.3)
     correction, _ = fitted(ONE, values, targets, known)
-    found = neighbour_correction.within_folds(known, FOLD, 5)
+    found = neighbour_correction.within_folds(known, FOLD, ALONE, 5)
 
     def loss(each: Correction) -> float:
         after = each.apply(values, each.consensus(found, values))
@@ -217,10 +223,12 @@ def test_the_fit_is_the_lowest_point_of_a_fine_grid() -> None:
 
 def test_more_neighbours_than_a_fold_has_are_refused() -> None:
     folds = FoldAssignment(np.asarray([[0, 0, 0, 1, 1, 1, 1]]), ("left", "right"))
-    neighbour_correction.require_rows(CorrectionConfig(neighbours=2), folds)
-    neighbour_correction.require_rows(CorrectionConfig(), folds)
-    with pytest.raises(ConfigError, match=r"fold left has 2 beside it. Write correction.neighbours=2 or less"):
-        neighbour_correction.require_rows(CorrectionConfig(neighbours=(1, 3)), folds)
+    neighbour_correction.require_rows(CorrectionConfig(neighbours=2), folds, np.arange(7))
+    neighbour_correction.require_rows(CorrectionConfig(), folds, np.zeros(7, dtype=np.int64))
+    for cluster, fold in ((np.arange(7), "left"), (np.asarray([0, 1, 2, 3, 3, 3, 6]), "right")):
+        config = CorrectionConfig(neighbours=(1, 3 if fold == "left" else 2))
+        with pytest.raises(ConfigError, match=rf"fold {fold} has \d beside a row .* Write correction.neighbours=\d or"):
+            neighbour_correction.require_rows(config, folds, cluster)
 
 
 def test_changed_counts_rows_of_another_class() -> None:

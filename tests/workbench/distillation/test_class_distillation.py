@@ -278,6 +278,27 @@ def test_out_of_fold_rows_are_said_by_those_who_did_not_see_them(ask: Any, folds
     np.testing.assert_allclose(special.softmax(said.test_NC, axis=1), whole, atol=1e-6)
 
 
+def test_a_cross_validation_corrects_by_neighbours_what_it_says(ask: Any, train: Train, home: Path) -> None:
+    own: dict[str, Any] = {
+        "folds": {"k": 2},
+        "data": {"held_out": 0.05},
+        "correction": {"neighbours": 3, "strength": 0.5},
+    }
+    own |= {"ensemble": {"calibrate": False}, "train": {"steps": 6}}
+    near = train("near", "crossval", **own)
+    said, _ = ask(near, data={"held_out": 0.2, "test": str(home / "test.jsonl")})
+    config = run_directory.shipped_config(near)
+    shown = crossval_verbs.predict(near, str(home / "test.jsonl"), config)
+    np.testing.assert_allclose(
+        special.softmax(said.test_NC, axis=1), shown[[f"p_{name}" for name in NAMES]].to_numpy(), atol=1e-6
+    )
+    decision = files.read_json(near / "decision.json")
+    files.write_json(near / "decision.json", {**decision, "correction": None})
+    plain = crossval_verbs.predict(near, str(home / "test.jsonl"), config)
+    assert (shown["p_sun"] - plain["p_sun"]).abs().max() > 1e-4
+    files.write_json(near / "decision.json", decision)
+
+
 def test_without_out_of_fold_the_whole_ensemble_speaks(ask: Any, folds: Path, home: Path) -> None:
     said, data = ask(folds)
     shown = crossval_verbs.predict(folds, str(home / "train.jsonl"), run_directory.shipped_config(folds))
