@@ -50,7 +50,7 @@ class PictureFindings:
     """Test-time views that are drawn."""
 
     def sheet(self) -> Image.Image:
-        """Draw some rows of all classes: as they come, after each step of preparation, in several epochs, and in views."""
+        """Draw some rows of all classes: as they come, after each preparation, in several epochs, and in views."""
         return contact_sheet.contact_sheet([
             (f"label {said(self.rows.labels[row])}: {_name(self.reader, self.rows, row)}", list(self._states(row)))
             for row in _of_all_classes(self.rows.labels)
