@@ -19,7 +19,7 @@ from workbench.data.labelled import class_sampling, fold_data, labelled_data
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.row_reader import RowReader
-from workbench.evaluation import row_outputs
+from workbench.evaluation import frozen_probe, row_outputs
 from workbench.models import classifier, exported, row_readers
 from workbench.models.classifier import Classifier
 from workbench.recipes import picture_checks
@@ -51,6 +51,8 @@ class ClassInspection:
     """None where rows are texts."""
     blocks: int | None = None
     """Transformer blocks of the backbone, where layers freeze."""
+    probe: str = ""
+    """Scores of the frozen backbone alone, in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Gap:
 
 
 def inspect(config: RunConfig) -> ClassInspection:
-    """Everything that `run` does before it loads weights."""
+    """Everything that `run` does before it trains."""
     reader, data, targets = prepare(config)
     drawn = len(class_sampling.balanced(data.train, config))
     pictures = picture_checks.inspect(config, reader, data.train, data.labels)
@@ -91,7 +93,16 @@ def inspect(config: RunConfig) -> ClassInspection:
             *(pictures.notes if pictures else ()),
         ],
         pictures=pictures,
+        probe=_probe(config, reader, data),
     )
+
+
+def _probe(config: RunConfig, reader: RowReader, data: ClassSplits) -> str:
+    task = classifier.task(data.labels, seed=config.seed)
+    most = frozen_probe.rows_in_check(config, task, data.train.lengths)
+    if config.recipe != "classify" or not most:  # members of a sweep do without
+        return ""
+    return frozen_probe.sentence(frozen_probe.of_splits(config, reader, data.train, data.held_out, most=most).facts)
 
 
 def unequal(rows: LabelledSet, labels: Labels, config: RunConfig) -> list[str]:

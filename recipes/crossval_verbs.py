@@ -12,8 +12,10 @@ from workbench.crossval import tta_predict
 from workbench.crossval.fold_adapters import fold_adapters
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.fold_data import FoldData
+from workbench.data.labelled.row_reader import RowReader
 from workbench.errors import ConfigError
-from workbench.evaluation import row_outputs, target_scores
+from workbench.evaluation import frozen_probe, row_outputs, target_scores
+from workbench.models import classifier
 from workbench.recipes import picture_checks
 from workbench.recipes.classify_verbs import chosen_examples, unequal
 from workbench.recipes.crossval import prepare
@@ -40,10 +42,12 @@ class CrossvalInspection:
     """None where rows are texts."""
     blocks: int | None = None
     """Transformer blocks of the backbone, where layers freeze."""
+    probe: str = ""
+    """Scores of the frozen backbone alone, in a sentence."""
 
 
 def inspect(config: RunConfig) -> CrossvalInspection:
-    """Everything that `run` does before it loads weights."""
+    """Everything that `run` does before it trains."""
     reader, data, _, targets, notes = prepare(config)
     members = fold_adapters(data.folds, seeds=config.folds.seeds)
     rows = max(int(each.split.train_N.sum()) for each in members)
@@ -62,6 +66,17 @@ def inspect(config: RunConfig) -> CrossvalInspection:
             *(pictures.notes if pictures else ()),
         ],
         pictures=pictures,
+        probe=_probe(config, reader, data),
+    )
+
+
+def _probe(config: RunConfig, reader: RowReader, data: FoldData) -> str:
+    task = classifier.task(data.labels, seed=config.seed)
+    most = frozen_probe.rows_in_check(config, task, data.rows.lengths)
+    if not most:
+        return ""
+    return frozen_probe.sentence(
+        frozen_probe.of_folds(config, reader, data.rows, data.folds.fold_RN[0], most=most).facts
     )
 
 

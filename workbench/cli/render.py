@@ -261,6 +261,7 @@ def _duplicates(data: FoldData) -> str:
 
 def _plan(found: Inspection | ClassInspection | CrossvalInspection) -> None:
     from workbench.cli import outlook
+    from workbench.recipes.check import Inspection
 
     where = f"{len(found.targets)} kinds of module: {', '.join(found.targets[:12])}" if found.targets else "all weights"
     batches = f"steps of {found.config.batch.size} examples"
@@ -269,6 +270,8 @@ def _plan(found: Inspection | ClassInspection | CrossvalInspection) -> None:
     else:
         batches = f"{'' if found.config.budget.unlimited else 'At most '}{found.steps} {batches}"
     _out.print(f"\n{batches}, training {where}.", markup=False)
+    if not isinstance(found, Inspection) and found.probe:
+        _out.print(found.probe, markup=False)
     for note in [*outlook.sentences(found.config, steps=found.steps, blocks=found.blocks), *found.notes]:
         _out.print(note, markup=False)
 

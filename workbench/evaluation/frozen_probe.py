@@ -1,4 +1,4 @@
-"""What a frozen backbone knows of labelled rows before anything trains, and which training rows are most like others.
+"""Scores of a frozen backbone alone, before anything trains, and the training rows that are most like other rows.
 
 Legend: T training rows and M other rows that are looked at, D features.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import torch
 
-from workbench.config import RunConfig
+from workbench.config import ModelConfig, RunConfig
 from workbench.config.tasks import Task
 from workbench.data.batching import Indices
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.row_reader import RowReader
+from workbench.errors import WorkbenchError
 from workbench.evaluation.features import Floats, Probe, probe
-from workbench.evaluation.frozen_features import frozen_features
+from workbench.evaluation.frozen_features import are_known, frozen_features
 from workbench.evaluation.prediction_table import ranked, suspects
 from workbench.evaluation.thumbnails import label_in_words
-from workbench.models import backbones
+from workbench.models import backbones, model_files
 from workbench.runs import files
 
 FILE, NEIGHBOURS_FILE = "probe.json", "neighbours.parquet"
@@ -33,7 +36,7 @@ NEIGHBOURS = 3
 """Training rows that are shown beside a row."""
 EXPLAINED = 24
 """Mistakes, and suspected labels, that are shown beside training rows."""
-SHARE = 0.1
+SHARE = 0.08
 """Rows that are looked at before a run, as a share of those that its steps read: a step costs three passes or more."""
 LEAST, MOST = 64, 4000
 """Fewer rows tell nothing; more take long to compare."""
@@ -48,6 +51,7 @@ _COLUMNS = ("row", "neighbour", "text", "label", "similarity")
 class FrozenProbe:
     """Training rows and others as the frozen backbone sees them."""
 
+    model: ModelConfig
     reader: RowReader
     train: LabelledSet
     others: LabelledSet
@@ -57,14 +61,14 @@ class FrozenProbe:
     others_M: Indices
     train_TD: Floats
     others_MD: Floats
-    fold_T: npt.NDArray[np.int64]
-    """Rows of the same fold are not compared; held-out rows have one of their own."""
-    fold_M: npt.NDArray[np.int64]
+    fold_N: Indices
+    """Fold of each row of `train`: rows of the same fold are not compared."""
+    other_fold_N: Indices
+    """Fold of each row of `others`; held-out rows have one of their own."""
 
     def scores(self) -> Probe | None:
         """Shares of the rows of the last fold that the others tell right; None where a row has not one class."""
-        last = self.fold_M.max()
-        seen_T, asked_M = self.fold_T != last, self.fold_M == last
+        seen_T, asked_M = self._scored()
         train = [self.train.labels[row] for row in self.train_T[seen_T]]
         others = [self.others.labels[row] for row in self.others_M[asked_M]]
         names = [label for label in (*train, *others) if isinstance(label, str)]
@@ -72,14 +76,18 @@ class FrozenProbe:
             return None
         return probe(self.train_TD[seen_T], names[: len(train)], self.others_MD[asked_M], names[len(train) :])
 
+    def _scored(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Training rows that are not of the last fold (T,), and other rows that are (M,)."""
+        last = self.other_fold_N.max()
+        return self.fold_N[self.train_T] != last, self.other_fold_N[self.others_M] == last
+
     @property
     def facts(self) -> dict[str, Any]:
         """For FILE: rows that were scored, what came of it, and rows among which neighbours are found, of all."""
-        found = self.scores()
-        last = self.fold_M.max()
+        found, (seen_T, asked_M) = self.scores(), self._scored()
         counts = {
-            "train": int((self.fold_T != last).sum()),
-            "others": int((self.fold_M == last).sum()),
+            "train": int(seen_T.sum()),
+            "others": int(asked_M.sum()),
             "compared": len(self.train_T),
             "rows": len(self.train),
         }
@@ -91,16 +99,14 @@ class FrozenProbe:
         The mean of the training rows is taken from all features: it is the same for all, and would make all alike.
 
         Args:
-            rows: Numbers of other rows; those that are not looked at are left out.
+            rows: Numbers of other rows.
         """
-        centre_D, place = self.train_TD.mean(0), {int(row): at for at, row in enumerate(self.others_M)}
-        train_TD = _unit(self.train_TD - centre_D)
+        (others_XD,) = frozen_features(self.model, self.reader, [self.others.inputs.take(np.asarray(rows, np.int64))])
+        centre_D = self.train_TD.mean(0)
+        similarity_XT = _unit(others_XD - centre_D) @ _unit(self.train_TD - centre_D).T
         found = []
-        for row in rows:
-            if (at := place.get(int(row))) is None:
-                continue
-            similarity_T = train_TD @ _unit(self.others_MD[at] - centre_D)
-            similarity_T[self.fold_T == self.fold_M[at]] = -np.inf
+        for row, similarity_T in zip(rows, similarity_XT, strict=True):
+            similarity_T[self.fold_N[self.train_T] == self.other_fold_N[row]] = -np.inf
             for nearest in np.argsort(-similarity_T, kind="stable")[:NEIGHBOURS]:
                 if similarity_T[nearest] > -np.inf:
                     found.append((int(row), int(self.train_T[nearest]), float(similarity_T[nearest])))
@@ -114,7 +120,10 @@ class FrozenProbe:
             out_of_fold: Whether adapters made them that did not train on the rows, so that labels may be suspected.
         """
         wanted = [*ranked(table).mistakes[:EXPLAINED], *(list(suspects(table))[:EXPLAINED] if out_of_fold else [])]
-        found = self.neighbours(list(dict.fromkeys(wanted)))
+        found: list[tuple[int, int, float]] = []
+        if wanted:
+            with suppress(WorkbenchError, torch.OutOfMemoryError):  # the run is done; it does not fail for a neighbour
+                found = self.neighbours(list(dict.fromkeys(wanted)))
         lines = [
             (
                 self.others.place(row),
@@ -134,23 +143,24 @@ class FrozenProbe:
 def of_splits(
     config: RunConfig, reader: RowReader, train: LabelledSet, held_out: LabelledSet, *, most: int
 ) -> FrozenProbe:
-    """Look at training and held-out rows, `most` in all; the training gets what the held-out rows leave."""
+    """Look at training and held-out rows, `most` in all; the training rows get what the held-out ones leave."""
+    folds = np.zeros(len(train), dtype=np.int64), np.ones(len(held_out), dtype=np.int64)
+    if are_known(config.model, reader, [train.inputs, held_out.inputs]):
+        most = max(most, MOST)
     others_M = _some(len(held_out), most // 2, config.seed)
     train_T = _some(len(train), most - len(others_M), config.seed)
     inputs = [train.inputs.take(train_T), held_out.inputs.take(others_M)]
     train_TD, others_MD = frozen_features(config.model, reader, inputs)
-    fold_T, fold_M = np.zeros(len(train_T), dtype=np.int64), np.ones(len(others_M), dtype=np.int64)
-    return FrozenProbe(reader, train, held_out, train_T, others_M, train_TD, others_MD, fold_T, fold_M)
+    return FrozenProbe(config.model, reader, train, held_out, train_T, others_M, train_TD, others_MD, *folds)
 
 
-def of_folds(
-    config: RunConfig, reader: RowReader, rows: LabelledSet, fold_N: npt.NDArray[np.int64], *, most: int
-) -> FrozenProbe:
+def of_folds(config: RunConfig, reader: RowReader, rows: LabelledSet, fold_N: Indices, *, most: int) -> FrozenProbe:
     """Look at `most` of the rows of a cross-validation, each of which is compared with those of other folds."""
+    if are_known(config.model, reader, [rows.inputs]):
+        most = max(most, MOST)
     rows_T = _some(len(rows), most, config.seed)
     (found_TD,) = frozen_features(config.model, reader, [rows.inputs.take(rows_T)])
-    fold_T = fold_N[rows_T].astype(np.int64)
-    return FrozenProbe(reader, rows, rows, rows_T, rows_T, found_TD, found_TD, fold_T, fold_T)
+    return FrozenProbe(config.model, reader, rows, rows, rows_T, rows_T, found_TD, found_TD, fold_N, fold_N)
 
 
 def rows_before_run(config: RunConfig, task: Task, *, visits: int | None) -> int:
@@ -166,13 +176,15 @@ def rows_before_run(config: RunConfig, task: Task, *, visits: int | None) -> int
 
 
 def rows_in_check(config: RunConfig, task: Task, lengths: Indices) -> int:
-    """How many rows `check` looks at, in seconds; 0 for none.
+    """How many rows `check` looks at, in seconds; 0 for none, as where it would have to fetch weights.
 
     Args:
         lengths: Tokens or patches of each row.
     """
     if config.evaluate.probe != "auto":
         return config.evaluate.probe
+    if not model_files.are_here(config.model):
+        return 0
     parameters, work = _parameters(config, task), CHECK_WORK.get(backbones.device().type, CHECK_WORK["cuda"])
     rows = min(MOST, int(work / (2 * parameters * float(lengths.mean()))))
     return rows if rows >= LEAST and parameters <= LARGEST else 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from huggingface_hub import try_to_load_from_cache
+
 from workbench.config import ModelConfig
 from workbench.models import backbones, origins
 from workbench.runs import provenance
@@ -16,3 +18,12 @@ def digests(model: ModelConfig) -> dict[str, str]:
         return provenance.digests(folder, title=model.id)
     commit = getattr(backbones.hub_config(model), "_commit_hash", None)
     return {model.id: str(commit or model.revision or "main")}
+
+
+def are_here(model: ModelConfig) -> bool:
+    """Whether its weights are on this machine, so that nothing need be fetched."""
+    found = origins.path(model)
+    if Path(found).is_dir():
+        return any(Path(found).glob("*.safetensors"))
+    names = ("model.safetensors", "model.safetensors.index.json")
+    return any(isinstance(try_to_load_from_cache(found, name, revision=model.revision), str) for name in names)

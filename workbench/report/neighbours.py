@@ -16,7 +16,7 @@ class Neighbour(NamedTuple):
 
     place: str
     text: str
-    """What it reads, or the name of its picture."""
+    """Its whole text but for the end, or the name of its picture."""
     label: str
     similarity: str
     """Cosine similarity of features by the frozen backbone."""

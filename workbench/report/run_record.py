@@ -56,7 +56,7 @@ class RunRecord:
     neighbours: pd.DataFrame = field(default_factory=pd.DataFrame)
     """Training rows nearest to rows worth looking at, as in neighbours.parquet."""
     probe: Mapping[str, Any] = field(default_factory=dict)
-    """What the frozen backbone knew of the labels, as in probe.json."""
+    """Scores of the frozen backbone alone, as in probe.json."""
 
     @property
     def crossvalidates(self) -> bool:
