@@ -20,7 +20,7 @@ from workbench.data.labelled.row_reader import RowReader
 from workbench.data.views import row_views
 from workbench.data.views.row_views import RowView
 from workbench.data.views.user_views import user_merge
-from workbench.evaluation import frozen_probe
+from workbench.evaluation import frozen_features, frozen_probe
 from workbench.evaluation.frozen_probe import FrozenProbe
 from workbench.evaluation.result_store import ResultStore
 from workbench.models import backbones, classifier, row_readers
@@ -105,7 +105,7 @@ def prepare(config: RunConfig) -> tuple[RowReader, FoldData, list[RowView], list
     """
     classifier.require_known_form(config)
     reader = row_readers.of_backbone(config)
-    data = fold_data.load(config, reader)
+    data = fold_data.load(config, reader, frozen_features.of_sources(config.model, reader))
     neighbour_correction.require_rows(config.correction, data.folds, data.cluster_N)
     sets = [rows for rows in (data.rows, data.test, data.unlabelled) if rows is not None]
     modules = preflight.require_backbone(config, sets, classifier.task(data.labels, seed=config.seed))

@@ -20,12 +20,22 @@ class DuplicatesConfig(Section):
     """Similarity from which two rows are near-duplicates: of texts the Jaccard similarity of their sets of shingles
     (`auto`: 0.7), of pictures the correlation of their details at the best shift (`auto`: 0.95; small grey pictures of
     like objects may need 1, which finds equal ones)."""
+    features: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Cosine similarity of the frozen backbone's features, less their mean, from which rows are near-duplicates too;
+    null: features are not compared. Large backbones know the same object or meaning in another form (begin with 0.95);
+    small ones know little more than `threshold` does, and take like rows for equal: look at what `check` counts."""
     shingle: Literal["characters", "words"] = "characters"
     """Unit of a shingle. Characters distinguish short sentences more finely; words are faster on documents."""
     size: PositiveInt | Literal["auto"] = "auto"
     """Characters or words in a shingle. `auto`: 4 characters, 3 words."""
     overlap: Literal["refuse", "drop"] = "refuse"
     """Training rows in a cluster with a test row end the run, or are dropped from training and counted."""
+
+    @model_validator(mode="after")
+    def _looked_for(self) -> DuplicatesConfig:
+        if self.features is not None and self.on_duplicate == "ignore":
+            raise ValueError("on_duplicate=ignore looks for none, and features would. Leave one of the two out.")
+        return self
 
     def cutoff(self, *, pictures: bool) -> float:
         """Similarity from which rows are near-duplicates."""

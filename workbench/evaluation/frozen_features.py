@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ import torch
 from workbench.config import ModelConfig, tasks
 from workbench.data.images.picture_reader import PictureReader
 from workbench.data.labelled.labels import Labels
+from workbench.data.labelled.records import RecordSource
 from workbench.data.labelled.row_inputs import RowInputs
 from workbench.data.labelled.row_reader import RowReader
 from workbench.data.text.tokenized import cache_folder
@@ -56,6 +57,11 @@ def frozen_features(model: ModelConfig, reader: RowReader, sets: Sequence[RowInp
         del computing
         gc.collect()  # a model is in cycles
     return [store.get(each, 1)[:, 0].numpy() for each in keys]
+
+
+def of_sources(model: ModelConfig, reader: RowReader) -> Callable[[Sequence[RecordSource]], Floats]:
+    """A function from sources of rows to the features of all their rows together, in their order."""
+    return lambda sources: np.concatenate(frozen_features(model, reader, [reader.inputs(each) for each in sources]))
 
 
 def are_known(model: ModelConfig, reader: RowReader, sets: Sequence[RowInputs]) -> bool:

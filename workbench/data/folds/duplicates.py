@@ -1,6 +1,6 @@
 """Exact and near-duplicates of texts, and the clusters that duplicates of texts or pictures form.
 
-Shapes: N rows, U distinct contents, P pairs of them, V shingles, F folds or other parts of a split.
+Shapes: N rows, U distinct contents, P pairs of them, V shingles, F folds or other parts of a split, D features.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from workbench.data.folds.similarity import (
     incidence,
     min_similarity,
     near_pairs,
+    near_vectors,
     normalised,
     shingles,
 )
@@ -39,7 +40,8 @@ class DuplicateClusters:
     cluster_U: Ints
     """The smallest number of a content in the same cluster. Rows of a cluster are linked by a chain of pairs."""
     similarity_U: NDArray[np.float64]
-    """Smallest similarity of two texts of the same cluster, of two linked pictures; 1 where it has one content."""
+    """Smallest similarity of two texts of the same cluster, of two linked pictures, of features that link; 1 where it
+    has one content."""
     name_U: tuple[str, ...]
     """A digest of each distinct content."""
 
@@ -126,6 +128,26 @@ def find(
         similarity_U=min_similarity(table_UV, cluster_U),
         name_U=tuple(blake2b(text.encode(), digest_size=12).hexdigest() for text in distinct),
     )
+
+
+def joined(clusters: DuplicateClusters, vectors_ND: NDArray[np.float32], *, threshold: float) -> DuplicateClusters:
+    """The clusters, those of which are one that two rows with like vectors link.
+
+    Args:
+        vectors_ND: Features of each row; of equal rows the first one's count.
+        threshold: Cosine similarity of vectors, less their mean.
+
+    Raises:
+        DataError: Very many vectors are alike.
+    """
+    _, first_U = np.unique(clusters.distinct_N, return_index=True)
+    near_P2, similarity_P = near_vectors(vectors_ND[first_U], threshold=threshold)
+    pairs_P2 = np.unique(np.concatenate([clusters.pairs_P2.reshape(-1, 2), near_P2]), axis=0)
+    cluster_U = components(len(first_U), pairs_P2)
+    similarity_U = np.ones(len(first_U))
+    np.minimum.at(similarity_U, cluster_U, clusters.similarity_U)
+    np.minimum.at(similarity_U, cluster_U[near_P2[:, 0]], similarity_P)
+    return replace(clusters, pairs_P2=pairs_P2, cluster_U=cluster_U, similarity_U=similarity_U[cluster_U])
 
 
 def report(clusters: DuplicateClusters, labels: Sequence[Hashable] | None = None) -> DuplicateReport:

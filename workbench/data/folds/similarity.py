@@ -1,6 +1,6 @@
-"""Similarity of texts: sets of shingles, and the pairs of texts whose sets have a high Jaccard similarity.
+"""Similarity of texts: sets of shingles, and the pairs whose sets have a high Jaccard similarity; and of vectors.
 
-Shapes: U distinct texts, P pairs of them, V shingles, K hashes.
+Shapes: U distinct texts, P pairs of them, V shingles, K hashes; N vectors of D numbers.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ MISS_PROBABILITY = 1e-3
 """Highest probability that a pair exactly at the threshold is missed."""
 MAX_PAIRS = 1_000_000
 """Most pairs that are compared, in all or in one bucket: as many as 1,400 texts from one template make."""
+
+VECTORS = 2048
+"""Vectors that are compared with all others at a time."""
 
 _HYPHEN = re.compile(r"(?<=[^\W\d])[-\u2010\u2011](?=[^\W\d])")
 _MARK = "[.,;:!?()\\[\\]\"'`\u2018\u2019\u201c\u201d\u2026\u00bf\u00a1]"
@@ -90,6 +93,31 @@ def near_pairs(sets: Sequence[frozenset[str]], table_UV: csr_array, *, threshold
         first, second = np.divmod(codes, len(sets))
         known = np.union1d(known, codes[_jaccard(table_UV, first, second) >= threshold])
     return np.stack(np.divmod(known, max(1, len(sets))), axis=1)
+
+
+def near_vectors(vectors_ND: NDArray[np.float32], *, threshold: float) -> tuple[Ints, NDArray[np.float64]]:
+    """Pairs (P, 2) of rows whose vectors, less their mean, have a cosine similarity of `threshold`, and it (P,).
+
+    Raises:
+        DataError: There are more than MAX_PAIRS.
+    """
+    import torch
+
+    centred_ND = torch.from_numpy(vectors_ND - vectors_ND.mean(0, dtype=np.float64).astype(np.float32))
+    unit_ND = torch.nn.functional.normalize(centred_ND, dim=1)
+    pairs, found, count = [torch.zeros(0, 2, dtype=torch.int64)], [torch.zeros(0)], 0
+    for start in range(0, len(unit_ND), VECTORS):
+        similarity = unit_ND[start : start + VECTORS] @ unit_ND[start:].T
+        near = torch.nonzero(torch.triu(similarity, diagonal=1) >= threshold)
+        pairs.append(near + start)
+        found.append(similarity[near[:, 0], near[:, 1]])
+        count += len(near)
+        if count > MAX_PAIRS:
+            raise DataError(
+                f"{len(unit_ND)} rows have over {MAX_PAIRS} pairs with a similarity of features of {threshold:g}. "
+                "Write a higher duplicates.features, or null."
+            )
+    return torch.cat(pairs).numpy(), torch.cat(found).double().numpy()
 
 
 def _minhashes(sets: Sequence[frozenset[str]], *, seed: int) -> NDArray[np.uint32]:

@@ -5,10 +5,12 @@ Legend: N rows, T test rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from workbench.config import RunConfig
 from workbench.data.folds import duplicates, stratification
@@ -21,6 +23,10 @@ from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.records import RecordSource
 from workbench.data.labelled.row_reader import RowReader
 from workbench.errors import DataError
+
+Features: TypeAlias = Callable[[Sequence[RecordSource]], NDArray[np.float32]]
+"""From sources to features (N, D) of all their rows together, in their order."""
+Find: TypeAlias = Callable[[Sequence[RecordSource]], DuplicateClusters]
 
 
 class FoldData(NamedTuple):
@@ -55,12 +61,17 @@ class _Deduplicated(NamedTuple):
     leak: int
 
 
-def load(config: RunConfig, reader: RowReader) -> FoldData:
-    """Read, find duplicates and split into folds; refuses rows whose scores would mislead."""
+def load(config: RunConfig, reader: RowReader, features: Features | None = None) -> FoldData:
+    """Read, find duplicates and split into folds; refuses rows whose scores would mislead.
+
+    Args:
+        features: Needed where `duplicates.features` compares them.
+    """
     train = reader.read(config.data.train, limit=config.data.limit)
     test = reader.read(config.data.test) if config.data.test else None
     stratification.require_labelled([record.row for record in train.records], train.labels)
-    clean = _deduplicate(train, test, reader, config)
+    find = partial(_duplicates, reader=reader, config=config, features=features)
+    clean = _deduplicate(train, test, find, config)
     meaning = labels.fit(config.classes.kind, clean.source.labels, source=config.data.train)
     folds = stratification.make_folds(
         config.folds,
@@ -76,15 +87,26 @@ def load(config: RunConfig, reader: RowReader) -> FoldData:
         labels=meaning,
         test=None if test is None else encode(test, reader, meaning),
         cluster_T=clean.cluster_T,
-        unlabelled=_unlabelled(config, [train, *([test] if test else [])], reader, meaning),
+        unlabelled=_unlabelled(config, [train, *([test] if test else [])], reader, meaning, find),
         duplicates=clean.report,
         conflicts=clean.conflicts,
         leak=clean.leak,
     )
 
 
+def _duplicates(
+    sources: Sequence[RecordSource], *, reader: RowReader, config: RunConfig, features: Features | None
+) -> DuplicateClusters:
+    """Near-duplicates by what rows hold, and by their features where the configuration says so."""
+    found, threshold = reader.duplicates(sources), config.duplicates.features
+    if threshold is None:
+        return found
+    assert features is not None, "whoever reads the rows of a cross-validation can compute them"
+    return duplicates.joined(found, features(sources), threshold=threshold)
+
+
 def _unlabelled(
-    config: RunConfig, known: Sequence[RecordSource], reader: RowReader, meaning: Labels
+    config: RunConfig, known: Sequence[RecordSource], reader: RowReader, meaning: Labels, find: Find
 ) -> LabelledSet | None:
     """Unlabelled rows, one of each cluster of near-duplicates, without near-duplicates of rows in `known`.
 
@@ -95,7 +117,7 @@ def _unlabelled(
         return None
     source = reader.read(path, labelled=False)
     if config.duplicates.on_duplicate != "ignore":
-        cluster_N = reader.duplicates([*known, source]).cluster_N
+        cluster_N = find([*known, source]).cluster_N
         _, first = np.unique(cluster_N, return_index=True)
         new_N = np.isin(np.arange(len(cluster_N)), first)[-len(source.records) :]
         note = f"{int((~new_N).sum())} near-duplicates of rows with labels, of test rows and of each other"
@@ -105,14 +127,14 @@ def _unlabelled(
     return encode(source, reader, meaning)
 
 
-def _deduplicate(train: RecordSource, test: RecordSource | None, reader: RowReader, config: RunConfig) -> _Deduplicated:
+def _deduplicate(train: RecordSource, test: RecordSource | None, find: Find, config: RunConfig) -> _Deduplicated:
     """Drop training rows that share a cluster with test rows, then apply `duplicates.on_duplicate`."""
     weight_N = np.asarray([record.weight for record in train.records])
     if config.duplicates.on_duplicate == "ignore":
         cluster_T = None if test is None else np.arange(len(test.records))
         groups = singletons(train.keys)
         return _Deduplicated(train, weight_N, groups, np.arange(len(weight_N)), cluster_T, None, (), 0)
-    both = reader.duplicates([train, *([test] if test else [])])
+    both = find([train, *([test] if test else [])])
     is_test = np.arange(len(both.distinct_N)) >= len(weight_N)
     clusters, cluster_T = both.subset(~is_test), both.subset(is_test).cluster_N if test else None
     if test is not None:

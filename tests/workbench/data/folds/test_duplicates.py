@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from workbench.config.folds_config import DuplicatesConfig
+from workbench.data.folds import similarity
 from workbench.data.folds.duplicates import (
     DuplicateClusters,
     check_overlap,
     find,
+    joined,
     keep_one,
     leaking,
     overlap,
@@ -25,7 +27,7 @@ from workbench.data.folds.duplicates import (
     resolve,
     weights,
 )
-from workbench.data.folds.similarity import components, normalised, shingles
+from workbench.data.folds.similarity import components, near_vectors, normalised, shingles
 from workbench.errors import DataError
 
 Kind = Literal["characters", "words"]
@@ -245,3 +247,42 @@ def test_texts_from_one_template_are_refused_before_memory_is_gone() -> None:
     with pytest.raises(DataError, match=r"1700 different texts have over 1000000 pairs.*share a template") as caught:
         find([f"{body} {n}" for n in range(1700)], shingle="words")
     assert "duplicates.on_duplicate=ignore" in str(caught.value)
+
+
+def test_vectors_link_what_an_exhaustive_comparison_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    vectors_ND = np.repeat(rng.normal(size=(20, 12)), 3, axis=0) + rng.normal(scale=0.2, size=(60, 12)) + 5
+    unit_ND = vectors_ND - vectors_ND.mean(0)
+    unit_ND /= np.linalg.norm(unit_ND, axis=1, keepdims=True)
+    expected = {(a, b) for a in range(60) for b in range(a + 1, 60) if unit_ND[a] @ unit_ND[b] >= 0.9}
+    monkeypatch.setattr(similarity, "VECTORS", 7)
+    pairs_P2, similarity_P = near_vectors(vectors_ND.astype(np.float32), threshold=0.9)
+    assert {tuple(pair) for pair in pairs_P2.tolist()} == expected and 20 < len(expected) < 100
+    np.testing.assert_allclose(similarity_P, [unit_ND[a] @ unit_ND[b] for a, b in pairs_P2], atol=1e-5)
+    monkeypatch.setattr(similarity, "MAX_PAIRS", 10)
+    with pytest.raises(DataError, match=r"higher duplicates\.features"):
+        near_vectors(vectors_ND.astype(np.float32), threshold=0.9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_joined_clusters_are_the_components_of_both_kinds_of_pairs(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    texts = [*banking("train")[0][:80], *banking("train")[0][:5]]
+    vectors_ND = rng.normal(size=(85, 16)).astype(np.float32)
+    linked = [tuple(pair) for pair in rng.choice(80, size=(8, 2), replace=False).tolist()]
+    for first, second in linked:
+        vectors_ND[second] = vectors_ND[first] * 1.001
+    vectors_ND[80:] = vectors_ND[:5]
+    order = rng.permutation(85)
+    plain = find(texts, threshold=0.5)
+    found = joined(plain, vectors_ND, threshold=0.995)
+    expected = components(
+        85, [*linked, *((a, b) for a in range(85) for b in range(a) if plain.cluster_N[a] == plain.cluster_N[b])]
+    )
+    same = np.asarray(found.cluster_N)[:, None] == found.cluster_N
+    assert (same == (expected[:, None] == expected)).all()
+    assert (found.similarity_U <= plain.similarity_U + 1e-9).all() and leaking(found, np.arange(85)).sum() >= 16
+    again = joined(find([texts[row] for row in order], threshold=0.5), vectors_ND[order], threshold=0.995)
+    assert (same[order][:, order] == (np.asarray(again.cluster_N)[:, None] == again.cluster_N)).all()
+    unlinked = joined(plain, rng.normal(size=(85, 64)).astype(np.float32), threshold=0.999)
+    assert (unlinked.cluster_U == plain.cluster_U).all() and (unlinked.similarity_U == plain.similarity_U).all()

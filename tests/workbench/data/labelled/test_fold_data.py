@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from workbench.config import RunConfig
 from workbench.data.labelled import fold_data
-from workbench.data.labelled.fold_data import FoldData
+from workbench.data.labelled.fold_data import Features, FoldData
+from workbench.data.labelled.records import RecordSource
 from workbench.errors import DataError
 from workbench.models import row_readers
 
@@ -33,7 +36,9 @@ def rows(count: int) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def load(tmp_path: Path, stories: str) -> Load:
-    def loaded(train: Rows, *, test: Rows = (), more: Rows = (), **sections: Any) -> FoldData:
+    def loaded(
+        train: Rows, *, test: Rows = (), more: Rows = (), features: Features | None = None, **sections: Any
+    ) -> FoldData:
         data: dict[str, Any] = {"train": str(tmp_path / "train.jsonl")}
         for name, content in (("train", train), ("test", test), ("more", more)):
             (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
@@ -43,7 +48,7 @@ def load(tmp_path: Path, stories: str) -> Load:
             sections["pseudo_label"] = {"unlabelled": str(tmp_path / "more.jsonl")}
         config = {"recipe": "crossval", "model": {"id": stories}, "data": data, "folds": {"k": 2}, **sections}
         parsed = RunConfig.model_validate(config)
-        return fold_data.load(parsed, row_readers.of_backbone(parsed))
+        return fold_data.load(parsed, row_readers.of_backbone(parsed), features)
 
     return loaded
 
@@ -95,3 +100,27 @@ def test_unlabelled_rows_are_new(load: Load) -> None:
     assert [record.fields[0] for record in found.unlabelled.records] == [new["text"], more[3]["text"]]
     with pytest.raises(DataError, match="every row is a near-duplicate"):
         load(own, more=more[:1])
+
+
+def test_rows_with_like_features_share_a_cluster_with_near_duplicates(load: Load) -> None:
+    """Row 0 is like row 1 by its features, and row 1 is a near-duplicate of row 20: all three are one."""
+    own, rng = rows(20), np.random.default_rng(0)
+    train, test = [*own, copy(own[1]), copy(own[4], label="dog")], rows(24)[20:]
+    vectors = rng.normal(size=(30, 64)).astype(np.float32)
+    vectors[0] = vectors[1] + 0.01
+    vectors[5] = vectors[22] + 0.01  # a training row, and the first test row
+
+    def features(sources: Sequence[RecordSource]) -> NDArray[np.float32]:
+        return vectors[: sum(len(each.records) for each in sources)]
+
+    plain = load(train, test=test, features=features)
+    assert plain.cluster_N[0] != plain.cluster_N[1] == plain.cluster_N[20] and len(plain.rows) == 22
+    asked = {"features": 0.9, "overlap": "drop"}
+    found = load(train, test=test, features=features, duplicates=asked)
+    assert len(found.rows) == 21 and "rows in a cluster of near-duplicates with rows of" in found.rows.skipped[0]
+    assert found.cluster_N[0] == found.cluster_N[1] == found.cluster_N[19]
+    assert len({found.folds.fold_RN[0][row] for row in (0, 1, 19)}) == 1
+    with pytest.raises(DataError, match=r"duplicates\.overlap=drop"):
+        load(train, test=test, features=features, duplicates={"features": 0.9})
+    with pytest.raises(ValidationError, match="looks for none"):
+        load(train, features=features, duplicates={"features": 0.9, "on_duplicate": "ignore"})
