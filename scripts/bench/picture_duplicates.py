@@ -54,7 +54,8 @@ def _planted(source: Path, threshold: float, arguments: argparse.Namespace) -> N
     _, inverse, count = np.unique(real.cluster_N, return_inverse=True, return_counts=True)
     paired = count[inverse] > 1
     words = " ".join(f"{shares[kind]:10.3f}" for kind in COPY)
-    share = f"{paired.sum():8,} ({paired.mean():.2%})"
+    possible = len(pictures) * (len(pictures) - 1) // 2
+    share = f"{paired.sum():8,} ({paired.mean():.2%}), pairs {len(real.pairs_P2)} of {possible:,}"
     print(f"{source.stem[:24]:24} {len(pictures):8,} {words} {found.mean():7.3f} {share}")
     if len(real.pairs_P2):
         first = {int(each): row for row, each in reversed(list(enumerate(real.distinct_N)))}

@@ -18,8 +18,8 @@ class DuplicatesConfig(Section):
     out (`keep_one`). `ignore` looks for none."""
     threshold: Annotated[float, Field(ge=0.4, le=1)] | Literal["auto"] = "auto"
     """Similarity from which two rows are near-duplicates: of texts the Jaccard similarity of their sets of shingles
-    (`auto`: 0.7), of pictures the correlation of their details at the best shift (`auto`: 0.95; small grey pictures of
-    like objects may need 1, which finds equal ones)."""
+    (`auto`: 0.7), of pictures that of their details and shapes at the best shift (`auto`: 0.95, which is a correlation
+    of 0.9 of details and 0.997 of shapes; like products may need 1, which finds equal pictures)."""
     features: Annotated[float, Field(gt=0, le=1)] | None = None
     """Cosine similarity of the frozen backbone's features, less their mean, from which rows are near-duplicates too;
     null: features are not compared. Large backbones know the same object or meaning in another form (begin with 0.95);

@@ -6,11 +6,11 @@ Legend: N pictures, U distinct ones, P pairs, K candidates of a picture, S the s
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from hashlib import blake2b
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import cv2
 import numpy as np
@@ -35,36 +35,52 @@ BLOCK = 2048
 """Pictures whose spectra are compared with all others at a time."""
 FLAT = 1.0
 """Standard deviation of details, in levels of 255, below which a picture has none to be known by."""
+SHAPES, STRICTNESS = 2.5, 32
+"""Standard deviation of the blur, in pixels of SIDE, that leaves shapes, and how many times as much a difference of
+shapes counts as one of details: resizing and compression change details of small pictures and keep shapes, while
+different trousers are alike in details (scripts/bench/picture_duplicates.py)."""
+CLIPPED = 250
+"""Level from which a pixel may have been brighter before the picture was brightened."""
+
+
+class _Look(NamedTuple):
+    """A picture for comparisons."""
+
+    small_SS: Pixels
+    """Grey."""
+    details_SS: NDArray[np.float16]
 
 
 def find(pictures: Iterable[Pixels], *, threshold: float) -> DuplicateClusters:
-    """Find pictures that are equal, or whose details correlate by `threshold` at the best shift.
+    """Find pictures that are equal, or whose similarity is `threshold` at the best shift.
 
-    The magnitudes of a picture's low frequencies, which a shift does not change, propose CANDIDATES others for each; a
+    The magnitudes of a picture's low frequencies, which a shift does not change, propose CANDIDATES others for each. A
     proposed pair is then measured: normalised cross-correlation of details at every shift up to MARGIN pixels, refined
-    below a pixel. The result does not depend on the order of the pictures, but for ties among candidates.
+    below a pixel, and there the correlation of shapes, once the darker picture is as bright as the other. The
+    similarity is 1 - max(1 - details, STRICTNESS (1 - shapes)) / 2. The result does not depend on the order of the
+    pictures, but for ties among candidates.
 
     Args:
         pictures: Arrays (H, W, 3), read once each.
-        threshold: Correlation from which two pictures are near-duplicates, in (0, 1].
+        threshold: Similarity from which two pictures are near-duplicates, in (0, 1].
     """
     number: dict[bytes, int] = {}
     row_N: list[int] = []
-    details: list[NDArray[np.float16]] = []
+    looks: list[_Look] = []
     spectra: list[Floats] = []
     for picture in pictures:
         digest = blake2b(picture.tobytes(), digest_size=12).digest()
         row_N.append(number.setdefault(digest, len(number)))
-        if row_N[-1] == len(details):
+        if row_N[-1] == len(looks):
             grey = _grey(picture)
-            details.append(_details(grey))
+            looks.append(_look(grey))
             spectra.append(_spectrum(grey))
     candidates_P2 = _candidates(np.stack(spectra)) if threshold < 1 else np.zeros((0, 2), dtype=np.int64)
-    similarity_P = _measured(details, candidates_P2)
+    similarity_P = _measured(looks, candidates_P2, threshold)
     near_P = similarity_P >= threshold
     pairs_P2, similarity_P = candidates_P2[near_P], similarity_P[near_P]
-    cluster_U = components(len(details), pairs_P2)
-    similarity_U = np.ones(len(details))
+    cluster_U = components(len(looks), pairs_P2)
+    similarity_U = np.ones(len(looks))
     np.minimum.at(similarity_U, cluster_U[pairs_P2[:, 0]], similarity_P)
     return DuplicateClusters(
         distinct_N=np.asarray(row_N, dtype=np.int64),
@@ -77,18 +93,23 @@ def find(pictures: Iterable[Pixels], *, threshold: float) -> DuplicateClusters:
 
 def correlation(first: Pixels, second: Pixels) -> float:
     """How alike the details of two pictures are at the best shift, from -1 to 1; 0 where one has none."""
-    return _correlation(*(_details(_grey(each)) for each in (first, second)))
+    return _aligned(*(_look(_grey(each)).details_SS for each in (first, second))).correlation
+
+
+def similarity(first: Pixels, second: Pixels) -> float:
+    """How alike two pictures are, by details and shapes at the best shift, at most 1; see `find`."""
+    return _similarity(*(_look(_grey(each)) for each in (first, second)), least=-np.inf)
 
 
 def _grey(picture: Pixels) -> Pixels:
     return np.asarray(cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY), dtype=np.uint8)
 
 
-def _details(grey: Pixels) -> NDArray[np.float16]:
-    """Details (S, S) of a grey picture."""
-    small = cv2.resize(grey, (SIDE, SIDE), interpolation=_interpolation(grey, SIDE)).astype(np.float32)
-    band = cv2.GaussianBlur(small, (0, 0), FINE) - cv2.GaussianBlur(small, (0, 0), COARSE)
-    return np.asarray(band, dtype=np.float16)
+def _look(grey: Pixels) -> _Look:
+    small = np.asarray(cv2.resize(grey, (SIDE, SIDE), interpolation=_interpolation(grey, SIDE)), dtype=np.uint8)
+    exact = small.astype(np.float32)
+    band = cv2.GaussianBlur(exact, (0, 0), FINE) - cv2.GaussianBlur(exact, (0, 0), COARSE)
+    return _Look(small, np.asarray(band, dtype=np.float16))
 
 
 def _spectrum(grey: Pixels) -> Floats:
@@ -118,31 +139,61 @@ def _candidates(spectra_UF: Floats) -> Ints:
     return np.asarray(pairs_P2[pairs_P2[:, 0] != pairs_P2[:, 1]], dtype=np.int64)
 
 
-def _measured(details: Sequence[NDArray[np.float16]], pairs_P2: Ints) -> NDArray[np.float64]:
-    """Correlation of each pair, by all cores; OpenCV leaves the interpreter to others meanwhile."""
+def _measured(looks: Sequence[_Look], pairs_P2: Ints, least: float) -> NDArray[np.float64]:
+    """Similarity of each pair, by all cores; OpenCV leaves the interpreter to others meanwhile."""
     chunks = np.array_split(pairs_P2, max(1, len(pairs_P2) // 256))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        return np.asarray([each for part in threads.map(partial(_chunk, details), chunks) for each in part])
+        return np.asarray([each for part in threads.map(partial(_chunk, looks, least), chunks) for each in part])
 
 
-def _chunk(details: Sequence[NDArray[np.float16]], pairs_P2: Ints) -> list[float]:
-    return [_correlation(details[first], details[second]) for first, second in pairs_P2.tolist()]
+def _chunk(looks: Sequence[_Look], least: float, pairs_P2: Ints) -> list[float]:
+    return [_similarity(looks[first], looks[second], least=least) for first, second in pairs_P2.tolist()]
 
 
-def _correlation(first: NDArray[np.float16], second: NDArray[np.float16]) -> float:
+def _similarity(first: _Look, second: _Look, *, least: float) -> float:
+    """Similarity of two pictures; what is below `least` by details alone is not looked at further."""
+    best = _aligned(first.details_SS, second.details_SS)
+    found = 1 - (1 - best.correlation) / 2
+    if found < least:
+        return found
+    return min(found, 1 - STRICTNESS / 2 * (1 - _same_shapes(first.small_SS, second.small_SS, best.centre)))
+
+
+class _Alignment(NamedTuple):
+    correlation: float
+    """0 where one of the pictures has no details."""
+    centre: tuple[float, float]
+    """Point of the second picture that lies on the first one's centre, in pixels from the left and from the top."""
+
+
+def _aligned(first: NDArray[np.float16], second: NDArray[np.float16]) -> _Alignment:
     whole, inner = second.astype(np.float32), first.astype(np.float32)[MARGIN:-MARGIN, MARGIN:-MARGIN]
     if inner.std() < FLAT or whole.std() < FLAT:
-        return 0.0
+        return _Alignment(0.0, ((SIDE - 1) / 2,) * 2)
     by_shift = cv2.matchTemplate(whole, inner, cv2.TM_CCOEFF_NORMED)
     _, best, _, (right, down) = cv2.minMaxLoc(by_shift)
-    centre = [shift + offset + (inner.shape[0] - 1) / 2 for shift, offset in _peak(by_shift, right, down)]
+    half = (inner.shape[0] - 1) / 2
+    centre = (half + _peak(by_shift[down], right), half + _peak(by_shift[:, right], down))
     moved = cv2.getRectSubPix(whole, inner.shape[::-1], centre)
-    return max(best, float(np.corrcoef(inner.ravel(), moved.ravel())[0, 1]))
+    return _Alignment(max(best, float(np.corrcoef(inner.ravel(), moved.ravel())[0, 1])), centre)
 
 
-def _peak(by_shift: NDArray[np.generic], right: int, down: int) -> Iterator[tuple[int, float]]:
-    """The best whole shift along each axis, and how far from it a parabola through its neighbours has its top."""
-    for place, line in ((right, by_shift[down]), (down, by_shift[:, right])):
-        before, at, after = (float(line[each]) for each in np.clip([place - 1, place, place + 1], 0, len(line) - 1))
-        bend = before - 2 * at + after
-        yield place, 0.5 * (before - after) / bend if bend < 0 and 0 < place < len(line) - 1 else 0.0
+def _peak(line: NDArray[np.generic], place: int) -> float:
+    """The top of a parabola through the best whole shift along an axis and its neighbours."""
+    before, at, after = (float(line[each]) for each in np.clip([place - 1, place, place + 1], 0, len(line) - 1))
+    bend = before - 2 * at + after
+    return place + (0.5 * (before - after) / bend if bend < 0 and 0 < place < len(line) - 1 else 0.0)
+
+
+def _same_shapes(first_SS: Pixels, second_SS: Pixels, centre: tuple[float, float]) -> float:
+    """Correlation of two blurred pictures at a shift; brightening, which clips what was bright, changes nothing."""
+    inner = first_SS.astype(np.float32)[MARGIN:-MARGIN, MARGIN:-MARGIN]
+    moved = cv2.getRectSubPix(second_SS.astype(np.float32), inner.shape[::-1], centre)
+    dark, bright = (inner, moved) if inner.mean() < moved.mean() else (moved, inner)
+    exact = bright < CLIPPED
+    one, other = (dark[exact], bright[exact]) if exact.any() else (dark, bright)
+    gain = float(np.mean((one - one.mean()) * (other - other.mean())) / max(one.var(), 1e-6))
+    brightened = np.clip(gain * (dark - one.mean()) + other.mean(), 0, 255)
+    blurred = [cv2.GaussianBlur(each, (0, 0), SHAPES).ravel() for each in (brightened, bright)]
+    spread = min(each.std() for each in blurred)
+    return float(np.corrcoef(*blurred)[0, 1]) if spread > 0 else 0.0

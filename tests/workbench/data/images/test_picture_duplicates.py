@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Callable
 
 import cv2
@@ -12,7 +13,7 @@ from PIL import Image, ImageEnhance
 
 from workbench.data.folds import duplicates
 from workbench.data.images.decoding import Pixels
-from workbench.data.images.picture_duplicates import correlation, find
+from workbench.data.images.picture_duplicates import correlation, find, similarity
 from workbench.data.images.picture_sources import read_rows
 
 COUNT, THRESHOLD = 60, 0.95
@@ -95,3 +96,38 @@ def test_even_pictures_are_duplicates_only_where_they_are_equal() -> None:
 def test_a_threshold_of_one_finds_equal_pictures_alone(hands: list[Pixels]) -> None:
     found = find([*hands, *hands[:5], *map(compressed, hands)], threshold=1)
     assert duplicates.report(found).clustered == 10 and not len(found.pairs_P2)
+
+
+@pytest.mark.parametrize("gain", [1.2, 1.4])
+def test_shapes_stay_where_brightening_clips(hands: list[Pixels], gain: float) -> None:
+    grey = np.stack([cv2.cvtColor(hands[0], cv2.COLOR_RGB2GRAY)] * 3, axis=2)
+    bright = (grey * gain + 20).clip(0, 255).astype(np.uint8)
+    assert (bright == 255).mean() > 0.02
+    assert similarity(grey, bright) > THRESHOLD and similarity(bright, grey) > THRESHOLD
+
+
+def trousers(gap: int) -> Pixels:
+    """Small and without texture."""
+    picture = np.zeros((28, 28, 3), np.uint8)
+    picture[2:26, 8:20] = 200
+    picture[10:26, 14 - gap : 14 + gap] = 0
+    return np.asarray(cv2.GaussianBlur(picture, (0, 0), 0.7), np.uint8)
+
+
+def test_like_objects_without_texture_are_apart_from_their_copies() -> None:
+    one, other = trousers(1), trousers(2)
+    small = Image.fromarray(one).resize((20, 20), Image.Resampling.BICUBIC)
+    copies = [
+        np.asarray(small),
+        np.asarray(small.resize((28, 28), Image.Resampling.BICUBIC)),
+        one // 2,
+        compressed(one),
+    ]
+    assert all(similarity(one, copy) >= THRESHOLD for copy in copies)
+    assert similarity(one, other) < THRESHOLD
+
+
+def test_similarity_counts_what_is_worse_of_details_and_shapes(hands: list[Pixels]) -> None:
+    for one, other in itertools.pairwise(hands[:9]):
+        assert similarity(one, other) <= 1 - (1 - correlation(one, other)) / 2
+        assert similarity(one, one) == pytest.approx(1, abs=0.005)
