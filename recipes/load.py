@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from workbench import recipes
@@ -18,24 +18,33 @@ def load(recipe: RunConfig | Path | str, overrides: Sequence[str] = ()) -> RunCo
             raise ConfigError("Overrides go with a recipe's name or file; a RunConfig is changed with model_copy.")
         return recipe
     path = recipes.find(str(recipe))
-    return load_config(path, [*_own_held_out(path, overrides), *overrides])
+    return load_config(path, [*_own_data(path, overrides), *overrides])
 
 
-def _own_held_out(path: Path, overrides: Sequence[str]) -> list[str]:
-    """Overrides of held-out and test files, where others replace a recipe's training data.
+def _own_data(path: Path, overrides: Sequence[str]) -> list[str]:
+    """Overrides of what a recipe says of its own rows, where others replace its training data.
 
-    A recipe's held-out and test file measure its own task: other training data fall back to a share held out of them.
+    Its held-out and test file measure its own task: other training data fall back to a share held out of them. Where its
+    data come with the package, they are an example, and so are the number of their rows and their rows without labels.
     """
     given = {word.partition("=")[0] for word in overrides}
     if "data.train" not in given:
         return []
-    section = read_yaml(path).get("data") or {}
-    fallback = {"held_out": DataConfig.model_fields["held_out"].default, "test": "null"}
-    return [
-        f"data.{key}={value}"
-        for key, value in fallback.items()
-        if isinstance(section, dict) and isinstance(section.get(key), str) and f"data.{key}" not in given
-    ]
+    sections = read_yaml(path)
+    train, fallback = _value(sections, "data.train"), dict[str, object]()
+    for key, value in {"data.held_out": DataConfig.model_fields["held_out"].default, "data.test": "null"}.items():
+        if isinstance(_value(sections, key), str):
+            fallback[key] = value
+    if isinstance(train, str) and train.startswith("starter/"):
+        example = ("data.limit", "pseudo_label.unlabelled", "distill.unlabelled")
+        fallback |= {key: "null" for key in example if _value(sections, key) is not None}
+    return [f"{key}={value}" for key, value in fallback.items() if key not in given]
+
+
+def _value(sections: Mapping[str, object], key: str) -> object:
+    section, _, name = key.partition(".")
+    found = sections.get(section)
+    return found.get(name) if isinstance(found, dict) else None
 
 
 def directory(recipe: RunConfig | Path | str, *, resume: bool) -> Path:

@@ -46,6 +46,15 @@ def test_other_training_data_leave_the_recipes_own_held_out_files(
     assert (config.data.held_out, config.data.test) == (held_out, test)
 
 
+@pytest.mark.parametrize("name", ["crossval/pictures", "crossval/combo", "distill/ensemble"])
+def test_other_training_data_leave_a_shipped_example(name: str) -> None:
+    own, other = load(name), load(name, ["data.train=mine"])
+    assert own.data.limit and (own.pseudo_label.unlabelled or own.distill.unlabelled)
+    assert (other.data.limit, other.data.test) == (None, None)
+    assert other.pseudo_label.unlabelled is other.distill.unlabelled is None
+    assert load(name, ["data.train=mine", "data.limit=9"]).data.limit == 9
+
+
 def test_a_configuration_is_taken_as_it_is(tmp_path: Path) -> None:
     config = load("sft/quickstart")
     assert load(config) is config
