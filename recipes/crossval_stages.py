@@ -151,16 +151,17 @@ class CrossvalContext:
         if not config.is_on:
             return None
         bank, test_TD = neighbour_bank.of_run(self.fold_context, self.run, self.data, before.oof_NC)
-        found = bank.within_folds(self.data.cluster_N, max(config.candidates))
+        asked = bank.asked(config.asked, self.data.cluster_N, max(config.candidates))
         correction, oof_NC = neighbour_correction.fit(
-            config, labels, before.oof_NC, self.data.rows.targets_NC, found, self.known.part_N
+            config, labels, before.oof_NC, self.data.rows.targets_NC, asked, self.known.part_N
         )
         test_TC = before.test_TC
         if test_TC is not None and test_TD is not None:
             test_TC = bank.corrected(correction, test_TC, test_TD)
+        similarity_NK = asked[correction.ask].found.similarity_NK[:, : correction.neighbours]
         facts = {
             **correction.facts,
-            "similarity": float(found.similarity_NK[:, : correction.neighbours].mean()),
+            "similarity": float(similarity_NK.mean()),
             "changed": neighbour_correction.changed(labels, before.oof_NC, oof_NC),
         }
         name, title, predictions = "correction", "Correction by similarity", Predictions(oof_NC, test_TC)

@@ -107,7 +107,7 @@ CASES = {
     ),
     # Correction by similarity.
     "more neighbours than rows": Case(
-        "correction.neighbours: a row asks 50 rows of its own fold",
+        "correction.neighbours: a row asks 50 rows of its own fold for their predictions",
         "Write correction.neighbours=",
         "correction.neighbours=[3,50]",
     ),

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from workbench.config.folds_config import FoldsConfig
 from workbench.schema import Section
 
+Ask = Literal["predictions", "labels"]
+"""Which of the two neighbours are asked for."""
 Strength = Annotated[float, Field(gt=0, le=1)]
 
 
 class CorrectionConfig(Section):
     neighbours: PositiveInt | tuple[PositiveInt, ...] | None = None
-    """Nearest labelled rows of a fold with which a row's prediction is to agree; of a list, [5, 20], the number with
-    the lowest out-of-fold loss; null: off.
+    """Nearest labelled rows with which a row's prediction is to agree; of a list, [5, 20], the number with the lowest
+    out-of-fold loss; null: off.
 
     Rows are near by the features that the frozen backbone gives them, as `workbench features` writes them.
     """
+    ask: Literal["auto", "predictions", "labels"] = "auto"
+    """Neighbours are asked for their `predictions`, by adapters that trained on neither row, or for their `labels`,
+    which the row's own adapters learnt; `auto`: for what has the lower out-of-fold loss."""
     strength: Strength | None = None
     """Share of the neighbours in a corrected prediction, 1 replaces it; null: fitted on out-of-fold rows, and used only
     where they show a gain. A number is used whether they do or not."""
@@ -61,11 +66,18 @@ class CorrectionConfig(Section):
             return ()
         return (self.neighbours,) if isinstance(self.neighbours, int) else tuple(sorted(self.neighbours))
 
+    @property
+    def asked(self) -> tuple[Ask, ...]:
+        """What to choose from; nothing where the correction is off."""
+        if not self.is_on:
+            return ()
+        return ("predictions", "labels") if self.ask == "auto" else (self.ask,)
+
     def refusal(self, folds: FoldsConfig) -> str | None:
         """Why predictions over these folds cannot be corrected, and what to write; None where they can."""
         if not self.is_on or folds.repeats == 1:
             return None
         return (
-            f"correction asks the rows of a row's own fold, and folds.repeats={folds.repeats} puts a row into several. "
+            f"correction asks rows by their fold, and folds.repeats={folds.repeats} puts a row into several. "
             "Write folds.repeats=1, and folds.seeds for more adapters, or leave correction out."
         )

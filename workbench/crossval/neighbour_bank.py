@@ -1,4 +1,4 @@
-"""The labelled rows of a cross-validation as neighbours of others: their frozen features, folds and predictions.
+"""The labelled rows of a cross-validation as neighbours of others: frozen features, folds, predictions and labels.
 
 Legend: N labelled rows, T other rows, D features, C outputs (classes, or 1 for a number).
 """
@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import numpy as safetensors
 
+from workbench.config.correction_config import Ask
 from workbench.crossval import neighbour_correction
 from workbench.crossval.fold_adapters import FoldContext
-from workbench.crossval.neighbour_correction import Correction, Features, Ints, Neighbours
+from workbench.crossval.neighbour_correction import Asked, Correction, Features, Ints
 from workbench.data.labelled.fold_data import FoldData
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
@@ -32,13 +33,19 @@ class NeighbourBank(NamedTuple):
     """Labelled rows that others are drawn to."""
 
     features_ND: Features
-    said_NC: Floats
-    """Values by adapters that did not train on the row, not corrected."""
     fold_N: Ints
+    said: dict[Ask, Floats]
+    """Predictions (N, C) by adapters that did not train on the row, not corrected, and labels."""
 
-    def within_folds(self, cluster_N: Ints, count: int) -> Neighbours:
-        """The nearest rows of each row's own fold and of other clusters of near-duplicates."""
-        return neighbour_correction.within_folds(self._centred(self.features_ND), self.fold_N, cluster_N, count)
+    def asked(self, asks: Sequence[Ask], cluster_N: Ints, count: int) -> dict[Ask, Asked]:
+        """The rows that each of them may ask, and the answers."""
+        centred_ND = self._centred(self.features_ND)
+        return {
+            ask: Asked(
+                neighbour_correction.across_folds(ask, centred_ND, self.fold_N, cluster_N, count), self.said[ask]
+            )
+            for ask in asks
+        }
 
     def corrected(self, correction: Correction, values_TC: Floats, rows_TD: Features) -> Floats:
         """Corrected values (T, C) of rows that no adapter trained on.
@@ -47,14 +54,15 @@ class NeighbourBank(NamedTuple):
             values_TC: By all adapters together.
             rows_TD: Frozen features of the rows.
         """
-        known_ND = self._centred(self.features_ND)
+        known_ND, said_NC = self._centred(self.features_ND), self.said[correction.ask]
         return neighbour_correction.corrected(
-            correction, values_TC, self._centred(rows_TD), known_ND, self.said_NC, self.fold_N
+            correction, values_TC, self._centred(rows_TD), known_ND, said_NC, self.fold_N
         )
 
     def save(self, run: Path) -> None:
         """Write it into a run directory, for `read`."""
-        arrays: dict[str, NDArray[Any]] = {"features": self.features_ND, "values": self.said_NC, "fold": self.fold_N}
+        arrays: dict[str, NDArray[Any]] = {"features": self.features_ND, "fold": self.fold_N}
+        arrays |= {ask: said_NC for ask, said_NC in self.said.items()}
         files.write_bytes(run / FILE, safetensors.save(arrays))
 
     def _centred(self, rows_XD: Features) -> Features:
@@ -66,14 +74,16 @@ class NeighbourBank(NamedTuple):
 def read(run: Path) -> NeighbourBank:
     """The bank of the finished run at `run`."""
     found = safetensors.load_file(run / FILE)
-    return NeighbourBank(found["features"], found["values"], found["fold"])
+    return NeighbourBank(
+        found["features"], found["fold"], {"predictions": found["predictions"], "labels": found["labels"]}
+    )
 
 
-def of_run(room: FoldContext, run: Run, data: FoldData, said_NC: Floats) -> tuple[NeighbourBank, Features | None]:
+def of_run(room: FoldContext, run: Run, data: FoldData, values_NC: Floats) -> tuple[NeighbourBank, Features | None]:
     """The bank of a run that has not ended, and features (T, D) of its test rows where it has some.
 
     Args:
-        said_NC: Values of the labelled rows, by adapters that did not train on them.
+        values_NC: Of the labelled rows, by adapters that did not train on them.
     """
     if not run.ranks.agreed((run.home / _FEATURES).exists()):
         sets = {"train": data.rows} | ({} if data.test is None else {"test": data.test})
@@ -82,7 +92,8 @@ def of_run(room: FoldContext, run: Run, data: FoldData, said_NC: Floats) -> tupl
         run.ranks.wait()
     found = safetensors.load_file(run.home / _FEATURES)
     fold_N = np.asarray(data.folds.fold_RN[0], dtype=np.int64)
-    return NeighbourBank(found["train"], said_NC, fold_N), found.get("test")
+    said = neighbour_correction.said(data.labels, values_NC, data.rows.targets_NC)
+    return NeighbourBank(found["train"], fold_N, said), found.get("test")
 
 
 def corrected(

@@ -1,20 +1,23 @@
-"""Correction by similarity: predictions are drawn to those of the nearest rows, where out-of-fold rows gain.
+"""Correction by similarity: predictions are drawn to what is said of the nearest rows, where out-of-fold rows gain.
 
-    p'_i = (1 - a) p_i + a sum_j w_ij p_j,    w_ij = softmax_j(s_ij / t) over the k nearest rows j of row i, never i
+    p'_i = (1 - a) p_i + a sum_j w_ij z_j,    w_ij = softmax_j(s_ij / t) over the k nearest rows j that i may ask
 
-s is the cosine similarity of frozen features. This is one step of label propagation, F <- (1 - a) Y + a S F of Zhou et
-al. 2004, "Learning with local and global consistency", from Y = F = predictions, as smoothing is in "Correct and
+s is the cosine similarity of frozen features; z are predictions or labels. This is one step of label propagation, F <-
+(1 - a) Y + a S F of Zhou et al. 2004, "Learning with local and global consistency", as smoothing is in "Correct and
 Smooth" of Huang et al. 2021, arXiv:2010.13993, with S normalised by rows: a number stays in its range and probabilities
-sum to 1. One step, so that a new row needs the labelled rows alone: its answer does not depend on what else is asked.
+sum to 1. With labels it is the interpolation of Khandelwal et al. 2020, arXiv:1911.00172, equation 3. One step, so that
+a new row needs the labelled rows alone: its answer does not depend on what else is asked.
 
-Which rows may be asked is what keeps the fit honest. Row i of a fold is predicted by adapters that did not train on it;
-the prediction of a row j of another fold comes from adapters that did train on i, whose label would leak through it.
-So i asks the rows of its own fold, which the same adapters predict and none of which taught them: only predictions are
-asked, never labels. A new row finds the same in every fold, rows and the predictions of adapters that know neither
-them nor it. Its consensus is the mean over folds of what each fold's rows say, each as it was fitted.
+Which rows may be asked is what keeps the fit honest. Row i is predicted by the adapters of its fold, which did not
+train on it. The prediction of a row of another fold comes from adapters that did, so that the label of i would leak
+through it: `predictions` are asked of the rows of i's own fold, which the same adapters predict and none of which
+taught them. `labels` are asked of the rows of all other folds, which did teach them: the own fold stands for new rows,
+of which no label is known. A new row finds the same in every fold, rows and adapters that know nothing of it, and what
+it hears is the mean over folds, each as it was fitted.
 
-Nor does a row ask its near-duplicates: a new row has none among the labelled rows, as those of test rows leave training,
-and would be corrected by what only copies gain. Copies among the test rows have a stage of their own, ensemble.consensus.
+Nor does a row ask its near-duplicates: a new row has none among the labelled rows, as those of test rows leave
+training, and would be corrected by what only copies gain. Copies among the test rows have a stage of their own,
+ensemble.consensus.
 
 Any mean shrinks predictions, and shrunk ones may have a lower loss whoever was asked. So the correction is held
 against predictions that are drawn to the mean of all rows of their fold, by a strength that is fitted in the same way.
@@ -25,7 +28,7 @@ outputs (classes, or 1 for a number).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
@@ -36,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
-from workbench.config.correction_config import CorrectionConfig
+from workbench.config.correction_config import Ask, CorrectionConfig
 from workbench.crossval import calibration, gains
 from workbench.crossval.ensembles import Mask
 from workbench.crossval.gains import Gain
@@ -63,11 +66,24 @@ class Neighbours(NamedTuple):
     """Their numbers among the rows that are asked."""
     similarity_NK: Floats
 
+    def of(self, rows_N: Mask) -> Neighbours:
+        """Those of the rows of a mask."""
+        return Neighbours(self.row_NK[rows_N], self.similarity_NK[rows_N])
+
+
+class Asked(NamedTuple):
+    """The rows that each labelled row may ask, and the answers."""
+
+    found: Neighbours
+    said_NC: Floats
+    """Predictions or labels of all labelled rows, as Labels.values gives them."""
+
 
 @dataclass(frozen=True)
 class Correction:
-    """How predictions are drawn to those of their neighbours."""
+    """How predictions are drawn to what is said of their neighbours."""
 
+    ask: Ask
     neighbours: int
     """Nearest rows that are asked; of those found, no more."""
     strength: float
@@ -79,20 +95,18 @@ class Correction:
         """For a JSON file."""
         return asdict(self)
 
-    def consensus(self, found: Neighbours, values_PC: Floats) -> Floats:
-        """Weighted means (N, C) of the values of neighbours."""
+    def consensus(self, found: Neighbours, said_PC: Floats) -> Floats:
+        """Weighted means (N, C) of what neighbours say."""
         nearest = slice(self.neighbours)
         weight_NK = special.softmax(found.similarity_NK[:, nearest] / self.temperature, axis=1)
-        consensus_NC: Floats = np.zeros((len(weight_NK), values_PC.shape[1]))
+        consensus_NC: Floats = np.zeros((len(weight_NK), said_PC.shape[1]))
         for weight_N, row_N in zip(weight_NK.T, found.row_NK[:, nearest].T, strict=True):
-            consensus_NC += weight_N[:, None] * values_PC[row_N]
+            consensus_NC += weight_N[:, None] * said_PC[row_N]
         return consensus_NC
 
     def apply(self, values_NC: Floats, consensus_NC: Floats) -> Floats:
         """Corrected values (N, C)."""
-        if not self.strength:
-            return values_NC
-        return (1 - self.strength) * values_NC + self.strength * consensus_NC
+        return _drawn(self.strength, values_NC, consensus_NC)
 
 
 def nearest(rows_ND: Features, asked_PD: Features, count: int, same_NP: SameRows | None = None) -> Neighbours:
@@ -118,14 +132,21 @@ def nearest(rows_ND: Features, asked_PD: Features, count: int, same_NP: SameRows
     return Neighbours(row_NK, similarity_NK)
 
 
-def within_folds(features_ND: Features, fold_N: Ints, cluster_N: Ints, count: int) -> Neighbours:
-    """The nearest rows of each row's own fold and of other clusters of near-duplicates, numbered among all rows."""
+def across_folds(ask: Ask, features_ND: Features, fold_N: Ints, cluster_N: Ints, count: int) -> Neighbours:
+    """The nearest rows that each row may ask, numbered among all rows; none of its cluster of near-duplicates."""
     row_NK = np.empty((len(fold_N), count), dtype=np.int64)
     similarity_NK = np.empty((len(fold_N), count))
-    for own in _folds(fold_N):
-        found = nearest(features_ND[own], features_ND[own], count, partial(_same_cluster, cluster_N[own]))
-        row_NK[own], similarity_NK[own] = own[found.row_NK], found.similarity_NK
+    for own, asked in _folds(ask, fold_N):
+        same_NP = partial(_same_cluster, cluster_N[own], cluster_N[asked])
+        found = nearest(features_ND[own], features_ND[asked], count, same_NP)
+        row_NK[own], similarity_NK[own] = asked[found.row_NK], found.similarity_NK
     return Neighbours(row_NK, similarity_NK)
+
+
+def said(labels: Labels, values_NC: Floats, targets_NC: OneHot) -> dict[Ask, Floats]:
+    """What labelled rows answer (N, C), in the unit of `Labels.values`."""
+    true_NC = targets_NC.astype(np.float64)
+    return {"predictions": values_NC, "labels": labels.values(true_NC) if labels.kind == "number" else true_NC}
 
 
 def fit(
@@ -133,10 +154,10 @@ def fit(
     labels: Labels,
     values_NC: Floats,
     targets_NC: OneHot,
-    found: Neighbours,
+    asked: Mapping[Ask, Asked],
     part_N: NDArray[Any],
 ) -> tuple[Correction, Floats]:
-    """The number of neighbours, strength and temperature with the lowest out-of-fold loss, where these are not given.
+    """The correction with the lowest out-of-fold loss, of all that the configuration leaves open.
 
     Returns:
         What all rows fitted, and corrected values (N, C) of each part's rows by what the rows of other parts fitted.
@@ -144,14 +165,14 @@ def fit(
     Args:
         values_NC: As Labels.values gives, by adapters that did not train on the row.
         targets_NC: What Labels.targets gives.
-        found: By `within_folds`, of as many neighbours as the largest number to choose from.
+        asked: By `across_folds` and `said`, with as many neighbours as the largest number to choose from.
         part_N: Rows of one part are judged by what was fitted on the others.
     """
-    fitted = partial(_fitted, config, labels, values_NC, targets_NC, found)
+    fitted = partial(_fitted, config, labels, values_NC, targets_NC, asked)
 
     def apply(correction: Correction, rows_N: Mask) -> Floats:
-        own = Neighbours(found.row_NK[rows_N], found.similarity_NK[rows_N])
-        return correction.apply(values_NC[rows_N], correction.consensus(own, values_NC))
+        each = asked[correction.ask]
+        return correction.apply(values_NC[rows_N], correction.consensus(each.found.of(rows_N), each.said_NC))
 
     judged_NC = calibration.cross_fitted(part_N, fitted, apply)
     return fitted(np.ones(len(part_N), dtype=bool)), judged_NC
@@ -178,13 +199,12 @@ def gain(
         sure: Confidence that the gain has to have.
     """
     mean_NC = np.empty_like(values_NC)
-    for own in _folds(fold_N):
+    for own, _ in _folds("predictions", fold_N):
         mean_NC[own] = values_NC[own].mean(0)
-    drawn = Correction(0, 1.0, 1.0)
     shrunk_NC = calibration.cross_fitted(
         part_N,
         lambda rows_N: _strength(labels, values_NC[rows_N], mean_NC[rows_N], targets_NC[rows_N]),
-        lambda strength, rows_N: replace(drawn, strength=strength).apply(values_NC[rows_N], mean_NC[rows_N]),
+        lambda strength, rows_N: _drawn(strength, values_NC[rows_N], mean_NC[rows_N]),
     )
     before_NC = min(values_NC, shrunk_NC, key=lambda each_NC: _loss(labels, each_NC, targets_NC))
     return gains.gain(
@@ -201,35 +221,16 @@ def corrected(
         values_TC: Their values by all adapters together.
         rows_TD: Their features.
         asked_ND: Features of the labelled rows.
-        said_NC: Values of the labelled rows, by adapters that did not train on them.
+        said_NC: What the labelled rows answer.
         fold_N: The fold of each labelled row.
     """
     if not correction.strength or not len(values_TC):
         return values_TC
-    said = []
-    for own in _folds(fold_N):
-        found = nearest(rows_TD, asked_ND[own], correction.neighbours)
-        said.append(correction.consensus(found, said_NC[own]))
-    return correction.apply(values_TC, np.mean(said, axis=0))
-
-
-def _same_cluster(cluster_P: Ints, some: slice) -> Mask:
-    """Which of all rows are of the cluster of each of some of them; each row is of its own."""
-    same_nP: Mask = cluster_P[some, None] == cluster_P
-    return same_nP
-
-
-def _unit(rows_ND: Features) -> Features:
-    """Rows of length 1; one of zeros stays."""
-    length_N1 = np.linalg.norm(rows_ND, axis=1, keepdims=True)
-    unit_ND: Features = rows_ND / np.maximum(length_N1, np.finfo(np.float32).tiny)
-    return unit_ND
-
-
-def _folds(fold_N: NDArray[Any]) -> Iterator[Ints]:
-    """Numbers of the rows of each fold."""
-    for fold in np.unique(fold_N):
-        yield np.flatnonzero(fold_N == fold)
+    heard = []
+    for _, asked in _folds(correction.ask, fold_N):
+        found = nearest(rows_TD, asked_ND[asked], correction.neighbours)
+        heard.append(correction.consensus(found, said_NC[asked]))
+    return correction.apply(values_TC, np.mean(heard, axis=0))
 
 
 def changed(labels: Labels, before_NC: Floats, after_NC: Floats) -> float | None:
@@ -241,29 +242,61 @@ def changed(labels: Labels, before_NC: Floats, after_NC: Floats) -> float | None
 
 
 def require_rows(config: CorrectionConfig, folds: FoldAssignment, cluster_N: Ints) -> None:
-    """Raise ConfigError where a fold has fewer rows that a row may ask than are to be asked."""
-    for own in _folds(folds.fold_RN[0]) if config.is_on else ():
-        others = len(own) - int(np.unique(cluster_N[own], return_counts=True)[1].max())
-        if (wanted := max(config.candidates)) > others:
-            cure = f"Write correction.neighbours={others} or less" if others else "Leave correction out"
-            raise ConfigError(
-                f"correction.neighbours: a row asks {wanted} rows of its own fold, and fold "
-                f"{folds.names[folds.fold_RN[0, own[0]]]} has {others} beside a row and its near-duplicates. "
-                f"{cure}, give more rows, or write a smaller folds.k."
-            )
+    """Raise ConfigError where a row may ask fewer rows than are to be asked."""
+    _, cluster_N = np.unique(cluster_N, return_inverse=True)
+    fold_N, wanted = folds.fold_RN[0], max(config.candidates, default=0)
+    for ask in config.asked:
+        for own, asked in _folds(ask, fold_N):
+            same_N = np.bincount(cluster_N[asked], minlength=len(cluster_N))
+            others = len(asked) - int(same_N[cluster_N[own]].max())
+            if wanted > others:
+                which = "of its own fold" if ask == "predictions" else "of other folds"
+                cure = f"Write correction.neighbours={others} or less" if others else "Leave correction out"
+                raise ConfigError(
+                    f"correction.neighbours: a row asks {wanted} rows {which} for their {ask}, and a row of fold "
+                    f"{folds.names[fold_N[own[0]]]} has {others} beside its near-duplicates. {cure}, or give more rows."
+                )
+
+
+def _drawn(strength: float, values_NC: Floats, consensus_NC: Floats) -> Floats:
+    return (1 - strength) * values_NC + strength * consensus_NC if strength else values_NC
+
+
+def _same_cluster(own_N: Ints, asked_P: Ints, some: slice) -> Mask:
+    """Which rows that are asked are of the cluster of each of some rows; a row is of its own."""
+    same_nP: Mask = own_N[some, None] == asked_P
+    return same_nP
+
+
+def _unit(rows_ND: Features) -> Features:
+    """Rows of length 1; one of zeros stays."""
+    length_N1 = np.linalg.norm(rows_ND, axis=1, keepdims=True)
+    unit_ND: Features = rows_ND / np.maximum(length_N1, np.finfo(np.float32).tiny)
+    return unit_ND
+
+
+def _folds(ask: Ask, fold_N: NDArray[Any]) -> Iterator[tuple[Ints, Ints]]:
+    """Numbers of the rows of each fold, and of those that they may ask."""
+    for fold in np.unique(fold_N):
+        own_N = fold_N == fold
+        yield np.flatnonzero(own_N), np.flatnonzero(own_N if ask == "predictions" else ~own_N)
 
 
 def _fitted(
-    config: CorrectionConfig, labels: Labels, values_NC: Floats, targets_NC: OneHot, found: Neighbours, rows_N: Mask
+    config: CorrectionConfig,
+    labels: Labels,
+    values_NC: Floats,
+    targets_NC: OneHot,
+    asked: Mapping[Ask, Asked],
+    rows_N: Mask,
 ) -> Correction:
-    """Fitted to the labels of the rows of a mask. Every row may be asked, as its label is not."""
-    own = Neighbours(found.row_NK[rows_N], found.similarity_NK[rows_N])
+    """Fitted to the labels of the rows of a mask; labels that are asked for are those of other rows."""
     plain_nC, targets_nC = values_NC[rows_N], targets_NC[rows_N]
 
-    def tried(neighbours: int, temperature: float) -> tuple[float, Correction]:
+    def tried(ask: Ask, neighbours: int, temperature: float) -> tuple[float, Correction]:
         """The lowest loss, and the correction that has it."""
-        whole = Correction(neighbours, 1.0, temperature)
-        consensus_nC = whole.consensus(own, values_NC)
+        whole = Correction(ask, neighbours, 1.0, temperature)
+        consensus_nC = whole.consensus(asked[ask].found.of(rows_N), asked[ask].said_NC)
         strength = config.strength
         if strength is None:
             strength = _strength(labels, plain_nC, consensus_nC, targets_nC)
@@ -271,14 +304,15 @@ def _fitted(
         return _loss(labels, found.apply(plain_nC, consensus_nC), targets_nC), found
 
     temperatures = TEMPERATURES if config.temperature is None else (config.temperature,)
-    return min((tried(*each) for each in product(config.candidates, temperatures)), key=itemgetter(0))[1]
+    choices = product(config.asked, config.candidates, temperatures)
+    return min((tried(*each) for each in choices), key=itemgetter(0))[1]
 
 
 def _strength(labels: Labels, plain_nC: Floats, consensus_nC: Floats, targets_nC: OneHot) -> float:
     """The strength with the lowest loss. The loss of each row is convex in it, so that there is one valley."""
 
     def loss(strength: float) -> float:
-        return _loss(labels, (1 - strength) * plain_nC + strength * consensus_nC, targets_nC)
+        return _loss(labels, _drawn(strength, plain_nC, consensus_nC), targets_nC)
 
     valley = optimize.minimize_scalar(loss, bounds=(0, 1), method="bounded", options={"xatol": 1e-4})
     return min(0.0, float(valley.x), key=loss)

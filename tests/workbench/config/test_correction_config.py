@@ -18,6 +18,12 @@ def test_off_unless_neighbours_are_asked() -> None:
     assert CorrectionConfig(neighbours=(20, 5)).candidates == (5, 20)
 
 
+def test_what_neighbours_are_asked() -> None:
+    assert CorrectionConfig().asked == ()
+    assert CorrectionConfig(neighbours=7).asked == ("predictions", "labels")
+    assert CorrectionConfig(neighbours=7, ask="labels").asked == ("labels",)
+
+
 def test_a_given_strength_is_kept_without_a_gain() -> None:
     assert CorrectionConfig(neighbours=7, strength=0.5).is_forced
     assert not CorrectionConfig(neighbours=7, temperature=0.5).is_forced
@@ -38,6 +44,7 @@ def test_what_a_run_writes_is_read_again(values: dict[str, Any]) -> None:
         ({"neighbours": 5, "strength": 1.5}, "strength: expected less than or equal to 1"),
         ({"neighbours": 5, "strength": 0}, "strength: expected greater than 0"),
         ({"neighbours": 5, "temperature": 0}, "temperature: expected greater than 0"),
+        ({"neighbours": 5, "ask": "everybody"}, "ask"),
         ({"strength": 0.5}, "Write neighbours: "),
         ({"neighbours": 5, "strength": 0.5, "least_gain": 0.1}, "Leave one of them out"),
         ({"neighbors": 5}, "Did you mean `neighbours`"),
