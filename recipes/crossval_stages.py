@@ -179,7 +179,7 @@ class CrossvalContext:
             groups_N=self.data.cluster_N,
             sure=self.log.sure(),
         )
-        self.log.judge(name, title, predictions, facts, gain=gain, why=gain.sentence)
+        self.log.judge(name, title, predictions, facts, gain=gain, why=f"{correction.sentence} {gain.sentence}")
         return KeptCorrection(correction, bank) if gain.accepted else None
 
     def consensus(self) -> None:

@@ -70,6 +70,7 @@ def folds(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "save": {"every": 4},
         "pseudo_label": {"unlabelled": str(folder / "more.jsonl"), "threshold": 0.3, "rounds": 1},
         "tta": {"views": ["typos"], "merge": "mean"},
+        "correction": {"neighbours": 3, "strength": 0.2},
     }
     (folder / "recipe.yaml").write_text(dump_yaml(recipe))
     return folder / "recipe.yaml"

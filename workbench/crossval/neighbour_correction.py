@@ -95,6 +95,14 @@ class Correction:
         """For a JSON file."""
         return asdict(self)
 
+    @property
+    def sentence(self) -> str:
+        """For a person."""
+        return (
+            f"Neighbours asked for their {self.ask}: {self.neighbours}, strength {self.strength:.2f}, "
+            f"temperature {self.temperature:g}."
+        )
+
     def consensus(self, found: Neighbours, said_PC: Floats) -> Floats:
         """Weighted means (N, C) of what neighbours say."""
         nearest = slice(self.neighbours)
