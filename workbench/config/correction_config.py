@@ -68,7 +68,7 @@ class CorrectionConfig(Section):
 
     @property
     def asked(self) -> tuple[Ask, ...]:
-        """What to choose from; nothing where the correction is off."""
+        """Answers to choose from; none where the correction is off."""
         if not self.is_on:
             return ()
         return ("predictions", "labels") if self.ask == "auto" else (self.ask,)

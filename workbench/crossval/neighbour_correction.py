@@ -152,7 +152,7 @@ def across_folds(ask: Ask, features_ND: Features, fold_N: Ints, cluster_N: Ints,
 
 
 def said(labels: Labels, values_NC: Floats, targets_NC: OneHot) -> dict[Ask, Floats]:
-    """What labelled rows answer (N, C), in the unit of `Labels.values`."""
+    """Answers of labelled rows (N, C), in the unit of `Labels.values`."""
     true_NC = targets_NC.astype(np.float64)
     return {"predictions": values_NC, "labels": labels.values(true_NC) if labels.kind == "number" else true_NC}
 
