@@ -55,7 +55,7 @@ SameRows: TypeAlias = Callable[[slice], Mask]
 TEMPERATURES = (0.01, 0.03, 0.1, 0.3, 1.0)
 """From which one is chosen: at 0.01 hardly more than the nearest row counts, at 1 all neighbours count alike."""
 
-ROWS_AT_ONCE = 1024
+ROWS_AT_ONCE = 256
 """Rows that are compared with all that are asked, for the memory of their similarities."""
 
 

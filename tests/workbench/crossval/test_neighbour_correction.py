@@ -136,7 +136,7 @@ def test_a_row_asks_no_row_that_knows_its_label_and_never_itself(ask: Ask) -> No
 def test_rows_are_compared_in_pieces() -> None:
     many = np.random.default_rng(8).normal(size=(2 * neighbour_correction.ROWS_AT_ONCE + 3, 8))
     whole = neighbour_correction.nearest(many, HAZE, 5)
-    for row in (0, 1023, 1024, 2050):
+    for row in (0, 255, 256, 514):
         one = neighbour_correction.nearest(many[row : row + 1], HAZE, 5)
         np.testing.assert_array_equal(one.row_NK[0], whole.row_NK[row])
 
