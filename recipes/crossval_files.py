@@ -126,6 +126,7 @@ def _pictures(
         explain=np.flatnonzero(one.split.validation_N).tolist(),
         first=[row for row, record in enumerate(data.rows.records) if record.place in places],
         near=near,
+        left_out=data.disputed,
     )
 
 

@@ -22,6 +22,7 @@ from workbench.data.images.picture_files import PictureFile
 from workbench.data.images.picture_reader import PictureReader
 from workbench.data.images.picture_rows import PictureRows
 from workbench.data.labelled.labelled_data import LabelledSet
+from workbench.data.labelled.records import LabelledRecord, RecordSource
 from workbench.data.labelled.row_reader import RowReader
 from workbench.errors import DataError
 from workbench.evaluation import saliency
@@ -39,12 +40,13 @@ MOST_BYTES = 2_300_000
 """Bytes of all pictures of rows; pictures on a page take a third more."""
 NOTABLE = 24
 """Mistakes, and rows in doubt, that are taken before all others."""
+MOST_LEFT_OUT = 40
 EXPLAINED = 8
 """Rows with a gradient map."""
 TRAINED = 6
 """Training pictures that are shown as they were trained on."""
 SHOWN_EPOCHS = 6
-Kind = Literal["row", "map", "trained", "neighbour"]
+Kind = Literal["row", "map", "trained", "neighbour", "left out"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Thumbnail:
     """Name of its file."""
     kind: Kind
     """A row of the predictions, the same under its gradient map, one state of a training picture, or a training row
-    that is like a row of the predictions."""
+    that is like a row of the predictions, or that was left out, as a near-duplicate has another label."""
     label: str
     caption: str
     """State of a training picture; the class that a map explains."""
@@ -84,6 +86,7 @@ def write(
     explain: Sequence[int] | None = None,
     first: Sequence[int] = (),
     near: LabelledSet | None = None,
+    left_out: RecordSource | None = None,
 ) -> None:
     """Write pictures.parquet into a run directory, where the rows are pictures.
 
@@ -94,13 +97,17 @@ def write(
         explain: Rows of which some are explained; None: all.
         first: Rows that are shown before all others.
         near: Training rows that are shown beside others.
+        left_out: Rows of clusters with different labels that nothing trained on.
     """
     if not isinstance(reader, PictureReader):
         return
     found = [*of_rows(rows, reader, table, first=first), *as_trained(train, reader)]
     if near is not None:
         shown = {each.row for each in found if each.kind == "row"}
-        found += [each for each in as_prepared(near, reader) if each.row not in shown]
+        found += [each for each in as_prepared(near.records, _pictures(near), reader) if each.row not in shown]
+    if left_out is not None:
+        first_ones = left_out.subset(np.arange(len(left_out.records)) < MOST_LEFT_OUT)
+        found += as_prepared(first_ones.records, reader.inputs(first_ones), reader, kind="left out")
     if model is not None:
         numbers = np.arange(len(rows)) if explain is None else np.asarray(explain)
         found += explained(model, rows.subset(numbers), reader, table.iloc[numbers])
@@ -145,7 +152,7 @@ def of_rows(
     """
     pictures, found, taken = _pictures(rows), [], 0
     for row in chosen(table, first=first):
-        thumbnail = _thumbnail(rows, reader, row, "row", "", pictures.picture(row))
+        thumbnail = _thumbnail(rows.records[row], reader, "row", "", pictures.picture(row))
         taken += len(thumbnail.jpeg)
         if taken > most_bytes:
             break
@@ -167,7 +174,7 @@ def explained(model: Classifier, rows: LabelledSet, reader: PictureReader, table
         except torch.OutOfMemoryError:
             break  # the run is done; it does not fail for a picture
         picture = saliency.overlay(pictures.picture(row), map_HW)
-        found.append(_thumbnail(rows, reader, row, "map", names[output] if names else "the number", picture))
+        found.append(_thumbnail(rows.records[row], reader, "map", names[output] if names else "the number", picture))
     return found
 
 
@@ -183,14 +190,15 @@ def as_trained(rows: LabelledSet, reader: PictureReader) -> list[Thumbnail]:
             states.append(("file", file.decode(max_pixels=reader.image.max_pixels)))
         states.append(("prepared", pictures.picture(row)))
         states += [_in_epoch(pictures, row, epoch) for epoch in _epochs(pictures)]
-        found += [_thumbnail(rows, reader, row, "trained", state, picture) for state, picture in states]
+        found += [_thumbnail(rows.records[row], reader, "trained", state, picture) for state, picture in states]
     return found
 
 
-def as_prepared(rows: LabelledSet, reader: PictureReader) -> list[Thumbnail]:
-    """Training rows that are like others, as they are stored."""
-    pictures = _pictures(rows)
-    return [_thumbnail(rows, reader, row, "neighbour", "", pictures.picture(row)) for row in range(len(rows))]
+def as_prepared(
+    records: Sequence[LabelledRecord], pictures: PictureRows, reader: PictureReader, *, kind: Kind = "neighbour"
+) -> list[Thumbnail]:
+    """Training rows as they are stored, to be shown beside others."""
+    return [_thumbnail(record, reader, kind, "", pictures.picture(row)) for row, record in enumerate(records)]
 
 
 def read_in_epoch(pictures: PictureRows, row: int, epoch: int) -> tuple[Pixels, float]:
@@ -235,9 +243,8 @@ def _of_different_classes(rows: LabelledSet) -> list[int]:
 
 
 def _thumbnail(
-    rows: LabelledSet, reader: PictureReader, row: int, kind: Kind, caption: str, picture_HW3: Pixels
+    record: LabelledRecord, reader: PictureReader, kind: Kind, caption: str, picture_HW3: Pixels
 ) -> Thumbnail:
-    record = rows.records[row]
     label = label_in_words(record.label)
     return Thumbnail(record.place, reader.describe(record), kind, label, caption, jpeg(picture_HW3))
 

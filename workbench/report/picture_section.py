@@ -163,6 +163,7 @@ def pictured(run: RunRecord) -> PictureSection | None:
     }
     cards = _cards(found, of_row)
     by_place = {card.place: card for card in cards}
+    left_out = {each.row: _left_out(each, album) for each in _of_kind(stored, "left out")}
     ranking = ranked(found)
     have = {number for number, card in enumerate(cards) if card.picture is not None}
     return PictureSection(
@@ -177,7 +178,7 @@ def pictured(run: RunRecord) -> PictureSection | None:
         panels=_panels(found, cards, ranking.sure_N),
         explained=_explained(by_place, maps),
         trained=trained,
-        conflicts=_conflicts(run, by_place),
+        conflicts=_conflicts(run, left_out | by_place),
     )
 
 
@@ -200,6 +201,12 @@ def _cards(found: pd.DataFrame, of_row: Mapping[str, Picture | None]) -> list[Ca
         )
         for row, sure, right in zip(found.itertuples(), ranking.sure_N, ranking.right_N, strict=True)
     ]
+
+
+def _left_out(stored: Any, album: _Album) -> Card:
+    """A row that nothing trained on and nothing predicted."""
+    picture = album.picture(stored.jpeg)
+    return Card(picture, _short(stored.image), _cut(stored.label), "", "left out", None, stored.row)
 
 
 def _compared(card: Card, near: Mapping[str, list[tuple[Neighbour, Picture | None]]]) -> Card:

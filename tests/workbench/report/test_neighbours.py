@@ -88,3 +88,14 @@ def test_suspected_labels_of_texts_are_listed_with_what_is_suggested(tmp_path: P
 def test_labels_are_suspected_out_of_fold_alone(tmp_path: Path) -> None:
     found = classified(read(crossvalidated(tmp_path / "run", "classify")))
     assert found is not None and found.suspects == []
+
+
+def test_a_contradiction_shows_rows_that_were_left_out(tmp_path: Path) -> None:
+    left_out = [{**each, "label": "<other>"} for each in stored([77], "left out")]
+    stages = {"duplicates": {"conflicts": [[place(2), place(77)]]}}
+    run = make_pictured(
+        tmp_path / "run", predictions(9), [*stored(list(range(9))), *left_out], recipe="crossval", stages=stages
+    )
+    ((first, second),) = section(run).conflicts
+    assert (first.place, second.place) == (place(2), place(77)) and first.picture is not None
+    assert second.picture is not None and second.label == "<other>" and second.chance == "left out"

@@ -46,6 +46,8 @@ class FoldData(NamedTuple):
     """Places of the rows of each cluster whose rows have different labels."""
     leak: int
     """Rows that would have a near-duplicate in the training rows of their fold, were the folds not grouped."""
+    disputed: RecordSource | None = None
+    """Rows of `conflicts` that were left out of `rows`; None where all of them are there."""
 
 
 class _Deduplicated(NamedTuple):
@@ -59,6 +61,7 @@ class _Deduplicated(NamedTuple):
     report: DuplicateReport | None
     conflicts: tuple[tuple[str, ...], ...]
     leak: int
+    disputed: RecordSource | None = None
 
 
 def load(config: RunConfig, reader: RowReader, features: Features | None = None) -> FoldData:
@@ -91,6 +94,7 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
         duplicates=clean.report,
         conflicts=clean.conflicts,
         leak=clean.leak,
+        disputed=clean.disputed,
     )
 
 
@@ -149,8 +153,12 @@ def _deduplicate(train: RecordSource, test: RecordSource | None, find: Find, con
     leak = stratification.ungrouped_leak(clusters, train.labels, k=config.folds.k, seed=config.seed)
     kept_N, factor_N = duplicates.resolve(clusters, train.labels, config.duplicates.on_duplicate)
     note = f"{int((~kept_N).sum())} rows that are near-duplicates of one that is kept"
+    lost_N = ~kept_N & np.isin(np.arange(len(kept_N)), [row for rows in report.conflicts for row in rows])
+    disputed = train.subset(lost_N) if lost_N.any() else None
     train, clusters, weight_N = _subset(train, clusters, weight_N * factor_N, kept_N, note)
-    return _Deduplicated(train, weight_N, clusters.groups, clusters.cluster_N, cluster_T, report, conflicts, leak)
+    return _Deduplicated(
+        train, weight_N, clusters.groups, clusters.cluster_N, cluster_T, report, conflicts, leak, disputed
+    )
 
 
 def _subset(

@@ -124,3 +124,16 @@ def test_rows_with_like_features_share_a_cluster_with_near_duplicates(load: Load
         load(train, test=test, features=features, duplicates={"features": 0.9})
     with pytest.raises(ValidationError, match="looks for none"):
         load(train, features=features, duplicates={"features": 0.9, "on_duplicate": "ignore"})
+
+
+def test_rows_of_contradictions_that_are_left_out_can_still_be_shown(load: Load) -> None:
+    own = [*rows(20), *(copy(each, label="cat") for each in rows(4))]  # rows 1 and 3 are dogs
+    kept = load(own)
+    assert kept.disputed is None and len(kept.conflicts) == 2
+    found = load(own, duplicates={"on_duplicate": "keep_one"})
+    assert found.conflicts == kept.conflicts and len(found.rows) == 20 and found.disputed is not None
+    shown = {record.place for record in (*found.rows.records, *found.disputed.records)}
+    assert {place for places in found.conflicts for place in places} <= shown
+    assert len(found.disputed.records) == 2 and not {r.place for r in found.disputed.records} & {
+        record.place for record in found.rows.records
+    }
