@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,14 +141,14 @@ def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
     return score(model, rows)[0]
 
 
-def predict(run: Path, source: str, config: RunConfig) -> pd.DataFrame:
-    """The saved classifier's predictions for every row of a file; labels there are ignored."""
+def predict(run: Path, source: str, config: RunConfig) -> tuple[pd.DataFrame, Sequence[str]]:
+    """The saved classifier's predictions for every row of a file, whose labels are ignored, and rows left out."""
     exported.require_saved(run, config, "classes.json", row_readers.file(config))
     rows = row_readers.of_run(run, config).read(source, labelled=False)
     model = classifier.load(run, config)
     encoded = labelled_data.encode(rows, model.reader, model.labels)
     found = row_outputs.outputs(model.model, model.outputs, encoded)
-    return predictions(model, encoded, found, labelled=False)
+    return predictions(model, encoded, found, labelled=False), rows.skipped
 
 
 def some_outputs(model: Classifier, config: RunConfig, *, rows: int) -> tuple[LabelledSet, Floats]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,9 +93,9 @@ def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
     return target_scores.value_scores(context.labels, tta_predict.decided(run, context, rows), rows.targets_NC)
 
 
-def predict(run: Path, source: str, config: RunConfig) -> pd.DataFrame:
-    """The ensemble's predictions for every row of a file; labels there are ignored."""
+def predict(run: Path, source: str, config: RunConfig) -> tuple[pd.DataFrame, Sequence[str]]:
+    """The ensemble's predictions for every row of a file, whose labels are ignored, and rows left out."""
     context = tta_predict.fold_context(run, config)
     rows = labelled_data.encode(context.reader.read(source, labelled=False), context.reader, context.labels)
     values_NC = tta_predict.decided(run, context, rows)
-    return row_outputs.table(context.labels, rows, values_NC, context.reader, labelled=False)
+    return row_outputs.table(context.labels, rows, values_NC, context.reader, labelled=False), rows.skipped

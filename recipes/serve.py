@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -37,17 +38,7 @@ def evaluate(run: Path, overrides: Sequence[str], *, trust: bool = False) -> dic
     Args:
         trust: Execute the Python code that the run directory names; so for every verb here.
     """
-    before = run_directory.shipped_config(run, Trust(trust))
-    values = override(before.model_dump(mode="json", exclude_none=True), list(overrides))
-    config = parse(RunConfig, values, source="the command line")
-    trained = ("model", "adapter", "classes", "folds", "pseudo_label", "tta", "correction", "ensemble")
-    changed = [name for name in trained if getattr(config, name) != getattr(before, name)]
-    changed += [f"image.{name}" for name in _SEEN if getattr(config.image, name) != getattr(before.image, name)]
-    changed += ["data.format"] if config.reads_pictures != before.reads_pictures else []
-    if changed:
-        raise ConfigError(
-            f"evaluate cannot change {changed[0]}: the adapter was trained with it. Leave it out, or start a new run."
-        )
+    config = _asked_config(run, overrides, verb="evaluate", trust=trust)
     if config.recipe == "classify":
         return classify_verbs.evaluate(run, config)
     if config.recipe == "crossval":
@@ -61,21 +52,48 @@ def evaluate(run: Path, overrides: Sequence[str], *, trust: bool = False) -> dic
     return scores
 
 
-def predict(run: Path, source: str, *, out: Path, max_new_tokens: int, trust: bool = False) -> int:
-    """Answer every row of `source` greedily, or name its class, and write `out`; returns the number of rows."""
+def _asked_config(run: Path, overrides: Sequence[str], *, verb: str, trust: bool) -> RunConfig:
+    """The configuration of a run with overrides that leave what was trained as it is."""
+    before = run_directory.shipped_config(run, Trust(trust))
+    values = override(before.model_dump(mode="json", exclude_none=True), list(overrides))
+    config = parse(RunConfig, values, source="the command line")
+    trained = ("model", "adapter", "classes", "folds", "pseudo_label", "tta", "correction", "ensemble")
+    changed = [name for name in trained if getattr(config, name) != getattr(before, name)]
+    changed += [f"image.{name}" for name in _SEEN if getattr(config.image, name) != getattr(before.image, name)]
+    changed += ["data.format"] if config.reads_pictures != before.reads_pictures else []
+    if changed:
+        raise ConfigError(
+            f"{verb} cannot change {changed[0]}: the adapter was trained with it. Leave it out, or start a new run."
+        )
+    return config
+
+
+class Answered(NamedTuple):
+    """Rows that were answered."""
+
+    rows: int
+    left_out: Sequence[str] = ()
+    """Rows that could not be read, each with its reason, where `data.on_bad_row` is `skip`."""
+
+
+def predict(
+    run: Path, source: str, overrides: Sequence[str] = (), *, out: Path, max_new_tokens: int, trust: bool = False
+) -> Answered:
+    """Answer every row of `source` greedily, or name its class, and write `out`."""
     if out.suffix not in WRITERS:
         raise ConfigError(f"--out {out}: expected a name that ends in {', '.join(sorted(WRITERS))}.")
     if out.exists():
         raise ConfigError(f"{out} exists already. Name another file, or delete it first.")
-    config = run_directory.shipped_config(run, Trust(trust))
+    config = _asked_config(run, overrides, verb="predict", trust=trust)
     if config.recipe in ("classify", "crossval"):
         files.require_writable(out)
         verbs = classify_verbs if config.recipe == "classify" else crossval_verbs
-        classified = verbs.predict(run, source, config)
+        classified, left_out = verbs.predict(run, source, config)
         files.write_bytes(out, _serialised(classified, out.suffix))
-        return len(classified)
+        return Answered(len(classified), left_out)
     _require_text(config, run)
-    questions = list(read_prompts(source, config.data))
+    skipped: list[str] = []
+    questions = list(read_prompts(source, config.data, skipped))
     files.require_writable(out)
     model = exported.load(run, config)
     prompts = [_question(model, question) for question in questions]
@@ -88,7 +106,7 @@ def predict(run: Path, source: str, *, out: Path, max_new_tokens: int, trust: bo
         }
     )
     files.write_bytes(out, _serialised(table, out.suffix))
-    return len(table)
+    return Answered(len(table), skipped)
 
 
 def generate(run: Path, prompt: str, *, max_new_tokens: int, trust: bool = False) -> None:

@@ -133,7 +133,7 @@ def test_verbs_agree_with_the_run_to_the_last_bit(taught: Path, tmp_path: Path) 
     known = _predictions(taught)
     asked = tmp_path / "asked.csv"
     known[["text"]].to_csv(asked, index=False)
-    assert predict(taught, str(asked), out=tmp_path / "said.parquet", max_new_tokens=1) == len(known)
+    assert predict(taught, str(asked), out=tmp_path / "said.parquet", max_new_tokens=1).rows == len(known)
     said = pd.read_parquet(tmp_path / "said.parquet")
     pd.testing.assert_frame_equal(said.filter(like="p_"), known.filter(like="p_"), check_exact=True)
     with pytest.raises(ConfigError, match=r"recipe classify trains no model that writes text.*workbench predict"):

@@ -182,7 +182,7 @@ def test_the_ensemble_learns_and_scores_stand_beside_a_baseline(plain: Path) -> 
 
 
 def test_predict_and_evaluate_say_what_the_run_said(plain: Path, home: Path, tmp_path: Path) -> None:
-    assert predict(plain, str(home / "test.jsonl"), out=tmp_path / "said.parquet", max_new_tokens=1) == 30
+    assert predict(plain, str(home / "test.jsonl"), out=tmp_path / "said.parquet", max_new_tokens=1).rows == 30
     said, known = pd.read_parquet(tmp_path / "said.parquet"), pd.read_parquet(plain / "predictions.parquet")
     np.testing.assert_allclose(said.filter(like="p_"), known.filter(like="p_"), atol=1e-5)
     scores = json.loads((plain / "scores.json").read_text())["test"]

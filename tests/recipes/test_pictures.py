@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.vision_backbones import SIZE, save_vision
 from workbench.config.picture_augment_config import AugmentConfig
 from workbench.data.images.picture_rows import PictureRows
 from workbench.data.labelled import labelled_data
-from workbench.errors import Stopped
+from workbench.errors import ConfigError, DataError, Stopped
 from workbench.models import classifier, row_readers
 from workbench.recipes.check import check
 from workbench.recipes.classify_verbs import ClassInspection
@@ -112,9 +113,22 @@ def test_pictures_are_learnt_scored_and_predicted(learnt: Path, drawings: Path, 
     assert (run / "report.html").exists()
 
     fresh = draw(tmp_path / "fresh", 12, seed=1)
-    assert predict(run, str(fresh), out=tmp_path / "p.csv", max_new_tokens=1) == 12
+    assert predict(run, str(fresh), out=tmp_path / "p.csv", max_new_tokens=1).rows == 12
     found = pd.read_csv(tmp_path / "p.csv")
     assert (found["predicted"] == [Path(name).parent.name for name in found["image"]]).mean() > 0.8
+
+
+def test_pictures_that_cannot_be_read_are_refused_or_left_out_of_predictions(learnt: Path, tmp_path: Path) -> None:
+    asked = draw(tmp_path / "asked", 6, seed=2)
+    next(asked.rglob("*.png")).write_bytes(b"no picture")
+    answer = partial(predict, learnt, str(asked), out=tmp_path / "p.csv", max_new_tokens=1)
+    with pytest.raises(DataError, match=r"1 picture of 6 cannot be read(.|\n)*data\.on_bad_row=skip"):
+        answer()
+    found = answer(overrides=["data.on_bad_row=skip"])
+    assert found.rows == len(pd.read_csv(tmp_path / "p.csv")) == 5
+    assert len(found.left_out) == 1 and "text, not a picture" in found.left_out[0]
+    with pytest.raises(ConfigError, match=r"predict cannot change image\.size"):
+        predict(learnt, str(asked), ["image.size=8"], out=tmp_path / "q.csv", max_new_tokens=1)
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +198,7 @@ def test_folds_views_and_pseudo_labels_read_pictures(train: Train, drawings: Pat
     run = train("folds", *words, *ALL_CHANGES[:5], recipe="crossval")
     scores = json.loads((run / "scores.json").read_text())
     assert scores["after"]["accuracy"] > 0.9
-    assert predict(run, str(more), out=tmp_path / "p.parquet", max_new_tokens=1) == 30
+    assert predict(run, str(more), out=tmp_path / "p.parquet", max_new_tokens=1).rows == 30
     found = pd.read_parquet(tmp_path / "p.parquet")
     assert (found["predicted"] == [Path(name).parent.name for name in found["image"]]).mean() > 0.8
     assert predict(run, str(tmp_path / "test"), out=tmp_path / "t.parquet", max_new_tokens=1) == 12

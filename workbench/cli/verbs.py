@@ -167,14 +167,19 @@ def predict(
     run: RunFolder,
     input: Annotated[str, typer.Argument(help="Rows to answer; answers they hold are ignored.")],
     out: Annotated[Path, typer.Option(help="A .jsonl, .csv or .parquet file to write.")],
+    overrides: Overrides = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
     trust: Trusted = False,
 ) -> None:
-    """Answer every row of a file."""
+    """Answer every row of a file; data.on_bad_row=skip leaves out those that cannot be read."""
     from workbench.recipes.serve import predict as answer
 
-    count = answer(run, input, out=out, max_new_tokens=max_new_tokens, trust=trust)
-    typer.echo(f"{count} answers in {out}")
+    found = answer(run, input, overrides or (), out=out, max_new_tokens=max_new_tokens, trust=trust)
+    typer.echo(f"{found.rows} answers in {out}")
+    for reason in found.left_out[:20]:
+        typer.echo(f"left out: {reason}", err=True)
+    if (more := len(found.left_out) - 20) > 0:
+        typer.echo(f"left out: {more} more", err=True)
 
 
 @app.command()

@@ -273,7 +273,7 @@ def test_out_of_fold_rows_are_said_by_those_who_did_not_see_them(ask: Any, folds
     for rows, outputs_NC in ((data.train, said.train_NC), (data.held_out, said.held_out_NC)):
         wanted = means.loc[[record.fields[0] for record in rows.records]].to_numpy()
         np.testing.assert_allclose(special.softmax(outputs_NC, axis=1), wanted, atol=1e-9)
-    shown = crossval_verbs.predict(folds, str(home / "test.jsonl"), run_directory.shipped_config(folds))
+    shown, _ = crossval_verbs.predict(folds, str(home / "test.jsonl"), run_directory.shipped_config(folds))
     whole = shown[[f"p_{name}" for name in NAMES]].to_numpy()
     np.testing.assert_allclose(special.softmax(said.test_NC, axis=1), whole, atol=1e-6)
 
@@ -301,7 +301,7 @@ def test_a_cross_validation_corrects_by_neighbours_what_it_says(ask: Any, train:
 
 def test_without_out_of_fold_the_whole_ensemble_speaks(ask: Any, folds: Path, home: Path) -> None:
     said, data = ask(folds)
-    shown = crossval_verbs.predict(folds, str(home / "train.jsonl"), run_directory.shipped_config(folds))
+    shown, _ = crossval_verbs.predict(folds, str(home / "train.jsonl"), run_directory.shipped_config(folds))
     wanted = shown.set_index("text").loc[[record.fields[0] for record in data.train.records]]
     found = special.softmax(said.train_NC, axis=1)
     np.testing.assert_allclose(found, wanted[[f"p_{name}" for name in NAMES]].to_numpy(), atol=1e-6)

@@ -194,6 +194,5 @@ def _same_shapes(first_SS: Pixels, second_SS: Pixels, centre: tuple[float, float
     one, other = (dark[exact], bright[exact]) if exact.any() else (dark, bright)
     gain = float(np.mean((one - one.mean()) * (other - other.mean())) / max(one.var(), 1e-6))
     brightened = np.clip(gain * (dark - one.mean()) + other.mean(), 0, 255)
-    blurred = [cv2.GaussianBlur(each, (0, 0), SHAPES).ravel() for each in (brightened, bright)]
-    spread = min(each.std() for each in blurred)
-    return float(np.corrcoef(*blurred)[0, 1]) if spread > 0 else 0.0
+    one, other = (cv2.GaussianBlur(each, (0, 0), SHAPES).ravel() for each in (brightened, bright))
+    return float(np.corrcoef(one, other)[0, 1]) if min(one.std(), other.std()) > 0 else 0.0

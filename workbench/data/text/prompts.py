@@ -17,8 +17,11 @@ _PLACEHOLDER = "?"
 """Answer of a row that has none, so that it fits its format; it is dropped again."""
 
 
-def read_prompts(source: str, config: DataConfig) -> Iterator[Example]:
+def read_prompts(source: str, config: DataConfig, skipped: list[str] | None = None) -> Iterator[Example]:
     """Yield the rows of `source` without their last answer.
+
+    Args:
+        skipped: Reasons of rows that `config.on_bad_row` leaves out are appended.
 
     Raises:
         DataError: A row has nothing to answer (the message names file and row), or there is no row.
@@ -27,11 +30,24 @@ def read_prompts(source: str, config: DataConfig) -> Iterator[Example]:
     if not rows:
         raise DataError(f"{source}: holds no rows to answer. Write it again, or name another one.")
     for row in rows:
-        columns = formats.renamed(row.columns, config.columns)
-        bare = config.model_copy(update={"columns": {}})
-        example = formats.convert(RawRow(row.place, _with_answer(columns), row.mistake), bare)
-        if example is not None:
-            yield _without_answer(example)
+        try:
+            example = _question(row, config)
+        except DataError as error:
+            if config.on_bad_row == "refuse":
+                raise
+            if skipped is not None:
+                skipped.append(str(error))
+        else:
+            if example is not None:
+                yield example
+
+
+def _question(row: RawRow, config: DataConfig) -> Example | None:
+    """A row without its last answer; None for an answer that is labelled as not preferred."""
+    columns = formats.renamed(row.columns, config.columns)
+    bare = config.model_copy(update={"columns": {}})
+    example = formats.convert(RawRow(row.place, _with_answer(columns), row.mistake), bare)
+    return None if example is None else _without_answer(example)
 
 
 def _with_answer(columns: dict[str, Any]) -> dict[str, Any]:

@@ -85,3 +85,12 @@ def test_a_row_with_nothing_to_answer_is_named(tmp_path: Path, row: Any, expecte
     with pytest.raises(DataError) as caught:
         _prompts(tmp_path / "rows.jsonl", row)
     assert "rows.jsonl, " + expected in str(caught.value)
+
+
+def test_rows_with_nothing_to_answer_are_left_out_where_the_run_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "Who?"}\n{"question": ""}\n{"question": "What?"}\n')
+    skipped: list[str] = []
+    found = list(read_prompts(str(path), DataConfig(train="-", on_bad_row="skip"), skipped))
+    assert [example.messages[-1]["content"] for example in found] == ["Who?", "What?"]
+    assert len(skipped) == 1 and "row 2: `question` is empty" in skipped[0]
