@@ -12,6 +12,7 @@ import math
 import os
 import shutil
 import time
+import weakref
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ import numpy.typing as npt
 import PIL
 
 from workbench.config.picture_prepare_config import PrepareConfig
-from workbench.data.images import decoding_processes
+from workbench.data.images import decoding_processes, store_eviction
 from workbench.data.images.decoding_processes import Mistakes, Work
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.images.picture_format import PictureFormat
@@ -89,7 +90,7 @@ def store(
     with _locked(path):
         if (found := _opened(path, files)) is not None:  # another process made it meanwhile
             return found
-        _require_room(files, format, folder)
+        _make_room(files, format, folder)
         with whole_files.new_folder(path) as aside:
             mistakes = _write(files, work, aside / _PIXELS, workers)
             index = {"mistakes": list(mistakes.items()), "checksum": _checksum(aside / _PIXELS)}
@@ -99,9 +100,11 @@ def store(
     return replace(written, decoded=len(files))
 
 
-def _require_room(files: Sequence[PictureFile], format: PictureFormat, folder: Path) -> None:
-    """Raise FileError where prepared pictures would fill the disk."""
-    needed, free = len(files) * format.height * format.width * 3, shutil.disk_usage(folder).free
+def _make_room(files: Sequence[PictureFile], format: PictureFormat, folder: Path) -> None:
+    """Delete old stores as far as it is needed; raises FileError where prepared pictures would fill the disk."""
+    needed = len(files) * format.height * format.width * 3
+    store_eviction.make_room(folder, needed)
+    free = shutil.disk_usage(folder).free
     if needed > free:
         raise FileError(
             f"{folder}: {len(files):,} prepared pictures of {format.width} x {format.height} pixels take "
@@ -145,7 +148,19 @@ def _fingerprint(files: Sequence[PictureFile], work: Work) -> str:
 
 
 def _opened(path: Path, files: Sequence[PictureFile], *, known_whole: bool = False) -> StoredPictures | None:
-    """A store that is whole; None where there is none, or one that somebody damaged."""
+    """A store that is whole, in use from now on; None where there is none, or one that somebody damaged."""
+    if not path.exists():
+        return None
+    release = store_eviction.use(path)
+    found = _read(path, files, known_whole=known_whole)
+    if found is None:
+        release()
+    else:
+        weakref.finalize(found.pixels, release)
+    return found
+
+
+def _read(path: Path, files: Sequence[PictureFile], *, known_whole: bool) -> StoredPictures | None:
     try:
         index = json.loads((path / _INDEX).read_text(encoding="utf-8"))
         if not known_whole and _checksum(path / _PIXELS) != index["checksum"]:
