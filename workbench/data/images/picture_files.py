@@ -20,17 +20,19 @@ from workbench.runs import files
 
 @dataclass(frozen=True, slots=True)
 class PictureFile:
-    """A picture: a file, a member of a zip archive, the bytes of a file, or grey pixels."""
+    """A picture: a file, a member of an archive, the bytes of a file, or grey pixels."""
 
     name: str
     """For messages: the file, or the row that holds it."""
     path: Path | None = None
     member: str | None = None
-    """Name inside the zip archive `path`."""
+    """Name inside the archive `path`."""
     content: bytes = b""
     """Bytes of a file, or with `shape` the pixels; where there is no path."""
     shape: tuple[int, int] | None = None
     """Height and width of grey pixels."""
+    span: tuple[int, int] | None = None
+    """Where the file begins in the tar archive `path`, and its bytes."""
 
     def read(self) -> bytes:
         """The bytes of the file, not decoded.
@@ -41,9 +43,11 @@ class PictureFile:
         if self.path is None:
             return self.content
         try:
-            return (
-                _archive(os.getpid(), *_version(self.path)).read(self.member) if self.member else self.path.read_bytes()
-            )
+            if self.span is not None:
+                return _part(self.path, *self.span)
+            if self.member:
+                return _archive(os.getpid(), *_version(self.path)).read(self.member)
+            return self.path.read_bytes()
         except _UNREADABLE as error:
             raise DataError(f"{self.name}: cannot be read ({_why(error)}). Copy it again, or remove it.") from None
 
@@ -62,8 +66,8 @@ class PictureFile:
         return self.shape or size(self.read(), self.name)
 
     def digest(self) -> bytes:
-        """SHA-256 that tells pictures of other content apart: of the bytes, or of the archive and the member's name."""
-        if self.path is not None and self.member:
+        """SHA-256 that tells other contents apart: of the bytes, or of a zip archive and the member's name."""
+        if self.path is not None and self.member and self.span is None:
             found = hashlib.sha256(_archive_digest(*_version(self.path)))
             found.update(self.member.encode())
         else:
@@ -74,6 +78,15 @@ class PictureFile:
 
 _UNREADABLE = (OSError, KeyError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 """Errors of the disk, and those that a damaged zip archive raises."""
+
+
+def _part(path: Path, start: int, size: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        found = file.read(size)
+    if len(found) < size:
+        raise EOFError("the archive is shorter than it was")
+    return found
 
 
 def _version(path: Path) -> tuple[Path, int, int]:

@@ -1,7 +1,7 @@
-"""Rows of pictures: class folders, zip archives of them, idx files, and tables with a picture column.
+"""Rows of pictures: class folders, zip and tar archives of them, idx files, and tables with a picture column.
 
 A folder `plants/` with `plants/fern/1.jpg` has the row {image: that file, label: "fern"}; folders inside a class folder
-belong to the class. A zip archive is read like the folder that it holds; `plants.zip/train` is its folder `train`.
+belong to the class. An archive is read like the folder that it holds; `plants.zip/train` is its folder `train`.
 A folder without class folders has rows without labels, for predictions.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.data import hub_datasets, rows, starter
-from workbench.data.images import idx_files, picture_trees
+from workbench.data.images import idx_files, picture_archives, picture_trees
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.rows import RawRow, excerpt
 from workbench.errors import DataError
@@ -30,8 +30,8 @@ def read_rows(source: str, column: str = "image") -> Iterator[RawRow]:
     """Yield the rows of a source of pictures; each has a `PictureFile` in `column`.
 
     Args:
-        source: A folder, a zip archive or a folder inside one, an idx file of images, a table, a folder of tables, or
-            a hub data set.
+        source: A folder, a zip or tar archive or a folder inside one, an idx file of images, a table, a folder of
+            tables, or a hub data set.
         column: The picture in a table: a path from the table's folder, the bytes of a file, or both, as `datasets` do.
 
     Raises:
@@ -84,7 +84,7 @@ def _path(source: str) -> Path:
     return path
 
 
-_ARCHIVES = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
+_ARCHIVES = (".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
 
 
 def _require_readable(source: str, path: Path) -> None:
@@ -92,13 +92,13 @@ def _require_readable(source: str, path: Path) -> None:
     suffix = path.suffix.lower()
     if path.is_file() and suffix in _ARCHIVES:
         raise DataError(
-            f"{path}: archives of this kind are not read. Unpack it and name the folder; zip archives are read as they "
-            "are."
+            f"{path}: compressed archives of this kind are not read. Unpack it and name the folder; zip and tar "
+            "archives are read as they are."
         )
     if path.is_file() and suffix in picture_trees.PICTURES:
         raise DataError(f"{path}: a single picture. Name its folder.")
     parent = path.parent
-    if not path.exists() and (suffix == ".zip" or (parent.name and parent.is_dir())):
+    if not path.exists() and (suffix in picture_archives.KINDS or (parent.name and parent.is_dir())):
         known = sorted(entry.name for entry in parent.iterdir()) if parent.is_dir() else []
         raise DataError(f"{source}: no such file or folder.{picture_trees.nearest(path.name, known)}")
 

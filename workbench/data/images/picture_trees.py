@@ -1,4 +1,4 @@
-"""Class folders on disk or in a zip archive: which files are pictures, and which class each one has."""
+"""Class folders on disk or in an archive: which files are pictures, and which class each one has."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import difflib
 import itertools
 import os
 import unicodedata
-import zipfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
+from workbench.data.images import picture_archives
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.rows import RawRow
 from workbench.errors import DataError
@@ -49,13 +49,16 @@ class _Tree:
     root: Path | PurePosixPath
     """The folder on disk or inside the archive."""
     archive: Path | None = None
-    """The zip archive that holds it."""
+    """The archive that holds it."""
+    spans: Mapping[PurePosixPath, tuple[int, int]] = field(default_factory=dict)
+    """Places of the files in a tar archive."""
 
     def picture(self, file: PurePosixPath) -> PictureFile:
         name = f"{self.name}/{file}"
         if self.archive is None:
             return PictureFile(name, Path(self.root / file))
-        return PictureFile(name, self.archive, str(self.root / file))
+        member = PurePosixPath(self.root / file)
+        return PictureFile(name, self.archive, str(member), span=self.spans.get(member))
 
     def below(self, folder: str) -> _Tree:
         """The tree of a folder directly below."""
@@ -63,13 +66,13 @@ class _Tree:
         def inside(paths: list[PurePosixPath]) -> list[PurePosixPath]:
             return [each.relative_to(folder) for each in paths if each.parts[0] == folder and len(each.parts) > 1]
 
-        name = f"{self.name}/{folder}"
-        return _Tree(name, inside(self.files), inside(self.folders), self.root / folder, self.archive)
+        files, folders = inside(self.files), inside(self.folders)
+        return replace(self, name=f"{self.name}/{folder}", files=files, folders=folders, root=self.root / folder)
 
 
 def is_tree(path: Path) -> bool:
-    """Whether a path is a zip archive, a folder inside one, or a folder that is not one of tables."""
-    if _archive_of(path) is not None:
+    """Whether a path is an archive, a folder inside one, or a folder that is not one of tables."""
+    if picture_archives.archive_of(path) is not None:
         return True
     if not path.is_dir():
         return False
@@ -92,7 +95,7 @@ def read_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
         DataError: It holds no pictures, an empty class folder, two folders for one class, several splits, or files of
             which it is not clear what they are.
     """
-    archive = _archive_of(path)
+    archive = picture_archives.archive_of(path)
     tree = _unwrapped(_tree_of_folder(path) if archive is None else _tree_of_archive(path, archive))
     loose = [file for file in tree.files if len(file.parts) == 1]
     classes = sorted({each.parts[0] for each in (*tree.files, *tree.folders) if each not in loose})
@@ -120,11 +123,6 @@ def nearest(name: str, known: Sequence[str]) -> str:
     return f" Did you mean `{near[0]}`?" if near else f" There are: {', '.join(known[:8]) or 'none'}."
 
 
-def _archive_of(path: Path) -> Path | None:
-    """The zip archive that a path names, or that it leads into."""
-    return next((each for each in (path, *path.parents) if each.suffix.lower() == ".zip" and each.is_file()), None)
-
-
 def _tree_of_folder(folder: Path) -> _Tree:
     tree = _Tree(str(folder), [], [], folder)
     try:
@@ -146,24 +144,17 @@ def _refuse(error: OSError) -> None:
 
 def _tree_of_archive(path: Path, archive: Path) -> _Tree:
     chosen = PurePosixPath(path.relative_to(archive).as_posix())
-    try:
-        with zipfile.ZipFile(archive) as opened:
-            members = [info for info in opened.infolist() if _counts(PurePosixPath(info.filename), info.is_dir())]
-    except (OSError, zipfile.BadZipFile) as error:
-        raise DataError(
-            f"{archive}: not a zip archive that can be read ({error}). Copy or download it again."
-        ) from None
-    if any(info.flag_bits & 1 for info in members):
-        raise DataError(f"{archive}: is encrypted. Unpack it, and name the folder.")
-    files = [PurePosixPath(info.filename) for info in members if not info.is_dir()]
+    members = [each for each in picture_archives.members(archive) if _counts(each.path, each.is_folder)]
+    files = [each.path for each in members if not each.is_folder]
     folders = {parent for file in files for parent in file.parents if parent.name}
-    folders.update(PurePosixPath(info.filename) for info in members if info.is_dir())
+    folders.update(each.path for each in members if each.is_folder and each.path.name)
     if chosen.name and chosen not in folders:
         known = sorted(str(folder) for folder in folders)
         raise DataError(f"{path}: {archive.name} has no folder `{chosen}`.{nearest(str(chosen), known)}")
     files = [file.relative_to(chosen) for file in files if chosen in file.parents]
     below = [folder.relative_to(chosen) for folder in folders if chosen in folder.parents]
-    return _Tree(str(path), files, below, chosen, archive)
+    spans = {each.path: each.span for each in members if each.span is not None}
+    return _Tree(str(path), files, below, chosen, archive, spans)
 
 
 def _left_behind(name: str) -> bool:

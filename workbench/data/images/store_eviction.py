@@ -51,7 +51,7 @@ def make_room(folder: Path, needed: int) -> None:
         if _removed(path):
             taken -= size_of[path]
             _log.warning(
-                "%s: %s of prepared pictures were deleted, used longest ago, to keep all below %s. Set %s to keep more.",
+                "%s: prepared pictures (%s) were deleted, used longest ago; all may take %s. Set %s to keep more.",
                 *(path, units.size(size_of[path]), units.size(limit), VARIABLE),
             )
 

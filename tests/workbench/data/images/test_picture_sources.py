@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import pickle
 import struct
+import tarfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow
@@ -43,6 +45,15 @@ def zipped(path: Path, files: Mapping[str, bytes]) -> Path:
     return path
 
 
+def tarred(path: Path, files: Mapping[str, bytes], kind: Literal["w", "w:gz"] = "w") -> Path:
+    with tarfile.open(path, kind) as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
 def read(source: Path | str, column: str = "image") -> list[tuple[bytes, Any]]:
     rows = list(read_rows(str(source), column))
     assert not any(row.mistake for row in rows)
@@ -65,7 +76,8 @@ def test_class_folders(tmp_path: Path) -> None:
 def test_classes_come_in_turn_so_that_few_rows_hold_all(tmp_path: Path) -> None:
     counts = {"a": 5, "b": 2, "c": 9}
     files = {f"{label}/{number}.png": b"" for label, count in counts.items() for number in range(count)}
-    for source in (filled(tmp_path / "tree", files), zipped(tmp_path / "tree.zip", files)):
+    sources = filled(tmp_path / "tree", files), zipped(tmp_path / "tree.zip", files), tarred(tmp_path / "t.tar", files)
+    for source in sources:
         labels = [row.columns["label"] for row in read_rows(str(source))]
         assert {label: labels.count(label) for label in counts} == counts
         for limit in range(len(labels)):
@@ -81,6 +93,7 @@ def test_what_systems_leave_behind_is_ignored(tmp_path: Path) -> None:
                "readme.md": b"", "a/LICENSE.txt": b"", ".git/config": b""}  # fmt: skip
     assert read(filled(tmp_path / "plants", PICTURES | clutter)) == ROWS
     assert read(zipped(tmp_path / "plants.zip", PICTURES | clutter)) == ROWS
+    assert read(tarred(tmp_path / "plants.tar", PICTURES | clutter)) == ROWS
 
 
 def test_a_class_may_be_named_like_a_licence(tmp_path: Path) -> None:
@@ -110,10 +123,13 @@ def test_folders_inside_a_class_belong_to_it(tmp_path: Path) -> None:
 def test_an_archive_is_read_as_the_folder_that_it_holds(tmp_path: Path) -> None:
     assert read(zipped(tmp_path / "a.zip", PICTURES)) == ROWS
     assert read(zipped(tmp_path / "b.zip", {f"plants/{name}": content for name, content in PICTURES.items()})) == ROWS
+    assert read(tarred(tmp_path / "a.tar", PICTURES)) == ROWS
+    assert read(tarred(tmp_path / "b.tar", {f"./plants/{name}": content for name, content in PICTURES.items()})) == ROWS
 
 
 @pytest.mark.parametrize("write", [lambda path, files: filled(path / "data", files),
-                                   lambda path, files: zipped(path / "data.zip", files)])  # fmt: skip
+                                   lambda path, files: zipped(path / "data.zip", files),
+                                   lambda path, files: tarred(path / "data.tar", files)])  # fmt: skip
 def test_several_splits_are_refused_and_one_can_be_named(tmp_path: Path, write: Any) -> None:
     other = {name: encoded(photograph(5, 5, seed=ord(name[2]))) for name in PICTURES}
     files = {f"train/{name}": content for name, content in PICTURES.items()}
@@ -239,6 +255,7 @@ def test_unclear_folders_are_refused(tmp_path: Path, says: str) -> None:
     assert says in refused(filled(folder, MISTAKES[says]))
     if "without pictures" not in says:
         assert says in refused(zipped(tmp_path / "plants.zip", MISTAKES[says]))
+        assert says in refused(tarred(tmp_path / "plants.tar", MISTAKES[says]))
 
 
 def test_missing_and_broken_sources_are_refused(tmp_path: Path) -> None:
@@ -269,3 +286,48 @@ def test_the_fingerprint_of_a_table_follows_its_files(tmp_path: Path) -> None:
     before = fingerprint(source)
     (tmp_path / "a/0.png").write_bytes(b"other")
     assert fingerprint(source) != before
+
+
+def special(path: Path, name: str, **changes: Any) -> Path:
+    """A tar archive of the pictures and a member that is none."""
+    tarred(path, PICTURES)
+    with tarfile.open(path, "a") as archive:
+        member = tarfile.TarInfo(name)
+        for key, value in changes.items():
+            setattr(member, key, value)
+        archive.addfile(member)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "says"),
+    [
+        ("a/9.png", {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}, "a/9.png is a link to /etc/passwd"),
+        ("a/9.png", {"type": tarfile.LNKTYPE, "linkname": "a/0.png"}, "a/9.png is a link to a/0.png"),
+        ("../9.png", {}, "leads out of the archive"),
+        ("/a/9.png", {}, "leads out of the archive"),
+        ("a/pipe.png", {"type": tarfile.FIFOTYPE}, "a/pipe.png is no plain file"),
+    ],
+)
+def test_a_tar_archive_with_more_than_files_is_refused(
+    tmp_path: Path, name: str, changes: dict[str, Any], says: str
+) -> None:
+    assert says in refused(special(tmp_path / "a.tar", name, **changes))
+
+
+def test_compressed_and_cut_tar_archives_are_refused(tmp_path: Path) -> None:
+    assert "Unpack it" in refused(tarred(tmp_path / "a.tgz", PICTURES, "w:gz"))
+    assert "must be unpacked" in refused(tarred(tmp_path / "a.tar", PICTURES, "w:gz"))
+    whole = tarred(tmp_path / "b.tar", PICTURES)
+    rows = list(read_rows(str(whole)))
+    whole.write_bytes(whole.read_bytes()[:700])
+    assert "not a tar archive that can be read" in refused(whole)
+    with pytest.raises(DataError, match=r"b\.tar/.*: cannot be read \(the archive is shorter than it was\)"):
+        rows[-1].columns["image"].read()
+
+
+def test_pictures_of_a_tar_archive_are_known_by_their_contents(tmp_path: Path) -> None:
+    folder, archive = filled(tmp_path / "a", PICTURES), tarred(tmp_path / "a.tar", PICTURES)
+    loose, packed = ([row.columns["image"] for row in read_rows(str(each))] for each in (folder, archive))
+    assert [file.digest() for file in loose] == [file.digest() for file in packed]
+    assert [file.size() for file in packed] == [(6, 8)] * len(ROWS)
