@@ -67,12 +67,15 @@ class FrozenProbe:
     """Fold of each row of `others`; held-out rows have one of their own."""
 
     def scores(self) -> Probe | None:
-        """Shares of the rows of the last fold that the others tell right; None where a row has not one class."""
+        """Shares of the rows of the last fold that the others tell right.
+
+        None where a row has not one class, or there is nothing to compare.
+        """
         seen_T, asked_M = self._scored()
         train = [self.train.labels[row] for row in self.train_T[seen_T]]
         others = [self.others.labels[row] for row in self.others_M[asked_M]]
         names = [label for label in (*train, *others) if isinstance(label, str)]
-        if len(names) < len(train) + len(others) or len(set(train)) < 2:
+        if len(names) < len(train) + len(others) or len(set(train)) < 2 or not others:
             return None
         return probe(self.train_TD[seen_T], names[: len(train)], self.others_MD[asked_M], names[len(train) :])
 
@@ -143,21 +146,27 @@ class FrozenProbe:
 def of_splits(
     config: RunConfig, reader: RowReader, train: LabelledSet, held_out: LabelledSet, *, most: int
 ) -> FrozenProbe:
-    """Look at training and held-out rows, `most` in all; the training rows get what the held-out ones leave."""
+    """Look at training and held-out rows, `most` in all, or all whose features are known.
+
+    The training rows get what the held-out ones leave of `most`.
+    """
     folds = np.zeros(len(train), dtype=np.int64), np.ones(len(held_out), dtype=np.int64)
-    if are_known(config.model, reader, [train.inputs, held_out.inputs]):
-        most = max(most, MOST)
-    others_M = _some(len(held_out), most // 2, config.seed)
-    train_T = _some(len(train), most - len(others_M), config.seed)
+    if len(train) + len(held_out) <= MOST and are_known(config.model, reader, [train.inputs, held_out.inputs]):
+        most = MOST
+    others_M = _some(len(held_out), max(1, most // 2), config.seed)
+    train_T = _some(len(train), max(1, most - len(others_M)), config.seed)
     inputs = [train.inputs.take(train_T), held_out.inputs.take(others_M)]
     train_TD, others_MD = frozen_features(config.model, reader, inputs)
     return FrozenProbe(config.model, reader, train, held_out, train_T, others_M, train_TD, others_MD, *folds)
 
 
 def of_folds(config: RunConfig, reader: RowReader, rows: LabelledSet, fold_N: Indices, *, most: int) -> FrozenProbe:
-    """Look at `most` of the rows of a cross-validation, each of which is compared with those of other folds."""
-    if are_known(config.model, reader, [rows.inputs]):
-        most = max(most, MOST)
+    """Look at `most` of the rows of a cross-validation, or all whose features are known.
+
+    Each is compared with those of other folds.
+    """
+    if len(rows) <= MOST and are_known(config.model, reader, [rows.inputs]):
+        most = MOST
     rows_T = _some(len(rows), most, config.seed)
     (found_TD,) = frozen_features(config.model, reader, [rows.inputs.take(rows_T)])
     return FrozenProbe(config.model, reader, rows, rows, rows_T, rows_T, found_TD, found_TD, fold_N, fold_N)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -99,3 +100,27 @@ def test_as_many_rows_are_looked_at_as_cost_little(rows: tuple[RowReader, Labell
     assert count(None, probe=7) == 7
     assert frozen_probe.rows_in_check(config(), task, rows[1].lengths) == frozen_probe.MOST
     assert frozen_probe.rows_in_check(config(), task, rows[1].lengths * 10**6) == 0
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_few_rows_and_labels_without_classes_have_neighbours_at_least(
+    rows: tuple[RowReader, LabelledSet, LabelledSet], most: int
+) -> None:
+    reader, train, held_out = rows
+    few = frozen_probe.of_splits(config(), reader, train, held_out, most=most)
+    assert few.facts["train"] >= 1 and len(few.neighbours([3])) == min(3, len(few.train_T))
+    fold = frozen_probe.of_folds(config(), reader, train, np.arange(80) // 40, most=most)
+    assert {fold.fold_N[near] for _, near, _ in fold.neighbours([0])} <= {1} and "compared" in fold.facts
+    numbers = replace(train, records=tuple(each._replace(label=1.5) for each in train.records))
+    found = frozen_probe.of_splits(config(), reader, numbers, held_out, most=60)
+    assert found.scores() is None and frozen_probe.sentence(found.facts) == "" and len(found.neighbours([0, 1])) == 6
+
+
+def test_all_rows_are_looked_at_where_their_features_are_known(
+    rows: tuple[RowReader, LabelledSet, LabelledSet],
+) -> None:
+    reader, train, held_out = rows
+    assert len(frozen_probe.of_splits(config(), reader, train, held_out, most=20).train_T) == 10
+    frozen_features(config().model, reader, [train.inputs, held_out.inputs])
+    found = frozen_probe.of_splits(config(), reader, train, held_out, most=20)
+    assert (len(found.train_T), len(found.others_M)) == (80, 40)
