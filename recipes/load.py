@@ -24,8 +24,8 @@ def load(recipe: RunConfig | Path | str, overrides: Sequence[str] = ()) -> RunCo
 def _own_data(path: Path, overrides: Sequence[str]) -> list[str]:
     """Overrides of what a recipe says of its own rows, where others replace its training data.
 
-    Its held-out and test file measure its own task: other training data fall back to a share held out of them. Data that
-    come with the package are an example, and so are the number of their rows, and rows without labels beside them.
+    Its held-out and test file measure its own task: other training data fall back to a share held out of them. Data
+    that come with the package are an example, and so are their number of rows, and rows without labels beside them.
     """
     given = {word.partition("=")[0] for word in overrides}
     if "data.train" not in given:
