@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.conftest import STORIES
 from tests.vision_backbones import SIZE, save_vision
 from workbench.config import ModelConfig, RunConfig
 from workbench.data.labelled.labelled_data import LabelledSet, load
@@ -27,7 +28,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def texts() -> tuple[ModelConfig, RowReader, LabelledSet]:
-    values = {"recipe": "classify", "model": {"weights": "float32"}, "data": {"train": "starter/banking77_train.csv"}}
+    model = {"id": str(STORIES), "weights": "float32"}
+    values = {"recipe": "classify", "model": model, "data": {"train": "starter/banking77_train.csv"}}
     config = RunConfig.model_validate(values)
     reader = row_readers.of_backbone(config)
     return config.model, reader, load(config, reader).train.subset(np.arange(24))

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.conftest import STORIES
 from workbench.config import RunConfig
 from workbench.data.labelled.labelled_data import LabelledSet, load
 from workbench.data.labelled.row_reader import RowReader
@@ -25,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def config(**evaluate: object) -> RunConfig:
     values = {
         "recipe": "classify",
-        "model": {"weights": "float32"},
+        "model": {"id": str(STORIES), "weights": "float32"},
         "data": {"train": "starter/banking77_train.csv", "held_out": "starter/banking77_held_out.csv"},
         "evaluate": evaluate,
     }
