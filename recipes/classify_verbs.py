@@ -101,7 +101,7 @@ def inspect(config: RunConfig) -> ClassInspection:
 def _probe(config: RunConfig, reader: RowReader, data: ClassSplits) -> str:
     task = classifier.task(data.labels, seed=config.seed)
     most = frozen_probe.rows_in_check(config, task, data.train.lengths)
-    if config.recipe != "classify" or not most:  # members of a sweep do without
+    if not most:
         return ""
     return frozen_probe.sentence(frozen_probe.of_splits(config, reader, data.train, data.held_out, most=most).facts)
 
