@@ -5,7 +5,7 @@ Legend: B or N pictures, H height, W width, 3 channels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -104,10 +104,10 @@ class PictureFormat:
         resized = (round(height * size / self.height), round(width * size / self.width))
         return replace(self, height=size, width=size, resized=resized)
 
-    def normalised(self, pixels: Pixels) -> npt.NDArray[np.float32]:
-        """Pixels (B, H, W, 3) as the backbone reads them, (B, 3, H, W)."""
+    def normalised(self, pixels: Sequence[Pixels] | Pixels) -> npt.NDArray[np.float32]:
+        """Pictures (B, H, W, 3), at least one, as the backbone reads them, (B, 3, H, W)."""
         scale_311, shift_311 = (values_3[:, None, None] for values_3 in self.affine)
-        found = np.empty((len(pixels), 3, *pixels.shape[1:3]), np.float32)
+        found = np.empty((len(pixels), 3, *pixels[0].shape[:2]), np.float32)
         for picture_HW3, values_3HW in zip(pixels, found, strict=True):  # one at a time stays in the processor's cache
             np.multiply(picture_HW3.transpose(2, 0, 1), scale_311, out=values_3HW)
             values_3HW += shift_311

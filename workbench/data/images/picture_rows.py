@@ -106,9 +106,7 @@ class PictureRows:
             pictures, mix = [self.picture(index) for index in indices], None
         else:
             pictures, mix = self._augmented(self.augmenter, indices, epoch)
-        scale_3, shift_3 = map(torch.from_numpy, self.format.affine)
-        pixels_B3hw = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float().contiguous()
-        pixels_B3hw.mul_(scale_3[:, None, None]).add_(shift_3[:, None, None])
+        pixels_B3hw = torch.from_numpy(self.format.normalised(pictures))
         last_B = torch.arange(1, len(indices) + 1) * self.patches - 1
         return ModelInputs({"pixel_values": pixels_B3hw}, last_B, len(indices) * self.patches, mix)
 
