@@ -38,9 +38,9 @@ def main(arguments: argparse.Namespace) -> None:
     for seed in range(arguments.seeds):
         folder = arguments.out / f"seed-{seed}"
         folder.mkdir(parents=True, exist_ok=True)
-        words = [f"data.limit={arguments.labelled}", f"seed={seed}", *arguments.overrides]
+        words = [f"data.limit={arguments.labelled}", f"seed={seed}"]
         files = _write(folder, seed, arguments) if arguments.pictures else SHIPPED
-        told = _stages(_run("crossval/pictures", folder / "folds", [*words, *_named(files)]))
+        told = _stages(_run("crossval/pictures", folder / "folds", [*words, *_named(files), *arguments.overrides]))
         rows = {"data.train": files["data.train"], "data.held_out": files["data.test"]}
         one = _run("vision/quickstart", folder / "one", [*words, *_named(rows), *SAME])
         ends["one adapter"].append(json.loads((one / "scores.json").read_text())["after"]["accuracy"])
@@ -101,7 +101,7 @@ def _spread(values: list[float]) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", help="key=value")
+    parser.add_argument("overrides", nargs="*", help="key=value, of the folds")
     parser.add_argument("--pictures", type=Path)
     parser.add_argument("--group", help="pattern whose first group names what must not be split")
     parser.add_argument("--labelled", type=int, default=300)
