@@ -104,7 +104,10 @@ def _text(config: RunConfig) -> Inspection:
         ],
         targets=targets,
         steps=total_steps(config, len(data.train)),
-        notes=[f"Left out: {reason}" for reason in data.train.skipped[:5]],
+        notes=[
+            *(f"Left out: {reason}" for reason in data.train.skipped[:5]),
+            *(data.train.contamination.sentences if data.train.contamination else ()),
+        ],
     )
 
 

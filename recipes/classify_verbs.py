@@ -90,6 +90,7 @@ def inspect(config: RunConfig) -> ClassInspection:
         steps=total_steps(config, drawn),
         notes=[
             *(f"Left out: {reason}" for reason in data.train.skipped[:5]),
+            *(data.train.contamination.sentences if data.train.contamination else ()),
             *unequal(data.train, data.labels, config),
             *(pictures.notes if pictures else ()),
         ],

@@ -62,6 +62,7 @@ def inspect(config: RunConfig) -> CrossvalInspection:
         members=len(members),
         notes=[
             *(f"Left out: {reason}" for reason in data.rows.skipped[:5]),
+            *(data.rows.contamination.sentences if data.rows.contamination else ()),
             *notes,
             *unequal(data.rows, data.labels, config),
             *(pictures.notes if pictures else ()),

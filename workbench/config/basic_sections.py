@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
+from workbench.config.decontaminate_config import DecontaminateConfig
 from workbench.schema import Section
 
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -83,6 +84,7 @@ class DataConfig(Section):
     """A malformed row ends the run, or is skipped and counted."""
     overlap: Literal["refuse", "drop"] = "refuse"
     """Held-out rows that are also in `train` end the run, or are dropped from `train` and counted."""
+    decontaminate: DecontaminateConfig = DecontaminateConfig()
 
 
 class MaskingConfig(Section):

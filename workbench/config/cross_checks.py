@@ -156,6 +156,14 @@ def _of_recipe(config: RunSections) -> Iterator[str]:
         yield "recipe=mlm reads text as it is: leave model.chat_template and data.loss_on out."
     if isinstance(config.data.held_out, str) and config.data.held_out == config.data.train:
         yield "data.held_out names the training file. Write a share such as data.held_out=0.05."
+    if config.data.train in config.data.decontaminate.against:
+        yield "data.decontaminate.against names the training file, which holds all of itself. Name evaluation files."
+    compared = config.data.test is not None or config.data.decontaminate.against
+    if config.recipe == "crossval" and config.data.decontaminate.action != "off" and not compared:
+        yield (
+            "data.decontaminate has nothing to compare: recipe crossval holds no rows out, and names no data.test. "
+            "Name evaluation files in data.decontaminate.against."
+        )
 
 
 def _of_labelled_rows(config: RunSections) -> Iterator[str]:
@@ -189,6 +197,11 @@ def _of_pictures(config: RunSections) -> Iterator[str]:
         yield (
             f"data.columns renames `{image.column}`, and the column of pictures has a setting of its own. "
             f"Write image.column={config.data.columns[image.column]} instead."
+        )
+    if config.data.decontaminate.action != "off":
+        yield (
+            "data.decontaminate compares words; copies of pictures are found by data.overlap, and in crossval by "
+            "duplicates.overlap. Leave data.decontaminate out."
         )
     similar = [name for name in ("threshold", "shingle", "size") if _differs(config.duplicates, name)]
     if similar:

@@ -6,6 +6,7 @@ Legend: N rows, T test rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -18,7 +19,7 @@ from workbench.data.folds.duplicates import DuplicateClusters, DuplicateReport
 from workbench.data.folds.row_split import FoldAssignment, Groups, singletons
 from workbench.data.folds.similarity import Ints
 from workbench.data.labelled import labels
-from workbench.data.labelled.labelled_data import LabelledSet, encode
+from workbench.data.labelled.labelled_data import LabelledSet, decontaminated, encode
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.records import RecordSource
 from workbench.data.labelled.row_reader import RowReader
@@ -73,6 +74,7 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
     train = reader.read(config.data.train, limit=config.data.limit)
     test = reader.read(config.data.test) if config.data.test else None
     stratification.require_labelled([record.row for record in train.records], train.labels)
+    train, found = decontaminated(train, {"data.test": test}, config, reader)
     find = partial(_duplicates, reader=reader, config=config, features=features)
     clean = _deduplicate(train, test, find, config)
     meaning = labels.fit(config.classes.kind, clean.source.labels, source=config.data.train)
@@ -84,7 +86,7 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
         seed=config.seed,
     )
     return FoldData(
-        rows=encode(clean.source, reader, meaning).reweighted(clean.weight_N),
+        rows=replace(encode(clean.source, reader, meaning).reweighted(clean.weight_N), contamination=found),
         folds=folds,
         cluster_N=clean.cluster_N,
         labels=meaning,

@@ -5,6 +5,7 @@ Legend: N rows, B rows of a micro-batch, C outputs (classes, or 1 for a number).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -22,6 +23,9 @@ from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.records import LabelledRecord, RecordSource
 from workbench.data.labelled.row_inputs import RowInputs
 from workbench.data.labelled.row_reader import RowReader
+from workbench.data.text import contamination
+from workbench.data.text.contamination import Contamination
+from workbench.data.text.decontamination import TextRow
 from workbench.errors import DataError
 
 Targets = npt.NDArray[np.float32]
@@ -43,6 +47,8 @@ class LabelledSet:
     """Rows that were left out, each with its reason."""
     extra_targets_NC: Targets | None = None
     """Further columns of `labels_N`, such as a teacher's outputs."""
+    contamination: Contamination | None = None
+    """Rows that held the text of evaluation rows, where they were looked for."""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -134,7 +140,9 @@ class LabelledSet:
     def facts(self) -> dict[str, Any]:
         """Facts about this set for the manifest and the report."""
         classes = labels.counts([each for each in self.labels if each is not None])
-        return {**dataset_facts.shared(self, supervised_tokens=len(self)), "classes": dict(sorted(classes.items()))}
+        found = {} if self.contamination is None else {"contamination": self.contamination.facts()}
+        counted = {"classes": dict(sorted(classes.items()))}
+        return {**dataset_facts.shared(self, supervised_tokens=len(self)), **counted, **found}
 
 
 class ClassSplits(NamedTuple):
@@ -157,11 +165,12 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
     for other in (held_out, test):
         if other is not None:
             train = _without_overlap(train, other, drop=config.data.overlap == "drop")
+    train, found = decontaminated(train, {"data.held_out": held_out, "data.test": test}, config, reader)
     meaning = labels.fit(config.classes.kind, train.labels, source=config.data.train)
     _require_measured(meaning, train, held_out, config)
     weight_N = np.asarray([record.weight for record in train.records])
     return ClassSplits(
-        train=encode(train, reader, meaning).reweighted(weight_N),
+        train=replace(encode(train, reader, meaning).reweighted(weight_N), contamination=found),
         held_out=encode(held_out, reader, meaning),
         test=None if test is None else encode(test, reader, meaning),
         labels=meaning,
@@ -181,6 +190,30 @@ def encode(source: RecordSource, reader: RowReader, meaning: Labels) -> Labelled
         fingerprint=source.fingerprint,
         skipped=source.skipped,
     )
+
+
+def decontaminated(
+    train: RecordSource, sets: Mapping[str, RecordSource | None], config: RunConfig, reader: RowReader
+) -> tuple[RecordSource, Contamination | None]:
+    """Training rows after `data.decontaminate`, and what it found; None where it is off."""
+    wanted = config.data.decontaminate
+    if wanted.action == "off":
+        return train, None
+    found = contamination.find(
+        train.name,
+        _texts(train),
+        {name: _texts(source) for name, source in sets.items() if source is not None}
+        | {name: _texts(reader.read(name, labelled=False)) for name in wanted.against},
+        wanted,
+    )
+    if wanted.action != "drop" or not found.matches:
+        return train, found
+    note = f"{len(found.matches)} rows that hold the text of evaluation rows"
+    return train.subset(~found.contaminated_N, note), found
+
+
+def _texts(source: RecordSource) -> Iterator[TextRow]:
+    return (TextRow(record.place, (" ".join(record.fields),)) for record in source.records)
 
 
 def _split(source: RecordSource, config: RunConfig, *, share: float) -> tuple[RecordSource, RecordSource]:

@@ -22,7 +22,9 @@ from transformers import PreTrainedTokenizerBase
 from workbench.config import DataConfig
 from workbench.data import dataset_facts, starter
 from workbench.data.batching import Collate, Indices, MicroBatch, Row, collate
-from workbench.data.text import chat, formats
+from workbench.data.text import chat, contamination, formats
+from workbench.data.text.contamination import Contamination
+from workbench.data.text.decontamination import TextRow
 from workbench.errors import DataError, FileError
 from workbench.runs import files
 
@@ -83,6 +85,8 @@ class TokenizedSet:
     """Whether rows are conversations, rendered by the chat template, or raw text."""
     collate: Collate = collate
     """How rows are seen."""
+    contamination: Contamination | None = None
+    """Rows that held the text of evaluation rows, where they were looked for."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -96,6 +100,12 @@ class TokenizedSet:
     def place(self, index: int) -> str:
         """File and row that example `index` came from."""
         return str(self.table[int(self.rows[index])]["place"])
+
+    @property
+    def places(self) -> list[str]:
+        """File and row that each example came from."""
+        column = self.table["place"]
+        return [str(column[int(row)]) for row in self.rows]
 
     def sample(self, draws: Indices, *, epoch: int) -> Indices:
         """Each draw takes the example of its number."""
@@ -144,7 +154,14 @@ class TokenizedSet:
 
     def facts(self) -> dict[str, Any]:
         """Facts about this set for the manifest and the report."""
-        return {**dataset_facts.shared(self, supervised_tokens=int(self.supervised.sum())), "chat": self.chat}
+        return {
+            **dataset_facts.shared(self, supervised_tokens=int(self.supervised.sum())),
+            "chat": self.chat,
+            **self._found(),
+        }
+
+    def _found(self) -> dict[str, Any]:
+        return {} if self.contamination is None else {"contamination": self.contamination.facts()}
 
     def _column(self, name: str) -> Indices:
         return np.asarray(self.table[name], dtype=np.int64)[self.rows]
@@ -169,7 +186,7 @@ def load(config: DataConfig, tokenizer: PreTrainedTokenizerBase, template: RowEn
     test = read(config.test, config, tokenizer, template) if config.test else None
     if test is not None:
         train = _without_overlap(train, test, config)
-    return Splits(train, held_out, test)
+    return Splits(_decontaminated(train, held_out, test, config), held_out, test)
 
 
 def read(
@@ -253,6 +270,36 @@ def _without_overlap(train: TokenizedSet, held_out: TokenizedSet, config: DataCo
         f"flatter: {train.place(first)} equals {held_out.place(known[train.digests[first]])}.\n"
         "  Write data.overlap=drop to leave them out of training."
     )
+
+
+def _decontaminated(
+    train: TokenizedSet, held_out: TokenizedSet, test: TokenizedSet | None, config: DataConfig
+) -> TokenizedSet:
+    """`train`, compared with every evaluation set as `data.decontaminate` says; its texts are read a second time."""
+    wanted = config.decontaminate
+    if wanted.action == "off":
+        return train
+    sets = {"data.held_out": _texts(held_out, config, limit=config.limit if held_out.source == train.source else None)}
+    sets |= {} if test is None else {"data.test": _texts(test, config)}
+    plain = config.model_copy(update={"format": "auto", "columns": {}})
+    for source in wanted.against:
+        examples = formats.read(starter.resolve(source), plain, skipped=[])
+        sets[source] = map(contamination.text_row, examples)
+    found = contamination.find(train.source, _texts(train, config, limit=config.limit), sets, wanted)
+    train = replace(train, contamination=found)
+    if wanted.action != "drop" or not found.matches:
+        return train
+    dropped = {match.train for match in found.matches}
+    kept = np.asarray([place not in dropped for place in train.places])
+    return train.subset(kept, f"{len(found.matches)} rows that hold the text of evaluation rows")
+
+
+def _texts(tokens: TokenizedSet, config: DataConfig, *, limit: int | None = None) -> Iterator[TextRow]:
+    """The texts of the rows of a set, in their order."""
+    wanted = set(tokens.places)
+    for example in formats.read(starter.resolve(tokens.source), config, skipped=[], limit=limit):
+        if example.place in wanted:
+            yield contamination.text_row(example)
 
 
 def _encoded(

@@ -1,0 +1,112 @@
+"""Contaminated training rows: listed, and kept, dropped or refused as `data.decontaminate` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.config.decontaminate_config import DecontaminateConfig
+from workbench.data.text.decontamination import EvaluationIndex, Match, TextRow
+from workbench.data.text.formats import Example
+from workbench.errors import DataError
+
+LISTED = 20
+"""Matches that the manifest and the report list; contamination.json has all."""
+_TOLD = 3
+
+
+@dataclass(frozen=True)
+class Contamination:
+    """The training rows that hold the text of evaluation rows."""
+
+    config: DecontaminateConfig
+    rows: int
+    """Training rows that were compared."""
+    sets: Mapping[str, int]
+    """Rows of each evaluation set."""
+    matches: tuple[Match, ...]
+
+    @property
+    def contaminated_N(self) -> npt.NDArray[np.bool_]:
+        """True for each row that holds the text of an evaluation row."""
+        found_N = np.zeros(self.rows, dtype=bool)
+        found_N[[match.row for match in self.matches]] = True
+        return found_N
+
+    @property
+    def sentences(self) -> list[str]:
+        """How many rows were found, and the first of them with the common text."""
+        said = f"{len(self.matches):,} of {self.rows:,} training rows hold text of {' or '.join(self.sets)}"
+        done = {"keep": "kept", "drop": "dropped from training"}.get(self.config.action, "refused")
+        listed = [f"  {told(match)}" for match in self.matches[:_TOLD]]
+        return [f"Contamination: {said}{f'; {done}' if self.matches else ''}.", *listed]
+
+    def facts(self) -> dict[str, Any]:
+        """For the manifest and the report."""
+        settings = self.config.model_dump(mode="json", include={"action", "ngram", "share"})
+        counts = {"rows": self.rows, "contaminated": len(self.matches), "sets": dict(self.sets)}
+        return {**settings, **counts, "matches": [match._asdict() for match in self.matches[:LISTED]]}
+
+
+def told(match: Match) -> str:
+    """A match for a person."""
+    return f'{match.train} holds {match.share:.0%} of {match.evaluation} ({match.source}): "{match.text}"'
+
+
+def find(
+    name: str, rows: Iterable[TextRow], sets: Mapping[str, Iterable[TextRow]], config: DecontaminateConfig
+) -> Contamination:
+    """Compare training rows, read once in their order, with evaluation sets.
+
+    Args:
+        name: The training file, for messages.
+
+    Raises:
+        DataError: Rows are contaminated and `config.action` is refuse, or all are and would be dropped.
+    """
+    counts: dict[str, int] = dict.fromkeys(sets, 0)
+
+    def counted(source: str) -> Iterable[TextRow]:
+        for row in sets[source]:
+            counts[source] += 1
+            yield row
+
+    index = EvaluationIndex(((source, counted(source)) for source in sets), ngram=config.ngram)
+    read = 0
+
+    def trained() -> Iterable[TextRow]:
+        nonlocal read
+        for row in rows:
+            read += 1
+            yield row
+
+    matches = tuple(index.matches(trained(), share=config.share))
+    found = Contamination(config, read, counts, matches)
+    if matches and config.action == "refuse":
+        listed = found.sentences[1:]
+        raise DataError(
+            f"{name}: {len(matches):,} of {read:,} training rows hold the text of evaluation rows, so scores would be "
+            "too good:\n" + "\n".join(listed) + "\n  Write data.decontaminate.action=drop to leave them out of "
+            "training, or keep to list them only."
+        )
+    if len(matches) == read and config.action == "drop":
+        raise DataError(
+            f"{name}: every row holds the text of an evaluation row; nothing is left to train on. Give other rows, or "
+            "raise data.decontaminate.share."
+        )
+    return found
+
+
+def text_row(example: Example) -> TextRow:
+    """The prompt and the answer of an example, without what its system prompt says; or its raw text."""
+    if not example.messages:
+        return TextRow(example.place, ("".join(text for text, _ in example.text),))
+    said = {"user": "", "assistant": ""}
+    for message in example.messages:
+        if message["role"] in said:
+            said[message["role"]] += f"{message.get('content') or ''}\n"
+    return TextRow(example.place, tuple(said.values()))
