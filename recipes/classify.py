@@ -23,6 +23,7 @@ from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats
 from workbench.data.labelled.row_reader import RowReader
+from workbench.data.text import contamination
 from workbench.evaluation import frozen_probe, row_outputs, target_scores, thumbnails
 from workbench.evaluation.frozen_probe import FrozenProbe
 from workbench.evaluation.result_store import ModelResults
@@ -72,6 +73,7 @@ def begin(run: Run, data: ClassSplits) -> None:
     """Note the data, and what can be said without looking at a row: a fresh head says nothing to compare with."""
     sets = {"train": data.train, "held_out": data.held_out, "test": data.test}
     provenance.note_data(run, {name: None if split is None else split.facts() for name, split in sets.items()})
+    contamination.write(data.train.contamination, run)
     baseline = target_scores.baseline(data.labels, data.train.targets_NC, rows=len(data.held_out))
     before = target_scores.scores(data.labels, baseline, data.held_out.targets_NC)
     files.write_json(run.path / "before.json", {"scores": before})

@@ -18,7 +18,7 @@ from workbench import evaluation, losses
 from workbench.config import RunConfig, tasks
 from workbench.config.tasks import TEXT, Task
 from workbench.data.batching import MicroBatch
-from workbench.data.text import tokenized
+from workbench.data.text import contamination, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder
@@ -59,6 +59,7 @@ def prepare(config: RunConfig, run: Run) -> tuple[PreTrainedTokenizerBase, ChatE
     data = tokenized.load(config.data, tokenizer, template, seed=config.seed)
     preflight.require_runnable(config, data)
     provenance.note_data(run, {name: split and split.facts() for name, split in data._asdict().items()})
+    contamination.write(data.train.contamination, run)
     return tokenizer, template, data
 
 

@@ -13,7 +13,10 @@ from workbench.config.decontaminate_config import DecontaminateConfig
 from workbench.data.text.decontamination import EvaluationIndex, Match, TextRow
 from workbench.data.text.formats import Example
 from workbench.errors import DataError
+from workbench.runs import files
+from workbench.runs.run_directory import Run
 
+FILE = "contamination.json"
 LISTED = 20
 """Matches that the manifest and the report list; contamination.json has all."""
 _TOLD = 3
@@ -50,6 +53,12 @@ class Contamination:
         settings = self.config.model_dump(mode="json", include={"action", "ngram", "share"})
         counts = {"rows": self.rows, "contaminated": len(self.matches), "sets": dict(self.sets)}
         return {**settings, **counts, "matches": [match._asdict() for match in self.matches[:LISTED]]}
+
+
+def write(found: Contamination | None, run: Run) -> None:
+    """Write every match into contamination.json of a run; nothing where none were looked for."""
+    if found is not None and run.ranks.first:
+        files.write_json(run.path / FILE, {**found.facts(), "matches": [match._asdict() for match in found.matches]})
 
 
 def told(match: Match) -> str:
