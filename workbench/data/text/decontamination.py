@@ -1,7 +1,7 @@
 """Training texts that hold the text of evaluation rows, found by common n-grams whatever their case and punctuation.
 
 An evaluation row is found where n-grams that a training row has too cover a share of the words of its prompt or of its
-answer (Lambert et al. 2024, Tülu 3, section 3.2). N-grams of more than COMMON different evaluation texts are a
+answer (after Lambert et al. 2024, Tülu 3). N-grams of more than COMMON different evaluation texts are a
 template's and are not compared (Brown et al. 2020, GPT-3, appendix C). Texts that are equal but for case, punctuation
 and spaces are found at any length. Memory grows with the evaluation rows, not with the training rows.
 
