@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from workbench.config import DataConfig
 from workbench.config.decontaminate_config import DecontaminateConfig
+from workbench.data import starter
+from workbench.data.text import formats
 from workbench.data.text.decontamination import EvaluationIndex, Match, TextRow
 from workbench.data.text.formats import Example
 from workbench.errors import DataError
@@ -108,6 +111,13 @@ def find(
             "raise data.decontaminate.share."
         )
     return found
+
+
+def named_sets(config: DataConfig) -> dict[str, Iterator[TextRow]]:
+    """The rows of each set of `data.decontaminate.against`, of whatever format."""
+    plain = config.model_copy(update={"format": "auto", "columns": {}})
+    sources = config.decontaminate.against
+    return {each: map(text_row, formats.read(starter.resolve(each), plain, skipped=[])) for each in sources}
 
 
 def text_row(example: Example) -> TextRow:

@@ -154,14 +154,12 @@ class TokenizedSet:
 
     def facts(self) -> dict[str, Any]:
         """Facts about this set for the manifest and the report."""
+        found = {} if self.contamination is None else {"contamination": self.contamination.facts()}
         return {
             **dataset_facts.shared(self, supervised_tokens=int(self.supervised.sum())),
             "chat": self.chat,
-            **self._found(),
+            **found,
         }
-
-    def _found(self) -> dict[str, Any]:
-        return {} if self.contamination is None else {"contamination": self.contamination.facts()}
 
     def _column(self, name: str) -> Indices:
         return np.asarray(self.table[name], dtype=np.int64)[self.rows]
@@ -281,10 +279,7 @@ def _decontaminated(
         return train
     sets = {"data.held_out": _texts(held_out, config, limit=config.limit if held_out.source == train.source else None)}
     sets |= {} if test is None else {"data.test": _texts(test, config)}
-    plain = config.model_copy(update={"format": "auto", "columns": {}})
-    for source in wanted.against:
-        examples = formats.read(starter.resolve(source), plain, skipped=[])
-        sets[source] = map(contamination.text_row, examples)
+    sets |= contamination.named_sets(config)
     found = contamination.find(train.source, _texts(train, config, limit=config.limit), sets, wanted)
     train = replace(train, contamination=found)
     if wanted.action != "drop" or not found.matches:
