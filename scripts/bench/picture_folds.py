@@ -3,9 +3,10 @@
     python scripts/bench/picture_folds.py PICTURES [--group '(.+)_'] [--limit 1000] [--epochs 5] [--pairs 2]
 
 PICTURES is a folder of class folders, `--group` a pattern that finds in a picture's name what must not be split. Both
-sides have the same rows, folds, backbone, LoRA, epochs, rows a step, peak rate, schedule and precision (float32), and
-no augmentation. Ours is the whole command: it also finds duplicates, calibrates, scores what was saved, and writes the
-report. Times are of whole processes, in turn; accuracies are of all held-out rows.
+sides have the same rows, folds, backbone, LoRA, epochs, rows a step, peak rate and schedule, and no augmentation. Each
+has the precision that it takes unless told: the Trainer float32, ours what `model.weights` (`auto`) finds best on the
+device. Ours is the whole command: it also finds duplicates, calibrates, scores what was saved, and writes the report.
+Times are of whole processes, in turn; accuracies are of all held-out rows.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--weights", default="auto", help="of ours; float32 for the Trainer's precision")
     return parser.parse_args()
 
 
@@ -99,7 +101,7 @@ def _ours(rows: Path, out: Path, arguments: argparse.Namespace) -> Result:
     recipe = out / "folds.yaml"
     recipe.write_text("recipe: crossval\n")
     words = [
-        f"model.id={arguments.model}", "model.weights=float32", "data.format=image", f"data.train={rows}",
+        f"model.id={arguments.model}", f"model.weights={arguments.weights}", "data.format=image", f"data.train={rows}",
         "folds.column=fold", f"folds.k={arguments.folds}", f"adapter={{method: lora, rank: {arguments.rank}}}",
         f"adapter.alpha={2 * arguments.rank}", f"train.epochs={arguments.epochs}", f"batch.size={arguments.batch}",
         f"train.learning_rate={arguments.lr}", "evaluate.every=null", "save.every=null", *LINEAR,
