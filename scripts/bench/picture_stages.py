@@ -96,7 +96,7 @@ def _stages(run: Path) -> list[dict[str, Any]]:
 def _spread(values: list[float]) -> str:
     """Mean of the seeds, and its 95 % interval by Student's t."""
     half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
-    return f"{np.mean(values):+7.2f}  95 % interval {np.mean(values) - half:+.2f} to {np.mean(values) + half:+.2f}"
+    return f"{np.mean(values):7.2f}  95 % interval {np.mean(values) - half:.2f} to {np.mean(values) + half:.2f}"
 
 
 if __name__ == "__main__":
