@@ -22,12 +22,17 @@ from workbench.training.limits import total_steps
 
 
 def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:
-    """Result of `inspect` for the plain run that a distillation is; a student that is yet to be made has no weights."""
+    """Result of `inspect` for the plain run that a distillation is.
+
+    Its frozen backbone is not looked through: a student that is yet to be made has no weights, and a mistake in the
+    teacher is found without reading any.
+    """
     source = distill.find_teacher(config)
     with TemporaryDirectory() as aside:
         base = distill_expansion.student_config(config, Path(aside))
         students.make(config, source, Path(aside) / STUDENT, weights=False)
-        found = inspect(base)
+        unprobed = base.evaluate.model_copy(update={"probe": 0})
+        found = inspect(base.model_copy(update={"evaluate": unprobed}))
         if base.recipe == "classify":
             assert source is not None, "peers and caches are for tokens"
             extra = distill_classes.prepare(config, base, source, found.data, row_readers.of_backbone(base))

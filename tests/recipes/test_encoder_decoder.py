@@ -125,7 +125,7 @@ def test_predict_and_generate_answer_as_a_stock_model_does(
     asked = [f"What comes after {n}?" + " Think about it." * (3 * n % 4) for n in range(5)]
     rows = tmp_path / "asked.jsonl"
     rows.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in asked))
-    assert predict(taught, str(rows), out=tmp_path / "out.parquet", max_new_tokens=12) == 5
+    assert predict(taught, str(rows), out=tmp_path / "out.parquet", max_new_tokens=12).rows == 5
     written = pd.read_parquet(tmp_path / "out.parquet")
     assert list(written["prompt"]) == asked
 

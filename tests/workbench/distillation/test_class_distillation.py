@@ -288,13 +288,13 @@ def test_a_cross_validation_corrects_by_neighbours_what_it_says(ask: Any, train:
     near = train("near", "crossval", **own)
     said, _ = ask(near, data={"held_out": 0.2, "test": str(home / "test.jsonl")})
     config = run_directory.shipped_config(near)
-    shown = crossval_verbs.predict(near, str(home / "test.jsonl"), config)
+    shown, _ = crossval_verbs.predict(near, str(home / "test.jsonl"), config)
     np.testing.assert_allclose(
         special.softmax(said.test_NC, axis=1), shown[[f"p_{name}" for name in NAMES]].to_numpy(), atol=1e-6
     )
     decision = files.read_json(near / "decision.json")
     files.write_json(near / "decision.json", {**decision, "correction": None})
-    plain = crossval_verbs.predict(near, str(home / "test.jsonl"), config)
+    plain, _ = crossval_verbs.predict(near, str(home / "test.jsonl"), config)
     assert (shown["p_sun"] - plain["p_sun"]).abs().max() > 1e-4
     files.write_json(near / "decision.json", decision)
 
