@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from workbench.adapters.target_modules import unreached
 from workbench.config import RunConfig, sweep_expansion, tasks
 from workbench.data.batching import Row
+from workbench.data.row_order import RowOrder
 from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.tokenized import Splits
@@ -72,8 +73,21 @@ def _inspected(config: RunConfig) -> Found:
     }
     found = ways.get(config.recipe, _text)(config)
     model = backbones.skeleton(found.config.model, task=_task(found))
-    notes = [*found.notes, *filter(None, [unreached(model, config.adapter)])]
+    notes = [*found.notes, *_order(found), *filter(None, [unreached(model, config.adapter)])]
     return replace(found, blocks=_blocks(found), notes=notes)
+
+
+def _order(found: Found) -> list[str]:
+    """Sentence on the curriculum, if there is one.
+
+    Raises:
+        DataError: No row is easier than another.
+    """
+    curriculum = found.config.data.curriculum
+    if curriculum.by == "none":
+        return []
+    RowOrder(found.data.rows if isinstance(found, CrossvalInspection) else found.data.train, found.config, found.steps)
+    return [curriculum.in_words()]
 
 
 def _blocks(found: Found) -> int | None:

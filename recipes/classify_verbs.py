@@ -117,7 +117,7 @@ def unequal(rows: LabelledSet, labels: Labels, config: RunConfig) -> list[str]:
     cure = "classes.gamma=2" if labels.kind == "several" else "classes.sampling=even"
     answer = (
         "Every class is drawn equally often; classes.sampling=none draws each row once."
-        if class_sampling.balances(classes)
+        if class_sampling.balances(config)
         else f"One so rare may never be predicted; {cure} answers that."
     )
     return [
