@@ -23,7 +23,7 @@ RECIPE = """
 recipe: sft
 model: {{id: {model}, weights: float32}}
 adapter: {{method: lora, rank: 4, alpha: 8, dropout: 0.1}}
-data: {{train: {train}, held_out: 0.1}}
+data: {{train: {train}, held_out: 0.1, curriculum: {{by: length}}}}
 batch: {{size: 8}}
 train: {{steps: {steps}, learning_rate: 1.0e-2}}
 evaluate: {{every: 7, answers: 0}}

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
+from workbench.config.curriculum_config import CurriculumConfig
 from workbench.config.decontaminate_config import DecontaminateConfig
 from workbench.schema import Section
 
@@ -85,6 +86,7 @@ class DataConfig(Section):
     overlap: Literal["refuse", "drop"] = "refuse"
     """Held-out rows that are also in `train` end the run, or are dropped from `train` and counted."""
     decontaminate: DecontaminateConfig = DecontaminateConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
 
 
 class MaskingConfig(Section):

@@ -38,6 +38,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
         schedule=config.schedule, freeze=config.freeze, batch=config.batch.size, method=config.adapter.method
     )
     yield from _of_averages(config)
+    yield from _of_order(config)
     yield from _of_recipe(config)
     if config.recipe in ("classify", "crossval"):
         yield from _of_labelled_rows(config)
@@ -122,6 +123,24 @@ def _of_kept_outputs(config: RunSections) -> Iterator[str]:
         yield (
             f"freeze.cache={freeze.cache} keeps what frozen blocks give, and recipe=mlm hides other tokens in each "
             "epoch, so that no row comes twice. Write freeze.cache=off."
+        )
+
+
+def _of_order(config: RunSections) -> Iterator[str]:
+    """Where rows cannot be drawn in an order of difficulty."""
+    if config.data.curriculum.by == "none":
+        return
+    if config.train.epochs is None and config.train.steps is None and not config.budget.unlimited:
+        yield (
+            "data.curriculum opens rows over a known number of steps, and budget alone ends the run. "
+            "Write train.epochs or train.steps too."
+        )
+    if config.reads_pictures:
+        yield "data.curriculum.by=length: all pictures have as many patches. Leave data.curriculum out."
+    if (sampling := config.classes.sampling) not in ("auto", "none"):
+        yield (
+            f"data.curriculum draws each row equally often, and classes.sampling={sampling} does not. "
+            "Leave one of them out; classes.weights=balanced goes with a curriculum."
         )
 
 

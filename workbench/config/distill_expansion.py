@@ -40,6 +40,9 @@ def as_plain_run(config: Run) -> Run:
         if config.freeze.cache in ("memory", "disk"):
             mistakes.append(("freeze.cache", f"{what}. Write freeze.cache=off, or leave it out."))
         values["freeze"]["cache"] = "off"
+    if section.on_policy.share and config.data.curriculum.by != "none":
+        what = "distill.on_policy replaces answers, and with them how difficult a row is. Leave one of them out."
+        mistakes.append(("data.curriculum", what))
     try:
         found = type(config).model_validate(values)
     except ValidationError as error:

@@ -11,7 +11,7 @@ from torch import nn
 
 from workbench.adapters import anatomy
 from workbench.config import RunConfig
-from workbench.data.batching import Indices, Weights, global_batch, micro_batches, steps_per_epoch
+from workbench.data.batching import Indices, Weights, micro_batches
 from workbench.data.mixed_batches import OwnerRows
 from workbench.training.adapter_trainer import AdapterTrainer
 from workbench.training.bank_trainer import BankTrainer
@@ -100,10 +100,9 @@ class SingleTraining:
         self._fit.prepare()
 
     def micro_batches(self) -> Iterator[list[Indices]]:
-        train, config = self.train, self.config
-        for step in range(min(steps_per_epoch(len(train), config.batch.size), self._fit.member.total)):
-            draws = global_batch(step, rows=len(train), size=config.batch.size, seed=config.seed)
-            yield list(micro_batches(train.sample(draws, epoch=0), train.lengths, tokens=self._fit.tokens))
+        member = self._fit.member
+        for step in member.order.typical_steps[: member.total]:
+            yield list(micro_batches(member.order.rows(step), self.train.lengths, tokens=self._fit.tokens))
 
     def backward(self, rows: Indices) -> None:
         settings = self.config.optimizer
@@ -152,8 +151,7 @@ class BankTraining:
 
     def micro_batches(self) -> Iterator[list[Indices]]:
         first = self._members[0]
-        per_epoch = steps_per_epoch(len(first.task.train), self.config.batch.size)
-        for step in range(min(per_epoch, first.total)):
+        for step in first.order.typical_steps[: first.total]:
             yield list(
                 micro_batches(np.concatenate(list(self._batches(step))), self.train.lengths, tokens=self._fit.tokens)
             )
@@ -169,6 +167,4 @@ class BankTraining:
 
     def _batches(self, step: int) -> Iterator[Indices]:
         for start, member in zip(self._starts, self._members, strict=True):
-            train, config = member.task.train, member.task.config
-            draws = global_batch(step, rows=len(train), size=config.batch.size, seed=config.seed)
-            yield start + train.sample(draws, epoch=0)
+            yield start + member.order.rows(step)

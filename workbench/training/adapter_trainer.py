@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from workbench.adapters.method import TrainHook
 from workbench.config import RunConfig
-from workbench.data.batching import Examples, Indices, global_batch, steps_per_epoch
+from workbench.data.batching import Examples, Indices
+from workbench.data.row_order import RowOrder
 from workbench.errors import ResumeError, TrainingError
 from workbench.runs.deadline import Deadline
 from workbench.runs.run_directory import Run
@@ -74,8 +75,8 @@ class AdapterTrainer:
         self.task = task
         self.trainable = trainable = trained.values
         config = task.config
-        self._per_epoch = steps_per_epoch(len(task.train), config.batch.size)
         self._limits = limits(config, len(task.train), task.run.deadline)
+        self.order = RowOrder(task.train, config, self._limits.steps)
         self._refresh = trained.refresh
         self.progress = Progress()
         self.error: TrainingError | None = None
@@ -137,21 +138,16 @@ class AdapterTrainer:
     @property
     def epoch(self) -> int:
         """The pass over the data that the next step belongs to, from 0."""
-        return self.progress.step // self._per_epoch
+        return self.order.epoch(self.progress.step)
 
     def batch(self) -> Indices:
         """Rows of the next step."""
-        return self._rows(self.progress.step)
+        return self.order.rows(self.progress.step)
 
     def batch_after(self) -> tuple[Indices, int]:
         """Rows of the step after the next, and the pass over the data that it belongs to."""
         step = self.progress.step + 1
-        return self._rows(step), step // self._per_epoch
-
-    def _rows(self, step: int) -> Indices:
-        config, train = self.task.config, self.task.train
-        draws = global_batch(step, rows=len(train), size=config.batch.size, seed=config.seed)
-        return train.sample(draws, epoch=step // self._per_epoch)
+        return self.order.rows(step), self.order.epoch(step)
 
     def follow(self, frozen: Collection[str], rates: Sequence[float]) -> None:
         """Freeze these values from the next step on, and set each layer's factor of the learning rate.

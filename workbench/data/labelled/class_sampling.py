@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from workbench.config import RunConfig
-from workbench.config.classes_config import ClassesConfig, rarest
+from workbench.config.classes_config import rarest
 from workbench.data.batching import Examples, Indices, MicroBatch, Weights
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.losses.class_losses import class_weights
@@ -93,9 +93,13 @@ def rare_class(rows: LabelledSet) -> int | None:
     return rarest((rows.targets_NC > 0.5).sum(0).tolist())
 
 
-def balances(classes: ClassesConfig) -> bool:
-    """Whether `classes.sampling: auto` balances unequal classes: labels are one class, and no other setting does."""
-    chosen = classes.weights != "none" or classes.logit_adjustment > 0
+def balances(config: RunConfig) -> bool:
+    """Whether `classes.sampling: auto` balances unequal classes: labels are one class, and no other setting does.
+
+    A curriculum draws each row equally often.
+    """
+    classes = config.classes
+    chosen = classes.weights != "none" or classes.logit_adjustment > 0 or config.data.curriculum.by != "none"
     return classes.sampling == "auto" and classes.kind == "one" and not chosen
 
 
@@ -104,7 +108,7 @@ def balanced(rows: LabelledSet, config: RunConfig) -> Examples:
     classes = config.classes
     sampling = classes.sampling
     if sampling == "auto":
-        sampling = "even" if balances(classes) and rare_class(rows) is not None else "none"
+        sampling = "even" if balances(config) and rare_class(rows) is not None else "none"
     if sampling != "none":
         return ClassBalancedRows(rows, sampling, config.seed)
     if classes.weights == "none":

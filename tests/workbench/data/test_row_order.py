@@ -1,0 +1,142 @@
+"""The order of rows in a curriculum: every row as often as without one, and none before it is open."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.config import RunConfig
+from workbench.config.curriculum_config import CurriculumConfig
+from workbench.data.batching import Indices, MicroBatch, global_batch
+from workbench.data.row_order import RowOrder, paced
+from workbench.errors import DataError
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Examples of which only the lengths are known."""
+
+    lengths: Indices
+
+    @property
+    def supervised(self) -> Indices:
+        return self.lengths
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def sample(self, draws: Indices, *, epoch: int) -> Indices:
+        return draws
+
+    def place(self, index: int) -> str:
+        return f"row {index}"
+
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        raise NotImplementedError
+
+
+def order(lengths: Indices, steps: int, *, size: int = 4, seed: int = 0, **curriculum: Any) -> RowOrder:
+    config = RunConfig.model_validate(
+        {
+            "recipe": "sft",
+            "seed": seed,
+            "data": {"train": "rows.jsonl", "curriculum": curriculum},
+            "batch": {"size": size},
+            "train": {"steps": steps},
+        }
+    )
+    return RowOrder(Lengths(lengths), config, steps)
+
+
+@given(
+    count=st.integers(2, 40),
+    size=st.integers(1, 9),
+    passes=st.floats(0.3, 4),
+    start=st.floats(0.01, 0.99),
+    until=st.floats(0.01, 1),
+    pace=st.sampled_from(["linear", "root", "step"]),
+    seed=st.integers(0, 5),
+)
+def test_every_row_comes_as_often_as_without_an_order_and_never_before_it_must(
+    count: int, size: int, passes: float, start: float, until: float, pace: Any, seed: int
+) -> None:
+    share = CurriculumConfig(by="length", pace=pace, start=start, until=until).open_share
+    sizes = [size] * max(1, round(passes * count / size))
+    rows_N = np.random.default_rng(seed).permutation(count)
+    steps = list(paced(rows_N, sizes, share, seed=seed))
+    assert [len(rows) for rows in steps] == sizes
+    times = np.bincount(np.concatenate(steps), minlength=count)
+    whole, rest = divmod(sum(sizes), count)
+    assert sorted(times) == [whole] * (count - rest) + [whole + 1] * rest, "fairness over the whole run"
+    position = np.argsort(rows_N)
+    drawn = 0
+    for rows in steps:
+        asked = round(share(drawn / sum(sizes)) * count)
+        # Beyond the share that is asked for, only as many rows are open as have to be, for the draws to be enough.
+        enough = next(n for n in range(count + 1) if times[rows_N[:n]].sum() >= drawn + len(rows))
+        assert position[rows].max() < max(asked, enough)
+        drawn += len(rows)
+
+
+def test_open_rows_are_drawn_evenly() -> None:
+    """Each set of two from the first three of four open rows comes equally often as the first step."""
+    firsts = [frozenset(next(iter(paced(np.arange(4), [2, 2], lambda _: 0.75, seed=s))).tolist()) for s in range(3000)]
+    counts = [firsts.count(frozenset(pair)) for pair in itertools.combinations(range(3), 2)]
+    assert sum(counts) == 3000 and np.ptp(counts) < 4 * (3000 / 3) ** 0.5
+
+
+def test_all_open_is_a_shuffle_and_the_seed_decides_it() -> None:
+    found = [
+        np.concatenate(list(paced(np.arange(50), [8] * 6 + [2], lambda _: 1.0, seed=seed))).tolist()
+        for seed in (0, 0, 1)
+    ]
+    assert found[0] == found[1] != found[2]
+    assert sorted(found[0]) == list(range(50)) != found[0]
+
+
+def test_paces_are_those_of_the_paper() -> None:
+    """Platanios et al. 2019, equations 3 and 8: c(t) = min(1, t (1 - c0) / T + c0) and its square root."""
+    for t in np.linspace(0, 1, 41):
+        c0, until = 0.1, 0.6
+        linear = CurriculumConfig(by="length", pace="linear", start=c0, until=until).open_share(t)
+        root = CurriculumConfig(by="length", pace="root", start=c0, until=until).open_share(t)
+        assert linear == pytest.approx(min(1, t / until * (1 - c0) + c0))
+        assert root == pytest.approx(min(1, np.sqrt(t / until * (1 - c0**2) + c0**2)))
+    steps = CurriculumConfig(by="length", pace="step", start=0.2, until=1.0, stages=4).open_share
+    assert [round(steps(t), 6) for t in (0, 0.24, 0.25, 0.5, 0.75, 0.99, 1)] == [0.2, 0.2, 0.4, 0.6, 0.8, 0.8, 1]
+
+
+@pytest.mark.parametrize("first", ["easy", "hard"])
+def test_a_run_begins_with_the_short_rows_or_with_the_long_ones(first: str) -> None:
+    lengths = np.random.default_rng(1).permutation(40) + 1
+    found = order(lengths, 20, by="length", first=first, start=0.25, until=0.9, pace="linear")
+    opened = lengths[np.concatenate([found.rows(step) for step in range(3)])]
+    assert (opened <= 14).all() if first == "easy" else (opened >= 27).all()
+    last = lengths[np.concatenate([found.rows(step) for step in range(14, 20)])]
+    assert last.mean() > lengths.mean() + 3 if first == "easy" else last.mean() < lengths.mean() - 3
+
+
+def test_steps_are_as_large_as_without_a_curriculum_and_do_not_depend_on_what_was_asked_before() -> None:
+    lengths = np.arange(1, 15)
+    plain, found, again = (order(lengths, 9, **words) for words in ({}, {"by": "length"}, {"by": "length"}))
+    assert [len(plain.rows(step)) for step in range(9)] == [len(found.rows(step)) for step in range(9)]
+    assert np.array_equal(again.rows(7), found.rows(7))
+    assert len(found.rows(9)), "a trainer reads one step ahead"
+    assert [found.epoch(step) for step in range(9)] == [0, 0, 0, 0, 1, 1, 1, 1, 2]
+
+
+def test_without_a_curriculum_it_is_the_seeded_permutation() -> None:
+    found = order(np.arange(1, 15), 9, seed=3)
+    for step in range(9):
+        assert np.array_equal(found.rows(step), global_batch(step, rows=14, size=4, seed=3))
+
+
+def test_rows_of_one_length_have_no_order() -> None:
+    with pytest.raises(DataError, match=r"all 7 training rows have 5 tokens[^\n]*\n  Leave data.curriculum out"):
+        order(np.full(7, 5), 3, by="length")

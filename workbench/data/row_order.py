@@ -1,0 +1,106 @@
+"""The rows of each optimizer step: a function of the rows, the settings and the step alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from workbench.config import RunConfig
+from workbench.data.batching import Examples, Indices, global_batch, steps_per_epoch
+from workbench.errors import DataError
+
+
+@dataclass(frozen=True)
+class RowOrder:
+    """Rows of every step of a training.
+
+    Args:
+        steps: Optimizer steps of the run; None where a budget alone ends it.
+    """
+
+    train: Examples
+    config: RunConfig
+    steps: int | None
+
+    def __post_init__(self) -> None:
+        if self.config.data.curriculum.by == "none":
+            return
+        assert self.steps is not None, "a curriculum with a budget alone is refused"
+        lengths = self.train.lengths
+        if lengths.min() == lengths.max():
+            raise DataError(
+                f"data.curriculum.by=length: all {len(lengths):,} training rows have {lengths[0]:,} tokens, so that "
+                "none is easier.\n  Leave data.curriculum out."
+            )
+
+    @property
+    def typical_steps(self) -> range:
+        """Steps that are like all others of the run: those of one pass, or where rows open, all."""
+        every = self.config.data.curriculum.by != "none"
+        return range(self.steps if every and self.steps is not None else self.steps_per_epoch)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of one pass over the rows."""
+        return steps_per_epoch(len(self.train), self.config.batch.size)
+
+    def epoch(self, step: int) -> int:
+        """The pass over the rows that step `step` (from 0) belongs to."""
+        return step // self.steps_per_epoch
+
+    def rows(self, step: int) -> Indices:
+        """Rows of step `step` (from 0); a curriculum has none of its own beyond the last step."""
+        if self.config.data.curriculum.by != "none":
+            return self._paced[min(step, len(self._paced) - 1)]
+        size, seed = self.config.batch.size, self.config.seed
+        draws = global_batch(step, rows=len(self.train), size=size, seed=seed)
+        return self.train.sample(draws, epoch=self.epoch(step))
+
+    @cached_property
+    def _paced(self) -> Sequence[Indices]:
+        """Rows of all steps of a curriculum."""
+        assert self.steps is not None
+        config, curriculum = self.config, self.config.data.curriculum
+        size, rows = config.batch.size, len(self.train)
+        last = rows - size * (self.steps_per_epoch - 1)
+        sizes = [last if (step + 1) % self.steps_per_epoch == 0 else size for step in range(self.steps)]
+        lengths = self.train.lengths if curriculum.first == "easy" else -self.train.lengths
+        share = curriculum.open_share
+        return list(paced(np.argsort(lengths, kind="stable"), sizes, share, seed=config.seed))
+
+
+def paced(rows_N: Indices, sizes: Sequence[int], share: Callable[[float], float], *, seed: int) -> Iterator[Indices]:
+    """Yield the rows of each step of a run that opens rows in the order of `rows_N`.
+
+    A deck has one card for each time that a row is to be drawn in the whole run. The cards of open rows lie in it, and
+    each step draws evenly from these, so that a row comes as often as without an order: once for each whole pass, and
+    for a part of a pass at most once more. Where the open rows have no cards left for a step, more are opened.
+
+    Args:
+        rows_N: Row numbers, those that are open first in front.
+        sizes: Rows of each step.
+        share: Share of the rows that is open after a share of the run.
+    """
+    generator = np.random.default_rng([seed, 5])
+    total, count = sum(sizes), len(rows_N)
+    passes, rest = divmod(total, count)
+    cards_N = np.full(count, passes)
+    cards_N[generator.permutation(count)[:rest]] += 1
+    until_N = np.concatenate([[0], np.cumsum(cards_N)])  # cards of the first n rows
+    deck, drawn, opened = np.empty(total, dtype=np.int64), 0, 0
+    for size in sizes:
+        asked = round(share(drawn / total) * count)
+        needed = int(np.searchsorted(until_N, drawn + size))
+        wanted = max(opened, min(count, max(asked, needed)))
+        filled = int(until_N[opened]) - drawn
+        new = np.repeat(rows_N[opened:wanted], cards_N[opened:wanted])
+        deck[filled : filled + len(new)] = new
+        filled, opened = filled + len(new), wanted
+        chosen = generator.choice(filled, size, replace=False)
+        yield deck[chosen]
+        kept = filled - size  # the last cards fill the gaps
+        deck[chosen[chosen < kept]] = np.delete(deck[kept:filled], chosen[chosen >= kept] - kept)
+        drawn += size
