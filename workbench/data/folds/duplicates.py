@@ -14,16 +14,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.data.folds.similarity import (
-    Ints,
-    components,
-    incidence,
-    min_similarity,
-    near_pairs,
-    near_vectors,
-    normalised,
-    shingles,
-)
+from workbench.data.folds.shingle_sets import shingle_sets
+from workbench.data.folds.similarity import Ints, components, min_similarity, near_pairs, near_vectors, normalised
 from workbench.errors import DataError
 
 Mask: TypeAlias = NDArray[np.bool_]
@@ -117,15 +109,14 @@ def find(
     texts = [normalised(text) for text in texts]
     distinct = sorted(set(texts))
     number = {text: index for index, text in enumerate(distinct)}
-    sets = [shingles(text, shingle=shingle, size=size) for text in distinct]
-    table_UV = incidence(sets)
-    pairs_P2 = near_pairs(sets, table_UV, threshold=threshold, seed=seed)
+    sets = shingle_sets(distinct, shingle=shingle, size=size)
+    pairs_P2 = near_pairs(sets, threshold=threshold, seed=seed)
     cluster_U = components(len(distinct), pairs_P2)
     return DuplicateClusters(
         distinct_N=np.array([number[text] for text in texts], dtype=np.int64),
         pairs_P2=pairs_P2,
         cluster_U=cluster_U,
-        similarity_U=min_similarity(table_UV, cluster_U),
+        similarity_U=min_similarity(sets.table_UV, cluster_U),
         name_U=tuple(blake2b(text.encode(), digest_size=12).hexdigest() for text in distinct),
     )
 

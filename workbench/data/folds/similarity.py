@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.data.folds.shingle_sets import ShingleSets, signatures
 from workbench.errors import DataError
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ MISS_PROBABILITY = 1e-3
 MAX_PAIRS = 1_000_000
 """Most pairs that are compared, in all or in one bucket: as many as 1,400 texts from one template make."""
 
+BLOCK = 2**21
+"""Pairs that are compared at a time."""
+SMALL_CLUSTER = 64
+"""Texts of the largest cluster whose pairs are compared one by one, rather than by a product of matrices."""
 VECTORS = 2048
 """Vectors that are compared with all others at a time."""
 
@@ -49,17 +54,6 @@ def shingles(text: str, *, shingle: Literal["characters", "words"], size: int) -
     return frozenset(" ".join(words[start : start + size]) for start in range(max(1, len(words) - size + 1)))
 
 
-def incidence(sets: Sequence[frozenset[str]]) -> csr_array:
-    """Sparse matrix (U, V) with a one where a set contains a shingle."""
-    from scipy.sparse import csr_array
-
-    column: dict[str, int] = {}
-    columns = [column.setdefault(shingle, len(column)) for each in sets for shingle in each]
-    starts = np.cumsum([0, *map(len, sets)])
-    ones = np.ones(len(columns), dtype=np.int32)
-    return csr_array((ones, np.array(columns, dtype=np.int64), starts), shape=(len(sets), len(column)))
-
-
 def _banding(threshold: float) -> tuple[int, int]:
     """Number of bands and hashes in each: the widest that miss a pair at the threshold below MISS_PROBABILITY."""
     suitable = [
@@ -70,29 +64,28 @@ def _banding(threshold: float) -> tuple[int, int]:
     return suitable[-1]
 
 
-def near_pairs(sets: Sequence[frozenset[str]], table_UV: csr_array, *, threshold: float, seed: int) -> Ints:
+def near_pairs(sets: ShingleSets, *, threshold: float, seed: int) -> Ints:
     """Pairs of sets, sorted, that agree in all MinHash values of some band and reach the threshold.
 
     Raises:
         DataError: There are more than MAX_PAIRS.
     """
-    hash_UK = _minhashes(sets, seed=seed)
+    count = sets.table_UV.shape[0]
     bands, width = _banding(threshold)
+    found = signatures(sets, hashes=PERMUTATIONS, bands=bands, width=width, seed=seed)
+    size_U = np.diff(sets.table_UV.indptr)
     known = np.zeros(0, dtype=np.int64)
     # Sorted arrays rather than datasketch's index, whose buckets are Python sets: 1 kB per text instead of 26 kB.
-    for start in range(0, bands * width, width):
-        buckets = list(_buckets(hash_UK[:, start : start + width]))
-        largest = max((len(bucket) for bucket in buckets), default=0)
-        if largest * (largest - 1) // 2 > MAX_PAIRS or len(known) > MAX_PAIRS:
-            raise DataError(
-                f"{len(sets)} different texts have over {MAX_PAIRS} pairs of near-duplicates: do they share a "
-                "template? Compare only the columns that differ, write a higher duplicates.threshold, or "
-                "duplicates.on_duplicate=ignore."
-            )
-        codes = np.setdiff1d(_pair_codes(buckets, len(sets)), known, assume_unique=True)
-        first, second = np.divmod(codes, len(sets))
-        known = np.union1d(known, codes[_jaccard(table_UV, first, second) >= threshold])
-    return np.stack(np.divmod(known, max(1, len(sets))), axis=1)
+    for band_U in found.band_BU:
+        for pairs_P2 in pairs_within(band_U):
+            first, second = _new(pairs_P2, known, count).T
+            likely = _likely(size_U, found.sketch_UK, first, second, threshold)
+            first, second = first[likely], second[likely]
+            near = jaccard(sets.table_UV, first, second) >= threshold
+            known = np.union1d(known, first[near] * count + second[near])
+            if len(known) > MAX_PAIRS:
+                raise _too_many(count)
+    return np.stack(np.divmod(known, max(1, count)), axis=1)
 
 
 def near_vectors(vectors_ND: NDArray[np.float32], *, threshold: float) -> tuple[Ints, NDArray[np.float64]]:
@@ -120,34 +113,7 @@ def near_vectors(vectors_ND: NDArray[np.float32], *, threshold: float) -> tuple[
     return torch.cat(pairs).numpy(), torch.cat(found).double().numpy()
 
 
-def _minhashes(sets: Sequence[frozenset[str]], *, seed: int) -> NDArray[np.uint32]:
-    """MinHash values of each set."""
-    from datasketch import MinHash
-    from datasketch.hashfunc import sha1_hash32
-
-    value = {shingle: sha1_hash32(shingle.encode()) for shingle in frozenset().union(*sets)}
-    ids = ([value[shingle] for shingle in each] for each in sets)
-    # The ids are hashes already, so the hash function of MinHash is the identity.
-    minhashes = MinHash.generator(ids, num_perm=PERMUTATIONS, seed=seed, hashfunc=int, scheme="affine32")
-    return np.array([each.hashvalues for each in minhashes], dtype=np.uint32).reshape(len(sets), PERMUTATIONS)
-
-
-def _pair_codes(buckets: Iterable[Ints], count: int) -> Ints:
-    """Each pair of a bucket as one number: first * count + second."""
-    pairs = [(bucket, *np.triu_indices(len(bucket), 1)) for bucket in buckets]
-    return np.concatenate([np.zeros(0, np.int64), *(bucket[a] * count + bucket[b] for bucket, a, b in pairs)])
-
-
-def _buckets(values_UK: NDArray[np.uint32]) -> Iterator[Ints]:
-    """Sorted row numbers of each group of two or more equal rows."""
-    _, bucket_U, size = np.unique(values_UK, axis=0, return_inverse=True, return_counts=True)
-    bucket_U = bucket_U.ravel()  # numpy 2.0.0 returns a second axis
-    shared = np.flatnonzero(size[bucket_U] > 1)
-    order = shared[np.argsort(bucket_U[shared], kind="stable")]
-    yield from np.split(order, np.flatnonzero(np.diff(bucket_U[order])) + 1) if len(order) else ()
-
-
-def _jaccard(table_UV: csr_array, first_P: Ints, second_P: Ints) -> NDArray[np.float64]:
+def jaccard(table_UV: csr_array, first_P: Ints, second_P: Ints) -> NDArray[np.float64]:
     """Jaccard similarity of each pair of sets."""
     size_U, similarities = table_UV.sum(axis=1), [np.zeros(0)]
     for start in range(0, len(first_P), 2**15):
@@ -159,12 +125,73 @@ def _jaccard(table_UV: csr_array, first_P: Ints, second_P: Ints) -> NDArray[np.f
 
 def min_similarity(table_UV: csr_array, cluster_U: Ints) -> NDArray[np.float64]:
     """Smallest Jaccard similarity of two texts in the cluster of each text."""
-    similarity_U = np.ones(len(cluster_U))
-    _, size = np.unique(cluster_U, return_counts=True)
-    for texts in np.split(np.argsort(cluster_U, kind="stable"), np.cumsum(size)[:-1]):
-        if len(texts) > 1:
-            similarity_U[texts] = min(map(float, _block_minima(table_UV[texts])))
+    least_U = np.ones(len(cluster_U))
+    _, number_U, size = np.unique(cluster_U, return_inverse=True, return_counts=True)
+    size_U = size[number_U]
+    small = np.flatnonzero((size_U > 1) & (size_U <= SMALL_CLUSTER))
+    for pairs_P2 in pairs_within(cluster_U[small]):
+        first, second = small[pairs_P2].T
+        np.minimum.at(least_U, cluster_U[first], jaccard(table_UV, first, second))
+    for cluster in np.unique(cluster_U[size_U > SMALL_CLUSTER]):
+        least_U[cluster] = min(map(float, _block_minima(table_UV[np.flatnonzero(cluster_U == cluster)])))
+    similarity_U: NDArray[np.float64] = least_U[cluster_U]
     return similarity_U
+
+
+def pairs_within(group_N: Ints | NDArray[np.uint64]) -> Iterator[Ints]:
+    """Pairs (P, 2) of the members of each group, the smaller first, in blocks.
+
+    Raises:
+        DataError: One group has more than MAX_PAIRS.
+    """
+    order = np.argsort(group_N, kind="stable")
+    starts = np.flatnonzero(np.diff(group_N[order], prepend=group_N[order[:1]] + 1 if len(order) else 0))
+    size = np.diff(np.append(starts, len(order)))
+    if (largest := int(size.max(initial=0))) * (largest - 1) // 2 > MAX_PAIRS:
+        raise _too_many(len(group_N))
+    # How many members of the same group follow each one.
+    left = np.repeat(starts + size, size) - 1 - np.arange(len(order))
+    at = np.flatnonzero(left)
+    left = left[at]
+    while len(at):
+        block = max(1, int(np.searchsorted(np.cumsum(left), BLOCK)))
+        first = np.repeat(at[:block], left[:block])
+        ends = np.cumsum(left[:block])
+        second = first + 1 + np.arange(ends[-1]) - np.repeat(ends - left[:block], left[:block])
+        yield np.stack([order[first], order[second]], axis=1)
+        at, left = at[block:], left[block:]
+
+
+def _new(pairs_P2: Ints, known: Ints, count: int) -> Ints:
+    """The pairs, sorted, that are not known, as first * count + second, already."""
+    codes = np.setdiff1d(pairs_P2[:, 0] * count + pairs_P2[:, 1], known, assume_unique=True)
+    return np.stack(np.divmod(codes, max(1, count)), axis=1)
+
+
+def _likely(
+    size_U: Ints, sketch_UK: NDArray[np.uint8], first_P: Ints, second_P: Ints, threshold: float
+) -> NDArray[np.bool_]:
+    """Whether pairs can reach the threshold by the sizes of their sets, and are likely to by their MinHash values.
+
+    The share of equal values has the similarity as its mean: a pair at the threshold is six deviations above the
+    share that is asked for.
+    """
+    one_P, other_P = size_U[first_P], size_U[second_P]
+    likely_P: NDArray[np.bool_] = np.minimum(one_P, other_P) / np.maximum(one_P, other_P) >= threshold
+    share = threshold - 6 * np.sqrt(threshold * (1 - threshold) / sketch_UK.shape[1])
+    for start in range(0, len(first_P), 2**15):
+        rows = start + np.flatnonzero(likely_P[start : start + 2**15])
+        equal = sketch_UK[first_P[rows]] == sketch_UK[second_P[rows]]
+        likely_P[rows] = equal.sum(axis=1) >= share * sketch_UK.shape[1]
+    return likely_P
+
+
+def _too_many(count: int) -> DataError:
+    return DataError(
+        f"{count} different texts have over {MAX_PAIRS} pairs of near-duplicates: do they share a "
+        "template? Compare only the columns that differ, write a higher duplicates.threshold, or "
+        "duplicates.on_duplicate=ignore."
+    )
 
 
 def _block_minima(table_UV: csr_array) -> Iterator[np.float64]:
