@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-from jinja2 import TemplateSyntaxError
-from transformers import PreTrainedTokenizerBase
-
+from workbench.data.text.chat_tokenizer import ChatTokenizer, TokenSpans
 from workbench.data.text.messages import Message, split_thoughts, thoughts
-from workbench.data.text.template_segments import InstrumentedTemplate, Rendering, Segment
+from workbench.data.text.template_segments import Rendering, Segment
 from workbench.data.time_limit import SECONDS, time_limit
 from workbench.errors import BackboneError, DataError
 
@@ -31,98 +27,6 @@ class AnswerSpan(NamedTuple):
     first: int
     last: int
     end: int | None
-
-
-class TokenSpans:
-    """Token ids of a text with the characters that each stands for; a token belongs to where it starts."""
-
-    def __init__(self, text: str, ids: list[int], offsets: Sequence[tuple[int, int]]) -> None:
-        self.text = text
-        self.ids = ids
-        # Tokenizers may trim a leading space off the offsets, which leaves a gap: a token starts where the one before
-        # it ended. The bytes of one character have the same offsets each: there a token starts earlier than that.
-        self.ends = list(accumulate((end for _, end in offsets), max))
-        self.starts = [min(start, end) for (start, _), end in zip(offsets, [0, *self.ends], strict=False)]
-
-    def between(self, start: int, stop: int) -> tuple[int, int]:
-        """First and last (exclusive) token that starts in these characters."""
-        return bisect_left(self.starts, start), bisect_left(self.starts, stop)
-
-    def straddles(self, character: int) -> bool:
-        """Whether a token starts before `character` and reaches beyond it."""
-        number = bisect_left(self.starts, character) - 1
-        return number >= 0 and self.ends[number] > character
-
-    def visible(self, numbers: Iterable[int]) -> int | None:
-        """The first of these tokens that is more than blank text."""
-        return next((n for n in numbers if self.text[self.starts[n] : self.ends[n]].strip()), None)
-
-
-class ChatTokenizer:
-    """A tokenizer with the chat template in use.
-
-    Attributes:
-        name: What error messages call the template.
-        special: Ids that can end a turn.
-        eos: The id that ends every text; None in vocabularies without one.
-        instrumented: The template, compiled so that it tells its turns.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str) -> None:
-        self.tokenizer = tokenizer
-        self.source = source
-        self.name = f"the chat template of {os.path.basename(tokenizer.name_or_path) or 'the tokenizer'}"
-        self.eos: int | None = tokenizer.eos_token_id
-        special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-        special.update(tokenizer.all_special_ids)
-        # A beginning of a sequence ends no turn, except in vocabularies that use one token for both.
-        self.special = (special - {tokenizer.bos_token_id}) | ({self.eos} - {None})
-        try:
-            self.instrumented = InstrumentedTemplate(source)
-        except TemplateSyntaxError as error:
-            raise BackboneError(
-                f"{self.name}, line {error.lineno}: {error.message}\n"
-                "  Correct it, or give another one with model.chat_template=FILE."
-            ) from None
-
-    def tokenise(self, text: str, answers: Iterable[int] = ()) -> TokenSpans:
-        """`text` as it stands, without the special tokens that the tokenizer would add.
-
-        Args:
-            text: What is tokenised, as one string wherever that is what generation sees.
-            answers: Characters at which generation takes over. A token that reaches across one is right for neither
-                side: after the prompt's own tokens, generation cannot produce it. There the text is tokenised in two.
-        """
-        tokens = TokenSpans(text, *self._encode(text))
-        edges = [answer for answer in answers if tokens.straddles(answer)]
-        if not edges:
-            return tokens
-        ids, offsets = self._encode(text[: edges[0]])
-        for start, stop in pairwise([*edges, len(text)]):
-            more_ids, more_offsets = self._encode_continued(text[start:stop])
-            ids += more_ids
-            offsets += [(left + start, right + start) for left, right in more_offsets]
-        return TokenSpans(text, ids, offsets)
-
-    def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        return encoding["input_ids"], encoding["offset_mapping"]
-
-    def _encode_continued(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """`text` as it follows other text: after a line break, because some vocabularies open a text with a space."""
-        breaks = len(self._encode("\n")[0])
-        ids, offsets = self._encode("\n" + text)
-        if offsets[breaks - 1][1] != 1:  # the line break is one token with what follows
-            return self._encode(text)
-        return ids[breaks:], [(left - 1, right - 1) for left, right in offsets[breaks:]]
-
-    def refusal(self, why: str) -> BackboneError:
-        """The error for a template whose answers cannot be told from the rest."""
-        return BackboneError(
-            f"{self.name} {why}, so the answers cannot be told from the rest.\n"
-            "  Give another one with model.chat_template=FILE, such as one that writes what the model generates\n"
-            "  between {% generation %} and {% endgeneration %}."
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +124,10 @@ class AnswerMasker:
         self._header_ids: dict[str, list[int]] = {}
         self._generated_ends: dict[int, bool] = {}
 
-    def find(self, conversation: Conversation, numbers: Sequence[int]) -> tuple[TokenSpans, list[AnswerSpan]]:
-        """The conversation's tokens, and what the model generates for the assistant's messages `numbers`."""
-        whole = conversation.whole()
+    def find(
+        self, conversation: Conversation, whole: Rendering, numbers: Sequence[int]
+    ) -> tuple[TokenSpans, list[AnswerSpan]]:
+        """The tokens of a conversation, rendered, and what the model generates for the assistant's messages."""
         tokens = self._writer.tokenise(whole.text)
         spans: list[tuple[int, int, int]] = []
         for number in numbers:

@@ -6,21 +6,25 @@ and tool calls, to and including the token that ends the turn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from workbench.data.batching import MicroBatch, Row, collate
-from workbench.data.text.answer_masks import AnswerMasker, ChatTokenizer, Conversation, assistants, written_out
+from workbench.data.text.answer_masks import AnswerMasker, Conversation, assistants, written_out
+from workbench.data.text.chat_tokenizer import ChatTokenizer
 from workbench.data.text.formats import Example
 from workbench.data.text.messages import Message, last_answer_only, split_thoughts, thoughts
-from workbench.errors import BackboneError, DataError
+from workbench.data.text.template_segments import Rendering
+from workbench.errors import BackboneError, DataError, WorkbenchError
 
 LossOn = Literal["assistant", "last", "all"]
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
 
 # Plain words and no special token but the end of a turn: what a base model has seen, whatever its vocabulary.
 DEFAULT_TEMPLATE = """\
@@ -134,7 +138,30 @@ class ChatEncoder:
             DataError: The template refuses this conversation or leaves out an answer; names the place.
             BackboneError: The template does not let answers be told from the rest.
         """
-        return self._encode_text(example, loss_on) if example.text else self._encode_chat(example, loss_on)
+        if example.text:
+            return self._encode_text(example, loss_on)
+        conversation = self._rendered_conversation(example)
+        return self._encode_chat(example, conversation, conversation.whole(), loss_on)
+
+    def encode_many(self, examples: Sequence[Example], *, loss_on: LossOn) -> list[Encoded | WorkbenchError]:
+        """`encode` of each example, as `outcomes`, tokenised in one call.
+
+        What is remembered of the template is forgotten first: the result depends on nothing but these examples.
+        """
+        self._finder = AnswerMasker(self._writer)
+        written = outcomes(self._written, examples)
+        texts = [each if isinstance(each, str) else each[1].text for each in written if not isinstance(each, Exception)]
+
+        def encoded(pair: tuple[Example, tuple[Conversation, Rendering] | str | WorkbenchError]) -> Encoded:
+            example, found = pair
+            if isinstance(found, WorkbenchError):
+                raise found
+            if isinstance(found, str):
+                return self._encode_text(example, loss_on)
+            return self._encode_chat(example, *found, loss_on)
+
+        with self._writer.tokenised(texts):
+            return outcomes(encoded, zip(examples, written, strict=False))
 
     @property
     def identity(self) -> list[Any]:
@@ -221,7 +248,9 @@ class ChatEncoder:
     def stops(self) -> list[int]:
         """Ids that end an answer: the tokenizer's eos, and what the template writes after one."""
         probe = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
-        encoded = self._encode_chat(Example("a first conversation", messages=probe * 2), "assistant")
+        first = Example("a first conversation", messages=probe * 2)
+        conversation = self._rendered_conversation(first)
+        encoded = self._encode_chat(first, conversation, conversation.whole(), "assistant")
         eos = set() if self._writer.eos is None else {self._writer.eos}
         return sorted(eos | {encoded.input_ids[end] for end in encoded.end_positions})
 
@@ -233,11 +262,20 @@ class ChatEncoder:
             )
         return Conversation(self._writer, place, messages, tools)
 
-    def _encode_chat(self, example: Example, loss_on: LossOn) -> Encoded:
+    def _written(self, example: Example) -> tuple[Conversation, Rendering] | str:
+        """The text of an example; of messages with the conversation that was rendered."""
+        if example.text:
+            return "".join(text for text, _ in example.text)
+        conversation = self._rendered_conversation(example)
+        return conversation, conversation.whole()
+
+    def _rendered_conversation(self, example: Example) -> Conversation:
         conversation = self._conversation(example.place, example.messages, example.tools)
-        if self._cuts_reasoning and thoughts(example.messages[-1]):
-            conversation = replace(conversation, restored=True)
-        tokens, answers = self._finder.find(conversation, learnt(example.messages, loss_on))
+        restored = self._cuts_reasoning and bool(thoughts(example.messages[-1]))
+        return replace(conversation, restored=True) if restored else conversation
+
+    def _encode_chat(self, example: Example, conversation: Conversation, whole: Rendering, loss_on: LossOn) -> Encoded:
+        tokens, answers = self._finder.find(conversation, whole, learnt(example.messages, loss_on))
         ids = list(tokens.ids)
         supervised = [False] * len(ids)
         for answer in answers:
@@ -256,12 +294,11 @@ class ChatEncoder:
         if loss_on == "last":
             last = max((number for number, loss in enumerate(wanted) if loss), default=None)
             wanted = [number == last for number in range(len(wanted))]
-        stops = list(accumulate(len(text) for text, _ in example.text))
-        starts = [start for start, (_, loss) in zip([0, *stops], example.text, strict=False) if loss]
-        tokens = self._writer.tokenise("".join(text for text, _ in example.text), starts)
-        ids, supervised = list(tokens.ids), list[bool]()
-        for stop, loss in zip(stops, wanted, strict=True):
-            supervised += [loss] * (tokens.between(0, stop)[1] - len(supervised))
+        if len(wanted) == 1:
+            ids = self._writer.ids(example.text[0][0])
+            supervised = wanted * len(ids)
+        else:
+            ids, supervised = self._encode_pieces(example, wanted)
         eos = self._writer.eos
         if eos is not None and ids[-1:] != [eos]:
             ids, supervised = [*ids, eos], [*supervised, wanted[-1]]
@@ -269,6 +306,29 @@ class ChatEncoder:
             ids, supervised = [self._bos, *ids], [loss_on == "all", *supervised]
         ends = (len(ids) - 1,) if supervised[-1] and ids[-1] == eos else ()
         return Encoded(ids, supervised, ends, ids[0] == self._writer.tokenizer.bos_token_id)
+
+    def _encode_pieces(self, example: Example, wanted: Sequence[bool]) -> tuple[list[int], list[bool]]:
+        """Ids of several pieces as one text, and whether each belongs to a wanted one."""
+        stops = list(accumulate(len(text) for text, _ in example.text))
+        starts = [start for start, (_, loss) in zip([0, *stops], example.text, strict=False) if loss]
+        tokens = self._writer.tokenise("".join(text for text, _ in example.text), starts)
+        supervised: list[bool] = []
+        for stop, loss in zip(stops, wanted, strict=True):
+            supervised += [loss] * (tokens.between(0, stop)[1] - len(supervised))
+        return list(tokens.ids), supervised
+
+
+def outcomes(function: Callable[[ItemT], ResultT], items: Iterable[ItemT]) -> list[ResultT | WorkbenchError]:
+    """Results of `function`, with an item's DataError in the place of its result; any other error is the last one."""
+    found: list[ResultT | WorkbenchError] = []
+    for item in items:
+        try:
+            found.append(function(item))
+        except WorkbenchError as error:
+            found.append(error)
+            if not isinstance(error, DataError):
+                break
+    return found
 
 
 def learnt(messages: Sequence[Message], loss_on: LossOn) -> list[int]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
 from workbench.data.text.answer_masks import Conversation
-from workbench.data.text.chat import ChatEncoder, Encoded, LossOn, learnt
+from workbench.data.text.chat import ChatEncoder, Encoded, LossOn, learnt, outcomes
 from workbench.data.text.formats import Example
 from workbench.data.text.messages import Message
-from workbench.errors import ConfigError, DataError
+from workbench.errors import ConfigError, DataError, WorkbenchError
 
 # A single question is written as it is, as in pretraining; several turns are marked with their roles.
 PLAIN_TEMPLATE = """\
@@ -74,6 +75,10 @@ class Seq2SeqEncoder(ChatEncoder):
             kept=int(source[-1] in self._writer.special) + 1 + len(target),
             source=len(source),
         )
+
+    def encode_many(self, examples: Sequence[Example], *, loss_on: LossOn) -> list[Encoded | WorkbenchError]:
+        """`encode` of each example, as `outcomes`."""
+        return outcomes(partial(self.encode, loss_on=loss_on), examples)
 
     def question(self, example: Example) -> list[int]:
         """Input ids of the encoder for generating an answer."""

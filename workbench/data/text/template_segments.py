@@ -59,6 +59,7 @@ class InstrumentedTemplate:
     """
 
     def __init__(self, source: str) -> None:
+        self._source = source
         # Transformers' environment, so that filters, globals, sandbox and whitespace rules are those of serving.
         environment = _compile_jinja_template(source).environment
         self.constant_header = _constant_header(environment.parse(source))
@@ -66,6 +67,10 @@ class InstrumentedTemplate:
         self.tagged = _instrument(tree)
         self._template = environment.from_string(tree)
         self._private = [mark for mark in map(chr, range(0xE000, 0xF900)) if mark not in source]
+
+    def __reduce__(self) -> tuple[type[InstrumentedTemplate], tuple[str]]:
+        """Pickled as its source; compiled templates cannot be pickled."""
+        return InstrumentedTemplate, (self._source,)
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Message], *, prompt: bool, special_tokens: dict[str, Any]

@@ -13,9 +13,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs, padded
-from workbench.data.text.chat import Encoded, LossOn
+from workbench.data.text.chat import Encoded, LossOn, outcomes
 from workbench.data.text.formats import Example
-from workbench.errors import BackboneError, DataError
+from workbench.errors import BackboneError, DataError, WorkbenchError
 
 MASKED, RANDOM = 0.8, 0.1
 """Shares of the predicted tokens that become the mask token or a random one; others stay (Devlin et al. 2019)."""
@@ -58,12 +58,16 @@ class MlmEncoder:
         Raises:
             DataError: The row is a conversation.
         """
-        if not example.text:
-            raise DataError(
-                f"{example.place}: is a conversation, but an encoder reads text. "
-                "Write data.format=text data.columns='{text: NAME}' with the name of a column."
-            )
-        ids = list(self._tokenizer("".join(text for text, _ in example.text), verbose=False)["input_ids"])
+        return self._encoded(self._tokenizer(_text(example), verbose=False)["input_ids"])
+
+    def encode_many(self, examples: Sequence[Example], *, loss_on: LossOn) -> list[Encoded | WorkbenchError]:
+        """`encode` of each example, as `outcomes`, tokenised in one call."""
+        found = outcomes(_text, examples)
+        texts = [each for each in found if isinstance(each, str)]
+        tokenised = iter(self._tokenizer(texts, verbose=False)["input_ids"] if texts else [])
+        return [self._encoded(next(tokenised)) if isinstance(each, str) else each for each in found]
+
+    def _encoded(self, ids: list[int]) -> Encoded:
         has_bos, has_eos = (ids[end] in self._special for end in (0, -1))
         return Encoded(ids, [token not in self._special for token in ids], bos=has_bos, kept=int(has_eos))
 
@@ -96,3 +100,12 @@ class MlmEncoder:
 
     def _count(self, candidates: int) -> int:
         return max(1, round(self._share * candidates))
+
+
+def _text(example: Example) -> str:
+    if not example.text:
+        raise DataError(
+            f"{example.place}: is a conversation, but an encoder reads text. "
+            "Write data.format=text data.columns='{text: NAME}' with the name of a column."
+        )
+    return "".join(text for text, _ in example.text)

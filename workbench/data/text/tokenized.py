@@ -3,71 +3,37 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
-import tempfile
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from datasets import Dataset, Features, Value
-from datasets import Sequence as ListOf
-from datasets.arrow_writer import ArrowWriter
+import pyarrow
+from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
-from workbench.data import dataset_facts, starter
+from workbench.data import dataset_facts, ordered_processes, starter
 from workbench.data.batching import Collate, Indices, MicroBatch, Row, collate
-from workbench.data.text import chat, contamination, formats
+from workbench.data.text import contamination, encoded_rows, formats
 from workbench.data.text.contamination import Contamination
 from workbench.data.text.decontamination import TextRow
-from workbench.errors import DataError, FileError
+from workbench.data.text.encoded_rows import RowEncoder
+from workbench.errors import DataError
 from workbench.runs import files
 
-CODE_VERSION = 2
+CODE_VERSION = 3
 """Part of the cache key, beside the columns: raise it when rendering or masking changes."""
 
-_FEATURES = Features(
-    {
-        "input_ids": ListOf(Value("int32")),
-        "supervised": ListOf(Value("bool")),
-        "place": Value("string"),
-        "digest": Value("string"),
-        "length": Value("int32"),
-        "source": Value("int32"),
-        "targets": Value("int32"),
-        "ends": Value("int32"),
-        "truncated": Value("bool"),
-        "chat": Value("bool"),
-    }
-)
-
-
-class RowEncoder(Protocol):
-    """How examples are written for a model, and what it sees of them."""
-
-    @property
-    def identity(self) -> list[Any]:
-        """All that the written tokens depend on, besides the tokenizer; JSON."""
-
-    def expanded(self, example: formats.Example, *, loss_on: chat.LossOn) -> Sequence[formats.Example]:
-        """The examples that the model learns from this one: itself, or several where one does not hold all answers."""
-
-    def encode(self, example: formats.Example, *, loss_on: chat.LossOn) -> chat.Encoded:
-        """The example's ids, and which of them carry loss."""
-
-    def targets(self, encoded: chat.Encoded) -> int:
-        """How many tokens of the example are predicted."""
-
-    def seen(self, row: Row, *, epoch: int) -> Row:
-        """One row as the model sees it in pass `epoch` over the data, with what is predicted marked."""
-
-    def collate(self, rows: Sequence[Row], *, epoch: int) -> MicroBatch:
-        """Rows as the model sees them in pass `epoch` over the data."""
+_AT_ONCE = 2**16
+"""Places that are read at a time."""
 
 
 @dataclass(frozen=True)
@@ -93,19 +59,24 @@ class TokenizedSet:
 
     def __getitem__(self, index: int) -> Row:
         number = int(self.rows[index])
-        row = self.table[number]
-        ids, supervised = np.asarray(row["input_ids"], dtype=np.int64), np.asarray(row["supervised"], dtype=bool)
-        return Row(ids, supervised, row["source"], number)
+        row = self.table.data.fast_slice(number, 1)
+        ids, supervised = (row.column(name).chunk(0).flatten() for name in ("input_ids", "supervised"))
+        return Row(
+            ids.to_numpy().astype(np.int64),
+            supervised.to_numpy(zero_copy_only=False),
+            row.column("source")[0].as_py(),
+            number,
+        )
 
     def place(self, index: int) -> str:
         """File and row that example `index` came from."""
         return str(self.table[int(self.rows[index])]["place"])
 
-    @property
-    def places(self) -> list[str]:
+    def places(self) -> Iterator[str]:
         """File and row that each example came from."""
-        column = self.table["place"]
-        return [str(column[int(row)]) for row in self.rows]
+        column = self.table.data.column("place")
+        for start in range(0, len(self.rows), _AT_ONCE):
+            yield from column.take(pyarrow.array(self.rows[start : start + _AT_ONCE])).to_pylist()
 
     def sample(self, draws: Indices, *, epoch: int) -> Indices:
         """Each draw takes the example of its number."""
@@ -147,10 +118,10 @@ class TokenizedSet:
         return int(self._column("truncated").sum())
 
     @cached_property
-    def digests(self) -> list[str]:
+    def digests(self) -> npt.NDArray[np.uint64]:
         """A hash of each example's tokens: equal for exact duplicates."""
-        column = self.table["digest"]
-        return [column[int(row)] for row in self.rows]
+        digests: npt.NDArray[np.uint64] = self.table.data.column("digest").to_numpy()[self.rows]
+        return digests
 
     def facts(self) -> dict[str, Any]:
         """Facts about this set for the manifest and the report."""
@@ -162,7 +133,8 @@ class TokenizedSet:
         }
 
     def _column(self, name: str) -> Indices:
-        return np.asarray(self.table[name], dtype=np.int64)[self.rows]
+        column: Indices = self.table.data.column(name).to_numpy()[self.rows].astype(np.int64)
+        return column
 
 
 class Splits(NamedTuple):
@@ -201,16 +173,17 @@ def read(
     used = {"format", "columns", "max_tokens", "truncate", "loss_on", "on_bad_row"}
     settings = config.model_dump(mode="json", include=used)
     # The name is part of what is cached (places), and which token is eos is not part of the backend.
-    written = [template.identity, tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map]
-    key = [CODE_VERSION, sorted(_FEATURES), Path(path).name, fingerprint, settings, limit, *written]
+    tokens_of = [template.identity, tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map]
+    key = [CODE_VERSION, sorted(encoded_rows.FEATURES), Path(path).name, fingerprint, settings, limit, *tokens_of]
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     folder = cache_folder() / "tokens"
     arrow, notes = folder / f"{name}.arrow", folder / f"{name}.json"
     if not notes.exists():
         skipped: list[str] = []
-        examples = formats.read(path, config, skipped=skipped, limit=limit)
-        _write(arrow, _encoded(examples, config, template, skipped))
-        files.write_bytes(notes, json.dumps(skipped).encode())
+        chunks = encoded_rows.chunks(formats.read(path, config, skipped=skipped, limit=limit), skipped)
+        encode = partial(encoded_rows.encode, config=config, encoder=template)
+        written = encoded_rows.write(arrow, ordered_processes.results(encode, chunks), config)
+        files.write_bytes(notes, json.dumps(written).encode())
     table = Dataset.from_file(str(arrow))
     skipped = json.loads(notes.read_text())
     if len(table) == 0:
@@ -228,19 +201,15 @@ def read(
 
 def hold_out(tokens: TokenizedSet, *, share: float, seed: int) -> tuple[TokenizedSet, TokenizedSet]:
     """Split off `share` of the examples; exact duplicates always stay on the same side."""
-    groups: dict[str, list[int]] = {}
-    for index, digest in enumerate(tokens.digests):
-        groups.setdefault(digest, []).append(index)
+    _, first_G, group_N, size_G = np.unique(tokens.digests, return_index=True, return_inverse=True, return_counts=True)
+    # Groups are numbered by their first example; as many are drawn as it takes to reach the share.
+    drawn_G = np.argsort(first_G)[np.random.default_rng([seed, 1]).permutation(len(first_G))]
     wanted = max(1, round(share * len(tokens)))
-    chosen = np.zeros(len(tokens), dtype=bool)
-    members = list(groups.values())
-    for group in np.random.default_rng([seed, 1]).permutation(len(members)):
-        if chosen.sum() >= wanted:
-            break
-        chosen[members[group]] = True
+    count = 1 + int(np.searchsorted(np.cumsum(size_G[drawn_G]), wanted))
+    chosen = np.isin(group_N, drawn_G[:count])
     if chosen.all():
         raise DataError(
-            f"{tokens.source}: {len(groups)} distinct row(s) are too few to hold out a share of {share}. "
+            f"{tokens.source}: {len(first_G)} distinct row(s) are too few to hold out a share of {share}. "
             "Give more rows, or a file of its own as data.held_out."
         )
     return tokens.subset(~chosen), tokens.subset(chosen)
@@ -254,8 +223,7 @@ def cache_folder() -> Path:
 
 def _without_overlap(train: TokenizedSet, held_out: TokenizedSet, config: DataConfig) -> TokenizedSet:
     """`train` without rows that are also in `held_out`: refused, or dropped where the config says so."""
-    known = {digest: index for index, digest in reversed(list(enumerate(held_out.digests)))}
-    shared = np.asarray([digest in known for digest in train.digests])
+    shared = np.isin(train.digests, held_out.digests)
     if not shared.any():
         return train
     if config.overlap == "drop":
@@ -263,9 +231,10 @@ def _without_overlap(train: TokenizedSet, held_out: TokenizedSet, config: DataCo
             raise DataError(f"{train.source}: every row is also in {held_out.source}; nothing is left to train on.")
         return train.subset(~shared, f"{int(shared.sum())} rows that are also in {held_out.source}")
     first = int(np.flatnonzero(shared)[0])
+    known = int(np.flatnonzero(held_out.digests == train.digests[first])[0])
     raise DataError(
         f"{int(shared.sum())} of {len(train)} training rows are also in {held_out.source}, so its scores would "
-        f"flatter: {train.place(first)} equals {held_out.place(known[train.digests[first]])}.\n"
+        f"flatter: {train.place(first)} equals {held_out.place(known)}.\n"
         "  Write data.overlap=drop to leave them out of training."
     )
 
@@ -285,116 +254,20 @@ def _decontaminated(
     if wanted.action != "drop" or not found.matches:
         return train
     dropped = {match.train for match in found.matches}
-    kept = np.asarray([place not in dropped for place in train.places])
+    kept = np.fromiter((_example_of(place) not in dropped for place in train.places()), dtype=bool, count=len(train))
     return train.subset(kept, f"{len(found.matches)} rows that hold the text of evaluation rows")
 
 
 def _texts(tokens: TokenizedSet, config: DataConfig, *, limit: int | None = None) -> Iterator[TextRow]:
-    """The texts of the rows of a set, in their order."""
-    wanted = set(tokens.places)
+    """The texts of the rows of a set, in their order, which is that of the file; rows of one example have one."""
+    wanted = (place for place, _ in itertools.groupby(map(_example_of, tokens.places())))
+    following = next(wanted, None)
     for example in formats.read(starter.resolve(tokens.source), config, skipped=[], limit=limit):
-        if example.place in wanted:
+        if example.place == following:
             yield contamination.text_row(example)
+            following = next(wanted, None)
 
 
-def _encoded(
-    examples: Iterator[formats.Example], config: DataConfig, template: RowEncoder, skipped: list[str]
-) -> Iterator[dict[str, Any]]:
-    """Rows of the table; a digest is of the whole example, so that what one is expanded into stays on one side."""
-    emptied = Emptied(config)
-    for example in examples:
-        rows: list[tuple[formats.Example, chat.Encoded, chat.Encoded]] = []
-        try:
-            for part in template.expanded(example, loss_on=config.loss_on):
-                whole = template.encode(part, loss_on=config.loss_on)
-                cut = chat.truncate(whole, max_tokens=config.max_tokens, side=config.truncate)
-                if len(cut.input_ids) > config.max_tokens:
-                    raise DataError(_too_long(part, whole, config))
-                if not any(whole.supervised[1:]):
-                    raise DataError(
-                        f"{part.place}: no token carries loss. Give it an answer, or write data.on_bad_row=skip."
-                    )
-                emptied.add(part, whole, cut)
-                if any(cut.supervised[1:]):
-                    rows.append((part, whole, cut))
-        except DataError as error:
-            if config.on_bad_row == "refuse":
-                raise
-            skipped.append(str(error))
-            continue
-        digest = hashlib.sha256(np.asarray([id for *_, cut in rows for id in cut.input_ids], dtype=np.int64).tobytes())
-        for part, whole, cut in rows:
-            yield {
-                "input_ids": cut.input_ids,
-                "supervised": cut.supervised,
-                "place": part.place,
-                "digest": digest.hexdigest()[:32],
-                "length": len(cut.input_ids),
-                "source": cut.source,
-                "targets": template.targets(cut),
-                "ends": cut.ends,
-                "truncated": len(cut.input_ids) < len(whole.input_ids),
-                "chat": bool(part.messages),
-            }
-    if reason := emptied.reason():
-        if config.on_bad_row == "refuse":
-            raise DataError(reason)
-        skipped.append(reason)
-
-
-class Emptied:
-    """Counts the examples of which cutting to data.max_tokens leaves no supervised token."""
-
-    def __init__(self, config: DataConfig) -> None:
-        self._config = config
-        self._all = self._count = self._needed = 0
-        self._first = ""
-
-    def add(self, example: formats.Example, whole: chat.Encoded, cut: chat.Encoded) -> None:
-        """An example, whole and cut."""
-        self._all += 1
-        if any(cut.supervised[1:]):
-            return
-        self._count += 1
-        self._first = self._first or example.place
-        # The fewest tokens that keep a supervised one, with one before it to predict it from.
-        carries = [number for number, loss in enumerate(whole.supervised) if loss and number]
-        kept = carries[0] + 1 if self._config.truncate == "right" else len(whole.input_ids) - carries[-1] + 1
-        self._needed = max(self._needed, kept)
-
-    def reason(self) -> str | None:
-        """Sentence on their share, and on what would keep them; None where there are none."""
-        if not self._count:
-            return None
-        share = f"{self._count:,} of {self._all:,} examples ({self._count / self._all:.0%})"
-        side = "left" if self._config.truncate == "right" else "right"
-        return (
-            f"{self._first}: no supervised token is left after cutting to data.max_tokens={self._config.max_tokens}, "
-            f"as in {share}.\n  Write data.max_tokens={self._needed} or more, data.truncate={side}, or "
-            "data.on_bad_row=skip to leave them out."
-        )
-
-
-def _too_long(example: formats.Example, whole: chat.Encoded, config: DataConfig) -> str:
-    return (
-        f"{example.place}: {whole.kept} of its {len(whole.input_ids)} tokens are its answer, which is never cut: "
-        f"data.max_tokens={config.max_tokens} leaves nothing to read. Raise it, or write data.on_bad_row=skip."
-    )
-
-
-def _write(path: Path, rows: Iterator[dict[str, Any]]) -> None:
-    """An Arrow file of `rows`, whole or not at all."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as aside:
-            unfinished = Path(aside) / path.name
-            with ArrowWriter(path=str(unfinished), features=_FEATURES) as writer:
-                for row in rows:
-                    writer.write(row)
-                writer.finalize()
-            os.replace(unfinished, path)
-    except OSError as error:
-        raise FileError(
-            f"{path.parent}: cannot be written ({error.strerror or error}). "
-            "Make room there, or set WORKBENCH_CACHE to another folder."
-        ) from None
+def _example_of(place: str) -> str:
+    """Place of the example that was expanded into the row of a place, `rows.jsonl, row 3, answer 1 of 2`."""
+    return re.sub(r", answer \d+ of \d+$", "", place)

@@ -1,0 +1,194 @@
+"""A function of many items, computed by several processes, with the results in the order of the items.
+
+The others are new interpreters rather than forks or multiprocessing's: threads of this process may hold locks, and
+nothing of the program that uses the workbench is run or imported again.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from itertools import chain, islice
+from queue import SimpleQueue
+from typing import IO, Any, Generic, TypeVar
+
+from workbench.errors import ConfigError, DataError
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+VARIABLE = "WORKBENCH_PROCESSES"
+AT_MOST = 16
+OWN = 12
+"""Items that this process computes before it starts others, so that little work does not pay for a start."""
+AHEAD = 2
+"""Items that each other process has or that wait for it."""
+
+
+def available() -> int:
+    """Processes that prepare data: one for each core that this run may use, or as many as WORKBENCH_PROCESSES says.
+
+    Raises:
+        ConfigError: The variable is no positive number.
+    """
+    wanted = os.environ.get(VARIABLE)
+    if wanted is None:
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return max(1, min(AT_MOST, len(os.sched_getaffinity(0)) // ranks))
+    if not wanted.isdecimal() or int(wanted) == 0:
+        raise ConfigError(
+            f"{VARIABLE}={wanted}: must be the number of processes that prepare data. Write {VARIABLE}=1 or more, "
+            "or leave it out for one on each core."
+        )
+    return int(wanted)
+
+
+def results(
+    function: Callable[[ItemT], ResultT], items: Iterable[ItemT], *, processes: int | None = None
+) -> Iterator[ResultT]:
+    """Yield `function` of each item, in their order; the same for any number of processes.
+
+    Of errors, that of the first item that has one is raised, or that of `items`, once all results before it are out.
+
+    Args:
+        function: Can be pickled, and so can items and results; depends on nothing but its item.
+        processes: With this one; None for `available`.
+
+    Raises:
+        DataError: One of the processes was killed.
+    """
+    count = available() if processes is None else processes
+    left = iter(items)
+    yield from map(function, islice(left, OWN))
+    following = list(islice(left, 1))
+    left = chain(following, left)
+    if not following or count == 1:
+        yield from map(function, left)
+        return
+    with _Others(function, count - 1) as others:
+        yield from _shared(function, left, others)
+
+
+def _shared(
+    function: Callable[[ItemT], ResultT], items: Iterator[ItemT], others: _Others[ItemT, ResultT]
+) -> Iterator[ResultT]:
+    """Results of this process and others; items are read ahead as far as keeps the others at work."""
+    pending: deque[Future[ResultT]] = deque()
+    unread: Exception | None = None
+    while unread is None:
+        try:
+            item = next(items)
+        except StopIteration:
+            break
+        except Exception as error:  # raised in its turn, after errors of earlier items
+            unread = error
+            break
+        busy = sum(not each.done() for each in pending)
+        pending.append(others.submit(item) if busy < AHEAD * others.count else _done(function, item))
+        while pending and (pending[0].done() or len(pending) > 2 * AHEAD * (others.count + 1)):
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
+    if unread is not None:
+        raise unread
+
+
+def _done(function: Callable[[ItemT], ResultT], item: ItemT) -> Future[ResultT]:
+    """The result or error of an item, computed here."""
+    future: Future[ResultT] = Future()
+    try:
+        future.set_result(function(item))
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+class _Others(Generic[ItemT, ResultT]):
+    """Processes that compute a function of items that are sent to them; killed at the end of the block."""
+
+    def __init__(self, function: Callable[[ItemT], ResultT], count: int) -> None:
+        self.count = count
+        self._processes = [_started() for _ in range(count)]
+        self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="workbench-processes")
+        told = pickle.dumps(function)
+        for process in self._processes:
+            self._threads.submit(self._tell, process, told)
+
+    def __enter__(self) -> _Others[ItemT, ResultT]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for process in self._processes:
+            with suppress(BrokenPipeError), process:
+                pass
+
+    def submit(self, item: ItemT) -> Future[ResultT]:
+        """The result of an item, by the first process that is idle."""
+        return self._threads.submit(self._ask, item)
+
+    def _tell(self, process: subprocess.Popen[bytes], function: bytes) -> None:
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # told when it is asked
+            process.stdin.write(function)
+            process.stdin.flush()
+        self._idle.put(process)
+
+    def _ask(self, item: ItemT) -> ResultT:
+        process = self._idle.get()
+        assert process.stdout is not None
+        try:
+            _send(process.stdin, item)
+            succeeded, result = pickle.load(process.stdout)
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+            raise DataError(
+                "A process that prepares rows was killed: for lack of memory? Write WORKBENCH_PROCESSES=1 in front "
+                "of the command to do without it."
+            ) from None
+        finally:
+            self._idle.put(process)
+        if not succeeded:
+            raise result
+        return result  # type: ignore[no-any-return]
+
+
+def _started() -> subprocess.Popen[bytes]:
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
+    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    )
+
+
+def _send(pipe: IO[bytes] | None, value: Any) -> None:
+    assert pipe is not None
+    pickle.dump(value, pipe)
+    pipe.flush()
+
+
+def serve() -> None:
+    """Compute items that come through the standard input until it closes; answer with results or errors."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints
+    with suppress(EOFError, BrokenPipeError):
+        function = pickle.load(sys.stdin.buffer)
+        while True:
+            _send(answers, _answer(function, pickle.load(sys.stdin.buffer)))
+
+
+def _answer(function: Callable[[Any], Any], item: Any) -> tuple[bool, Any]:
+    try:
+        return True, function(item)
+    except Exception as error:  # told where it can be shown
+        return False, error

@@ -1,0 +1,257 @@
+"""Examples as rows of a token table: encoded in chunks, each of which becomes one record batch of an Arrow file.
+
+Chunks depend on nothing but the examples, and what is written of one on nothing but the chunk: the file has the same
+bytes, however many processes encode.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow
+from datasets import Features, Value
+from datasets import Sequence as ListOf
+
+from workbench.config import DataConfig
+from workbench.data.batching import MicroBatch, Row
+from workbench.data.text import chat, formats
+from workbench.errors import DataError, FileError, WorkbenchError
+
+FEATURES = Features(
+    {
+        "input_ids": ListOf(Value("int32")),
+        "supervised": ListOf(Value("bool")),
+        "place": Value("string"),
+        "digest": Value("uint64"),
+        "length": Value("int32"),
+        "source": Value("int32"),
+        "targets": Value("int32"),
+        "ends": Value("int32"),
+        "truncated": Value("bool"),
+        "chat": Value("bool"),
+    }
+)
+
+ROWS, CHARACTERS = 1000, 2**20
+"""Most examples and, but for the last one, most characters of a chunk."""
+
+Item = formats.Example | str
+"""An example, or in its place the note of a row that was left out."""
+
+
+class RowEncoder(Protocol):
+    """How examples are written for a model, and what it sees of them. It can be pickled."""
+
+    @property
+    def identity(self) -> list[Any]:
+        """All that the written tokens depend on, besides the tokenizer; JSON."""
+
+    def expanded(self, example: formats.Example, *, loss_on: chat.LossOn) -> Sequence[formats.Example]:
+        """The examples that the model learns from this one: itself, or several where one does not hold all answers."""
+
+    def encode(self, example: formats.Example, *, loss_on: chat.LossOn) -> chat.Encoded:
+        """The example's ids, and which of them carry loss."""
+
+    def encode_many(
+        self, examples: Sequence[formats.Example], *, loss_on: chat.LossOn
+    ) -> list[chat.Encoded | WorkbenchError]:
+        """`encode` of each example, as `chat.outcomes`: the same for the same examples, whatever came before."""
+
+    def targets(self, encoded: chat.Encoded) -> int:
+        """How many tokens of the example are predicted."""
+
+    def seen(self, row: Row, *, epoch: int) -> Row:
+        """One row as the model sees it in pass `epoch` over the data, with what is predicted marked."""
+
+    def collate(self, rows: Sequence[Row], *, epoch: int) -> MicroBatch:
+        """Rows as the model sees them in pass `epoch` over the data."""
+
+
+class Emptied(NamedTuple):
+    """The examples of which cutting to data.max_tokens leaves no supervised token."""
+
+    all: int = 0
+    """Examples that were cut or not."""
+    count: int = 0
+    needed: int = 0
+    """The fewest tokens that keep a supervised one of each, with one before it to predict it from."""
+    first: str = ""
+    """Place of the first."""
+
+    def plus(self, other: Emptied) -> Emptied:
+        """These and later ones."""
+        return Emptied(
+            self.all + other.all,
+            self.count + other.count,
+            max(self.needed, other.needed),
+            self.first or other.first,
+        )
+
+    def reason(self, config: DataConfig) -> str | None:
+        """Sentence on their share, and on what would keep them; None where there are none."""
+        if not self.count:
+            return None
+        share = f"{self.count:,} of {self.all:,} examples ({self.count / self.all:.0%})"
+        side = "left" if config.truncate == "right" else "right"
+        return (
+            f"{self.first}: no supervised token is left after cutting to data.max_tokens={config.max_tokens}, "
+            f"as in {share}.\n  Write data.max_tokens={self.needed} or more, data.truncate={side}, or "
+            "data.on_bad_row=skip to leave them out."
+        )
+
+
+class EncodedChunk(NamedTuple):
+    """The rows of a chunk, and notes of what was left out, in the order of its items."""
+
+    rows: pyarrow.RecordBatch
+    skipped: list[str]
+    emptied: Emptied
+
+
+def chunks(examples: Iterator[formats.Example], skipped: list[str]) -> Iterator[list[Item]]:
+    """Examples and the notes that reading them appends to `skipped`, which is emptied, in their order."""
+    chunk: list[Item] = []
+    characters = 0
+    for example in examples:
+        chunk += skipped
+        skipped.clear()
+        chunk.append(example)
+        characters += _characters(example)
+        if len(chunk) >= ROWS or characters >= CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk or skipped:
+        yield [*chunk, *skipped]
+        skipped.clear()
+
+
+def encode(items: Sequence[Item], *, config: DataConfig, encoder: RowEncoder) -> EncodedChunk:
+    """The rows of a chunk.
+
+    Raises:
+        DataError: An example cannot be encoded, and data.on_bad_row is refuse.
+    """
+
+    def expanded(item: Item) -> Sequence[formats.Example] | str:
+        return item if isinstance(item, str) else encoder.expanded(item, loss_on=config.loss_on)
+
+    found = chat.outcomes(expanded, items)
+    parts = [part for each in found if not isinstance(each, str | WorkbenchError) for part in each]
+    encoded = encoder.encode_many(parts, loss_on=config.loss_on)
+    columns: dict[str, list[Any]] = {name: [] for name in FEATURES}
+    skipped: list[str] = []
+    emptied, position = Emptied(), 0
+    for item in found:
+        if isinstance(item, str):
+            skipped.append(item)
+            continue
+        rows: list[tuple[formats.Example, chat.Encoded, chat.Encoded]] = []
+        try:
+            if isinstance(item, WorkbenchError):
+                raise item
+            wholes = encoded[position : position + len(item)]
+            position += len(item)
+            for part, whole in zip(item, wholes, strict=False):  # an error that ended the encoding is the last one
+                cut = _cut(part, whole, config)
+                emptied = emptied.plus(_emptied(part, whole, cut, config))
+                if any(cut.supervised[1:]):
+                    rows.append((part, whole, cut))
+        except DataError as error:
+            if config.on_bad_row == "refuse":
+                raise
+            skipped.append(str(error))
+        else:
+            _append(columns, rows, encoder)
+    return EncodedChunk(pyarrow.RecordBatch.from_pydict(columns, schema=FEATURES.arrow_schema), skipped, emptied)
+
+
+def write(path: Path, encoded: Iterator[EncodedChunk], config: DataConfig) -> list[str]:
+    """Write chunks into an Arrow file, whole or not at all; returns the notes of what was left out.
+
+    Raises:
+        DataError: Rows have no supervised token left, and data.on_bad_row is refuse.
+        FileError: The file cannot be written.
+    """
+    skipped: list[str] = []
+    emptied = Emptied()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as aside:
+            unfinished = Path(aside) / path.name
+            with pyarrow.ipc.new_stream(str(unfinished), FEATURES.arrow_schema) as writer:
+                for chunk in encoded:
+                    writer.write_batch(chunk.rows)
+                    skipped += chunk.skipped
+                    emptied = emptied.plus(chunk.emptied)
+            if reason := emptied.reason(config):
+                if config.on_bad_row == "refuse":
+                    raise DataError(reason)
+                skipped.append(reason)
+            os.replace(unfinished, path)
+    except OSError as error:
+        raise FileError(
+            f"{path.parent}: cannot be written ({error.strerror or error}). "
+            "Make room there, or set WORKBENCH_CACHE to another folder."
+        ) from None
+    return skipped
+
+
+def _characters(example: formats.Example) -> int:
+    said = sum(len(str(message.get("content") or "")) for message in example.messages)
+    return said + sum(len(text) for text, _ in example.text)
+
+
+def _cut(part: formats.Example, whole: chat.Encoded | WorkbenchError, config: DataConfig) -> chat.Encoded:
+    """The example cut to data.max_tokens; raises what encoding it raised."""
+    if isinstance(whole, WorkbenchError):
+        raise whole
+    cut = chat.truncate(whole, max_tokens=config.max_tokens, side=config.truncate)
+    if len(cut.input_ids) > config.max_tokens:
+        raise DataError(
+            f"{part.place}: {whole.kept} of its {len(whole.input_ids)} tokens are its answer, which is never cut: "
+            f"data.max_tokens={config.max_tokens} leaves nothing to read. Raise it, or write data.on_bad_row=skip."
+        )
+    if not any(whole.supervised[1:]):
+        raise DataError(f"{part.place}: no token carries loss. Give it an answer, or write data.on_bad_row=skip.")
+    return cut
+
+
+def _emptied(part: formats.Example, whole: chat.Encoded, cut: chat.Encoded, config: DataConfig) -> Emptied:
+    """The count of one example."""
+    if any(cut.supervised[1:]):
+        return Emptied(all=1)
+    carries = [number for number, loss in enumerate(whole.supervised) if loss and number]
+    needed = carries[0] + 1 if config.truncate == "right" else len(whole.input_ids) - carries[-1] + 1
+    return Emptied(1, 1, needed, part.place)
+
+
+def _append(
+    columns: dict[str, list[Any]],
+    rows: Sequence[tuple[formats.Example, chat.Encoded, chat.Encoded]],
+    encoder: RowEncoder,
+) -> None:
+    """Add the rows of one example; their digest is of all of them, so that they stay on one side of a split."""
+    ids = np.asarray([id for *_, cut in rows for id in cut.input_ids], dtype=np.int64)
+    # Of 5 million different rows, the chance that two share eight bytes is one in a million.
+    digest = int.from_bytes(hashlib.sha256(ids.tobytes()).digest()[:8], "little")
+    for part, whole, cut in rows:
+        row = {
+            "input_ids": cut.input_ids,
+            "supervised": cut.supervised,
+            "place": part.place,
+            "digest": digest,
+            "length": len(cut.input_ids),
+            "source": cut.source,
+            "targets": encoder.targets(cut),
+            "ends": cut.ends,
+            "truncated": len(cut.input_ids) < len(whole.input_ids),
+            "chat": bool(part.messages),
+        }
+        for name, value in row.items():
+            columns[name].append(value)
