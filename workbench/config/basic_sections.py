@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from workbench.config.curriculum_config import CurriculumConfig
 from workbench.config.decontaminate_config import DecontaminateConfig
+from workbench.config.select_config import SelectConfig
 from workbench.schema import Section
 
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -86,6 +87,7 @@ class DataConfig(Section):
     overlap: Literal["refuse", "drop"] = "refuse"
     """Held-out rows that are also in `train` end the run, or are dropped from `train` and counted."""
     decontaminate: DecontaminateConfig = DecontaminateConfig()
+    select: SelectConfig = SelectConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
 
 

@@ -177,6 +177,14 @@ def _of_recipe(config: RunSections) -> Iterator[str]:
         yield "data.held_out names the training file. Write a share such as data.held_out=0.05."
     if config.data.train in config.data.decontaminate.against:
         yield "data.decontaminate.against names the training file, which holds all of itself. Name evaluation files."
+    target = config.data.select.target
+    if target is not None and target in (config.data.held_out, config.data.test):
+        yield (
+            f"data.select.target={target} is scored too: rows that were chosen by it make its scores too good. "
+            "Name other rows of its kind."
+        )
+    if config.recipe == "crossval" and config.data.select.by != "all":
+        yield "recipe=crossval scores every row that it is given. Leave data.select out, and choose rows beforehand."
     compared = config.data.test is not None or config.data.decontaminate.against
     if config.recipe == "crossval" and config.data.decontaminate.action != "off" and not compared:
         yield (
@@ -217,6 +225,8 @@ def _of_pictures(config: RunSections) -> Iterator[str]:
             f"data.columns renames `{image.column}`, and the column of pictures has a setting of its own. "
             f"Write image.column={config.data.columns[image.column]} instead."
         )
+    if config.data.select.by == "importance":
+        yield "data.select.by=importance compares words, and pictures have none. Write data.select.by=random."
     if config.data.decontaminate.action != "off":
         yield (
             "data.decontaminate compares words; copies of pictures are found by data.overlap, and in crossval by "

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from workbench.config import RunConfig
-from workbench.data import dataset_facts
+from workbench.data import dataset_facts, selection
 from workbench.data.batching import Indices, MicroBatch, Weights
 from workbench.data.folds import stratification
 from workbench.data.folds.stratified_holdout import hold_out
@@ -91,7 +91,7 @@ class LabelledSet:
             inputs=self.inputs.take(numbers),
             targets_NC=self.targets_NC[numbers],
             supervised=self.supervised[numbers],
-            skipped=(*self.skipped, note) if note else self.skipped,
+            skipped=(note, *self.skipped) if note else self.skipped,
             extra_targets_NC=None if self.extra_targets_NC is None else self.extra_targets_NC[numbers],
         )
 
@@ -169,8 +169,9 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
     meaning = labels.fit(config.classes.kind, train.labels, source=config.data.train)
     _require_measured(meaning, train, held_out, config)
     weight_N = np.asarray([record.weight for record in train.records])
+    rows = replace(encode(train, reader, meaning).reweighted(weight_N), contamination=found)
     return ClassSplits(
-        train=replace(encode(train, reader, meaning).reweighted(weight_N), contamination=found),
+        train=_selected(rows, config, reader, meaning),
         held_out=encode(held_out, reader, meaning),
         test=None if test is None else encode(test, reader, meaning),
         labels=meaning,
@@ -210,6 +211,27 @@ def decontaminated(
         return train, found
     note = f"{len(found.matches)} rows that hold the text of evaluation rows"
     return train.subset(~found.contaminated_N, note), found
+
+
+def _selected(train: LabelledSet, config: RunConfig, reader: RowReader, meaning: Labels) -> LabelledSet:
+    """The rows of `train` that `data.select` keeps."""
+    if config.data.select.by == "all":
+        return train
+    kept, note = selection.selected(
+        config.data.select,
+        train.lengths,
+        seed=config.seed,
+        texts=lambda: (" ".join(record.fields) for record in train.records),
+        target=lambda name: (" ".join(record.fields) for record in reader.read(name, labelled=False).records),
+    )
+    found = train.subset(kept, note)
+    lost_C = (train.targets_NC > 0.5).any(0) & ~(found.targets_NC > 0.5).any(0)
+    if meaning.kind != "number" and lost_C.any():
+        raise DataError(
+            f"data.select keeps no training row of the class `{meaning.names[int(lost_C.argmax())]}`, which nothing "
+            "would be learned about.\n  Keep more rows."
+        )
+    return found
 
 
 def _texts(source: RecordSource) -> Iterator[TextRow]:

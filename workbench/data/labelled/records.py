@@ -71,7 +71,7 @@ class RecordSource:
         """The rows that `keep` marks."""
         kept = tuple(itertools.compress(self.records, keep.tolist()))
         inputs = None if self.inputs is None else self.inputs.take(np.flatnonzero(keep))
-        return replace(self, records=kept, inputs=inputs, skipped=(*self.skipped, note) if note else self.skipped)
+        return replace(self, records=kept, inputs=inputs, skipped=(note, *self.skipped) if note else self.skipped)
 
 
 def read(

@@ -115,9 +115,17 @@ def find(
 
 def named_sets(config: DataConfig) -> dict[str, Iterator[TextRow]]:
     """The rows of each set of `data.decontaminate.against`, of whatever format."""
+    return {each: _rows(config, each) for each in config.decontaminate.against}
+
+
+def texts_of(config: DataConfig, source: str) -> Iterator[str]:
+    """The text of each row of a file or a hub data set, of whatever format."""
+    return (" ".join(row.texts) for row in _rows(config, source))
+
+
+def _rows(config: DataConfig, source: str) -> Iterator[TextRow]:
     plain = config.model_copy(update={"format": "auto", "columns": {}})
-    sources = config.decontaminate.against
-    return {each: map(text_row, formats.read(starter.resolve(each), plain, skipped=[])) for each in sources}
+    return map(text_row, formats.read(starter.resolve(source), plain, skipped=[]))
 
 
 def text_row(example: Example) -> TextRow:

@@ -20,7 +20,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
-from workbench.data import dataset_facts, ordered_processes, starter
+from workbench.data import dataset_facts, ordered_processes, selection, starter
 from workbench.data.batching import Collate, Indices, MicroBatch, Row, collate
 from workbench.data.text import contamination, encoded_rows, formats
 from workbench.data.text.contamination import Contamination
@@ -88,7 +88,7 @@ class TokenizedSet:
 
     def subset(self, keep: Indices | npt.NDArray[np.bool_], note: str | None = None) -> TokenizedSet:
         """The examples that `keep` indexes or marks."""
-        return replace(self, rows=self.rows[keep], skipped=[*self.skipped, note] if note else self.skipped)
+        return replace(self, rows=self.rows[keep], skipped=[note, *self.skipped] if note else self.skipped)
 
     @cached_property
     def lengths(self) -> Indices:
@@ -156,7 +156,8 @@ def load(config: DataConfig, tokenizer: PreTrainedTokenizerBase, template: RowEn
     test = read(config.test, config, tokenizer, template) if config.test else None
     if test is not None:
         train = _without_overlap(train, test, config)
-    return Splits(_decontaminated(train, held_out, test, config), held_out, test)
+    train = _decontaminated(train, held_out, test, config)
+    return Splits(_selected(train, config, seed=seed), held_out, test)
 
 
 def read(
@@ -256,6 +257,22 @@ def _decontaminated(
     dropped = {match.train for match in found.matches}
     kept = np.fromiter((_example_of(place) not in dropped for place in train.places()), dtype=bool, count=len(train))
     return train.subset(kept, f"{len(found.matches)} rows that hold the text of evaluation rows")
+
+
+def _selected(train: TokenizedSet, config: DataConfig, *, seed: int) -> TokenizedSet:
+    """The rows of `train` that `data.select` keeps; where it chooses by texts, these are read a second time."""
+    if config.select.by == "all":
+        return train
+
+    def texts() -> Iterator[str]:
+        rows_of = (len(list(rows)) for _, rows in itertools.groupby(map(_example_of, train.places())))
+        for row, count in zip(_texts(train, config, limit=config.limit), rows_of, strict=True):
+            yield from itertools.repeat(" ".join(row.texts), count)
+
+    kept, note = selection.selected(
+        config.select, train.lengths, seed=seed, texts=texts, target=partial(contamination.texts_of, config)
+    )
+    return train.subset(kept, note)
 
 
 def _texts(tokens: TokenizedSet, config: DataConfig, *, limit: int | None = None) -> Iterator[TextRow]:

@@ -1,0 +1,114 @@
+"""Selection of rows: its draws obey their law, and importance is the paper's where texts are as the paper's."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import pytest
+
+from workbench.config.select_config import SelectConfig
+from workbench.data import selection
+from workbench.data.selection import gumbel_order, importance, selected
+from workbench.errors import ConfigError, DataError
+
+SUMS = [f"how much is {a} plus {b} ? the sum is {a + b} ." for a in range(12) for b in range(12)]
+TALES = [
+    f"the {who} went to the {place} and ate {n} apples ."
+    for who in ("fox", "hen")
+    for place in ("wood", "hut", "well")
+    for n in range(24)
+]
+
+
+def never(*_: object) -> Any:
+    raise AssertionError("texts are read in vain")
+
+
+def test_gumbel_top_k_is_sampling_without_replacement() -> None:
+    """Every ordered pair of four rows comes as often as by drawing one row after the other (Plackett-Luce)."""
+    weight = np.asarray([0.0, 0.7, -1.0, 1.5])
+    chance, draws = np.exp(weight), 20_000
+    found = Counter(tuple(gumbel_order(weight, seed=seed)[:2].tolist()) for seed in range(draws))
+    for first, second in itertools.permutations(range(4), 2):
+        wanted = chance[first] / chance.sum() * chance[second] / (chance.sum() - chance[first])
+        assert abs(found[first, second] / draws - wanted) < 4.5 * (wanted * (1 - wanted) / draws) ** 0.5
+
+
+def test_importance_is_the_sum_of_log_ratios_for_texts_of_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Xie et al. 2023, written a second time with another hash; a large target makes the prior vanish."""
+    monkeypatch.setattr(selection, "PRIOR", 1e-9)
+    texts = [text for text in SUMS if len(text.split()) == 10][:60] + [f"a b c d e f g h {n} ." for n in range(40)]
+    target = SUMS
+
+    def features(text: str) -> Counter[int]:
+        words = text.lower().split()
+        return Counter(
+            int(sha256(gram.encode()).hexdigest(), 16) % 10**9
+            for gram in [*words, *map(" ".join, itertools.pairwise(words))]
+        )
+
+    raw, aim = sum(map(features, texts), Counter()), sum(map(features, target), Counter())
+    known = {gram for gram in raw if aim[gram]}  # the prior is nearly nothing: others have a ratio of minus infinity
+    total_raw, total_aim = sum(raw.values()), sum(aim.values())
+    found = importance(texts, target)
+    for number, text in enumerate(texts):
+        own = features(text)
+        if own.keys() <= known:
+            wanted = sum(n * np.log(aim[g] / total_aim * total_raw / raw[g]) for g, n in own.items())
+            assert found[number] == pytest.approx(wanted, rel=0.02, abs=0.05), "buckets may collide"
+
+
+def test_rows_like_the_target_are_found_among_others_whatever_their_length() -> None:
+    texts = [*SUMS[:70], *TALES[:70], "hen .", *(2 * text for text in SUMS[70:80])]
+    weight = importance(texts, SUMS[80:])
+    assert min(*weight[:70], *weight[141:]) > max(weight[70:141])
+    config = SelectConfig(by="importance", rows=80, target="sums.jsonl")
+    kept, note = selected(
+        config, np.ones(len(texts), dtype=np.int64), seed=0, texts=lambda: texts, target=lambda _: SUMS[80:]
+    )
+    assert note == "71 rows that data.select did not choose by likeness to sums.jsonl"
+    assert len(kept) == 80 and (np.diff(kept) > 0).all()
+    assert np.isin(kept, [*range(70), *range(141, 151)]).mean() > 0.95
+
+
+def test_random_rows_are_a_control_that_reads_no_text() -> None:
+    lengths = np.arange(1, 201)
+    found = [
+        selected(SelectConfig(by="random", rows=share), lengths, seed=seed, texts=never, target=never)[0]
+        for seed, share in ((0, 0.25), (0, 50), (1, 50))
+    ]
+    assert np.array_equal(found[0], found[1]) and len(found[0]) == 50 and not np.array_equal(found[1], found[2])
+
+
+@pytest.mark.parametrize("tokens", [1, 17, 500])
+def test_a_budget_of_tokens_takes_the_first_drawn_rows_that_fit(tokens: int) -> None:
+    lengths = np.random.default_rng(0).integers(1, 9, size=300)
+    lengths[gumbel_order(np.zeros(300), seed=0)[0]] = 1
+    kept, _ = selected(SelectConfig(by="random", tokens=tokens), lengths, seed=0, texts=never, target=never)
+    order = gumbel_order(np.zeros(300), seed=0)
+    assert set(kept) == set(order[: len(kept)])
+    assert lengths[kept].sum() <= tokens < lengths[kept].sum() + lengths[order[len(kept)]]
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        ({"rows": 9}, ConfigError, "9 rows in all, so that nothing is chosen"),
+        ({"tokens": 100}, ConfigError, "45 tokens in all, so that nothing is chosen"),
+        ({"rows": 0.01}, DataError, "keeps no row of 9 rows"),
+        ({"tokens": 4}, DataError, "keeps no row of 45 tokens"),
+    ],
+)
+def test_a_budget_that_chooses_nothing_is_refused(words: dict[str, Any], error: type[Exception], message: str) -> None:
+    config = SelectConfig(by="random", **words)
+    with pytest.raises(error, match=message):
+        selected(config, np.full(9, 5), seed=0, texts=never, target=never)
+
+
+def test_a_target_without_words_is_refused() -> None:
+    with pytest.raises(DataError, match=r"t\.csv: holds no word"):
+        importance(["a b"], [" "], name="t.csv")

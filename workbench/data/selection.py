@@ -1,0 +1,105 @@
+"""The part of the training rows that `data.select` keeps.
+
+Legend: N training rows, V buckets of n-grams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.feature_extraction.text import HashingVectorizer
+
+from workbench.config.select_config import SelectConfig
+from workbench.data.batching import Indices
+from workbench.errors import ConfigError, DataError
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+BUCKETS = 10_000
+"""Buckets into which words and pairs of words are hashed, as in the paper."""
+PRIOR = 1_000
+"""N-grams of the training rows that count as seen among the target's: what a small target lacks is not impossible."""
+_PAIRS = HashingVectorizer(
+    n_features=BUCKETS, ngram_range=(1, 2), token_pattern=r"\w+|[^\w\s]+", alternate_sign=False, norm=None
+)
+
+
+def selected(
+    config: SelectConfig,
+    lengths_N: Indices,
+    *,
+    seed: int,
+    texts: Callable[[], Iterable[str]],
+    target: Callable[[str], Iterable[str]],
+) -> tuple[Indices, str]:
+    """Numbers of the rows that are kept, in their order, and a note on those that are not.
+
+    Args:
+        lengths_N: Tokens of each row.
+        texts: The text of each row, where by=importance reads it.
+        target: The texts of a file of target rows.
+
+    Raises:
+        ConfigError: The budget holds all rows, so that there is nothing to choose.
+        DataError: No row fits into the budget, or the target has no words.
+    """
+    weight_N = np.zeros(len(lengths_N))
+    if config.by == "importance":
+        assert config.target is not None
+        weight_N = importance(texts(), target(config.target), name=config.target)
+    order_N = gumbel_order(weight_N, seed=seed)
+    count = _count(config, lengths_N[order_N])
+    like = "" if config.target is None else f" by likeness to {config.target}"
+    return np.sort(order_N[:count]), f"{len(order_N) - count:,} rows that data.select did not choose{like}"
+
+
+def importance(texts: Iterable[str], target: Iterable[str], *, name: str = "the target") -> Floats:
+    """Log importance weights (N,) of texts for a target distribution: DSIR (Xie et al. 2023).
+
+    Both distributions are bags of hashed words and pairs of words. For texts of one length and a large target it is the
+    paper's sum of log ratios. Elsewhere two things differ, as rows are short and unequal here, where the paper chooses
+    among documents of 128 words: a text's weight is its mean log ratio times the usual length, for else the shortest
+    texts would win, and the target's distribution has a prior at that of the texts.
+    """
+    count_NV = _PAIRS.transform(texts)
+    raw_V = np.asarray(count_NV.sum(0)).ravel()
+    aim_V = np.asarray(_PAIRS.transform(target).sum(0)).ravel()
+    if not aim_V.sum():
+        raise DataError(f"{name}: holds no word, so that no row is like it. Name another file as data.select.target.")
+    raw_V /= max(raw_V.sum(), 1)
+    aim_V = (aim_V + PRIOR * raw_V) / (aim_V.sum() + PRIOR)
+    ratio_V = np.zeros(BUCKETS)
+    seen_V = raw_V > 0
+    ratio_V[seen_V] = np.log(aim_V[seen_V]) - np.log(raw_V[seen_V])
+    length_N = np.maximum(np.asarray(count_NV.sum(1)).ravel(), 1)
+    weight_N: Floats = count_NV @ ratio_V / length_N * np.median(length_N)
+    return weight_N
+
+
+def gumbel_order(weight_N: Floats, *, seed: int) -> Indices:
+    """Row numbers as drawn one after another without replacement, with chances in proportion to exp(weight)."""
+    return np.argsort(-(weight_N + np.random.default_rng([seed, 6]).gumbel(size=len(weight_N))), kind="stable")
+
+
+def _count(config: SelectConfig, lengths_N: Indices) -> int:
+    """How many of the rows, which have these lengths, fit into the budget."""
+    total = len(lengths_N)
+    if config.tokens is not None:
+        key, budget = "tokens", f"{config.tokens}"
+        count = int(np.searchsorted(np.cumsum(lengths_N), config.tokens, side="right"))
+        all_of_them = f"{lengths_N.sum():,} tokens"
+    else:
+        assert config.rows is not None
+        key, budget, all_of_them = "rows", f"{config.rows}", f"{total:,} rows"
+        count = round(config.rows * total) if config.rows < 1 else int(config.rows)
+    if count >= total:
+        raise ConfigError(
+            f"data.select.{key}={budget}: the training rows have {all_of_them} in all, so that nothing is chosen.\n"
+            f"  Write a smaller data.select.{key}, or leave data.select out."
+        )
+    if not count:
+        raise DataError(f"data.select.{key}={budget} keeps no row of {all_of_them}.\n  Write a larger budget.")
+    return count
