@@ -139,4 +139,5 @@ def _mixed(value: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """MurmurHash3's finaliser, with which datasketch mixes what it is given."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         value = (value ^ (value >> np.uint32(shift))) * np.uint32(factor)
-    return value ^ (value >> np.uint32(16))
+    value = value ^ (value >> np.uint32(16))
+    return value

@@ -76,9 +76,9 @@ class RowEncoder(Protocol):
 class Emptied(NamedTuple):
     """The examples of which cutting to data.max_tokens leaves no supervised token."""
 
-    all: int = 0
-    """Examples that were cut or not."""
-    count: int = 0
+    examples: int = 0
+    """All examples, whether they were cut or not."""
+    emptied: int = 0
     needed: int = 0
     """The fewest tokens that keep a supervised one of each, with one before it to predict it from."""
     first: str = ""
@@ -87,17 +87,17 @@ class Emptied(NamedTuple):
     def plus(self, other: Emptied) -> Emptied:
         """These and later ones."""
         return Emptied(
-            self.all + other.all,
-            self.count + other.count,
+            self.examples + other.examples,
+            self.emptied + other.emptied,
             max(self.needed, other.needed),
             self.first or other.first,
         )
 
     def reason(self, config: DataConfig) -> str | None:
         """Sentence on their share, and on what would keep them; None where there are none."""
-        if not self.count:
+        if not self.emptied:
             return None
-        share = f"{self.count:,} of {self.all:,} examples ({self.count / self.all:.0%})"
+        share = f"{self.emptied:,} of {self.examples:,} examples ({self.emptied / self.examples:.0%})"
         side = "left" if config.truncate == "right" else "right"
         return (
             f"{self.first}: no supervised token is left after cutting to data.max_tokens={config.max_tokens}, "
@@ -118,17 +118,23 @@ def chunks(examples: Iterator[formats.Example], skipped: list[str]) -> Iterator[
     """Examples and the notes that reading them appends to `skipped`, which is emptied, in their order."""
     chunk: list[Item] = []
     characters = 0
-    for example in examples:
-        chunk += skipped
-        skipped.clear()
-        chunk.append(example)
-        characters += _characters(example)
-        if len(chunk) >= ROWS or characters >= CHARACTERS:
-            yield chunk
-            chunk, characters = [], 0
-    if chunk or skipped:
+    unread: WorkbenchError | None = None
+    try:
+        for example in examples:
+            chunk += skipped
+            skipped.clear()
+            chunk.append(example)
+            characters += _characters(example)
+            if len(chunk) >= ROWS or characters >= CHARACTERS:
+                yield chunk
+                chunk, characters = [], 0
+    except WorkbenchError as error:  # raised in its turn, after errors of the rows before
+        unread = error
+    if chunk or (skipped and unread is None):
         yield [*chunk, *skipped]
         skipped.clear()
+    if unread is not None:
+        raise unread
 
 
 def encode(items: Sequence[Item], *, config: DataConfig, encoder: RowEncoder) -> EncodedChunk:
@@ -158,6 +164,8 @@ def encode(items: Sequence[Item], *, config: DataConfig, encoder: RowEncoder) ->
             wholes = encoded[position : position + len(item)]
             position += len(item)
             for part, whole in zip(item, wholes, strict=False):  # an error that ended the encoding is the last one
+                if isinstance(whole, WorkbenchError):
+                    raise whole
                 cut = _cut(part, whole, config)
                 emptied = emptied.plus(_emptied(part, whole, cut, config))
                 if any(cut.supervised[1:]):
@@ -207,10 +215,8 @@ def _characters(example: formats.Example) -> int:
     return said + sum(len(text) for text, _ in example.text)
 
 
-def _cut(part: formats.Example, whole: chat.Encoded | WorkbenchError, config: DataConfig) -> chat.Encoded:
-    """The example cut to data.max_tokens; raises what encoding it raised."""
-    if isinstance(whole, WorkbenchError):
-        raise whole
+def _cut(part: formats.Example, whole: chat.Encoded, config: DataConfig) -> chat.Encoded:
+    """The example cut to data.max_tokens."""
     cut = chat.truncate(whole, max_tokens=config.max_tokens, side=config.truncate)
     if len(cut.input_ids) > config.max_tokens:
         raise DataError(
@@ -225,7 +231,7 @@ def _cut(part: formats.Example, whole: chat.Encoded | WorkbenchError, config: Da
 def _emptied(part: formats.Example, whole: chat.Encoded, cut: chat.Encoded, config: DataConfig) -> Emptied:
     """The count of one example."""
     if any(cut.supervised[1:]):
-        return Emptied(all=1)
+        return Emptied(examples=1)
     carries = [number for number, loss in enumerate(whole.supervised) if loss and number]
     needed = carries[0] + 1 if config.truncate == "right" else len(whole.input_ids) - carries[-1] + 1
     return Emptied(1, 1, needed, part.place)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
-from workbench.data.text import formats, tokenized
-from workbench.data.text.chat import DEFAULT_TEMPLATE, ChatEncoder
+from workbench.data import ordered_processes
+from workbench.data.text import encoded_rows, formats, tokenized
+from workbench.data.text.chat import DEFAULT_TEMPLATE, ChatEncoder, LossOn
 from workbench.data.text.tokenized import TokenizedSet, hold_out
 from workbench.errors import DataError
 
@@ -181,6 +183,62 @@ def test_a_set_without_its_notes_is_written_again(
     (arrow,) = cache.glob("*.arrow")
     arrow.write_bytes(b"half")
     assert len(_read(questions, tokenizer)) == 120 and len(reads) == 2
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_any_number_of_processes_writes_the_same_bytes(
+    questions: Path, tokenizer: PreTrainedTokenizerBase, cache: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    lines = questions.read_text().splitlines()
+    for row in (5, 61, 62, 110):
+        lines[row] = '{"question": "What?", "answer": null}'
+    questions.write_text("\n".join([*lines, *lines]) + "\n")
+    monkeypatch.setattr(encoded_rows, "ROWS", 16)
+    monkeypatch.setattr(ordered_processes, "OWN", 2)
+    written = []
+    for count in (1, processes):
+        monkeypatch.setenv("WORKBENCH_PROCESSES", str(count))
+        found = _read(questions, tokenizer, on_bad_row="skip", max_tokens=40)
+        arrow, notes = *cache.glob("*.arrow"), *cache.glob("*.json")
+        written.append((arrow.name, arrow.read_bytes(), notes.read_bytes()))
+        assert len(found) == 232 and len(found.skipped) == 8
+        shutil.rmtree(cache)
+    assert written[0] == written[1]
+
+
+def test_the_first_bad_row_is_refused_whatever_the_processes(
+    questions: Path, tokenizer: PreTrainedTokenizerBase, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that the template refuses stands before one that is malformed, and before another such row."""
+    lines = [json.loads(line) for line in questions.read_text().splitlines()]
+    lines[50]["answer"] = lines[80]["answer"] = "left out"
+    lines[60]["answer"] = None
+    questions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    loop = "{%- for message in messages %}"
+    refused = "{%- if message.content == 'left out' %}{{ raise_exception('too short') }}{%- endif %}"
+    template = DEFAULT_TEMPLATE.replace(loop, loop + refused)
+    monkeypatch.setattr(encoded_rows, "ROWS", 16)
+    monkeypatch.setattr(ordered_processes, "OWN", 1)
+    for count in (1, 3):
+        monkeypatch.setenv("WORKBENCH_PROCESSES", str(count))
+        with pytest.raises(DataError, match=r"questions\.jsonl, row 51: .* too short"):
+            _read(questions, tokenizer, template)
+        assert list(cache.iterdir()) == []
+
+
+def test_batches_of_rows_are_encoded_as_single_rows_are(questions: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    config = DataConfig(train=str(questions))
+    chats = list(formats.read(str(questions), config, skipped=[]))
+    texts = [
+        formats.Example("a", text=((f"Once {n}", n % 2 == 0), (" upon a time", True))[: 1 + n % 2]) for n in range(9)
+    ]
+    examples = [example for pair in zip(chats, texts, strict=False) for example in pair]
+    template = ChatEncoder(tokenizer)
+    for loss_on in get_args(LossOn):
+        single = [ChatEncoder(tokenizer).encode(example, loss_on=loss_on) for example in examples]
+        assert template.encode_many(examples, loss_on=loss_on) == single
+        assert pickle.loads(pickle.dumps(template)).encode_many(examples, loss_on=loss_on) == single
+    assert template.encode_many([], loss_on="all") == []
 
 
 def test_what_was_left_out_is_remembered(questions: Path, tokenizer: PreTrainedTokenizerBase, reads: list[str]) -> None:
