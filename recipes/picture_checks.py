@@ -87,7 +87,7 @@ def inspect(config: RunConfig, reader: RowReader, rows: LabelledSet, labels: Lab
     facts = [
         ("Files", _sizes(reader, rows, sample)),
         ("Colours", _colours(grey)),
-        ("The model reads", f"{_size((reader.format.height, reader.format.width))} pixels, {inputs.patches:,} patches"),
+        ("The model reads", f"{_size((reader.format.height, reader.format.width))} pixels: {_squares(reader, inputs)}"),
         ("image.prepare", descriptions.preparation(config.image.prepare, reader.format)),
         ("image.augment", descriptions.augmentation(config.image.augment) or "nothing changes"),
     ]
@@ -95,6 +95,11 @@ def inspect(config: RunConfig, reader: RowReader, rows: LabelledSet, labels: Lab
     notes = pitfalls(config.image.augment, config.tta, names, grey=all(grey))
     views = picture_views.make(config.tta, config.classes, example=inputs.picture(0)) if config.tta.views else []
     return PictureFindings(reader, rows, facts, examples, notes, views[:VIEWS])
+
+
+def _squares(reader: PictureReader, inputs: PictureRows) -> str:
+    """The squares that a picture counts as in batches and budgets: a transformer's patches, or as many of another."""
+    return f"{inputs.patches:,} squares of {_size((reader.patch, reader.patch))}"
 
 
 def said(label: Label | None) -> str:

@@ -59,7 +59,7 @@ def test_sizes_and_colours_are_those_of_the_files(find: Find) -> None:
     )
     assert facts["Files"].endswith("100 % are enlarged, which adds no detail")
     assert facts["Colours"].endswith("grey, the others in colour")
-    assert facts["The model reads"] == f"{SIZE} x {SIZE} pixels, 16 patches"
+    assert facts["The model reads"] == f"{SIZE} x {SIZE} pixels: 16 squares of {SIZE // 4} x {SIZE // 4}"
     assert facts["image.augment"] == "nothing changes"
     examples = find().examples
     assert len(examples) == 3 and {label for _, label in examples[:2]} == {"6", "9"}
