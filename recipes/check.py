@@ -13,7 +13,7 @@ from workbench.adapters.target_modules import unreached
 from workbench.config import RunConfig, sweep_expansion, tasks
 from workbench.data.batching import Row
 from workbench.data.row_order import RowOrder
-from workbench.data.text import tokenized
+from workbench.data.text import mixture, tokenized
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.tokenized import Splits
 from workbench.models import backbones, classifier
@@ -109,6 +109,9 @@ def _text(config: RunConfig) -> Inspection:
     template = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
     data = tokenized.load(config.data, tokenizer, template, seed=config.seed)
     targets = preflight.require_runnable(config, data)
+    train = mixture.mixed(data.train, config)
+    steps = total_steps(config, len(train))
+    mixture.require_passes(train, config, steps)
     chosen = np.unique(np.linspace(0, len(data.train) - 1, num=min(SHOWN, len(data.train)), dtype=np.int64))
     return Inspection(
         config=config,
@@ -117,8 +120,9 @@ def _text(config: RunConfig) -> Inspection:
             (data.train.place(int(i)), pieces(template.seen(data.train[int(i)], epoch=0), tokenizer)) for i in chosen
         ],
         targets=targets,
-        steps=total_steps(config, len(data.train)),
+        steps=steps,
         notes=[
+            *mixture.in_words(train, config, steps),
             *(f"Left out: {reason}" for reason in data.train.skipped[:5]),
             *(data.train.contamination.sentences if data.train.contamination else ()),
         ],

@@ -28,10 +28,12 @@ def _own_data(path: Path, overrides: Sequence[str]) -> list[str]:
     that come with the package are an example, and so are their number of rows, and rows without labels beside them.
     """
     given = {word.partition("=")[0] for word in overrides}
-    if "data.train" not in given:
-        return []
     sections = read_yaml(path)
     train, fallback = _value(sections, "data.train"), dict[str, object]()
+    if train is not None and any(key == "data.sources" or key.startswith("data.sources.") for key in given):
+        fallback["data.train"] = "null"
+    elif "data.train" not in given:
+        return []
     for key, value in {"data.held_out": DataConfig.model_fields["held_out"].default, "data.test": "null"}.items():
         if isinstance(_value(sections, key), str):
             fallback[key] = value

@@ -18,7 +18,7 @@ from workbench import evaluation, losses
 from workbench.config import RunConfig, tasks
 from workbench.config.tasks import TEXT, Task
 from workbench.data.batching import MicroBatch
-from workbench.data.text import contamination, tokenized
+from workbench.data.text import contamination, mixture, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder
@@ -36,6 +36,7 @@ from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
 from workbench.training.freezing.freezer import Freezer
+from workbench.training.limits import total_steps
 from workbench.training.signal import ProgressClock, TrainingSignal
 from workbench.training.trainer import Trainer
 
@@ -58,6 +59,8 @@ def prepare(config: RunConfig, run: Run) -> tuple[PreTrainedTokenizerBase, ChatE
     template = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
     data = tokenized.load(config.data, tokenizer, template, seed=config.seed)
     preflight.require_runnable(config, data)
+    train = mixture.mixed(data.train, config)
+    mixture.require_passes(train, config, total_steps(config, len(train)))
     provenance.note_data(run, {name: split and split.facts() for name, split in data._asdict().items()})
     contamination.write(data.train.contamination, run)
     return tokenizer, template, data
@@ -148,11 +151,17 @@ def fitting(
     """
     model, clock = freezer.model, ProgressClock()
 
+    by_source: dict[str, float] = {}
+
     def held_out_loss() -> float:
         with run.deadline.phase("evaluation"):
-            return evaluation.likelihood(model, head, data.held_out).loss
+            found = evaluation.likelihood(model, head, data.held_out)
+        by_source.update({f"held_out_loss[{name}]": each for name, each in found.by_source.items()})
+        return found.loss
 
-    supervise = supervise or (lambda *_: TrainingSignal(data.train, next_token_loss(model, head)))
+    supervise = supervise or (
+        lambda *_: TrainingSignal(mixture.mixed(data.train, config), next_token_loss(model, head))
+    )
     return Trainer(
         model=model,
         signal=supervise(model, head, backbone, clock),
@@ -160,6 +169,7 @@ def fitting(
         width=head.width,
         held_out=[data.held_out],
         held_out_loss=held_out_loss,
+        held_out_parts=by_source,
         config=config,
         compute=backbone.compute,
         run=run,

@@ -18,6 +18,7 @@ from workbench.config.sweep_expansion import Trial
 from workbench.data.batching import Examples, MicroBatch
 from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import ClassSplits
+from workbench.data.text import mixture
 from workbench.data.text.tokenized import Splits
 from workbench.losses.criterion import criterion
 from workbench.models import classifier, exported, output_heads
@@ -104,7 +105,7 @@ class TextTask(SweepTask):
             freezer=freezer,
             backbone=backbone,
             predict=lambda batch: head.hidden(together.model, batch.inputs).flatten(0, 1)[batch.positions_N],
-            train=[text.data.train] * len(trials),
+            train=[mixture.mixed(text.data.train, trial.config) for trial in trials],
             objectives=[objective] * len(trials),
             held_out_loss=lambda: evaluation.likelihood(together.model, head, text.data.held_out).loss,
             save=lambda folder, adapter: exported.save(

@@ -5,11 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from workbench.config.curriculum_config import CurriculumConfig
 from workbench.config.decontaminate_config import DecontaminateConfig
 from workbench.config.select_config import SelectConfig
+from workbench.config.sources_config import MixConfig, SourceConfig
 from workbench.schema import Section
 
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -50,11 +59,14 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
-    train: str = Field(min_length=1)
+    train: str = ""
     """A jsonl, json, csv, parquet or txt file, a folder of them, or a hub data set id (owner/name). With format image
     also a folder of class folders, a zip archive of one or a folder inside it, or idx files."""
+    sources: dict[str, SourceConfig] = Field(default_factory=dict)
+    """In place of `train`: several sources by name, mixed as `mix` says. Each has a held-out loss of its own."""
+    mix: MixConfig = MixConfig()
     held_out: Share | str = 0.05
-    """Share of `train` that is held out (duplicates stay on one side), or a file of its own."""
+    """Share of `train`, or of each source, that is held out (duplicates stay on one side), or a file of its own."""
     test: str | None = None
     """A file that is scored once, at the end."""
     format: Literal[
@@ -89,6 +101,30 @@ class DataConfig(Section):
     decontaminate: DecontaminateConfig = DecontaminateConfig()
     select: SelectConfig = SelectConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
+
+    @field_validator("train", mode="before")
+    @classmethod
+    def _named(cls, value: object) -> object:
+        return "" if value is None else value
+
+    @model_validator(mode="after")
+    def _sourced(self) -> DataConfig:
+        if not self.train and not self.sources:
+            raise ValueError("train is required. Write data.train=FILE, or data.sources.")
+        if self.train and self.sources:
+            raise ValueError("train and sources both name training rows. Leave one of them out.")
+        if len(self.sources) == 1:
+            raise ValueError("sources mixes two or more; write data.train for a single one.")
+        if self.mix != MixConfig() and not self.sources:
+            raise ValueError("mix says how sources are mixed, and there is one. Write data.sources, or leave mix out.")
+        if self.mix.by == "weight" and self.mix.temperature != 1:
+            raise ValueError("mix.temperature weakens sizes, and mix.by=weight has none. Leave one of them out.")
+        if bad := [name for name in self.sources if not name.replace("_", "").replace("-", "").isalnum()]:
+            raise ValueError(f"sources.{bad[0]}: names have letters, digits, - and _ only.")
+        paths = [source.path for source in self.sources.values()]
+        if twice := [path for path in paths if paths.count(path) > 1]:
+            raise ValueError(f"sources names {twice[0]} twice. Give it one name and a larger weight.")
+        return self
 
 
 class MaskingConfig(Section):

@@ -38,6 +38,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
         schedule=config.schedule, freeze=config.freeze, batch=config.batch.size, method=config.adapter.method
     )
     yield from _of_averages(config)
+    yield from _of_sources(config)
     yield from _of_order(config)
     yield from _of_recipe(config)
     if config.recipe in ("classify", "crossval"):
@@ -123,6 +124,27 @@ def _of_kept_outputs(config: RunSections) -> Iterator[str]:
         yield (
             f"freeze.cache={freeze.cache} keeps what frozen blocks give, and recipe=mlm hides other tokens in each "
             "epoch, so that no row comes twice. Write freeze.cache=off."
+        )
+
+
+def _of_sources(config: RunSections) -> Iterator[str]:
+    """Where rows of several sources cannot be mixed."""
+    data = config.data
+    if not data.sources:
+        return
+    if config.recipe not in ("sft", "mlm"):
+        yield f"data.sources is for recipe=sft|mlm; recipe={config.recipe} reads one source. Write data.train."
+    if data.curriculum.by != "none":
+        yield "data.curriculum orders the rows of one source; data.sources mixes several. Leave one of them out."
+    if data.select.by != "all":
+        yield (
+            "data.select chooses among the rows of one source. Leave it out; data.sources.NAME.limit takes the first "
+            "rows of each."
+        )
+    if data.decontaminate.action != "off" and not isinstance(data.held_out, str):
+        yield (
+            "data.decontaminate compares the rows of all sources with one held-out file, and a share is held out of "
+            "each. Write data.held_out=FILE."
         )
 
 

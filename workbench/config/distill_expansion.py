@@ -43,6 +43,8 @@ def as_plain_run(config: Run) -> Run:
     if section.on_policy.share and config.data.curriculum.by != "none":
         what = "distill.on_policy replaces answers, and with them how difficult a row is. Leave one of them out."
         mistakes.append(("data.curriculum", what))
+    if config.data.sources:
+        mistakes.append(("data.sources", "a teacher is asked about the rows of one source. Write data.train."))
     try:
         found = type(config).model_validate(values)
     except ValidationError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +35,8 @@ class Likelihood:
     """Mean negative log-likelihood, nats per supervised token."""
     token_accuracy: float
     """Share of supervised tokens that the model finds most likely."""
+    by_source: Mapping[str, float] = field(default_factory=dict)
+    """The loss of each source, where there are several."""
 
     @property
     def perplexity(self) -> float:
@@ -83,8 +85,18 @@ def likelihood(
     rows = _first(tokens, len(tokens))
     content = (each for row in rows for each in (row.input_ids, row.supervised, np.asarray([row.source, row.number])))
     found = over_rows(model, tokens.lengths, compute, scoring=scoring, content=content)
-    losses, hits, counts = zip(*found.values(), strict=True)
-    return Likelihood(math.fsum(losses) / sum(counts), sum(hits) / sum(counts))
+    losses, hits, counts = zip(*(found[row] for row in range(len(tokens))), strict=True)
+    return Likelihood(math.fsum(losses) / sum(counts), sum(hits) / sum(counts), _by_source(tokens, losses, counts))
+
+
+def _by_source(tokens: TokenizedSet, losses: Sequence[float], counts: Sequence[int]) -> dict[str, float]:
+    """The loss of each source that has rows, from the summed loss and the supervised tokens of each row."""
+    own = {name: np.flatnonzero(tokens.source_N == number).tolist() for number, name in enumerate(tokens.sources)}
+    return {
+        name: math.fsum(losses[row] for row in rows) / sum(counts[row] for row in rows)
+        for name, rows in own.items()
+        if len(rows)
+    }
 
 
 def answers(
@@ -125,6 +137,7 @@ def answers(
 def summary(found: Likelihood, answers: Sequence[GeneratedAnswer]) -> dict[str, float]:
     """The scores by name, as scores.json holds them; answer scores only where there are answers."""
     scores = {"loss": found.loss, "perplexity": found.perplexity, "token_accuracy": found.token_accuracy}
+    scores |= {f"loss[{name}]": loss for name, loss in found.by_source.items()}
     return {name: round(value, 6) for name, value in scores.items()} | answer_scores(answers)
 
 

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,8 @@ class TrainTask:
     config: RunConfig
     run: Run
     """Directory of its metrics and checkpoints, as if it trained alone."""
+    held_out_parts: Mapping[str, float] = field(default_factory=dict)
+    """Further figures of the last call of `held_out_loss`, by their names in metrics.jsonl."""
 
 
 class AdapterTrainer:
@@ -331,6 +333,7 @@ class AdapterTrainer:
     def _evaluate(self) -> dict[str, float]:
         """Held-out loss of the present values and of their average; the lower one decides which is best."""
         losses, average = {"held_out_loss": self._held_out_loss()}, self._average
+        parts = dict(self.task.held_out_parts)
         if average is not None and average.ready:
             with self._averaged(average):
                 losses["averaged_held_out_loss"] = self.task.held_out_loss()
@@ -350,7 +353,7 @@ class AdapterTrainer:
                     checkpoints.write(self.task.run.best, {"trainable": values}, self.progress)
         else:
             self.progress = replace(before, evaluations_without_gain=before.evaluations_without_gain + 1)
-        return losses
+        return {**losses, **parts}
 
     def _held_out_loss(self) -> float:
         with optimizer_states.evaluating(self._optimizer, refresh=self._refresh):

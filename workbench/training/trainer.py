@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,6 +60,8 @@ class Trainer:
     compute: torch.dtype
     run: Run
     callback: Callback
+    held_out_parts: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+    """Further figures of the last call of `held_out_loss`, by their names in metrics.jsonl."""
     clock: ProgressClock = field(default_factory=ProgressClock)
     """Share of the run that is done, for losses that follow a schedule."""
     trial_context: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -89,7 +91,7 @@ class Trainer:
         self.tokens = 0
         """Tokens in one forward pass, padding included; known after `prepare`."""
         self.member = AdapterTrainer(
-            TrainTask(self.train, self._held_out_loss, self.config, self.run),
+            TrainTask(self.train, self._held_out_loss, self.config, self.run, self.held_out_parts),
             trained(self.masters, self.freezer),
             hooks=self._hooks(),
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,20 @@ def find(
             "raise data.decontaminate.share."
         )
     return found
+
+
+def joined(parts: Sequence[Contamination | None]) -> Contamination | None:
+    """What was found in several sets of training rows that were compared with the same evaluation rows."""
+    found = [each for each in parts if each is not None]
+    if not found:
+        return None
+    starts = accumulate((each.rows for each in found), initial=0)
+    matches = (
+        match._replace(row=start + match.row)
+        for start, each in zip(starts, found, strict=False)
+        for match in each.matches
+    )
+    return replace(found[0], rows=sum(each.rows for each in found), matches=tuple(matches))
 
 
 def named_sets(config: DataConfig) -> dict[str, Iterator[TextRow]]:

@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
+from workbench.config.sources_config import SourceConfig
 from workbench.data import dataset_facts, ordered_processes, selection, starter
 from workbench.data.batching import Collate, Indices, MicroBatch, Row, collate
 from workbench.data.text import contamination, encoded_rows, formats
@@ -53,6 +54,8 @@ class TokenizedSet:
     """How rows are seen."""
     contamination: Contamination | None = None
     """Rows that held the text of evaluation rows, where they were looked for."""
+    sources: Mapping[str, int] = field(default_factory=dict)
+    """The first row of the table that each of several sources has; empty where there is one."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -89,6 +92,11 @@ class TokenizedSet:
     def subset(self, keep: Indices | npt.NDArray[np.bool_], note: str | None = None) -> TokenizedSet:
         """The examples that `keep` indexes or marks."""
         return replace(self, rows=self.rows[keep], skipped=[note, *self.skipped] if note else self.skipped)
+
+    @property
+    def source_N(self) -> Indices:
+        """The source of each example, where there are several."""
+        return np.searchsorted(list(self.sources.values()), self.rows, side="right") - 1
 
     @cached_property
     def lengths(self) -> Indices:
@@ -129,6 +137,11 @@ class TokenizedSet:
         return {
             **dataset_facts.shared(self, supervised_tokens=int(self.supervised.sum())),
             "chat": self.chat,
+            **(
+                {"sources": dict(zip(self.sources, np.bincount(self.source_N).tolist(), strict=True))}
+                if self.sources
+                else {}
+            ),
             **found,
         }
 
@@ -147,17 +160,65 @@ class Splits(NamedTuple):
 
 def load(config: DataConfig, tokenizer: PreTrainedTokenizerBase, template: RowEncoder, *, seed: int) -> Splits:
     """Read, render, tokenise and split; refuses data that would teach or measure nothing."""
-    train = read(config.train, config, tokenizer, template, limit=config.limit)
-    if isinstance(config.held_out, str):
-        held_out = read(config.held_out, config, tokenizer, template)
-    else:
-        train, held_out = hold_out(train, share=config.held_out, seed=seed)
-    train = _without_overlap(train, held_out, config)
     test = read(config.test, config, tokenizer, template) if config.test else None
-    if test is not None:
-        train = _without_overlap(train, test, config)
+    own = {name: _of_source(config, source) for name, source in config.sources.items()}
+    if not own:
+        return _split(config, None, test, tokenizer, template, seed=seed)
+    held_out = None if isinstance(config.held_out, float) else read(config.held_out, config, tokenizer, template)
+    parts = {name: _split(each, held_out, test, tokenizer, template, seed=seed) for name, each in own.items()}
+    for name, other in itertools.permutations(parts, 2):
+        parts[name] = parts[name]._replace(train=_without_overlap(parts[name].train, parts[other].held_out, config))
+    train = joined({name: each.train for name, each in parts.items()})
+    return Splits(train, held_out or joined({name: each.held_out for name, each in parts.items()}), test)
+
+
+def _of_source(config: DataConfig, source: SourceConfig) -> DataConfig:
+    """Settings of the rows of one of several sources."""
+    own = {"train": source.path, "limit": source.limit or config.limit, "columns": source.columns or config.columns}
+    return config.model_copy(update={**own, "sources": {}})
+
+
+def _split(
+    config: DataConfig,
+    held_out: TokenizedSet | None,
+    test: TokenizedSet | None,
+    tokenizer: PreTrainedTokenizerBase,
+    template: RowEncoder,
+    *,
+    seed: int,
+) -> Splits:
+    """The rows of `config.train` without those that are scored.
+
+    Args:
+        held_out: Held-out rows that were read for other sources, too.
+    """
+    train = read(config.train, config, tokenizer, template, limit=config.limit)
+    if held_out is None:
+        if isinstance(config.held_out, str):
+            held_out = read(config.held_out, config, tokenizer, template)
+        else:
+            train, held_out = hold_out(train, share=config.held_out, seed=seed)
+    for other in (held_out, test):
+        train = train if other is None else _without_overlap(train, other, config)
     train = _decontaminated(train, held_out, test, config)
     return Splits(_selected(train, config, seed=seed), held_out, test)
+
+
+def joined(parts: Mapping[str, TokenizedSet]) -> TokenizedSet:
+    """The rows of several sources as one set."""
+    sets = list(parts.values())
+    starts = list(itertools.accumulate((len(each.table) for each in sets[:-1]), initial=0))
+    return replace(
+        sets[0],
+        table=concatenate_datasets([each.table for each in sets]),
+        rows=np.concatenate([start + each.rows for start, each in zip(starts, sets, strict=True)]),
+        source=" + ".join(each.source for each in sets),
+        fingerprint=hashlib.sha256("".join(each.fingerprint for each in sets).encode()).hexdigest(),
+        skipped=[reason for each in sets for reason in each.skipped],
+        chat=any(each.chat for each in sets),
+        contamination=contamination.joined([each.contamination for each in sets]),
+        sources=dict(zip(parts, starts, strict=True)),
+    )
 
 
 def read(

@@ -1,0 +1,69 @@
+"""Mistakes with `data.sources` end in status 2 and a message with place and cure, before training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mistakes.cases import Case, assert_refused, lines
+
+CHECK = "check my.yaml data.train=null"
+A, B = "data.sources.a.path=a.jsonl", "data.sources.b.path=b.jsonl"
+BOTH = f"{CHECK} {A} {B}"
+
+
+def two(folder: Path) -> None:
+    """Rows of two sources, and a file that holds some of the first one's."""
+    for name in ("a", "b"):
+        rows = [{"question": f"{name} {n} of them?", "answer": f"{name} {n * n}."} for n in range(40)]
+        lines(rows, f"{name}.jsonl")(folder)
+
+
+CASES = {
+    "no rows at all": Case(CHECK, "train is required", "data.sources", two),
+    "two ways": Case(f"check my.yaml {A} {B} data.train=a.jsonl", "both name training rows", "Leave one", two),
+    "one": Case(f"{CHECK} {A}", "sources mixes two or more", "write data.train", two),
+    "a file twice": Case(f"{CHECK} {A} data.sources.b.path=a.jsonl", "names a.jsonl twice", "a larger weight", two),
+    "no path": Case(f"{CHECK} {A} data.sources.b.weight=2", "data.sources.b.path", "is required", two),
+    "no such file": Case(f"{CHECK} {A} data.sources.b.path=c.jsonl", "c.jsonl: no such file", "jsonl", two),
+    "no weight": Case(f"{BOTH} data.sources.a.weight=0", "data.sources.a.weight", "0", two),
+    "an odd name": Case(
+        f"{BOTH} 'data.sources={{a b: {{path: a.jsonl}}, c: {{path: b.jsonl}}}}'", "letters", "digits", two
+    ),
+    "mix of one": Case("check my.yaml data.mix.temperature=2", "there is one", "leave mix out"),
+    "temperature of weights": Case(
+        f"{BOTH} data.mix.by=weight data.mix.temperature=2", "mix.by=weight has none", "Leave one", two
+    ),
+    "cold": Case(f"{BOTH} data.mix.temperature=0.5", "data.mix.temperature", "1", two),
+    "labelled rows": Case(f"{BOTH} recipe=classify", "data.sources is for recipe=sft|mlm", "Write data.train", two),
+    "with a curriculum": Case(f"{BOTH} data.curriculum.by=length", "orders the rows of one source", "Leave one", two),
+    "with a choice": Case(
+        f"{BOTH} data.select.by=random data.select.rows=9", "rows of one source", "data.sources.NAME.limit", two
+    ),
+    "decontaminated shares": Case(
+        f"{BOTH} data.decontaminate.action=drop", "a share is held out of each", "Write data.held_out=FILE", two
+    ),
+    "too many passes": Case(
+        f"{BOTH} data.sources.a.passes=2 train.steps=90", "data.sources.a.passes=2", "Write a lower", two
+    ),
+    "passes of a budget": Case(
+        f"{BOTH} data.sources.a.passes=2 train.epochs=null train.steps=null budget.tokens=9999",
+        "nobody knows how many passes",
+        "train.steps",
+        two,
+    ),
+    "with a teacher": Case(
+        f"{BOTH} recipe=distill distill.teacher.id=backbone",
+        "a teacher is asked about the rows of one",
+        "data.train",
+        two,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_message_says_where_and_what_to_write(
+    case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_refused(case, folder, monkeypatch, capsys)

@@ -1,0 +1,88 @@
+"""A run over several sources: figures of each beside the whole, and the same bits after a stop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import workbench
+from tests.stopping import stop_after
+from workbench.errors import Stopped
+from workbench.recipes.load import load
+
+Train = Callable[..., Path]
+NAMES = ("sums", "tales")
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Train:
+    folder = tmp_path_factory.mktemp("sources")
+    for name, size in zip(NAMES, (40, 12), strict=True):
+        rows = [{"question": f"{name} {n}?", "answer": f"{name} says {n * n}."} for n in range(size)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def run(out: str, *words: str, resume: bool = False) -> Path:
+        known = [f"data.sources.{name}.path={folder}/{name}.jsonl" for name in NAMES]
+        known += [f"model.id={stories}", "model.weights=float32", "data.held_out=0.25", "data.sources.tales.weight=3"]
+        known += ["train.epochs=null", "train.steps=12", "batch.size=6", "evaluate.every=4", "evaluate.answers=0"]
+        return workbench.run("sft/quickstart", [*known, *words], out=folder / out, resume=resume, quiet=True)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def taught(train: Train) -> Path:
+    """A finished run. Read only."""
+    return train("taught", "batch.tokens_per_device=100000")
+
+
+def _lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_each_source_has_its_loss_in_every_evaluation_and_the_whole_is_their_mean_by_tokens(taught: Path) -> None:
+    manifest = json.loads((taught / "manifest.json").read_text())
+    assert manifest["data"]["train"]["sources"] == {"sums": 30, "tales": 9}
+    assert manifest["data"]["held_out"]["sources"] == {"sums": 10, "tales": 3}
+    scores = json.loads((taught / "scores.json").read_text())
+    evaluated = [line for line in _lines(taught) if "held_out_loss" in line]
+    assert len(evaluated) == 3
+    told = [(each["loss"], [each[f"loss[{name}]"] for name in NAMES]) for each in scores.values()]
+    told += [(each["held_out_loss"], [each[f"held_out_loss[{name}]"] for name in NAMES]) for each in evaluated]
+    whole, parts = np.asarray([each[0] for each in told]), np.asarray([each[1] for each in told])
+    # One share of the tokens explains all of them: whole = share * sums + (1 - share) * tales.
+    share = (whole - parts[:, 1]) / (parts[:, 0] - parts[:, 1])
+    assert np.ptp(share) < 1e-3 and 0.5 < share.mean() < 0.95
+    assert "loss[tales]" in (taught / "report.html").read_text()
+
+
+def test_a_stopped_run_in_small_micro_batches_goes_on_to_the_same_losses(
+    train: Train, taught: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch)
+        with pytest.raises(Stopped):
+            train("broken", "batch.tokens_per_device=100000")
+    assert [line["loss"] for line in _lines(train("broken", "batch.tokens_per_device=100000", resume=True))] == [
+        line["loss"] for line in _lines(taught)
+    ]
+    small = [line["loss"] for line in _lines(train("small", "batch.tokens_per_device=60"))]
+    assert small == pytest.approx([line["loss"] for line in _lines(taught)], rel=1e-5)
+
+
+def test_sources_take_the_place_of_a_recipes_own_rows(tmp_path: Path) -> None:
+    words = [f"data.sources.{name}.path={name}.jsonl" for name in NAMES]
+    config = load("sft/quickstart", words)
+    assert config.data.train == "" and config.data.held_out == 0.05, "its held-out rows measure another task"
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        "recipe: sft\ndata: {sources: {a: {path: a.jsonl}, b: {path: b.jsonl}}, held_out: other.jsonl}\n"
+        "model: {id: starter}\n"
+    )
+    config = load(str(own), ["data.sources.b.weight=2"])
+    assert config.data.held_out == "other.jsonl" and config.data.sources["b"].weight == 2

@@ -1,0 +1,175 @@
+"""Rows of several sources, mixed: exact counts in each epoch, a pure function of rows, settings and epoch.
+
+Legend: S sources, N rows, M draws of an epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.config import RunConfig
+from workbench.config.sources_config import MixConfig, SourceConfig
+from workbench.data.batching import Examples, Indices, MicroBatch, Weights
+from workbench.data.text.tokenized import TokenizedSet
+from workbench.errors import ConfigError
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class MixedRows:
+    """Training rows of which an epoch draws those of each source as often as its chance says.
+
+    The draws of a source are an endless row of shuffled passes over its rows, cut into epochs: a row comes again only
+    when every other row of its source has come as often, across epochs too.
+    """
+
+    rows: TokenizedSet
+    share_S: Floats
+    """Share of an epoch's draws that each source has."""
+    draws: int
+    seed: int
+
+    @property
+    def lengths(self) -> Indices:
+        """Tokens of each row."""
+        return self.rows.lengths
+
+    @property
+    def supervised(self) -> Weights:
+        """Predicted tokens of each row."""
+        return self.rows.supervised
+
+    def __len__(self) -> int:
+        return self.draws
+
+    def place(self, index: int) -> str:
+        """File and row of row `index`."""
+        return self.rows.place(index)
+
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        """The rows `indices`, padded."""
+        return self.rows.batch(indices, epoch=epoch)
+
+    def sample(self, draws: Indices, *, epoch: int) -> Indices:
+        """Rows that the draws (of 0 to M - 1) of an epoch take: those of each source in turn."""
+        taken: Indices = _table(self, epoch)[draws]
+        return taken
+
+    @cached_property
+    def members(self) -> list[Indices]:
+        """Rows of each source."""
+        return [np.flatnonzero(self.rows.source_N == number) for number in range(len(self.share_S))]
+
+    def taken(self, number: int, *, first: int, count: int) -> Indices:
+        """`count` rows of source `number`, from its draw `first` (of the whole run) on."""
+        members = self.members[number]
+        passes, offset = divmod(first, len(members))
+        needed = -(-(offset + count) // len(members))
+        shuffled = [
+            np.random.default_rng([self.seed, 7, number, passes + ahead]).permutation(members)
+            for ahead in range(needed)
+        ]
+        return np.concatenate([np.empty(0, dtype=np.int64), *shuffled])[offset : offset + count]
+
+
+def mixed(rows: TokenizedSet, config: RunConfig) -> Examples:
+    """The training rows as `data.sources` and `data.mix` say; `rows` themselves where there is one source."""
+    sources, mix = config.data.sources, config.data.mix
+    if not sources:
+        return rows
+    size_S = np.bincount(rows.source_N, minlength=len(sources))
+    token_S = np.bincount(rows.source_N, weights=rows.lengths, minlength=len(sources)).astype(np.float64)
+    share_S = shares(list(sources.values()), mix, size_S, token_S)
+    return MixedRows(rows, share_S, mix.rows or len(rows), config.seed)
+
+
+def shares(sources: list[SourceConfig], mix: MixConfig, size_S: Indices, token_S: Floats) -> Floats:
+    """Share of the draws that each source has.
+
+    Args:
+        size_S: Rows of each source.
+        token_S: Tokens of each source.
+    """
+    weight_S = np.asarray([source.weight for source in sources])
+    amount_S = size_S if mix.unit == "rows" else token_S
+    chance_S = weight_S * (amount_S ** (1 / mix.temperature) if mix.by == "size" else 1)
+    if mix.unit == "tokens":
+        chance_S = chance_S / (token_S / size_S)
+    share_S: Floats = chance_S / chance_S.sum()
+    return share_S
+
+
+def counts(share_S: Floats, draws: int, epoch: int) -> tuple[Indices, Indices]:
+    """How often each source is drawn before an epoch, and in it.
+
+    By the largest remainder; what rounding owes a source is carried into the next epoch, so that over a long run each
+    count is exact to less than one row.
+    """
+    owed_S, before_S = np.zeros(len(share_S)), np.zeros(len(share_S), dtype=np.int64)
+    for each in range(epoch + 1):
+        quota_S = share_S * draws + owed_S
+        count_S = np.maximum(np.floor(quota_S), 0).astype(np.int64)
+        most = np.argsort(-(quota_S - count_S), kind="stable")[: draws - count_S.sum()]
+        count_S[most] += 1
+        owed_S = quota_S - count_S
+        if each < epoch:
+            before_S += count_S
+    return before_S, count_S
+
+
+def require_passes(train: Examples, config: RunConfig, steps: int | None) -> None:
+    """Raise ConfigError where a source would be read more often than its `passes` allow.
+
+    Args:
+        steps: Optimizer steps of the run; None where a budget alone ends it.
+    """
+    limited = {name: source.passes for name, source in config.data.sources.items() if source.passes is not None}
+    if not limited:
+        return
+    if steps is None:
+        raise ConfigError(
+            f"data.sources.{next(iter(limited))}.passes: nobody knows how many passes budget alone makes.\n"
+            "  Write train.epochs or train.steps too."
+        )
+    assert isinstance(train, MixedRows)
+    drawn = steps * config.batch.size
+    for number, name in enumerate(config.data.sources):
+        size, most = len(train.members[number]), limited.get(name)
+        passes = train.share_S[number] * drawn / size
+        if most is not None and passes > most * (1 + 1e-9):
+            raise ConfigError(
+                f"data.sources.{name}.passes={most:g}: the run draws {train.share_S[number]:.1%} of its {drawn:,} rows "
+                f"from there, which is {passes:.2f} passes over {size:,} rows.\n  Write a lower "
+                f"data.sources.{name}.weight, fewer train.epochs or train.steps, or passes={passes:.2f}."
+            )
+
+
+def in_words(train: Examples, config: RunConfig, steps: int | None) -> list[str]:
+    """A line for each source: rows, tokens, share of the draws, and passes over its rows."""
+    if not isinstance(train, MixedRows):
+        return []
+    lines = []
+    for number, name in enumerate(config.data.sources):
+        members, share = train.members[number], float(train.share_S[number])
+        passes = "" if steps is None else f", {share * steps * config.batch.size / len(members):.2f} passes"
+        tokens = int(train.lengths[members].sum())
+        lines.append(f"  {name}: {len(members):,} rows, {tokens:,} tokens; {share:.1%} of the draws{passes}")
+    return [f"Sources, {train.draws:,} rows an epoch:", *lines]
+
+
+@lru_cache(maxsize=2)
+def _table(mixture: MixedRows, epoch: int) -> Indices:
+    """The row of each draw (M,)."""
+    before_S, count_S = counts(mixture.share_S, mixture.draws, epoch)
+    return np.concatenate(
+        [
+            mixture.taken(number, first=int(before), count=int(count))
+            for number, (before, count) in enumerate(zip(before_S, count_S, strict=True))
+        ]
+    )
