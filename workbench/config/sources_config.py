@@ -33,6 +33,6 @@ class MixConfig(Section):
     temperature: Annotated[float, Field(ge=1)] = 1.0
     """With by=size: 1 draws each row equally often; higher values draw those of small sources more often (mT5: 3.3)."""
     unit: Literal["rows", "tokens"] = "rows"
-    """What chances divide up; with `tokens` a source of long rows is drawn less often."""
+    """Unit that chances divide up; with `tokens` a source of long rows is drawn less often."""
     rows: PositiveInt | None = None
     """Rows of an epoch; null: as many as all sources have together."""

@@ -115,7 +115,7 @@ def find(
 
 
 def joined(parts: Sequence[Contamination | None]) -> Contamination | None:
-    """What was found in several sets of training rows that were compared with the same evaluation rows."""
+    """Findings in several sets of training rows that were compared with the same evaluation rows."""
     found = [each for each in parts if each is not None]
     if not found:
         return None
