@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from workbench.data.batching import MicroBatch, Row, collate
-from workbench.data.text.answer_masks import AnswerMasker, Conversation, assistants, written_out
+from workbench.data.text.answer_masks import AnswerMasker, Conversation, assistants, wholes, written_out
 from workbench.data.text.chat_tokenizer import ChatTokenizer
 from workbench.data.text.formats import Example
 from workbench.data.text.messages import Message, last_answer_only, split_thoughts, thoughts
@@ -149,19 +149,23 @@ class ChatEncoder:
         What is remembered of the template is forgotten first: the result depends on nothing but these examples.
         """
         self._finder = AnswerMasker(self._writer)
-        written = outcomes(self._written, examples)
-        texts = [each if isinstance(each, str) else each[1].text for each in written if not isinstance(each, Exception)]
+        chats = {
+            number: self._rendered_conversation(example)
+            for number, example in enumerate(examples)
+            if example.messages and not example.tools
+        }
+        rendered = dict(zip(chats, wholes(list(chats.values())), strict=False))
+        raw = ["".join(text for text, _ in example.text) for example in examples if example.text]
 
-        def encoded(pair: tuple[Example, tuple[Conversation, Rendering] | str | WorkbenchError]) -> Encoded:
-            example, found = pair
-            if isinstance(found, WorkbenchError):
-                raise found
-            if isinstance(found, str):
+        def encoded(number: int) -> Encoded:
+            example = examples[number]
+            if example.text:
                 return self._encode_text(example, loss_on)
-            return self._encode_chat(example, *found, loss_on)
+            conversation = chats.get(number) or self._rendered_conversation(example)
+            return self._encode_chat(example, conversation, rendered.get(number) or conversation.whole(), loss_on)
 
-        with self._writer.tokenised(texts):
-            return outcomes(encoded, zip(examples, written, strict=False))
+        with self._writer.tokenised([*raw, *(whole.text for whole in rendered.values())]):
+            return outcomes(encoded, range(len(examples)))
 
     @property
     def identity(self) -> list[Any]:
@@ -261,13 +265,6 @@ class ChatEncoder:
                 "  Write the one for tools to a file and give it as model.chat_template=FILE."
             )
         return Conversation(self._writer, place, messages, tools)
-
-    def _written(self, example: Example) -> tuple[Conversation, Rendering] | str:
-        """The text of an example; of messages with the conversation that was rendered."""
-        if example.text:
-            return "".join(text for text, _ in example.text)
-        conversation = self._rendered_conversation(example)
-        return conversation, conversation.whole()
 
     def _rendered_conversation(self, example: Example) -> Conversation:
         conversation = self._conversation(example.place, example.messages, example.tools)

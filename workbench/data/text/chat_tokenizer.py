@@ -6,7 +6,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ class TokenSpans:
         self.ids = ids
         # Tokenizers may trim a leading space off the offsets, which leaves a gap: a token starts where the one before
         # it ended. The bytes of one character have the same offsets each: there a token starts earlier than that.
-        spans_2 = np.array(offsets, dtype=np.int64).reshape(-1, 2)
+        spans_2 = np.fromiter(chain.from_iterable(offsets), dtype=np.int64).reshape(-1, 2)
         ends = np.maximum.accumulate(spans_2[:, 1])
         self.ends: list[int] = ends.tolist()
         self.starts: list[int] = np.minimum(spans_2[:, 0], np.append(0, ends)[:-1]).tolist()
@@ -50,6 +50,7 @@ class ChatTokenizer:
     Attributes:
         name: What error messages call the template.
         special: Ids that can end a turn.
+        special_tokens: The tokenizer's special tokens by name, which templates may write.
         eos: The id that ends every text; None in vocabularies without one.
         instrumented: The template, compiled so that it tells its turns.
     """
@@ -63,6 +64,7 @@ class ChatTokenizer:
         special.update(tokenizer.all_special_ids)
         # A beginning of a sequence ends no turn, except in vocabularies that use one token for both.
         self.special = (special - {tokenizer.bos_token_id}) | ({self.eos} - {None})
+        self.special_tokens: dict[str, Any] = tokenizer.special_tokens_map
         self._known: dict[str, Any] = {}
         try:
             self.instrumented = InstrumentedTemplate(source)

@@ -7,6 +7,7 @@ bytes, however many processes encode.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -243,7 +244,7 @@ def _append(
     encoder: RowEncoder,
 ) -> None:
     """Add the rows of one example; their digest is of all of them, so that they stay on one side of a split."""
-    ids = np.asarray([id for *_, cut in rows for id in cut.input_ids], dtype=np.int64)
+    ids = np.fromiter(itertools.chain.from_iterable(cut.input_ids for *_, cut in rows), dtype=np.int64)
     # Of 5 million different rows, the chance that two share eight bytes is one in a million.
     digest = int.from_bytes(hashlib.sha256(ids.tobytes()).digest()[:8], "little")
     for part, whole, cut in rows:

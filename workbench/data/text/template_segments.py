@@ -73,15 +73,24 @@ class InstrumentedTemplate:
         return InstrumentedTemplate, (self._source,)
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[Message], *, prompt: bool, special_tokens: dict[str, Any]
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message],
+        *,
+        prompt: bool,
+        special_tokens: dict[str, Any],
+        text: str | None = None,
     ) -> Rendering | None:
         """The conversation with its spans; None where the template cut a mark in two.
 
         A template is foreign code: this may raise anything.
+
+        Args:
+            text: What the template writes without marks, where that is known.
         """
         plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
         chat: list[Message] = _alias_reasoning_fields(plain)
-        shown = json.dumps([chat, tools], ensure_ascii=False, default=str)
+        shown = json.dumps([chat, tools], ensure_ascii=False, default=str) if text is None else text
         marks = TemplateMarks(chat, next(mark for mark in self._private if mark not in shown))
         variables = {**special_tokens, "messages": chat, "tools": list(tools) or None, "documents": None}
         methods = {_PREFIX + method.__name__: method for method in (marks.enter, marks.leave, marks.generation)}
