@@ -3,10 +3,10 @@
     python scripts/bench/data_scale.py [--rows 5000000] [--texts 1000000] [--rate-rows 20000] [--only rate]
 
 Rows are made from the words of the shipped stories, or of --words FILE: each word follows the one before it as often as
-it does there, and every twentieth row is an earlier one with a word changed. Tokenising is pinned to one core and
-counted in processor time, in turns with `datasets.map(batched=True)` and the same tokenizer; both read the same jsonl file and leave an Arrow file. With
-masks, the other side asks the chat template for what carries loss, which the workbench always finds. Memory is the most
-that was resident, mapped files included.
+it does there, and every twentieth row is an earlier one with a word changed. Tokenising is pinned to one core, counted
+in processor time, and in turns with `datasets.map(batched=True)` and the same tokenizer; both read the same jsonl file
+and leave an Arrow file. With masks, the other side asks the chat template for what carries loss, which the workbench
+always finds. Memory is the most that was resident, mapped files included.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def _rate(arguments: argparse.Namespace, folder: Path) -> None:
                     found.append(figures["tokens"] / figures["cpu_s"])
             ours, other = (median(found) for found in speeds.values())
             print(
-                f"{kind}, {arguments.rate_rows:,} rows: {ours:,.0f} tokens a second of one core, {theirs} {other:,.0f}: "
-                f"{ratio(*speeds.values())} times",
+                f"{kind}, {arguments.rate_rows:,} rows: {ours:,.0f} tokens a second of one core, "
+                f"{theirs} {other:,.0f}: {ratio(*speeds.values())} times",
                 flush=True,
             )
 
@@ -80,7 +80,7 @@ def _memory(arguments: argparse.Namespace, folder: Path) -> None:
     for cache in ("cold", "warm"):
         out, began = folder / cache, time.monotonic()
         environment = os.environ | {"WORKBENCH_CACHE": str(folder / "cache")}
-        command = f"-m workbench run sft/quickstart {settings} evaluate.answers=0 --out {out}".split()
+        command = f"-m workbench.cli run sft/quickstart {settings} evaluate.answers=0 --out {out}".split()
         with (folder / f"{cache}.log").open("w") as log:
             process = subprocess.Popen([sys.executable, *command], stdout=log, stderr=log, env=environment)
             while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
@@ -114,7 +114,9 @@ def _inside(*task: str, core: bool) -> Figures:
     pinned = ["taskset", "-c", str(min(os.sched_getaffinity(0)))] if core else []
     command = [*pinned, sys.executable, __file__, "--task", *task]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"} | ({"TOKENIZERS_PARALLELISM": "false"} if core else {})
-    done = subprocess.run(command, capture_output=True, env=environment, check=True)
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    if done.returncode:
+        sys.exit(done.stderr.decode()[-4000:])
     figures: Figures = json.loads(done.stdout.decode().splitlines()[-1])
     return figures
 

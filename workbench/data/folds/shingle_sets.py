@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 Ints: TypeAlias = NDArray[np.int64]
 
+BLOCK = 2**15
+"""Texts of which shingles are taken at a time."""
 TEXTS = 1024
 """Texts that are hashed at a time: their shingles fit into a core's cache."""
 
@@ -40,34 +42,22 @@ class Signatures(NamedTuple):
 
 def shingle_sets(texts: Sequence[str], *, shingle: Literal["characters", "words"], size: int) -> ShingleSets:
     """All sequences of `size` characters or words of each text; the whole text where it is shorter."""
-    import pandas as pd
     from datasketch.hashfunc import sha1_hash32
     from scipy.sparse import csr_array
 
-    split = [text.split() for text in texts] if shingle == "words" else None
-    units, length_U = _units(texts, split)
-    start_W, count_U = _windows(length_U, size)
-    padded, kinds = _padded(units, length_U, size)
-    column_W, distinct = pd.factorize(_codes(padded, kinds, start_W, size))
-    last_U = np.cumsum(count_U)
-    table_UV = csr_array(
-        (np.ones(len(column_W), dtype=np.int32), column_W, np.append(0, last_U)), shape=(len(texts), len(distinct))
-    )
-    first_V = np.flatnonzero(np.diff(np.maximum.accumulate(column_W), prepend=-1))
-    text_V = np.searchsorted(last_U, first_V, side="right")
-    del column_W, start_W
-    table_UV.sum_duplicates()
-    table_UV.data[:] = 1
-    positions = (first_V - (last_U - count_U)[text_V]).tolist()
-    hashes = [
-        sha1_hash32(
-            (" ".join(split[text][at : at + size]) if split else texts[text][at : at + size]).encode(
-                errors="surrogatepass"
-            )
-        )
-        for text, at in zip(text_V.tolist(), positions, strict=True)
-    ]
-    return ShingleSets(table_UV, np.array(hashes, dtype=np.uint32))
+    known: dict[str, int] = {}
+    columns, counts = [np.zeros(0, dtype=np.int32)], [np.zeros(1, dtype=np.int64)]
+    for start in range(0, len(texts), BLOCK):
+        table, names = _block(texts[start : start + BLOCK], shingle, size)
+        number = np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int32)
+        columns.append(number[table.indices])
+        counts.append(np.diff(table.indptr))
+    column_N = np.concatenate(columns)
+    ones = np.ones(len(column_N), dtype=np.int32)
+    table_UV = csr_array((ones, column_N, np.cumsum(np.concatenate(counts))), shape=(len(texts), len(known)))
+    table_UV.sort_indices()
+    hashes = (sha1_hash32(name.encode(errors="surrogatepass")) for name in known)
+    return ShingleSets(table_UV, np.fromiter(hashes, dtype=np.uint32, count=len(known)))
 
 
 def signatures(sets: ShingleSets, *, hashes: int, bands: int, width: int, seed: int) -> Signatures:
@@ -90,6 +80,30 @@ def signatures(sets: ShingleSets, *, hashes: int, bands: int, width: int, seed: 
                 band ^= least
                 band *= np.uint64(0x9E3779B97F4A7C15)
     return found
+
+
+def _block(texts: Sequence[str], shingle: Literal["characters", "words"], size: int) -> tuple[csr_array, list[str]]:
+    """The table of some texts, and the shingles that its columns stand for."""
+    import pandas as pd
+    from scipy.sparse import csr_array
+
+    split = [text.split() for text in texts] if shingle == "words" else None
+    units, length_U = _units(texts, split)
+    start_W, count_U = _windows(length_U, size)
+    padded, kinds = _padded(units, length_U, size)
+    column_W, distinct = pd.factorize(_codes(padded, kinds, start_W, size))
+    last_U = np.cumsum(count_U)
+    table = csr_array(
+        (np.ones(len(column_W), dtype=np.int32), column_W, np.append(0, last_U)), shape=(len(texts), len(distinct))
+    )
+    first_V = np.flatnonzero(np.diff(np.maximum.accumulate(column_W), prepend=-1))
+    table.sum_duplicates()  # in place: column_W is the table's
+    text_V = np.searchsorted(last_U, first_V, side="right")
+    at_V = first_V - (last_U - count_U)[text_V]
+    held = zip(text_V.tolist(), at_V.tolist(), strict=True)
+    if split is None:
+        return table, [texts[text][at : at + size] for text, at in held]
+    return table, [" ".join(split[text][at : at + size]) for text, at in held]
 
 
 def _units(texts: Sequence[str], split: Sequence[Sequence[str]] | None) -> tuple[Ints, Ints]:

@@ -25,7 +25,9 @@ PERMUTATIONS = 256
 MISS_PROBABILITY = 1e-3
 """Highest probability that a pair exactly at the threshold is missed."""
 MAX_PAIRS = 1_000_000
-"""Most pairs that are compared, in all or in one bucket: as many as 1,400 texts from one template make."""
+"""Most pairs of near-duplicates: as many as 1,400 texts from one template make."""
+MAX_CANDIDATES = 2**24
+"""Most pairs of one bucket that are compared: those of 5,800 texts."""
 
 BLOCK = 2**21
 """Pairs that are compared at a time."""
@@ -142,12 +144,12 @@ def pairs_within(group_N: Ints | NDArray[np.uint64]) -> Iterator[Ints]:
     """Pairs (P, 2) of the members of each group, the smaller first, in blocks.
 
     Raises:
-        DataError: One group has more than MAX_PAIRS.
+        DataError: One group has more than MAX_CANDIDATES.
     """
     order = np.argsort(group_N, kind="stable")
     starts = np.flatnonzero(np.diff(group_N[order], prepend=group_N[order[:1]] + 1 if len(order) else 0))
     size = np.diff(np.append(starts, len(order)))
-    if (largest := int(size.max(initial=0))) * (largest - 1) // 2 > MAX_PAIRS:
+    if (largest := int(size.max(initial=0))) * (largest - 1) // 2 > MAX_CANDIDATES:
         raise _too_many(len(group_N))
     # How many members of the same group follow each one.
     left = np.repeat(starts + size, size) - 1 - np.arange(len(order))

@@ -27,7 +27,15 @@ from workbench.data.folds.duplicates import (
     resolve,
     weights,
 )
-from workbench.data.folds.similarity import components, near_vectors, normalised, shingles
+from workbench.data.folds.shingle_sets import shingle_sets
+from workbench.data.folds.similarity import (
+    components,
+    min_similarity,
+    near_vectors,
+    normalised,
+    pairs_within,
+    shingles,
+)
 from workbench.errors import DataError
 
 Kind = Literal["characters", "words"]
@@ -242,11 +250,35 @@ def test_shingles_have_the_length_that_suits_their_kind() -> None:
     assert shingles("ab", shingle="characters", size=4) == {"ab"}
 
 
-def test_texts_from_one_template_are_refused_before_memory_is_gone() -> None:
+def test_texts_from_one_template_are_refused_before_memory_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     body = " ".join(str(n) for n in range(60))
-    with pytest.raises(DataError, match=r"1700 different texts have over 1000000 pairs.*share a template") as caught:
-        find([f"{body} {n}" for n in range(1700)], shingle="words")
-    assert "duplicates.on_duplicate=ignore" in str(caught.value)
+    texts = [f"{body} {n}" for n in range(170)]
+    for limit in ("MAX_PAIRS", "MAX_CANDIDATES"):
+        with monkeypatch.context() as patch:
+            patch.setattr(similarity, limit, 10_000)
+            with pytest.raises(DataError, match=r"170 different texts have over \d+ pairs.*share a template") as caught:
+                find(texts, shingle="words")
+        assert "duplicates.on_duplicate=ignore" in str(caught.value)
+    assert report(find(texts, shingle="words")).clusters == 1
+
+
+def test_pairs_are_those_within_groups_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    group_N = np.random.default_rng(0).integers(0, 9, size=80)
+    expected = {(a, b) for a in range(80) for b in range(a + 1, 80) if group_N[a] == group_N[b]}
+    for block in (1, 7, 10**6):
+        monkeypatch.setattr(similarity, "BLOCK", block)
+        found = [tuple(pair) for pairs_P2 in pairs_within(group_N) for pair in pairs_P2.tolist()]
+        assert len(found) == len(set(found)) and set(found) == expected
+    assert not list(pairs_within(np.zeros(0, dtype=np.int64)))
+
+
+def test_large_clusters_have_the_similarity_that_pairs_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = sorted({normalised(text) for text in banking("train")[0]})[:60]
+    table_UV = shingle_sets(texts, shingle="characters", size=4).table_UV
+    cluster_U = components(60, [(n, n + 1) for n in range(0, 59) if n % 7])
+    expected = min_similarity(table_UV, cluster_U)
+    monkeypatch.setattr(similarity, "SMALL_CLUSTER", 1)
+    assert np.array_equal(min_similarity(table_UV, cluster_U), expected) and len(set(expected)) > 5
 
 
 def test_vectors_link_what_an_exhaustive_comparison_links(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -18,16 +19,25 @@ from workbench.data.folds.similarity import shingles
 TEXTS = ["", "a", "abc", "abcd", "abcdabcd", "the cat sat on the mat", "\U0001f600 the cat \u4e2d\u6587", "the the the"]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks() -> Iterator[None]:
+    """Blocks that end between the texts of a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BLOCK", 3)
+        yield
+
+
 @pytest.mark.parametrize("kind", ["characters", "words"])
 @given(texts=st.lists(st.text("ab \u4e2d", max_size=12) | st.sampled_from(TEXTS), min_size=1), size=st.integers(1, 40))
 @settings(max_examples=60, deadline=None)
 def test_a_row_holds_the_shingles_of_its_text(
     kind: Literal["characters", "words"], texts: list[str], size: int
 ) -> None:
-    found = shingle_sets(texts, shingle=kind, size=size)
+    found = shingle_sets(texts * 2, shingle=kind, size=size)
+    assert found.table_UV.has_sorted_indices
     assert len(set(found.hash_V.tolist())) == len(found.hash_V) == found.table_UV.shape[1]
     assert (found.table_UV.data == 1).all()
-    for row, text in enumerate(texts):
+    for row, text in enumerate(texts * 2):
         wanted = {sha1_hash32(each.encode()) for each in shingles(text, shingle=kind, size=size)}
         held = found.table_UV.indices[found.table_UV.indptr[row] : found.table_UV.indptr[row + 1]]
         assert sorted(found.hash_V[held].tolist()) == sorted(wanted)

@@ -312,6 +312,12 @@ def test_rows_that_stand_in_both_files(
         tokenized.load(config, tokenizer, ChatEncoder(tokenizer), seed=0)
 
 
+def test_places_are_in_the_order_of_the_rows(questions: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    found = _read(questions, tokenizer).subset(np.array([0, 3, 4, 119]))
+    assert list(found.places()) == [found.place(number) for number in range(4)]
+    assert next(found.places()) == "questions.jsonl, row 1"
+
+
 def test_raw_text_is_known_as_such(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     path = tmp_path / "story.txt"
     path.write_text("Once upon a time.\nThere was a cat.\n")
