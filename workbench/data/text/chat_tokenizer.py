@@ -114,7 +114,7 @@ class ChatTokenizer:
         return self._known[text] if text in self._known else self._encodings([text])[0]
 
     def _encodings(self, texts: Sequence[str]) -> Sequence[Any]:
-        """What the library behind the tokenizer finds in each text: ids and, where asked for, offsets."""
+        """Each text as the library behind the tokenizer encodes it: `ids`, and `offsets`, which are made when read."""
         if not texts:
             return []
         found = self.tokenizer(
