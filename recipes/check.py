@@ -125,6 +125,7 @@ def _text(config: RunConfig) -> Inspection:
             *mixture.in_words(train, config, steps),
             *(f"Left out: {reason}" for reason in data.train.skipped[:5]),
             *(data.train.contamination.sentences if data.train.contamination else ()),
+            *([data.train.cleaning.sentence] if data.train.cleaning else ()),
         ],
     )
 

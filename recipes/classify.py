@@ -52,6 +52,8 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     reader, data, _ = prepare(config)
     begin(run, data)
+    if data.train.cleaning is not None:
+        callback.say(data.train.cleaning.sentence)
     # What the backbone knows already, in a small share of the time; nothing of it enters the training.
     probed = probe(config, run, callback, reader, data)
     classes = ClassRun(config, run, callback, reader, data, probed=probed)

@@ -91,6 +91,7 @@ def inspect(config: RunConfig) -> ClassInspection:
         notes=[
             *(f"Left out: {reason}" for reason in data.train.skipped[:5]),
             *(data.train.contamination.sentences if data.train.contamination else ()),
+            *([data.train.cleaning.sentence] if data.train.cleaning else ()),
             *unequal(data.train, data.labels, config),
             *(pictures.notes if pictures else ()),
         ],

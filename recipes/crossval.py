@@ -43,7 +43,7 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     """Train, choose and score as `config` says; returns what stands in scores.json."""
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     reader, data, views, _, notes = prepare(config)
-    for note in notes:
+    for note in [*([data.rows.cleaning.sentence] if data.rows.cleaning else ()), *notes]:
         callback.say(note)
     sets = {"train": data.rows, "test": data.test, "unlabelled": data.unlabelled}
     provenance.note_data(run, {name: None if rows is None else rows.facts() for name, rows in sets.items()})

@@ -63,6 +63,7 @@ def inspect(config: RunConfig) -> CrossvalInspection:
         notes=[
             *(f"Left out: {reason}" for reason in data.rows.skipped[:5]),
             *(data.rows.contamination.sentences if data.rows.contamination else ()),
+            *([data.rows.cleaning.sentence] if data.rows.cleaning else ()),
             *notes,
             *unequal(data.rows, data.labels, config),
             *(pictures.notes if pictures else ()),

@@ -48,7 +48,10 @@ Supervise = Callable[[nn.Module, Head, Backbone, Callable[[], float]], TrainingS
 def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     """Train as `config` says; returns scores before and after, as they stand in scores.json."""
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
-    text = TextRun(config, run, callback, *prepare(config, run))
+    tokenizer, template, data = prepare(config, run)
+    if data.train.cleaning is not None:
+        callback.say(data.train.cleaning.sentence)
+    text = TextRun(config, run, callback, tokenizer, template, data)
     text.train()
     return text.finish()
 

@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from workbench.config.clean_rules import CleanRule
 from workbench.config.curriculum_config import CurriculumConfig
 from workbench.config.decontaminate_config import DecontaminateConfig
 from workbench.config.select_config import SelectConfig
@@ -101,6 +102,9 @@ class DataConfig(Section):
     decontaminate: DecontaminateConfig = DecontaminateConfig()
     select: SelectConfig = SelectConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
+    clean: tuple[CleanRule, ...] = ()
+    """Rules of quality that drop training rows, such as [exact_duplicate, refusal]; `workbench data RECIPE` shows what
+    each flags. Held-out and test rows stay; recipe crossval validates on training rows, and so drops them there too."""
 
     @field_validator("train", mode="before")
     @classmethod
@@ -125,6 +129,14 @@ class DataConfig(Section):
         if twice := [path for path in paths if paths.count(path) > 1]:
             raise ValueError(f"sources names {twice[0]} twice. Give it one name and a larger weight.")
         return self
+
+    @field_validator("clean")
+    @classmethod
+    def _different_rules(cls, rules: tuple[str, ...]) -> tuple[str, ...]:
+        twice = sorted({rule for rule in rules if rules.count(rule) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)} appears twice. Name each rule once.")
+        return rules
 
 
 class MaskingConfig(Section):

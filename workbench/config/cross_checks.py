@@ -8,6 +8,7 @@ from typing import Any
 from workbench.adapters import METHODS, Method
 from workbench.adapters.method import HALF_OR_FULL
 from workbench.config.basic_sections import ModelConfig
+from workbench.config.clean_rules import ANSWER_RULES, DUPLICATE_RULES
 from workbench.config.run_sections import RunSections
 from workbench.schema import Section
 
@@ -195,6 +196,18 @@ def _of_recipe(config: RunSections) -> Iterator[str]:
             yield f"{name} is for recipe={'|'.join(recipes)}; recipe={config.recipe} has none. Leave {name} out."
     if config.recipe == "mlm" and (config.model.chat_template is not None or config.data.loss_on != "assistant"):
         yield "recipe=mlm reads text as it is: leave model.chat_template and data.loss_on out."
+    answers = [rule for rule in config.data.clean if rule in ANSWER_RULES]
+    if config.recipe in ("mlm", "classify", "crossval") and answers and not config.reads_pictures:
+        yield (
+            f"data.clean={', '.join(answers)} judges answers to prompts, and recipe={config.recipe} reads texts without "
+            "any. Leave it out of data.clean."
+        )
+    repeats = [rule for rule in config.data.clean if rule in DUPLICATE_RULES]
+    if config.recipe == "crossval" and repeats and not config.reads_pictures:
+        yield (
+            f"data.clean={', '.join(repeats)}: recipe=crossval looks for duplicates itself, and knows their labels. "
+            "Write duplicates.on_duplicate=keep_one instead."
+        )
     if isinstance(config.data.held_out, str) and config.data.held_out == config.data.train:
         yield "data.held_out names the training file. Write a share such as data.held_out=0.05."
     if config.data.train in config.data.decontaminate.against:
@@ -254,6 +267,8 @@ def _of_pictures(config: RunSections) -> Iterator[str]:
             "data.decontaminate compares words; copies of pictures are found by data.overlap, and in crossval by "
             "duplicates.overlap. Leave data.decontaminate out."
         )
+    if config.data.clean:
+        yield "data.clean judges texts by their words; rows with data.format=image have none. Leave data.clean out."
     similar = [name for name in ("threshold", "shingle", "size") if _differs(config.duplicates, name)]
     if similar:
         yield (

@@ -19,7 +19,7 @@ from workbench.data.folds.duplicates import DuplicateClusters, DuplicateReport
 from workbench.data.folds.row_split import FoldAssignment, Groups, singletons
 from workbench.data.folds.similarity import Ints
 from workbench.data.labelled import labels
-from workbench.data.labelled.labelled_data import LabelledSet, decontaminated, encode
+from workbench.data.labelled.labelled_data import LabelledSet, cleaned, decontaminated, encode
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.records import RecordSource
 from workbench.data.labelled.row_reader import RowReader
@@ -74,6 +74,7 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
     train = reader.read(config.data.train, limit=config.data.limit)
     test = reader.read(config.data.test) if config.data.test else None
     stratification.require_labelled([record.row for record in train.records], train.labels)
+    train, left_out = cleaned(train, config)
     train, found = decontaminated(train, {"data.test": test}, config, reader)
     find = partial(_duplicates, reader=reader, config=config, features=features)
     clean = _deduplicate(train, test, find, config)
@@ -86,7 +87,9 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
         seed=config.seed,
     )
     return FoldData(
-        rows=replace(encode(clean.source, reader, meaning).reweighted(clean.weight_N), contamination=found),
+        rows=replace(
+            encode(clean.source, reader, meaning).reweighted(clean.weight_N), contamination=found, cleaning=left_out
+        ),
         folds=folds,
         cluster_N=clean.cluster_N,
         labels=meaning,

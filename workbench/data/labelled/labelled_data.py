@@ -26,6 +26,9 @@ from workbench.data.labelled.row_reader import RowReader
 from workbench.data.text import contamination
 from workbench.data.text.contamination import Contamination
 from workbench.data.text.decontamination import TextRow
+from workbench.data.text.quality import cleaning
+from workbench.data.text.quality.cleaning import Cleaning
+from workbench.data.text.quality.row_texts import RowText
 from workbench.errors import DataError
 
 Targets = npt.NDArray[np.float32]
@@ -49,6 +52,8 @@ class LabelledSet:
     """Further columns of `labels_N`, such as a teacher's outputs."""
     contamination: Contamination | None = None
     """Rows that held the text of evaluation rows, where they were looked for."""
+    cleaning: Cleaning | None = None
+    """Rows that `data.clean` left out."""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -141,6 +146,7 @@ class LabelledSet:
         """Facts about this set for the manifest and the report."""
         classes = labels.counts([each for each in self.labels if each is not None])
         found = {} if self.contamination is None else {"contamination": self.contamination.facts()}
+        found |= {} if self.cleaning is None else {"cleaning": self.cleaning.facts()}
         counted = {"classes": dict(sorted(classes.items()))}
         return {**dataset_facts.shared(self, supervised_tokens=len(self)), **counted, **found}
 
@@ -161,6 +167,7 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
         held_out = reader.read(config.data.held_out)
     else:
         train, held_out = _split(train, config, share=config.data.held_out)
+    train, left_out = cleaned(train, config)
     test = reader.read(config.data.test) if config.data.test else None
     for other in (held_out, test):
         if other is not None:
@@ -169,7 +176,7 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
     meaning = labels.fit(config.classes.kind, train.labels, source=config.data.train)
     _require_measured(meaning, train, held_out, config)
     weight_N = np.asarray([record.weight for record in train.records])
-    rows = replace(encode(train, reader, meaning).reweighted(weight_N), contamination=found)
+    rows = replace(encode(train, reader, meaning).reweighted(weight_N), contamination=found, cleaning=left_out)
     return ClassSplits(
         train=_selected(rows, config, reader, meaning),
         held_out=encode(held_out, reader, meaning),
@@ -191,6 +198,19 @@ def encode(source: RecordSource, reader: RowReader, meaning: Labels) -> Labelled
         fingerprint=source.fingerprint,
         skipped=source.skipped,
     )
+
+
+def cleaned(train: RecordSource, config: RunConfig) -> tuple[RecordSource, Cleaning | None]:
+    """Training rows without those that `data.clean` flags, and what it found; None where it names no rule."""
+    if not config.data.clean:
+        return train, None
+    found = cleaning.find(train.name, map(row_text, train.records), config.data.clean)
+    return train.subset(found.kept([record.place for record in train.records])), found
+
+
+def row_text(record: LabelledRecord) -> RowText:
+    """A labelled row as rules of quality read it: its columns, and not its label."""
+    return RowText(record.place, "\n".join(record.fields))
 
 
 def decontaminated(

@@ -27,6 +27,8 @@ from workbench.data.text import contamination, encoded_rows, formats
 from workbench.data.text.contamination import Contamination
 from workbench.data.text.decontamination import TextRow
 from workbench.data.text.encoded_rows import RowEncoder
+from workbench.data.text.quality import cleaning
+from workbench.data.text.quality.cleaning import Cleaning
 from workbench.errors import DataError
 from workbench.runs import files
 
@@ -56,6 +58,8 @@ class TokenizedSet:
     """Rows that held the text of evaluation rows, where they were looked for."""
     sources: Mapping[str, int] = field(default_factory=dict)
     """The first row of the table that each of several sources has; empty where there is one."""
+    cleaning: Cleaning | None = None
+    """Rows that `data.clean` left out."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -134,6 +138,7 @@ class TokenizedSet:
     def facts(self) -> dict[str, Any]:
         """Facts about this set for the manifest and the report."""
         found = {} if self.contamination is None else {"contamination": self.contamination.facts()}
+        found |= {} if self.cleaning is None else {"cleaning": self.cleaning.facts()}
         return {
             **dataset_facts.shared(self, supervised_tokens=int(self.supervised.sum())),
             "chat": self.chat,
@@ -198,6 +203,7 @@ def _split(
             held_out = read(config.held_out, config, tokenizer, template)
         else:
             train, held_out = hold_out(train, share=config.held_out, seed=seed)
+    train = _cleaned(train, config)
     for other in (held_out, test):
         train = train if other is None else _without_overlap(train, other, config)
     train = _decontaminated(train, held_out, test, config)
@@ -217,6 +223,7 @@ def joined(parts: Mapping[str, TokenizedSet]) -> TokenizedSet:
         skipped=[reason for each in sets for reason in each.skipped],
         chat=any(each.chat for each in sets),
         contamination=contamination.joined([each.contamination for each in sets]),
+        cleaning=cleaning.joined([each.cleaning for each in sets]),
         sources=dict(zip(parts, starts, strict=True)),
     )
 
@@ -299,6 +306,15 @@ def _without_overlap(train: TokenizedSet, held_out: TokenizedSet, config: DataCo
         f"flatter: {train.place(first)} equals {held_out.place(known)}.\n"
         "  Write data.overlap=drop to leave them out of training."
     )
+
+
+def _cleaned(train: TokenizedSet, config: DataConfig) -> TokenizedSet:
+    """`train` without the rows that `data.clean` flags. Held-out rows are chosen before: other rules, same scores."""
+    if not config.clean:
+        return train
+    places = [_example_of(place) for place in train.places()]
+    found = cleaning.find(train.source, cleaning.texts(train.source, places, config, limit=config.limit), config.clean)
+    return replace(train.subset(found.kept(places)), cleaning=found)
 
 
 def _decontaminated(

@@ -1,0 +1,1 @@
+"""What is wrong with rows of text: rules of published corpora and of conversations, and rows that they flag."""

@@ -1,0 +1,116 @@
+"""Training rows that the rules of `data.clean` flag, which are left out of training."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.config import DataConfig
+from workbench.config.clean_rules import ANSWER_RULES
+from workbench.data import starter
+from workbench.data.text import formats
+from workbench.data.text.quality import flagging, row_texts
+from workbench.data.text.quality.flagging import Flag
+from workbench.data.text.quality.row_texts import RowText
+from workbench.data.text.quality.rules import RULES, SET_RULES
+from workbench.errors import DataError
+
+LISTED = 20
+"""Flags that the manifest lists."""
+
+
+@dataclass(frozen=True)
+class Cleaning:
+    """Rows that were left out of training, and by which rules."""
+
+    rows: int
+    """Training rows that were judged."""
+    counts: dict[str, int]
+    """Rows that each rule flags, in the order of `data.clean`; a row may be flagged by several."""
+    flags: tuple[Flag, ...]
+
+    @property
+    def places(self) -> frozenset[str]:
+        """File and row of each row that is left out."""
+        return frozenset(flag.place for flag in self.flags)
+
+    @property
+    def sentence(self) -> str:
+        """How many rows were left out, and how many by which rule."""
+        by_rule = ", ".join(f"{rule} {count:,}" for rule, count in self.counts.items())
+        return f"data.clean left {len(self.places):,} of {self.rows:,} training rows out: {by_rule}."
+
+    def kept(self, places: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """True for each row, by its file and number, that stays in training."""
+        out = self.places
+        return np.asarray([place not in out for place in places], dtype=bool)
+
+    def facts(self) -> dict[str, Any]:
+        """For the manifest and the report."""
+        listed = [{"row": flag.place, "rule": flag.rule, "value": flag.value} for flag in self.flags[:LISTED]]
+        return {"rows": self.rows, "left_out": len(self.places), "rules": self.counts, "flags": listed}
+
+
+def joined(parts: Sequence[Cleaning | None]) -> Cleaning | None:
+    """Findings of the same rules in several sets of training rows."""
+    found = [each for each in parts if each is not None]
+    if not found:
+        return None
+    counts = {rule: sum(each.counts[rule] for each in found) for rule in found[0].counts}
+    return Cleaning(sum(each.rows for each in found), counts, tuple(flag for each in found for flag in each.flags))
+
+
+def texts(source: str, places: Iterable[str], config: DataConfig, *, limit: int | None = None) -> Iterator[RowText]:
+    """The texts of the rows of a file that stand at `places`, read a second time."""
+    wanted = set(places)
+    for example in formats.read(starter.resolve(source), config, skipped=[], limit=limit):
+        if example.place in wanted:
+            yield row_texts.of_example(example)
+
+
+def find(name: str, rows: Iterable[RowText], rules: Sequence[str]) -> Cleaning:
+    """Judge training rows, read once in their order; only rules that compare rows hold them all in memory.
+
+    Args:
+        name: The training file, for messages.
+        rules: Names of rules, as `data.clean` has them.
+
+    Raises:
+        DataError: A rule asks about answers and no row has one, or no row would be left.
+    """
+    counted, answered = 0, False
+
+    def judged() -> Iterator[RowText]:
+        nonlocal counted, answered
+        for row in rows:
+            counted += 1
+            answered = answered or bool(row.exchanges)
+            yield row
+
+    if any(rule in SET_RULES for rule in rules):
+        held = list(judged())
+        flags = flagging.by_rows(held, rules) + flagging.by_comparison(held, rules)
+    else:
+        flags = flagging.by_rows(judged(), rules)
+    asking = [rule for rule in rules if rule in ANSWER_RULES]
+    if asking and not answered:
+        raise DataError(
+            f"{name}: data.clean names {', '.join(asking)}, which judge answers to prompts, and its rows are texts "
+            f"without any. Leave {'it' if len(asking) == 1 else 'them'} out of data.clean."
+        )
+    found = Counter(flag.rule for flag in flags)
+    cleaning = Cleaning(counted, {rule: found[rule] for rule in rules}, tuple(sorted(flags)))
+    if len(cleaning.places) == counted:
+        worst, most = max(cleaning.counts.items(), key=lambda item: item[1])
+        rule = RULES.get(worst)
+        meant = "" if rule is None or rule.source == "workbench" else ", made for web documents,"
+        raise DataError(
+            f"{name}: data.clean would leave none of its {counted:,} rows to train on; {worst}{meant} flags {most:,} of "
+            "them. Leave it out of data.clean; `workbench data RECIPE` shows what each rule flags."
+        )
+    return cleaning

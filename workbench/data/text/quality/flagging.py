@@ -1,0 +1,95 @@
+"""Rows that rules flag.
+
+Legend: N rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from workbench.data.folds import duplicates
+from workbench.data.folds.duplicates import DuplicateClusters
+from workbench.data.folds.similarity import normalised
+from workbench.data.text.quality import languages
+from workbench.data.text.quality.row_texts import RowText
+from workbench.data.text.quality.rules import RULES
+
+NEAR = 0.8
+"""Jaccard similarity of near-duplicates, by sequences of four characters."""
+
+Near = Callable[[Sequence[str]], DuplicateClusters]
+
+
+class Flag(NamedTuple):
+    """A row that a rule flags."""
+
+    row: int
+    """Its number, from 0."""
+    place: str
+    rule: str
+    value: float
+    """What the rule measured; 1 where it only says yes."""
+    note: str = ""
+    """What the rule found, such as the row that this one repeats."""
+
+
+def near_duplicates(texts: Sequence[str]) -> DuplicateClusters:
+    """Clusters of texts that are similar to NEAR.
+
+    Raises:
+        DataError: Thousands of different texts are similar, as if from one template.
+    """
+    return duplicates.find(texts, threshold=NEAR)
+
+
+def by_rows(rows: Iterable[RowText], names: Sequence[str]) -> list[Flag]:
+    """Flags by the rules among `names` that judge a row by itself, in one pass over the rows."""
+    rules = [RULES[name] for name in names if name in RULES]
+    return [
+        Flag(number, row.place, rule.name, value)
+        for number, row in enumerate(rows)
+        for rule in rules
+        if (value := rule.value(row)) is not None
+    ]
+
+
+def by_comparison(rows: Sequence[RowText], names: Sequence[str], near: Near = near_duplicates) -> list[Flag]:
+    """Flags by the rules among `names` that compare a row with the others.
+
+    Raises:
+        DataError: As `near_duplicates`, where they are looked for.
+    """
+    flags = _other_languages(rows) if "other_language" in names else []
+    if "exact_duplicate" in names:
+        flags += _repeats("exact_duplicate", rows, [normalised(row.text) for row in rows])
+    if "near_duplicate" in names:
+        exact = {flag.row for flag in _repeats("exact_duplicate", rows, [normalised(row.text) for row in rows])}
+        clusters = near([row.text for row in rows]).cluster_N.tolist()
+        flags += [flag for flag in _repeats("near_duplicate", rows, clusters) if flag.row not in exact]
+    return flags
+
+
+def common_language(rows: Iterable[RowText]) -> str:
+    """The language of most rows that are long enough to tell; empty where none are."""
+    return next(iter(dict(Counter(row.language for row in rows if row.language).most_common(1))), "")
+
+
+def _other_languages(rows: Sequence[RowText]) -> list[Flag]:
+    common = common_language(rows)
+    return [
+        Flag(number, row.place, "other_language", 1.0, f"{row.language}, not {common}")
+        for number, row in enumerate(rows)
+        if row.language not in ("", common, languages.NO_LANGUAGE)
+    ]
+
+
+def _repeats(rule: str, rows: Sequence[RowText], keys: Sequence[object]) -> list[Flag]:
+    """All rows but the first of each key."""
+    first: dict[object, int] = {}
+    return [
+        Flag(number, row.place, rule, 1.0, rows[first[key]].place)
+        for number, (row, key) in enumerate(zip(rows, keys, strict=True))
+        if first.setdefault(key, number) != number
+    ]

@@ -1,0 +1,84 @@
+"""A row of text as rules of quality read it: its whole text, its turns, and its questions with their answers."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from typing import NamedTuple
+
+from workbench.data.text.formats import Example
+from workbench.data.text.quality import characters, languages
+
+
+class Exchange(NamedTuple):
+    """An answer and what was said before it."""
+
+    prompt: str
+    answer: str
+
+
+class RowText:
+    """The text of a row and its parts, each found once, when it is first asked for.
+
+    Attributes:
+        place: File and row.
+        text: All that users and assistants say, or the raw text; no system prompt.
+        turns: Turns of a conversation but those that only call tools; empty for raw text.
+        exchanges: Answers with their prompts; empty where a row has no answers.
+    """
+
+    def __init__(
+        self, place: str, text: str, *, turns: tuple[str, ...] = (), exchanges: tuple[Exchange, ...] = ()
+    ) -> None:
+        self.place, self.text, self.turns, self.exchanges = place, text, turns, exchanges
+
+    @cached_property
+    def words(self) -> list[str]:
+        """Words between spaces."""
+        return self.text.split()
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """Lines that are not empty, without spaces around them."""
+        return [line for line in map(str.strip, self.text.splitlines()) if line]
+
+    @cached_property
+    def paragraphs(self) -> list[str]:
+        """Paragraphs, between which lines are empty."""
+        return [part for part in map(str.strip, re.split(r"\n\s*\n", self.text)) if part]
+
+    @cached_property
+    def scripts(self) -> dict[str, int]:
+        """Letters of each script."""
+        return characters.scripts(self.text)
+
+    @cached_property
+    def is_spaced(self) -> bool:
+        """Whether most of its letters are of scripts that write spaces between words."""
+        unspaced = sum(count for script, count in self.scripts.items() if script in characters.UNSPACED)
+        return 2 * unspaced <= sum(self.scripts.values())
+
+    @cached_property
+    def language(self) -> str:
+        """Code of the language; empty where too little is written to tell."""
+        return languages.identify(self.text) if sum(self.scripts.values()) >= languages.LETTERS else ""
+
+
+def of_example(example: Example) -> RowText:
+    """A row that a language model learns."""
+    if not example.messages:
+        pieces = [text for text, _ in example.text]
+        asked = "".join(text for text, loss in example.text if not loss)
+        answered = "".join(text for text, loss in example.text if loss)
+        return RowText(
+            example.place, "".join(pieces), exchanges=(Exchange(asked, answered),) if asked and answered else ()
+        )
+    said = [message for message in example.messages if message["role"] in ("user", "assistant")]
+    turns = tuple(message["content"] for message in said if not message.get("tool_calls"))
+    exchanges, asked = [], ""
+    for message in said:
+        if message["role"] == "user":
+            asked = message["content"]
+        elif not message.get("tool_calls"):
+            exchanges.append(Exchange(asked, message["content"]))
+    return RowText(example.place, "\n".join(filter(None, turns)), turns=turns, exchanges=tuple(exchanges))
