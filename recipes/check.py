@@ -14,6 +14,7 @@ from workbench.config import RunConfig, sweep_expansion, tasks
 from workbench.data.batching import Row
 from workbench.data.row_order import RowOrder
 from workbench.data.text import mixture, tokenized
+from workbench.data.text.quality import cleaning
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.tokenized import Splits
 from workbench.models import backbones, classifier
@@ -126,6 +127,7 @@ def _text(config: RunConfig) -> Inspection:
             *(f"Left out: {reason}" for reason in data.train.skipped[:5]),
             *(data.train.contamination.sentences if data.train.contamination else ()),
             *([data.train.cleaning.sentence] if data.train.cleaning else ()),
+            *cleaning.outlook(cleaning.texts(data.train.source, data.train.places, config.data)),
         ],
     )
 

@@ -20,6 +20,7 @@ from workbench.data.labelled import class_sampling, fold_data, labelled_data
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.row_reader import RowReader
+from workbench.data.text.quality import cleaning
 from workbench.evaluation import frozen_features, frozen_probe, row_outputs
 from workbench.models import classifier, exported, row_readers
 from workbench.models.classifier import Classifier
@@ -92,6 +93,7 @@ def inspect(config: RunConfig) -> ClassInspection:
             *(f"Left out: {reason}" for reason in data.train.skipped[:5]),
             *(data.train.contamination.sentences if data.train.contamination else ()),
             *([data.train.cleaning.sentence] if data.train.cleaning else ()),
+            *cleaning.outlook(map(labelled_data.row_text, () if pictures else data.train.records)),
             *unequal(data.train, data.labels, config),
             *(pictures.notes if pictures else ()),
         ],

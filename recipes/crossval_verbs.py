@@ -14,6 +14,7 @@ from workbench.crossval.fold_adapters import fold_adapters
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.fold_data import FoldData
 from workbench.data.labelled.row_reader import RowReader
+from workbench.data.text.quality import cleaning
 from workbench.errors import ConfigError
 from workbench.evaluation import frozen_probe, row_outputs, target_scores
 from workbench.models import classifier
@@ -64,6 +65,7 @@ def inspect(config: RunConfig) -> CrossvalInspection:
             *(f"Left out: {reason}" for reason in data.rows.skipped[:5]),
             *(data.rows.contamination.sentences if data.rows.contamination else ()),
             *([data.rows.cleaning.sentence] if data.rows.cleaning else ()),
+            *cleaning.outlook(map(labelled_data.row_text, () if pictures else data.rows.records)),
             *notes,
             *unequal(data.rows, data.labels, config),
             *(pictures.notes if pictures else ()),

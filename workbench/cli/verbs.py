@@ -88,6 +88,26 @@ def check(
 
 
 @app.command()
+def data(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="Folder for data.html and flags.parquet.")] = Path("data-report"),
+    perplexity: Annotated[
+        bool, typer.Option("--perplexity", help="Let the backbone read a sample of the rows as well.")
+    ] = False,
+) -> None:
+    """Show what is in the rows and what is wrong with them: lengths, languages, duplicates, rules of quality."""
+    from workbench.recipes.load import load
+    from workbench.runs.process_memory import importing
+
+    with importing():
+        from workbench.cli import data_table
+        from workbench.recipes import data_report
+
+    data_table.show(data_report.write(load(recipe, overrides or ()), out, name=recipe, perplexity=perplexity))
+
+
+@app.command()
 def features(
     recipe: Recipe,
     overrides: Overrides = None,

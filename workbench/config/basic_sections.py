@@ -15,12 +15,12 @@ from pydantic import (
     model_validator,
 )
 
-from workbench.config.clean_rules import CleanRule
+from workbench.config.clean_rules import CLEAN_RULES
 from workbench.config.curriculum_config import CurriculumConfig
 from workbench.config.decontaminate_config import DecontaminateConfig
 from workbench.config.select_config import SelectConfig
 from workbench.config.sources_config import MixConfig, SourceConfig
-from workbench.schema import Section
+from workbench.schema import Section, did_you_mean
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Every = PositiveInt | Share
@@ -102,7 +102,7 @@ class DataConfig(Section):
     decontaminate: DecontaminateConfig = DecontaminateConfig()
     select: SelectConfig = SelectConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
-    clean: tuple[CleanRule, ...] = ()
+    clean: tuple[str, ...] = ()
     """Rules of quality that drop training rows, such as [exact_duplicate, refusal]; `workbench data RECIPE` shows what
     each flags. Held-out and test rows stay; recipe crossval validates on training rows, and so drops them there too."""
 
@@ -132,7 +132,12 @@ class DataConfig(Section):
 
     @field_validator("clean")
     @classmethod
-    def _different_rules(cls, rules: tuple[str, ...]) -> tuple[str, ...]:
+    def _known_rules(cls, rules: tuple[str, ...]) -> tuple[str, ...]:
+        for rule in rules:
+            if rule not in CLEAN_RULES:
+                raise ValueError(
+                    f"no such rule `{rule}`.{did_you_mean(rule, CLEAN_RULES)} Rules: {', '.join(CLEAN_RULES)}."
+                )
         twice = sorted({rule for rule in rules if rules.count(rule) > 1})
         if twice:
             raise ValueError(f"{', '.join(twice)} appears twice. Name each rule once.")

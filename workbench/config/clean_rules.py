@@ -1,14 +1,12 @@
-"""Names of the rules that judge rows of text, as `data.clean` writes them; workbench/data/text/quality has the rules."""
+"""Names of the rules that judge rows of text, as `data.clean` has them; workbench/data/text/quality has the rules."""
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
-AnswerRule = Literal["answer_repeats_prompt", "refusal", "empty_turn"]
+ANSWER_RULES = ("answer_repeats_prompt", "refusal", "empty_turn")
 """Rules that ask about turns and answers."""
-DuplicateRule = Literal["exact_duplicate", "near_duplicate"]
+DUPLICATE_RULES = ("exact_duplicate", "near_duplicate")
 """Rules that keep the first of several rows."""
-CleanRule = Literal[
+CLEAN_RULES = (
     "gopher_words",
     "gopher_word_length",
     "gopher_symbols",
@@ -39,10 +37,6 @@ CleanRule = Literal[
     "symbols",
     "broken_characters",
     "other_language",
-    AnswerRule,
-    DuplicateRule,
-]
-
-ANSWER_RULES: tuple[str, ...] = get_args(AnswerRule)
-DUPLICATE_RULES: tuple[str, ...] = get_args(DuplicateRule)
-CLEAN_RULES: tuple[str, ...] = get_args(CleanRule)
+    *ANSWER_RULES,
+    *DUPLICATE_RULES,
+)

@@ -199,8 +199,8 @@ def _of_recipe(config: RunSections) -> Iterator[str]:
     answers = [rule for rule in config.data.clean if rule in ANSWER_RULES]
     if config.recipe in ("mlm", "classify", "crossval") and answers and not config.reads_pictures:
         yield (
-            f"data.clean={', '.join(answers)} judges answers to prompts, and recipe={config.recipe} reads texts without "
-            "any. Leave it out of data.clean."
+            f"data.clean={', '.join(answers)} judges answers to prompts, and recipe={config.recipe} reads texts "
+            "without any. Leave it out of data.clean."
         )
     repeats = [rule for rule in config.data.clean if rule in DUPLICATE_RULES]
     if config.recipe == "crossval" and repeats and not config.reads_pictures:

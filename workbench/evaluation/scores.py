@@ -72,6 +72,19 @@ def likelihood(
     Args:
         scoring: Results of an earlier process, where this one may be stopped.
     """
+    found = row_likelihoods(model, head, tokens, scoring=scoring)
+    losses, hits, counts = zip(*(found[row] for row in range(len(tokens))), strict=True)
+    return Likelihood(math.fsum(losses) / sum(counts), sum(hits) / sum(counts), _by_source(tokens, losses, counts))
+
+
+def row_likelihoods(
+    model: nn.Module, head: Head, tokens: TokenizedSet, *, scoring: ModelResults | None = None
+) -> dict[int, tuple[float, int, int]]:
+    """Summed loss in nats, tokens that the model finds most likely, and supervised tokens of each row, by its number.
+
+    Args:
+        scoring: Results of an earlier process, where this one may be stopped.
+    """
 
     def compute(rows: Indices) -> list[tuple[float, int, int]]:
         loss_N, hit_N, row_N = _token_losses(model, head, tokens.batch(rows))
@@ -84,9 +97,7 @@ def likelihood(
 
     rows = _first(tokens, len(tokens))
     content = (each for row in rows for each in (row.input_ids, row.supervised, np.asarray([row.source, row.number])))
-    found = over_rows(model, tokens.lengths, compute, scoring=scoring, content=content)
-    losses, hits, counts = zip(*(found[row] for row in range(len(tokens))), strict=True)
-    return Likelihood(math.fsum(losses) / sum(counts), sum(hits) / sum(counts), _by_source(tokens, losses, counts))
+    return over_rows(model, tokens.lengths, compute, scoring=scoring, content=content)
 
 
 def _by_source(tokens: TokenizedSet, losses: Sequence[float], counts: Sequence[int]) -> dict[str, float]:

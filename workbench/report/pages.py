@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import jinja2
 import pandas as pd
 
 from workbench.report import (
@@ -22,6 +21,7 @@ from workbench.report import (
     run_record,
     sweep_section,
 )
+from workbench.report.rendering import render
 from workbench.report.run_record import RunRecord
 from workbench.runs import files, units
 
@@ -37,8 +37,6 @@ SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
 COLUMNS = ("before", "after", "teacher", "test", "teacher_test", "refit")
 """Columns of the score table, where there are such scores."""
 SAMPLES = 3
-LONGEST_TEXT = 4000
-"""Characters of a prompt or an answer that the page shows."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ def write(run: Path) -> Path:
         ConfigError: `run` is not a run directory.
     """
     this = run_record.read(run)
-    page = _render(
+    page = render(
         "report.html",
         run=this,
         verdict=findings.verdict(this),
@@ -97,7 +95,7 @@ def compare(runs: Sequence[Path], out: Path) -> Comparison:
         settings=tuple(_settings(records)),
         notes=tuple(_notes(records)),
     )
-    page = _render(
+    page = render(
         "comparison.html",
         table=comparison,
         best=[measure.best(records) for measure in measures],
@@ -106,23 +104,6 @@ def compare(runs: Sequence[Path], out: Path) -> Comparison:
     )
     files.write_bytes(out, page.encode())
     return comparison
-
-
-def _render(template: str, **values: Any) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("workbench.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["end"] = _end
-    return environment.get_template(template).render(longest=LONGEST_TEXT, **values)
-
-
-def _end(text: str, length: int) -> str:
-    """The end of a text from a whole word on, which is where a prompt asks its question."""
-    return text if len(text) <= length else "… " + text[-length:].split(maxsplit=1)[-1]
 
 
 def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:

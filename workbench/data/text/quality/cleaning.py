@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from workbench.data.text.quality.row_texts import RowText
 from workbench.data.text.quality.rules import RULES, SET_RULES
 from workbench.errors import DataError
 
+OUTLOOK, MANY = 1000, 0.05
+"""Rows that `check` judges, and the share of flagged ones that it tells of."""
 LISTED = 20
 """Flags that the manifest lists."""
 
@@ -73,6 +76,21 @@ def texts(source: str, places: Iterable[str], config: DataConfig, *, limit: int 
             yield row_texts.of_example(example)
 
 
+def outlook(rows: Iterable[RowText]) -> list[str]:
+    """A sentence where rules that are not for web documents alone flag many of the first rows; none otherwise."""
+    first = list(itertools.islice(rows, OUTLOOK))
+    flags = flagging.by_rows(first, [name for name, rule in RULES.items() if rule.source == "workbench"])
+    flags += flagging.by_comparison(first, ["other_language", "exact_duplicate"])
+    share = len({flag.row for flag in flags}) / max(1, len(first))
+    if share < MANY:
+        return []
+    most = ", ".join(f"{rule} {count:,}" for rule, count in Counter(flag.rule for flag in flags).most_common(3))
+    return [
+        f"Of the first {len(first):,} training rows {share:.0%} are flagged ({most}): `workbench data` shows them, and "
+        "data.clean=[RULE] leaves them out of training."
+    ]
+
+
 def find(name: str, rows: Iterable[RowText], rules: Sequence[str]) -> Cleaning:
     """Judge training rows, read once in their order; only rules that compare rows hold them all in memory.
 
@@ -110,7 +128,7 @@ def find(name: str, rows: Iterable[RowText], rules: Sequence[str]) -> Cleaning:
         rule = RULES.get(worst)
         meant = "" if rule is None or rule.source == "workbench" else ", made for web documents,"
         raise DataError(
-            f"{name}: data.clean would leave none of its {counted:,} rows to train on; {worst}{meant} flags {most:,} of "
-            "them. Leave it out of data.clean; `workbench data RECIPE` shows what each rule flags."
+            f"{name}: data.clean would leave none of its {counted:,} rows to train on; {worst}{meant} flags {most:,} "
+            "of them. Leave it out of data.clean; `workbench data RECIPE` shows what each rule flags."
         )
     return cleaning

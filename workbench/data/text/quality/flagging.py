@@ -63,12 +63,20 @@ def by_comparison(rows: Sequence[RowText], names: Sequence[str], near: Near = ne
     """
     flags = _other_languages(rows) if "other_language" in names else []
     if "exact_duplicate" in names:
-        flags += _repeats("exact_duplicate", rows, [normalised(row.text) for row in rows])
+        flags += repeats("exact_duplicate", rows, [normalised(row.text) for row in rows])
     if "near_duplicate" in names:
-        exact = {flag.row for flag in _repeats("exact_duplicate", rows, [normalised(row.text) for row in rows])}
-        clusters = near([row.text for row in rows]).cluster_N.tolist()
-        flags += [flag for flag in _repeats("near_duplicate", rows, clusters) if flag.row not in exact]
+        exact = {flag.row for flag in repeats("exact_duplicate", rows, [normalised(row.text) for row in rows])}
+        clusters = near_keys(rows, near([row.text for row in rows]))
+        flags += [flag for flag in repeats("near_duplicate", rows, clusters) if flag.row not in exact]
     return flags
+
+
+def near_keys(rows: Sequence[RowText], clusters: DuplicateClusters) -> list[tuple[int, int]]:
+    """Equal for rows that are in one cluster by their texts, and by what is asked and answered in them."""
+    asked = [row.asked_and_answered for row in rows]
+    same = asked == [row.text for row in rows]
+    asked_N = clusters.cluster_N if same else near_duplicates(asked).cluster_N
+    return list(zip(clusters.cluster_N.tolist(), asked_N.tolist(), strict=True))
 
 
 def common_language(rows: Iterable[RowText]) -> str:
@@ -85,8 +93,8 @@ def _other_languages(rows: Sequence[RowText]) -> list[Flag]:
     ]
 
 
-def _repeats(rule: str, rows: Sequence[RowText], keys: Sequence[object]) -> list[Flag]:
-    """All rows but the first of each key."""
+def repeats(rule: str, rows: Sequence[RowText], keys: Sequence[object]) -> list[Flag]:
+    """Flags on all rows but the first of each key."""
     first: dict[object, int] = {}
     return [
         Flag(number, row.place, rule, 1.0, rows[first[key]].place)

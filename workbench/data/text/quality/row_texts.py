@@ -45,7 +45,17 @@ class RowText:
     @cached_property
     def paragraphs(self) -> list[str]:
         """Paragraphs, between which lines are empty."""
-        return [part for part in map(str.strip, re.split(r"\n\s*\n", self.text)) if part]
+        return _paragraphs(self.text)
+
+    @cached_property
+    def asked_and_answered(self) -> str:
+        """The last paragraph of each prompt, where its question stands, and each answer; the text without answers.
+
+        Rows on one long passage are alike as texts, and differ here.
+        """
+        if not self.exchanges:
+            return self.text
+        return "\n".join("\n".join([*_paragraphs(prompt)[-1:], answer]) for prompt, answer in self.exchanges)
 
     @cached_property
     def scripts(self) -> dict[str, int]:
@@ -62,6 +72,10 @@ class RowText:
     def language(self) -> str:
         """Code of the language; empty where too little is written to tell."""
         return languages.identify(self.text) if sum(self.scripts.values()) >= languages.LETTERS else ""
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [part for part in map(str.strip, re.split(r"\n\s*\n", text)) if part]
 
 
 def of_example(example: Example) -> RowText:

@@ -39,7 +39,7 @@ def _gopher(name: str, says: str, measure: Callable[[RowText], float | None], le
 
 
 def _repeated(name: str, says: str, measure: Callable[[RowText], float | None], most: float) -> Rule:
-    return _gopher(name, f"{says} hold more than {most:.0%}", measure, -math.inf, most)
+    return _gopher(name, f"more than {100 * most:.0f} % of {says}", measure, -math.inf, most)
 
 
 def _c4(
@@ -63,19 +63,21 @@ _ALL = (
     _gopher("ellipses", "more than 30 % of lines end with an ellipsis", gopher.ellipses, 0, 0.3),
     _gopher("alphabetic", "fewer than 80 % of words have a letter", gopher.alphabetic, 0.8, 1),
     _gopher("stop_words", "fewer than two of " + ", ".join(sorted(gopher.STOP_WORDS)), gopher.stop_words, 2, math.inf),
-    _repeated("duplicate_lines", "of the lines, repeated ones", repetition.duplicate_lines, 0.30),
-    _repeated("duplicate_paragraphs", "of the paragraphs, repeated ones", repetition.duplicate_paragraphs, 0.30),
-    _repeated("duplicate_line_characters", "of the text, repeated lines", repetition.duplicate_line_characters, 0.20),
+    _repeated("duplicate_lines", "its lines repeat earlier ones", repetition.duplicate_lines, 0.30),
+    _repeated("duplicate_paragraphs", "its paragraphs repeat earlier ones", repetition.duplicate_paragraphs, 0.30),
+    _repeated(
+        "duplicate_line_characters", "its text stands in repeated lines", repetition.duplicate_line_characters, 0.20
+    ),
     _repeated(
         "duplicate_paragraph_characters",
-        "of the text, repeated paragraphs",
+        "its text stands in repeated paragraphs",
         repetition.duplicate_paragraph_characters,
         0.20,
     ),
     *(
         _repeated(
             f"top_{n}_gram",
-            f"of the text, the most frequent {n} words in a row",
+            f"its text is one sequence of {n} words, repeated",
             partial(repetition.top_gram, n=n),
             most,
         )
@@ -84,7 +86,7 @@ _ALL = (
     *(
         _repeated(
             f"duplicate_{n}_grams",
-            f"of the text, repeated {n} words in a row",
+            f"its text stands in repeated sequences of {n} words",
             partial(repetition.duplicate_grams, n=n),
             most,
         )

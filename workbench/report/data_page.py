@@ -1,0 +1,258 @@
+"""One offline page on the rows of a recipe: lengths, languages, labels, duplicates, and rows that rules flag."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.config import DataConfig
+from workbench.config.clean_rules import CLEAN_RULES
+from workbench.data.text.quality import survey
+from workbench.data.text.quality.flagging import Flag
+from workbench.data.text.quality.survey import Findings
+from workbench.report.plots import Axis, Plot, Series, draw
+from workbench.report.rendering import render
+from workbench.runs import units
+
+SHOWN = 12
+"""Rows of a rule that the page shows, from all over the file."""
+LONGEST = 700
+"""Characters of a row that it shows."""
+LISTED = 12
+"""Lines of a table that are not folded away."""
+BINS = 40
+
+Floats = NDArray[np.float64]
+
+
+class FlaggedRow(NamedTuple):
+    """A row that a rule flags, on the page."""
+
+    place: str
+    value: str
+    note: str
+    text: str
+
+
+class RuleRows(NamedTuple):
+    """A rule with some of the rows that it flags."""
+
+    name: str
+    says: str
+    origin: str
+    counts: tuple[str, ...]
+    """Rows of each source."""
+    share: str
+    """Of the training rows."""
+    cleans: bool
+    """Whether `data.clean` knows it."""
+    rows: tuple[FlaggedRow, ...]
+
+
+class CountTable(NamedTuple):
+    """Counts of names in each source, and a bar of the first source's share."""
+
+    title: str
+    rows: tuple[tuple[str, tuple[str, ...], float], ...]
+    """Name, counts, and the first source's share of its largest count in per cent."""
+
+    @property
+    def long(self) -> bool:
+        """Whether it is better folded away."""
+        return len(self.rows) > LISTED
+
+
+def page(name: str, config: DataConfig, found: Sequence[Findings]) -> str:
+    """The page on the rows of the recipe `name`, as HTML."""
+    return render(
+        "data.html",
+        name=name,
+        verdict=verdict(found),
+        notes=[note for each in found for note in each.notes],
+        tiles=_tiles(found, config),
+        titles=[each.read.title for each in found],
+        sources=[(each.read.title, each.read.source, f"{len(each.read.rows):,}") for each in found],
+        held_out=_held_out(config),
+        lengths=length_rows(found, config),
+        plots=_plots(found, config),
+        tables=[table for table in _tables(found) if table.rows],
+        rules=[(heading, group) for heading, group in _grouped(rules(found)) if group],
+        shown=SHOWN,
+        length=LONGEST,
+    )
+
+
+def verdict(found: Sequence[Findings]) -> str:
+    """How many training rows are flagged, and how many by rules that may not be meant for them."""
+    train, rows = found[0], max(1, len(found[0].read.rows))
+    own = {flag.place for flag in train.flags if survey.origin(flag.rule) == "workbench"}
+    documents = {flag.place for flag in train.flags} - own
+    said = f"{len(own):,} of {len(train.read.rows):,} training rows ({units.percent(len(own) / rows)}) are flagged"
+    more = f"; {len(documents):,} others only by rules that were made for web documents" if documents else ""
+    return f"{said}{more}."
+
+
+def rules(found: Sequence[Findings]) -> list[RuleRows]:
+    """Every rule that flags a row, its own rules first, then by how many training rows it flags."""
+    flags: dict[str, list[tuple[Findings, Flag]]] = {}
+    for each in found:
+        for flag in each.flags:
+            flags.setdefault(flag.rule, []).append((each, flag))
+    named = [
+        RuleRows(
+            name=rule,
+            says=survey.describe(rule),
+            origin=survey.origin(rule),
+            counts=tuple(f"{each.counts[rule]:,}" for each in found),
+            share=units.percent(found[0].counts[rule] / max(1, len(found[0].read.rows))),
+            cleans=rule in CLEAN_RULES,
+            rows=tuple(_row(*pair) for pair in _spread(pairs)),
+        )
+        for rule, pairs in flags.items()
+    ]
+    return sorted(named, key=lambda each: (each.origin != "workbench", each.origin, -found[0].counts[each.name]))
+
+
+def _grouped(flagging: Sequence[RuleRows]) -> list[tuple[str, list[RuleRows]]]:
+    headings = {
+        "workbench": "For rows of any kind",
+        "Gopher": "Gopher, for web documents",
+        "C4": "C4, for web documents",
+    }
+    return [(heading, [rule for rule in flagging if rule.origin == name]) for name, heading in headings.items()]
+
+
+def length_rows(found: Sequence[Findings], config: DataConfig) -> list[tuple[str, ...]]:
+    """For each source and unit: title, unit, total, median, 95th and 99th percentile, longest, cut."""
+    rows = []
+    for each in found:
+        if each.read.tokens_N is None or not len(each.read.rows):
+            continue
+        tokens_N = each.read.tokens_N.astype(np.float64)
+        cut = each.cut(config.max_tokens)
+        told = f"{cut:,} ({units.percent(cut / len(tokens_N))})"
+        rows.append((each.read.title, "tokens", *_quantiles(tokens_N), told))
+        rows.append((each.read.title, "characters", *_quantiles(_characters(each)), ""))
+    return rows
+
+
+def _quantiles(values_N: Floats) -> tuple[str, ...]:
+    points = np.quantile(values_N, [0.5, 0.95, 0.99, 1.0])
+    return (units.count(float(values_N.sum())), *(f"{round(float(point)):,}" for point in points))
+
+
+def _tiles(found: Sequence[Findings], config: DataConfig) -> list[tuple[str, str, str]]:
+    """Label, value and small print of the numbers that a person asks for first."""
+    train, counts = found[0], found[0].counts
+    total = max(1, len(train.read.rows))
+    repeated = counts["exact_duplicate"] + counts["near_duplicate"]
+    unreadable = f"{counts['unreadable']:,} more cannot be read" if counts["unreadable"] else ""
+    rows = ("Training rows", f"{len(train.read.rows):,}", unreadable)
+    equal = f"{counts['exact_duplicate']:,} equal an earlier row, {counts['near_duplicate']:,} nearly"
+    duplicated = ("Duplicates", units.percent(repeated / total), equal)
+    if train.read.tokens_N is None:
+        return [rows, duplicated]
+    cut = train.cut(config.max_tokens)
+    known = {name: count for name, count in train.languages.items() if name}
+    common = max(known, key=lambda name: known[name], default=units.NOTHING)
+    spoken = units.percent(known.get(common, 0) / max(1, sum(known.values())))
+    return [
+        rows,
+        ("Tokens", units.count(float(train.read.tokens_N.sum())), "before rows are cut"),
+        ("Cut", units.percent(cut / total), f"{cut:,} rows have over {config.max_tokens:,} tokens"),
+        duplicated,
+        ("Language", common, f"{spoken} of {sum(known.values()):,} rows that are long enough to tell"),
+    ]
+
+
+def _held_out(config: DataConfig) -> str:
+    if isinstance(config.held_out, str):
+        return ""
+    return (
+        f"Training rows stand here as they are in the file; a run holds {units.percent(config.held_out)} of them out."
+    )
+
+
+def _plots(found: Sequence[Findings], config: DataConfig) -> list[Plot]:
+    """Histograms of what the rows have; of nothing that they have not."""
+    longest = max((tokens_N.max() for each in found if len(tokens_N := _tokens(each))), default=0)
+    marks = (float(config.max_tokens),) if config.max_tokens <= 1.1 * longest else ()
+    cut = f"Longer rows are cut at {config.max_tokens:,} tokens (dashed)." if marks else ""
+    wanted: list[tuple[str, str, Callable[[Findings], Floats], Axis]] = [
+        ("Tokens of a row", cut, _tokens, Axis("tokens", "count", marks=marks)),
+        ("Characters of a row", "", _characters, Axis("characters", "count")),
+        ("Perplexity by the backbone", "Of a sample of the rows.", _perplexities, Axis("log10 of the perplexity")),
+        ("Labels", "", _numbers, Axis("label")),
+    ]
+    plots = []
+    for title, caption, measure, axis in wanted:
+        measured = [(each.read.title, measure(each)) for each in found]
+        series = [_histogram(name, values, at) for at, (name, values) in enumerate(measured) if len(values)]
+        if series:
+            plots.append(draw(title, series, x=axis, y=Axis("share of rows", "none", from_zero=True), caption=caption))
+    return plots
+
+
+def _histogram(title: str, values: Floats, colour: int) -> Series:
+    """A density, so that sources of different size lie on each other."""
+    heights, edges = np.histogram(values, bins=min(BINS, max(1, len(np.unique(values)))), density=True)
+    return Series(title, edges, heights, "bars", colour)
+
+
+def _tokens(found: Findings) -> Floats:
+    return np.asarray([] if found.read.tokens_N is None else found.read.tokens_N, dtype=np.float64)
+
+
+def _characters(found: Findings) -> Floats:
+    rows = found.read.rows if found.read.tokens_N is not None else ()
+    return np.asarray([len(row.text) for row in rows], dtype=np.float64)
+
+
+def _perplexities(found: Findings) -> Floats:
+    return np.log10(np.asarray(list(found.read.perplexities.values()), dtype=np.float64))
+
+
+def _numbers(found: Findings) -> Floats:
+    return np.asarray(found.read.numbers or (), dtype=np.float64)
+
+
+def _tables(found: Sequence[Findings]) -> list[CountTable]:
+    labels = "Labels" if found[0].read.labels is not None else "Answers that come again and again"
+    return [
+        _counted("Languages of rows", [_told(each.languages) for each in found]),
+        _counted("Scripts of letters", [each.scripts for each in found]),
+        _counted("Files", [each.files for each in found]),
+        _counted(labels, [each.classes for each in found]),
+    ]
+
+
+def _told(languages: Mapping[str, int]) -> dict[str, int]:
+    return {name or "too short to tell": count for name, count in languages.items()}
+
+
+def _counted(title: str, counts: Sequence[Mapping[str, int]]) -> CountTable:
+    """The names of all sources, the most frequent of the first one first."""
+    names = sorted({name for each in counts for name in each}, key=lambda name: (-counts[0].get(name, 0), name))
+    most = max(counts[0].values(), default=1)
+    return CountTable(
+        title,
+        tuple(
+            (name, tuple(f"{each.get(name, 0):,}" for each in counts), 100 * counts[0].get(name, 0) / most)
+            for name in names
+        ),
+    )
+
+
+def _spread(pairs: Sequence[tuple[Findings, Flag]]) -> list[tuple[Findings, Flag]]:
+    """At most SHOWN of the flags, from all over the files."""
+    chosen = np.unique(np.linspace(0, len(pairs) - 1, num=min(SHOWN, len(pairs)), dtype=np.int64))
+    return [pairs[at] for at in chosen.tolist()]
+
+
+def _row(found: Findings, flag: Flag) -> FlaggedRow:
+    text = found.read.rows[flag.row].text if flag.row >= 0 else ""
+    value = "" if flag.rule in ("unreadable", "also_in_evaluation", "conflicting_label") else units.number(flag.value)
+    return FlaggedRow(flag.place, value, flag.note, text)
