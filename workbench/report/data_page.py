@@ -19,8 +19,8 @@ from workbench.runs import units
 
 SHOWN = 12
 """Rows of a rule that the page shows, from all over the file."""
-LONGEST = 700
-"""Characters of a row that it shows."""
+LONGEST = 350
+"""Characters that it shows of the beginning of a row, and of its end."""
 LISTED = 12
 """Lines of a table that are not folded away."""
 BINS = 40
@@ -46,7 +46,7 @@ class RuleRows(NamedTuple):
     counts: tuple[str, ...]
     """Rows of each source."""
     share: str
-    """Of the training rows."""
+    """Share of the training rows."""
     cleans: bool
     """Whether `data.clean` knows it."""
     rows: tuple[FlaggedRow, ...]
@@ -81,7 +81,6 @@ def page(name: str, config: DataConfig, found: Sequence[Findings]) -> str:
         tables=[table for table in _tables(found) if table.rows],
         rules=[(heading, group) for heading, group in _grouped(rules(found)) if group],
         shown=SHOWN,
-        length=LONGEST,
     )
 
 
@@ -254,5 +253,11 @@ def _spread(pairs: Sequence[tuple[Findings, Flag]]) -> list[tuple[Findings, Flag
 
 def _row(found: Findings, flag: Flag) -> FlaggedRow:
     text = found.read.rows[flag.row].text if flag.row >= 0 else ""
-    value = "" if flag.rule in ("unreadable", "also_in_evaluation", "conflicting_label") else units.number(flag.value)
-    return FlaggedRow(flag.place, value, flag.note, text)
+    whole = flag.value == round(flag.value)
+    value = "" if flag.value == 1 else f"{flag.value:,.0f}" if whole else units.number(flag.value)
+    return FlaggedRow(flag.place, value, flag.note, _ends(text))
+
+
+def _ends(text: str) -> str:
+    """The beginning and the end of a long text: prompts stand first, answers last."""
+    return text if len(text) <= 2 * LONGEST else f"{text[:LONGEST].rstrip()} … {text[-LONGEST:].lstrip()}"

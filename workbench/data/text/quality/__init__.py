@@ -1,1 +1,1 @@
-"""What is wrong with rows of text: rules of published corpora and of conversations, and rows that they flag."""
+"""Faults of rows of text: rules of published corpora and of conversations, and rows that they flag."""

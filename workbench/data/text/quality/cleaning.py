@@ -80,7 +80,7 @@ def outlook(rows: Iterable[RowText]) -> list[str]:
     """A sentence where rules that are not for web documents alone flag many of the first rows; none otherwise."""
     first = list(itertools.islice(rows, OUTLOOK))
     flags = flagging.by_rows(first, [name for name, rule in RULES.items() if rule.source == "workbench"])
-    flags += flagging.by_comparison(first, ["other_language", "exact_duplicate"])
+    flags += flagging.by_comparison(first, ["exact_duplicate"])
     share = len({flag.row for flag in flags}) / max(1, len(first))
     if share < MANY:
         return []

@@ -30,9 +30,9 @@ class Flag(NamedTuple):
     place: str
     rule: str
     value: float
-    """What the rule measured; 1 where it only says yes."""
+    """The measured value; 1 where a rule only says yes."""
     note: str = ""
-    """What the rule found, such as the row that this one repeats."""
+    """Details, such as the row that this one repeats."""
 
 
 def near_duplicates(texts: Sequence[str]) -> DuplicateClusters:

@@ -6,8 +6,6 @@ words are told wrongly by all of them, so they are not told at all.
 
 from __future__ import annotations
 
-import py3langid
-
 LETTERS = 40
 """Fewest letters of which a language is told."""
 NO_LANGUAGE = "zxx"
@@ -16,5 +14,7 @@ NO_LANGUAGE = "zxx"
 
 def identify(text: str) -> str:
     """ISO 639 code of the likeliest language of the first 2,000 characters."""
+    import py3langid  # takes as long to import as all other rules
+
     code, _ = py3langid.classify(text[:2000])
     return str(code)

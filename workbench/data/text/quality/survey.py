@@ -72,7 +72,7 @@ class Findings:
     classes: Mapping[str, int] = field(default_factory=dict)
     """Rows of each label, the most frequent first; or of each answer, where few answers come again and again."""
     notes: tuple[str, ...] = ()
-    """What could not be measured, and why."""
+    """Measures that could not be taken, and why."""
 
     @property
     def counts(self) -> Counter[str]:
@@ -143,7 +143,7 @@ def _unreadable(reason: str) -> Flag:
 
 def _repeated(rows: Sequence[RowText], clusters: DuplicateClusters | None) -> list[Flag]:
     """Pictures of which all pixels are those of an earlier one."""
-    return flagging.repeats("exact_duplicate", rows, [] if clusters is None else clusters.cluster_N.tolist())
+    return [] if clusters is None else flagging.repeats("exact_duplicate", rows, clusters.cluster_N.tolist())
 
 
 def _conflicts(read: SourceRows, clusters: DuplicateClusters | None) -> list[Flag]:

@@ -1,0 +1,146 @@
+"""From the command line: `data` reports whatever the rows are, and `data.clean` drops what rules flag from training."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from workbench.cli.verbs import main
+from workbench.recipes.check import check
+from workbench.recipes.load import load
+
+FINE = [{"question": f"How many are {n} and {n}?", "answer": f"They are {2 * n}."} for n in range(12)]
+REFUSED = {"question": "What is the best way to paint a wall?", "answer": "As an AI language model, I cannot know."}
+ECHO = {
+    "question": "Why did the fox cross the road today?",
+    "answer": "Why did the fox cross the road today? It was late.",
+}
+HOSTILE = {"question": "<script>alert(1)</script>", "answer": "{"}
+BROKEN = {"question": "", "answer": "Nothing was asked."}
+RECIPE = """
+recipe: sft
+model: {id: STORIES, weights: float32}
+adapter: {method: lora, rank: 2}
+data: {train: rows.jsonl, held_out: other.jsonl}
+batch: {size: 4}
+train: {steps: 2}
+evaluate: {every: null, answers: 0}
+"""
+LABELLED = RECIPE.replace("held_out: other.jsonl", "held_out: 0.25").replace(", answers: 0", "")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, stories: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a recipe, rows of which some are flagged, and evaluation rows."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.yaml").write_text(RECIPE.replace("STORIES", stories))
+    (tmp_path / "labelled.yaml").write_text(LABELLED.replace("STORIES", stories))
+    _write("rows.jsonl", [FINE[0], REFUSED, *FINE[1:], ECHO, HOSTILE, FINE[3]])
+    _write("other.jsonl", [REFUSED, {"question": "Who?", "answer": "Nobody."}])
+    return tmp_path
+
+
+def _write(name: str, rows: list[dict[str, Any]]) -> None:
+    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _finish(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["workbench", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+
+
+def _flags(folder: str = "data-report") -> dict[str, list[str]]:
+    table = pd.read_parquet(f"{folder}/flags.parquet")
+    assert list(table.columns) == ["split", "row", "rule", "value", "note"]
+    own = table[~table["rule"].str.startswith(("gopher_", "c4_"))]
+    return {str(rule): rows["row"].tolist() for rule, rows in own.groupby("rule")}
+
+
+def test_rows_of_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rows.jsonl").write_text(Path("rows.jsonl").read_text() + json.dumps(BROKEN) + "\n")
+    _finish(monkeypatch, "data", "my.yaml", "data.overlap=drop", "--perplexity")
+    found = _flags()
+    assert found["refusal"] == ["rows.jsonl, row 2", "other.jsonl, row 1"]
+    assert found["answer_repeats_prompt"] == ["rows.jsonl, row 14"]
+    assert found["also_in_evaluation"] == ["rows.jsonl, row 2"]
+    assert found["exact_duplicate"] == ["rows.jsonl, row 16"]
+    assert found["empty_turn"] == ["rows.jsonl, row 15"] and found["unreadable"] == ["rows.jsonl, row 17"]
+    said = " ".join(capsys.readouterr().out.split())
+    assert "of 16 training rows" in said and "data-report/data.html" in said
+    page = Path("data-report/data.html").read_text()
+    assert "&lt;script&gt;alert(1)" in page and "<script" not in page and "Perplexity by the backbone" in page
+
+
+@pytest.mark.parametrize("recipe", ["classify", "crossval"])
+def test_labelled_rows(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["one", "two", "three", "four", "five", "six"]
+    texts = [f"The {name} said {word}." for word in words for name in ("cat", "dog")]
+    rows = [{"text": text, "label": text.split()[1]} for text in texts]
+    _write("rows.jsonl", [*rows, {"text": "the CAT said one", "label": "dog"}])
+    _finish(monkeypatch, "data", "labelled.yaml", f"recipe={recipe}", "data.held_out=0.05", "--out", "out")
+    found = _flags("out")
+    assert found["exact_duplicate"] == ["rows.jsonl, row 13"]
+    assert {"rows.jsonl, row 1", "rows.jsonl, row 13"} <= set(found["conflicting_label"])
+    assert ">dog</th>" in Path("out/data.html").read_text()
+
+
+def test_pictures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(6):
+        pixels = np.random.default_rng(number % 5).integers(0, 255, (28, 28), dtype=np.uint8)
+        path = folder / "pictures" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    words = ["recipe=classify", "model.id=starter/vision", "model.weights=auto", "data.format=image"]
+    _finish(monkeypatch, "data", "labelled.yaml", *words, "data.train=pictures", "--out", "out")
+    (flagged,) = _flags("out")["exact_duplicate"]
+    assert flagged.endswith(("0.png", "5.png"))
+
+
+def test_a_run_trains_without_flagged_rows_and_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["data.clean=[refusal,answer_repeats_prompt,exact_duplicate]", "--out", "one"]
+    _finish(monkeypatch, "run", "my.yaml", *words)
+    data = json.loads((folder / "one/manifest.json").read_text())["data"]
+    assert data["train"]["rows"] == 13 and data["held_out"]["rows"] == 2  # the refusal in other.jsonl stays
+    counts = {"refusal": 1, "answer_repeats_prompt": 1, "exact_duplicate": 1}
+    assert data["train"]["cleaning"]["rules"] == counts and data["train"]["cleaning"]["left_out"] == 3
+    assert "data.clean left 3 of 16 training rows out" in (folder / "one/report.html").read_text()
+    said = " ".join((captured := capsys.readouterr()).out.split() + captured.err.split())
+    assert "data.clean left 3 of 16 training rows out: refusal 1" in said
+
+
+def test_held_out_rows_are_chosen_before_rows_are_dropped() -> None:
+    plain, clean = (
+        check(load("my.yaml", ["data.held_out=0.3", "data.on_bad_row=skip", *more])).data
+        for more in ([], ["data.clean=[refusal,answer_repeats_prompt,empty_turn,exact_duplicate]"])
+    )
+    assert clean.held_out.places == plain.held_out.places
+    assert set(clean.train.places) < set(plain.train.places)
+    assert clean.train.cleaning is not None
+    assert set(plain.train.places) - set(clean.train.places) == clean.train.cleaning.places
+
+
+@pytest.mark.parametrize("recipe", ["classify", "crossval"])
+def test_labelled_rows_are_cleaned(recipe: str) -> None:
+    rows = [{"text": f"The {name} said {n}.", "label": name} for n in range(8) for name in ("cat", "dog")]
+    _write("rows.jsonl", [*rows, {"text": "{ cat }", "label": "cat"}])
+    words = [f"recipe={recipe}", "data.clean=[c4_curly_brackets]", "duplicates.on_duplicate=ignore", "folds.k=2"]
+    words = words[:2] if recipe == "classify" else [*words, "data.held_out=0.05"]
+    found = check(load("labelled.yaml", [*words, "seed=1"]))
+    train = found.data.rows if recipe == "crossval" else found.data.train
+    assert train.cleaning is not None and "{ cat }" not in [record.fields[0] for record in train.records]
+    assert any(note.startswith("data.clean left") for note in found.notes)
+
+
+def test_check_says_that_many_are_flagged() -> None:
+    assert any("`workbench data` shows them" in note for note in check(load("my.yaml", ["data.overlap=drop"])).notes)

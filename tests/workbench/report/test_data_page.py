@@ -1,0 +1,92 @@
+"""The page on data is one file that asks nothing of the network and executes nothing that rows say."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from workbench.config import DataConfig
+from workbench.data.text.quality import survey
+from workbench.data.text.quality.row_texts import Exchange, RowText
+from workbench.data.text.quality.survey import Findings, SourceRows
+from workbench.report import data_page
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> {{ 7 * 7 }} {"
+CONFIG = DataConfig(train="<b>rows</b>.jsonl", max_tokens=8)
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+
+def _found(texts: list[str], **more: object) -> list[Findings]:
+    rows = [
+        RowText(f"<i>file</i>.jsonl, row {at}", text, exchanges=(Exchange(HOSTILE, f"{HOSTILE} {at}"),))
+        for at, text in enumerate(texts, start=1)
+    ]
+    tokens = np.asarray([len(text.split()) for text in texts])
+    train = SourceRows("Train", "<b>rows</b>.jsonl", rows, tokens, **more)  # type: ignore[arg-type]
+    return survey.examine([train, SourceRows("Test", "test.jsonl", rows[:1], tokens[:1])])
+
+
+@pytest.fixture
+def page() -> str:
+    labels = [("<script>x</script>",), *[("b",)] * 29]
+    found = _found([HOSTILE] * 30, labels=labels, unreadable=("<u>f</u>, row 31: <script>no</script>",))
+    return data_page.page("<script>r</script>", CONFIG, found)
+
+
+def test_what_rows_say_is_escaped(page: str) -> None:
+    seen = _Tags()
+    seen.feed(page)
+    assert not {"script", "img", "i", "u"} & set(seen.tags)
+    assert not [name for name, _ in seen.attributes if name.startswith("on")]
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page and "{{ 7 * 7 }}" in page
+
+
+def test_nothing_is_asked_of_the_network(page: str) -> None:
+    seen = _Tags()
+    seen.feed(page)
+    assert not {"link", "iframe", "object", "base"} & set(seen.tags)
+    links = [value for name, value in seen.attributes if name in ("src", "href", "xlink:href", "action")]
+    assert all(value is not None and value.startswith("#") for value in links)
+    assert not re.search(r"@import|url\((?!#)", page)
+
+
+def test_every_flag_opens_rows(page: str) -> None:
+    for rule in ("c4_curly_brackets", "exact_duplicate", "answer_repeats_prompt", "also_in_evaluation", "unreadable"):
+        details = page[page.index(f'<details id="{rule}">') :]
+        assert 'class="flagged"' in details[: details.index("</details>")]
+    assert page.count("data.clean=[c4_curly_brackets]") == 1 and "data.clean=[unreadable]" not in page
+
+
+def test_rows_of_a_rule_are_few_and_from_all_over() -> None:
+    found = _found([f"{{ {at}" for at in range(500)])
+    (rule,) = [rule for rule in data_page.rules(found) if rule.name == "c4_curly_brackets"]
+    assert len(rule.rows) == data_page.SHOWN and rule.counts == ("500", "1") and rule.share == "100 %"
+    assert rule.rows[0].place.endswith("row 1") and rule.rows[-1].place.endswith("row 1")
+    assert [row.place[-3:] for row in rule.rows[1:-1]] == sorted({row.place[-3:] for row in rule.rows[1:-1]})
+
+
+def test_lengths_say_what_is_cut() -> None:
+    tokens, characters, *_ = data_page.length_rows(_found(["word " * at for at in range(1, 11)]), CONFIG)
+    assert tokens[:2] == ("Train", "tokens") and tokens[2] == "55" and tokens[-2:] == ("10", "2 (20 %)")
+    assert characters[1] == "characters" and characters[-1] == ""
+
+
+def test_pictures_have_no_words() -> None:
+    rows = [RowText(f"{at}.png", "") for at in range(3)]
+    found = survey.examine([SourceRows("Train", "pictures", rows, None, labels=[("a",)] * 3)])
+    page = data_page.page("vision", CONFIG, found)
+    assert "Languages" not in page and "all pictures are brought to one size" in page
+    assert data_page.verdict(found) == "0 of 3 training rows (0 %) are flagged."
