@@ -16,7 +16,7 @@ from workbench.data.row_order import RowOrder
 from workbench.data.text import mixture, tokenized
 from workbench.data.text.quality import cleaning
 from workbench.data.text.row_encoder import row_encoder
-from workbench.data.text.tokenized import Splits
+from workbench.data.text.tokenized import Splits, TokenizedSet
 from workbench.models import backbones, classifier
 from workbench.recipes import classify_verbs, crossval_verbs, distill_verbs, start_checks, sweep
 from workbench.recipes.classify_verbs import ClassInspection
@@ -127,9 +127,14 @@ def _text(config: RunConfig) -> Inspection:
             *(f"Left out: {reason}" for reason in data.train.skipped[:5]),
             *(data.train.contamination.sentences if data.train.contamination else ()),
             *([data.train.cleaning.sentence] if data.train.cleaning else ()),
-            *cleaning.outlook(cleaning.texts(data.train.source, data.train.places, config.data)),
+            *_outlook(data.train, config),
         ],
     )
+
+
+def _outlook(rows: TokenizedSet, config: RunConfig) -> list[str]:
+    first = {rows.place(number) for number in range(min(len(rows), cleaning.OUTLOOK))}
+    return cleaning.outlook(cleaning.texts(rows.source, first, config.data))
 
 
 def _first_member(config: RunConfig) -> Inspection | ClassInspection:

@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 from transformers import PreTrainedTokenizerBase
 
-from workbench.config import RunConfig, sweep_expansion, tasks
+from workbench.config import RunConfig, distill_expansion, sweep_expansion, tasks
+from workbench.config.distill_config import TEACHER
 from workbench.data import starter
 from workbench.data.batching import Indices
 from workbench.data.labelled import labelled_data, labels
@@ -30,6 +31,7 @@ from workbench.data.text.token_masking import MlmEncoder
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation import scores
 from workbench.models import backbones, output_heads, row_readers
+from workbench.recipes import distill
 from workbench.recipes.sft import read_template
 from workbench.report import data_page
 from workbench.runs import files
@@ -61,7 +63,7 @@ def write(config: RunConfig, out: Path, *, name: str = "", perplexity: bool = Fa
         perplexity: Whether the backbone reads a sample of the rows, which takes longest.
 
     Raises:
-        ConfigError: The recipe's rows are not its own, or it has no perplexity.
+        ConfigError: The recipe has no perplexity.
         DataError: A file cannot be read, or has no usable row.
     """
     config = _plain(config)
@@ -82,13 +84,14 @@ def write(config: RunConfig, out: Path, *, name: str = "", perplexity: bool = Fa
 
 
 def _plain(config: RunConfig) -> RunConfig:
-    """The configuration of the recipe that reads the rows."""
-    if config.recipe == "distill":
-        raise ConfigError(
-            "data: recipe=distill reads rows as its student does, which is yet to be made. Name a recipe of sft or "
-            "classify with the same data.train."
-        )
-    return sweep_expansion.shared(config) if config.recipe == "sweep" else config
+    """The configuration of the recipe that reads the rows; a student reads them as the backbone it is made of does."""
+    if config.recipe == "sweep":
+        return sweep_expansion.shared(config)
+    if config.recipe != "distill":
+        return config
+    plain = distill_expansion.as_plain_run(config)
+    teacher = distill.find_teacher(config) if config.model.id == TEACHER else None
+    return plain if teacher is None else plain.model_copy(update={"model": teacher.model})
 
 
 def _sources(config: RunConfig) -> Iterator[tuple[str, str, int | None]]:

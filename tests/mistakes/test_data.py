@@ -66,8 +66,8 @@ CASES = {
     "perplexity of labels": Case(
         f"data my.yaml {CLASSIFY} --perplexity", "--perplexity is measured on the tokens", "Leave it out", TEXTS
     ),
-    "a student's rows": Case(
-        "data distill/quickstart", "recipe=distill reads rows as its student does", "Name a recipe of sft or classify"
+    "a student of no one": Case(
+        "data distill/quickstart", "distill.teacher: runs/sft-full is no run directory", "Write a folder"
     ),
 }
 

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from tests.conftest import MINILM
 from workbench.cli.verbs import main
 from workbench.recipes.check import check
 from workbench.recipes.load import load
@@ -144,3 +145,20 @@ def test_labelled_rows_are_cleaned(recipe: str) -> None:
 
 def test_check_says_that_many_are_flagged() -> None:
     assert any("`workbench data` shows them" in note for note in check(load("my.yaml", ["data.overlap=drop"])).notes)
+
+
+@pytest.mark.parametrize(
+    "words", [["recipe=sweep", "sweep.over={train.learning_rate: [1e-3, 1e-2]}"], ["recipe=distill", "distill.peers=2"]]
+)
+def test_recipes_of_several_members(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    _finish(monkeypatch, "data", "my.yaml", *words, "data.overlap=drop")
+    assert _flags()["refusal"] == ["rows.jsonl, row 2", "other.jsonl, row 1"]
+
+
+def test_encoders_and_encoder_decoders(encoder_decoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _finish(monkeypatch, "data", "my.yaml", f"model.id={encoder_decoder}", "--perplexity", "--out", "seq2seq")
+    assert _flags("seq2seq")["answer_repeats_prompt"] == ["rows.jsonl, row 14"]
+    _write("texts.jsonl", [{"text": f"A story of {n} foxes."} for n in range(9)] + [{"text": "A STORY of 3 foxes"}])
+    words = [f"model.id={MINILM}", "recipe=mlm", "data.train=texts.jsonl", "data.held_out=0.2"]
+    _finish(monkeypatch, "data", "my.yaml", *words, "--out", "mlm")
+    assert _flags("mlm")["exact_duplicate"] == ["texts.jsonl, row 10"]

@@ -69,11 +69,14 @@ def joined(parts: Sequence[Cleaning | None]) -> Cleaning | None:
 
 
 def texts(source: str, places: Iterable[str], config: DataConfig, *, limit: int | None = None) -> Iterator[RowText]:
-    """The texts of the rows of a file that stand at `places`, read a second time."""
+    """The texts of the rows of a file that stand at `places`, read a second time, as far as they go."""
     wanted = set(places)
     for example in formats.read(starter.resolve(source), config, skipped=[], limit=limit):
         if example.place in wanted:
             yield row_texts.of_example(example)
+            wanted.remove(example.place)
+            if not wanted:
+                return
 
 
 def outlook(rows: Iterable[RowText]) -> list[str]:
