@@ -147,9 +147,10 @@ def test_check_says_that_many_are_flagged() -> None:
     assert any("`workbench data` shows them" in note for note in check(load("my.yaml", ["data.overlap=drop"])).notes)
 
 
-@pytest.mark.parametrize(
-    "words", [["recipe=sweep", "sweep.over={train.learning_rate: [1e-3, 1e-2]}"], ["recipe=distill", "distill.peers=2"]]
-)
+SWEEP = ["recipe=sweep", "sweep.over={train.learning_rate: [1e-3, 1e-2]}", "evaluate.every=1"]
+
+
+@pytest.mark.parametrize("words", [SWEEP, ["recipe=distill", "distill.peers=2"]])
 def test_recipes_of_several_members(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     _finish(monkeypatch, "data", "my.yaml", *words, "data.overlap=drop")
     assert _flags()["refusal"] == ["rows.jsonl, row 2", "other.jsonl, row 1"]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from workbench.data.text.quality.row_texts import RowText
 
+LEAST_STOP_WORDS = 2
 STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))
 BULLETS = ("\u2022", "\u2023", "\u25cf", "\u25e6", "\u25aa", "-", "\u2013", "*")
 ELLIPSES = ("...", "\u2026")
@@ -48,9 +49,8 @@ def alphabetic(row: RowText) -> float | None:
 
 def stop_words(row: RowText) -> float | None:
     """Different English stop words; None for other languages, which the paper had filtered out before."""
-    if row.language not in ("en", ""):
-        return None
-    return float(len(STOP_WORDS & {word.strip(".,;:!?\"'()").lower() for word in row.words}))
+    found = len(STOP_WORDS & {word.strip(".,;:!?\"'()").lower() for word in row.words})
+    return float(found) if found >= LEAST_STOP_WORDS or row.language in ("en", "") else None
 
 
 def _share(parts: Sequence[str], true: Sequence[bool]) -> float | None:

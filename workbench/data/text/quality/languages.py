@@ -8,13 +8,14 @@ from __future__ import annotations
 
 LETTERS = 40
 """Fewest letters of which a language is told."""
+READ = 600
 NO_LANGUAGE = "zxx"
 """ISO 639 for no linguistic content, such as code or formulae."""
 
 
 def identify(text: str) -> str:
-    """ISO 639 code of the likeliest language of the first 2,000 characters."""
+    """ISO 639 code of the likeliest language of the first READ characters."""
     import py3langid  # takes as long to import as all other rules
 
-    code, _ = py3langid.classify(text[:2000])
+    code, _ = py3langid.classify(text[:READ])
     return str(code)

@@ -34,13 +34,13 @@ def duplicate_paragraph_characters(row: RowText) -> float | None:
 
 def top_gram(row: RowText, *, n: int) -> float | None:
     """Share of the characters in the most frequent n-gram of words; 0 where none comes twice."""
-    grams = _grams(row, n)
-    if grams is None:
+    if not row.is_spaced or not row.words:
         return None
-    counts = Counter(grams)
-    most = max(counts.values(), default=0)
-    if most < 2:
+    if row.longest_repeat < n:
         return 0.0
+    grams = row.grams(n)
+    counts = Counter(grams)
+    most = max(counts.values())
     longest = max(
         (gram for gram, count in counts.items() if count == most), key=lambda gram: (len("".join(gram)), gram)
     )
@@ -49,22 +49,17 @@ def top_gram(row: RowText, *, n: int) -> float | None:
 
 def duplicate_grams(row: RowText, *, n: int) -> float | None:
     """Share of the characters in n-grams of words that came before."""
-    grams = _grams(row, n)
-    if grams is None:
+    if not row.is_spaced or not row.words:
         return None
+    if row.longest_repeat < n:
+        return 0.0
     seen: set[tuple[str, ...]] = set()
     starts = []
-    for at, gram in enumerate(grams):
+    for at, gram in enumerate(row.grams(n)):
         if gram in seen:
             starts.append(at)
         seen.add(gram)
     return _covered(row.words, starts, n)
-
-
-def _grams(row: RowText, n: int) -> list[tuple[str, ...]] | None:
-    if not row.is_spaced or not row.words:
-        return None
-    return list(zip(*(row.words[offset:] for offset in range(n)), strict=False))
 
 
 def _covered(words: Sequence[str], starts: Sequence[int], n: int) -> float:

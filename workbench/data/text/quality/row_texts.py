@@ -9,6 +9,9 @@ from typing import NamedTuple
 from workbench.data.text.formats import Example
 from workbench.data.text.quality import characters, languages
 
+LONGEST_GRAM = 10
+"""Words of the longest sequences that rules look for."""
+
 
 class Exchange(NamedTuple):
     """An answer and what was said before it."""
@@ -46,6 +49,19 @@ class RowText:
     def paragraphs(self) -> list[str]:
         """Paragraphs, between which lines are empty."""
         return _paragraphs(self.text)
+
+    @cached_property
+    def longest_repeat(self) -> int:
+        """Words of the longest sequence that comes twice, as far as LONGEST_GRAM."""
+        for n in range(1, LONGEST_GRAM + 1):
+            grams = self.grams(n)
+            if len(set(grams)) == len(grams):
+                return n - 1
+        return LONGEST_GRAM
+
+    def grams(self, n: int) -> list[tuple[str, ...]]:
+        """All sequences of `n` words, in their order."""
+        return list(zip(*(self.words[offset:] for offset in range(n)), strict=False))
 
     @cached_property
     def asked_and_answered(self) -> str:

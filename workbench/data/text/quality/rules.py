@@ -62,7 +62,13 @@ _ALL = (
     _gopher("bullets", "more than 90 % of lines begin with a bullet", gopher.bullets, 0, 0.9),
     _gopher("ellipses", "more than 30 % of lines end with an ellipsis", gopher.ellipses, 0, 0.3),
     _gopher("alphabetic", "fewer than 80 % of words have a letter", gopher.alphabetic, 0.8, 1),
-    _gopher("stop_words", "fewer than two of " + ", ".join(sorted(gopher.STOP_WORDS)), gopher.stop_words, 2, math.inf),
+    _gopher(
+        "stop_words",
+        "fewer than two of " + ", ".join(sorted(gopher.STOP_WORDS)),
+        gopher.stop_words,
+        gopher.LEAST_STOP_WORDS,
+        math.inf,
+    ),
     _repeated("duplicate_lines", "its lines repeat earlier ones", repetition.duplicate_lines, 0.30),
     _repeated("duplicate_paragraphs", "its paragraphs repeat earlier ones", repetition.duplicate_paragraphs, 0.30),
     _repeated(
