@@ -35,7 +35,7 @@ class Likelihood:
     """Mean negative log-likelihood, nats per supervised token."""
     token_accuracy: float
     """Share of supervised tokens that the model finds most likely."""
-    by_source: Mapping[str, float] = field(default_factory=dict)
+    by_source: Mapping[str, float] = field(default_factory=dict, hash=False)
     """The loss of each source, where there are several."""
 
     @property

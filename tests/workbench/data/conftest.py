@@ -63,3 +63,9 @@ def runs(tokenizer: PreTrainedTokenizerBase) -> Callable[..., list[str]]:
         return [str(tokenizer.decode(stretch)) for stretch in stretches]
 
     return found
+
+
+@pytest.fixture
+def importable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let other processes import the functions and classes of tests."""
+    monkeypatch.syspath_prepend(request.config.rootpath)

@@ -13,6 +13,7 @@ from workbench.data import ordered_processes
 from workbench.data.ordered_processes import available, results
 from workbench.errors import ConfigError, DataError
 
+pytestmark = pytest.mark.usefixtures("importable")
 COUNTS = (1, 2, 4)
 
 

@@ -25,12 +25,6 @@ from workbench.errors import DataError
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("importable")]  # starts processes
 
 
-@pytest.fixture
-def importable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let other processes read the pictures that are classes of this file."""
-    monkeypatch.syspath_prepend(request.config.rootpath)
-
-
 FORMAT = PictureFormat(8, 8, "stretch", (8, 8), Resampling.BILINEAR, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
