@@ -234,7 +234,7 @@ def _read_jsonl(path: Path) -> Iterator[RawRow]:
         except (ValueError, RecursionError) as error:
             yield RawRow(location, mistake=_json_mistake(error, text))
         else:
-            yield _object_row(location, value)
+            yield _object_row(location, value, escapes="\\u" in text)
 
 
 def _read_json(path: Path) -> Iterator[RawRow]:
@@ -259,9 +259,11 @@ def _array(path: Path, value: Any) -> list[Any]:
     raise DataError(f"{path}: expected a list of objects, or an object that holds one such list, found {found}.")
 
 
-def _object_row(location: str, value: Any) -> RawRow:
+def _object_row(location: str, value: Any, *, escapes: bool = True) -> RawRow:
     if not isinstance(value, dict):
         return RawRow(location, mistake=f"a row must be an object such as {{...}}, found {excerpt(value)}.")
+    if not escapes:  # half of a surrogate pair is not UTF-8: only an escape can write it
+        return RawRow(location, value)
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:

@@ -65,7 +65,7 @@ class ChatTokenizer:
         # A beginning of a sequence ends no turn, except in vocabularies that use one token for both.
         self.special = (special - {tokenizer.bos_token_id}) | ({self.eos} - {None})
         self.special_tokens: dict[str, Any] = tokenizer.special_tokens_map
-        self._known: dict[str, Any] = {}
+        self._known: dict[str, tuple[list[int], Any]] = {}
         try:
             self.instrumented = InstrumentedTemplate(source)
         except TemplateSyntaxError as error:
@@ -95,7 +95,7 @@ class ChatTokenizer:
 
     def ids(self, text: str) -> list[int]:
         """Ids of `text` as it stands, without the characters that they stand for."""
-        return list(self._encoding(text).ids)
+        return list(self._encoding(text)[0])
 
     @contextmanager
     def tokenised(self, texts: Sequence[str]) -> Iterator[None]:
@@ -107,14 +107,14 @@ class ChatTokenizer:
             self._known = {}
 
     def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        encoding = self._encoding(text)
-        return encoding.ids, encoding.offsets
+        ids, encoding = self._encoding(text)
+        return list(ids), encoding.offsets
 
-    def _encoding(self, text: str) -> Any:
+    def _encoding(self, text: str) -> tuple[list[int], Any]:
         return self._known[text] if text in self._known else self._encodings([text])[0]
 
-    def _encodings(self, texts: Sequence[str]) -> Sequence[Any]:
-        """Each text as the library behind the tokenizer encodes it: `ids`, and `offsets`, which are made when read."""
+    def _encodings(self, texts: Sequence[str]) -> list[tuple[list[int], Any]]:
+        """The ids of each text, and the encoding of the library behind the tokenizer, which makes offsets when asked."""
         if not texts:
             return []
         found = self.tokenizer(
@@ -124,7 +124,7 @@ class ChatTokenizer:
             return_token_type_ids=False,
             verbose=False,
         )
-        return found.encodings or []
+        return list(zip(found["input_ids"], found.encodings or [], strict=True))
 
     def _encode_continued(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """`text` as it follows other text: after a line break, because some vocabularies open a text with a space."""

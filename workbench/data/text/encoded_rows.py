@@ -11,12 +11,12 @@ import hashlib
 import itertools
 import os
 import tempfile
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import pyarrow
 from datasets import Features, Value
 from datasets import Sequence as ListOf
@@ -259,7 +259,7 @@ def _append(
     encoder: RowEncoder,
 ) -> None:
     """Add the rows of one example; their digest is of all of them, so that they stay on one side of a split."""
-    ids = np.fromiter(itertools.chain.from_iterable(cut.input_ids for *_, cut in rows), dtype=np.int64)
+    ids = array("q", itertools.chain.from_iterable(cut.input_ids for *_, cut in rows))
     # Of 5 million different rows, the chance that two share eight bytes is one in a million.
     digest = int.from_bytes(hashlib.sha256(ids.tobytes()).digest()[:8], "little")
     for part, whole, cut in rows:
