@@ -55,7 +55,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 def _rate(arguments: argparse.Namespace, folder: Path) -> None:
     """Tokens a second on one core, of raw text and of conversations."""
-    for kind, sides in {"text": ["map"], "chat": ["map", "map-with-masks"]}.items():
+    for kind, sides in {"text": ["map"], "chat": ["map-with-masks", "map"]}.items():
         rows = _rows(arguments.words, arguments.rate_rows, length=80)
         path = _written(folder / f"{kind}.jsonl", rows, kind)
         for theirs in sides:

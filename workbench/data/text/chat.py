@@ -155,7 +155,8 @@ class ChatEncoder:
             if example.messages and not example.tools
         }
         rendered = dict(zip(chats, wholes(list(chats.values())), strict=False))
-        raw = ["".join(text for text, _ in example.text) for example in examples if example.text]
+        pieces = ["".join(text for text, _ in example.text) for example in examples if len(example.text) > 1]
+        raw = [example.text[0][0] for example in examples if len(example.text) == 1]
 
         def encoded(number: int) -> Encoded:
             example = examples[number]
@@ -164,7 +165,8 @@ class ChatEncoder:
             conversation = chats.get(number) or self._rendered_conversation(example)
             return self._encode_chat(example, conversation, rendered.get(number) or conversation.whole(), loss_on)
 
-        with self._writer.tokenised([*raw, *(whole.text for whole in rendered.values())]):
+        known = [*pieces, *(whole.text for whole in rendered.values())]
+        with self._writer.tokenised(known, without_offsets=raw):
             return outcomes(encoded, range(len(examples)))
 
     @property

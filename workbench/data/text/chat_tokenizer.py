@@ -66,6 +66,7 @@ class ChatTokenizer:
         self.special = (special - {tokenizer.bos_token_id}) | ({self.eos} - {None})
         self.special_tokens: dict[str, Any] = tokenizer.special_tokens_map
         self._known: dict[str, tuple[list[int], Any]] = {}
+        self._known_ids: dict[str, list[int]] = {}
         try:
             self.instrumented = InstrumentedTemplate(source)
         except TemplateSyntaxError as error:
@@ -95,16 +96,28 @@ class ChatTokenizer:
 
     def ids(self, text: str) -> list[int]:
         """Ids of `text` as it stands, without the characters that they stand for."""
-        return list(self._encoding(text)[0])
+        return list(self._known_ids[text] if text in self._known_ids else self._encoding(text)[0])
 
     @contextmanager
-    def tokenised(self, texts: Sequence[str]) -> Iterator[None]:
-        """Inside the block these texts are known: one call of the tokenizer for many takes less time."""
+    def tokenised(self, texts: Sequence[str], *, without_offsets: Sequence[str] = ()) -> Iterator[None]:
+        """Inside the block these texts are known: one call of the tokenizer for many takes less time.
+
+        Args:
+            without_offsets: Texts of which only `ids` are asked for, which takes a fifth less.
+        """
         try:
             self._known = dict(zip(texts, self._encodings(texts), strict=True))
+            self._known_ids = dict(zip(without_offsets, self._ids(without_offsets), strict=True))
             yield
         finally:
-            self._known = {}
+            self._known, self._known_ids = {}, {}
+
+    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        self._encodings(texts[:1])  # sets what the library below is asked for: all of each text, special tokens read
+        found = self.tokenizer.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in found]
 
     def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         ids, encoding = self._encoding(text)
@@ -114,7 +127,7 @@ class ChatTokenizer:
         return self._known[text] if text in self._known else self._encodings([text])[0]
 
     def _encodings(self, texts: Sequence[str]) -> list[tuple[list[int], Any]]:
-        """The ids of each text, and the encoding of the library behind the tokenizer, which makes offsets when asked."""
+        """The ids of each text, and the encoding of the library behind the tokenizer: its `offsets` are made late."""
         if not texts:
             return []
         found = self.tokenizer(
