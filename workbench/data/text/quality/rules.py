@@ -99,8 +99,8 @@ _ALL = (
         for n, most in _DUPLICATE_GRAMS.items()
     ),
     _c4("terminal_punctuation", "no line ends in a terminal punctuation mark", c4.terminal_punctuation, 1),
-    _c4("short_lines", "no line has three words", c4.long_lines, 1),
-    _c4("sentences", "fewer than five sentences", c4.sentences, 5),
+    _c4("short_lines", "no line has five words", c4.long_lines, 1),
+    _c4("sentences", "fewer than three sentences", c4.sentences, c4.LEAST_SENTENCES),
     _c4("lorem_ipsum", "placeholder text", c4.lorem_ipsum, most=0),
     _c4("curly_brackets", "a curly bracket, as in programs", c4.curly_brackets, most=0),
     _c4("javascript", "a line with the word Javascript", c4.javascript, most=0),
