@@ -15,7 +15,7 @@ _out = Console(highlight=False, soft_wrap=False)
 def show(report: DataReport) -> None:
     """Lengths, what each rule flags, a verdict, and where the page and the flags are."""
     found, config = report.found, report.config.data
-    lengths = Table("rows", "unit", "in all", "median", "95 %", "99 %", "longest", "cut")
+    lengths = Table("rows", "unit", "in all", "median", "95 %", "99 %", "longest", "cut", box=None)
     for column in lengths.columns[2:]:
         column.justify = "right"
     for row in data_page.length_rows(found, config):

@@ -14,7 +14,7 @@ from workbench.data.text.quality.row_texts import RowText
 TERMINAL = (".", "!", "?", '"', "\u201d", "\u3002", "\uff01", "\uff1f")
 """Ends of sentences, with those of Chinese and Japanese."""
 LINE_WORDS = 5
-"""Least words of a line. Versions of the paper say 3 words and 5 sentences, or 5 and 3, as C4's own code and rows do."""
+"""Least words of a line. Versions of the paper say 3 words and 5 sentences, or 5 and 3, as C4's code and rows do."""
 LEAST_SENTENCES = 3
 POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
 
