@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -78,6 +78,13 @@ def _inspected(config: RunConfig) -> Found:
     return replace(found, blocks=_blocks(found), notes=notes)
 
 
+def _scored_sets(splits: Mapping[str, TokenizedSet | None]) -> Iterator[str]:
+    """Yield the sizes of evaluation sets that consist of several."""
+    for title, split in splits.items():
+        if split is not None and split.sources:
+            yield f"{title} rows: {', '.join(f'{name} {count:,}' for name, count in split.rows_by_source.items())}."
+
+
 def _order(found: Found) -> list[str]:
     """Sentence on the curriculum, if there is one.
 
@@ -124,6 +131,7 @@ def _text(config: RunConfig) -> Inspection:
         steps=steps,
         notes=[
             *mixture.in_words(train, config, steps),
+            *_scored_sets({"Held-out": data.held_out, "Test": data.test}),
             *(f"Left out: {reason}" for reason in data.train.skipped[:5]),
             *(data.train.contamination.sentences if data.train.contamination else ()),
             *([data.train.cleaning.sentence] if data.train.cleaning else ()),

@@ -93,7 +93,7 @@ def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
             f"Out-of-fold scores stand in {run}/scores.json."
         )
     context = tta_predict.fold_context(run, config)
-    rows = labelled_data.encode(context.reader.read(config.data.test), context.reader, context.labels)
+    rows = labelled_data.encode(context.reader.read(config.data.test_files[""]), context.reader, context.labels)
     return target_scores.value_scores(context.labels, tta_predict.decided(run, context, rows), rows.targets_NC)
 
 

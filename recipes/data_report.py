@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from transformers import PreTrainedTokenizerBase
 
-from workbench.config import RunConfig, distill_expansion, sweep_expansion, tasks
+from workbench.config import DataConfig, RunConfig, distill_expansion, sweep_expansion, tasks
 from workbench.config.distill_config import TEACHER
 from workbench.data import starter
 from workbench.data.batching import Indices
@@ -94,19 +94,24 @@ def _plain(config: RunConfig) -> RunConfig:
     return plain if teacher is None else plain.model_copy(update={"model": teacher.model})
 
 
-def _sources(config: RunConfig) -> Iterator[tuple[str, str, int | None]]:
-    """Title, name and most rows of each file that the recipe names."""
-    yield "Train", config.data.train, config.data.limit
-    if isinstance(config.data.held_out, str):
-        yield "Held-out", config.data.held_out, None
-    if config.data.test is not None:
-        yield "Test", config.data.test, None
+def _sources(config: RunConfig) -> Iterator[tuple[str, DataConfig]]:
+    """Title of each file that the recipe names, and the settings that read it as training rows."""
+    data = config.data
+    for name, own in data.training_files.items():
+        yield _titled("Train", name), own
+    for title, named in {"Held-out": data.held_out_files, "Test": data.test_files}.items():
+        for name, path in named.items():
+            yield _titled(title, name), data.model_copy(update={"train": path, "limit": None})
+
+
+def _titled(title: str, name: str) -> str:
+    return f"{title}: {name}" if name else title
 
 
 def _text(config: RunConfig, *, perplexity: bool) -> list[SourceRows]:
     tokenizer = backbones.tokenizer(config.model)
     template = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
-    read = [_encoded(config, template, *source) for source in _sources(config)]
+    read = [_encoded(own, template, title) for title, own in _sources(config)]
     if not perplexity:
         return read
     found = _perplexities(config, tokenizer, template)
@@ -118,21 +123,21 @@ def _numbered(read: SourceRows, by_place: Mapping[str, float]) -> dict[int, floa
     return {number: by_place[row.place] for number, row in enumerate(read.rows) if row.place in by_place}
 
 
-def _encoded(config: RunConfig, template: Encoder, title: str, source: str, limit: int | None) -> SourceRows:
+def _encoded(config: DataConfig, template: Encoder, title: str) -> SourceRows:
     """Rows with the tokens of their longest sequence; those that have nothing to learn are unreadable."""
     skipped: list[str] = []
     rows: list[RowText] = []
     tokens: list[int] = []
-    for example in formats.read(starter.resolve(source), config.data, skipped=skipped, limit=limit):
+    for example in formats.read(starter.resolve(config.train), config, skipped=skipped, limit=config.limit):
         try:
-            parts = template.expanded(example, loss_on=config.data.loss_on)
-            lengths = [len(template.encode(part, loss_on=config.data.loss_on).input_ids) for part in parts]
+            parts = template.expanded(example, loss_on=config.loss_on)
+            lengths = [len(template.encode(part, loss_on=config.loss_on).input_ids) for part in parts]
         except DataError as error:
             skipped.append(str(error))
             continue
         rows.append(row_texts.of_example(example))
         tokens.append(max(lengths, default=0))
-    return SourceRows(title, source, rows, np.asarray(tokens, dtype=np.int64), unreadable=tuple(skipped))
+    return SourceRows(title, config.train, rows, np.asarray(tokens, dtype=np.int64), unreadable=tuple(skipped))
 
 
 def _perplexities(
@@ -142,8 +147,8 @@ def _perplexities(
     backbone = backbones.load(config.model, tokenizer, task=tasks.of(config))
     head = output_heads.find(backbone.model, backbone.model)
     found = {}
-    for title, source, limit in _sources(config):
-        rows = tokenized.read(source, config.data, tokenizer, template, limit=limit)
+    for title, own in _sources(config):
+        rows = tokenized.read(own.train, own, tokenizer, template, limit=own.limit)
         chosen = np.unique(np.linspace(0, len(rows) - 1, num=min(PERPLEXITIES, len(rows)), dtype=np.int64))
         sample = rows.subset(chosen)
         losses = scores.row_likelihoods(backbone.model, head, sample)
@@ -154,7 +159,7 @@ def _perplexities(
 def _labelled(config: RunConfig) -> list[SourceRows]:
     reader = row_readers.of_backbone(config)
     return [
-        _records(config, reader, title, reader.read(source, limit=limit)) for title, source, limit in _sources(config)
+        _records(config, reader, title, reader.read(own.train, limit=own.limit)) for title, own in _sources(config)
         if title != "Held-out" or config.recipe == "classify"
     ]  # fmt: skip
 

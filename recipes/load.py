@@ -35,7 +35,7 @@ def _own_data(path: Path, overrides: Sequence[str]) -> list[str]:
     elif "data.train" not in given:
         return []
     for key, value in {"data.held_out": DataConfig.model_fields["held_out"].default, "data.test": "null"}.items():
-        if isinstance(_value(sections, key), str):
+        if isinstance(_value(sections, key), str | dict):
             fallback[key] = value
     if isinstance(train, str) and train.startswith("starter/"):
         example = ("data.limit", "pseudo_label.unlabelled", "distill.unlabelled")

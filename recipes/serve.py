@@ -44,9 +44,8 @@ def evaluate(run: Path, overrides: Sequence[str], *, trust: bool = False) -> dic
     if config.recipe == "crossval":
         return crossval_verbs.evaluate(run, config)
     model = exported.load(run, config)
-    if config.data.test is not None:
-        split = tokenized.read(config.data.test, config.data, model.tokenizer, model.template)
-    else:
+    split = tokenized.read_files(config.data.test_files, config.data, model.tokenizer, model.template)
+    if split is None:
         split = tokenized.load(config.data, model.tokenizer, model.template, seed=config.seed).held_out
     scores, _ = score(model, split, config)
     return scores

@@ -53,6 +53,22 @@ CASES = {
         "train.steps",
         two,
     ),
+    "a test set of all": Case(f"{BOTH} data.held_out=b.jsonl", "data.held_out names the training file", "a share", two),
+    "named sets of labels": Case(
+        "check my.yaml recipe=classify 'data.held_out={a: a.jsonl}'",
+        "names several files",
+        "Write data.held_out=FILE",
+        two,
+    ),
+    "named sets, decontaminated": Case(
+        "check my.yaml data.decontaminate.action=drop 'data.test={a: a.jsonl, b: b.jsonl}'",
+        "compares one file of data.test",
+        "data.decontaminate.against",
+        two,
+    ),
+    "no set": Case("check my.yaml 'data.held_out={}'", "names no file", "a share such as", two),
+    "a set without a file": Case("check my.yaml 'data.test={a: c.jsonl}'", "c.jsonl: no such file", "jsonl", two),
+    "an odd set": Case("check my.yaml 'data.test={a/b: a.jsonl}'", "test.a/b: names have letters", "digits", two),
     "with a teacher": Case(
         f"{BOTH} recipe=distill distill.teacher.id=backbone",
         "a teacher is asked about the rows of one",

@@ -13,7 +13,9 @@ import pytest
 import workbench
 from tests.stopping import stop_after
 from workbench.errors import Stopped
+from workbench.recipes.check import check
 from workbench.recipes.load import load
+from workbench.recipes.serve import evaluate
 
 Train = Callable[..., Path]
 NAMES = ("sums", "tales")
@@ -73,6 +75,24 @@ def test_a_stopped_run_in_small_micro_batches_goes_on_to_the_same_losses(
     ]
     small = [line["loss"] for line in _lines(train("small", "batch.tokens_per_device=60"))]
     assert small == pytest.approx([line["loss"] for line in _lines(taught)], rel=1e-5)
+
+
+def test_evaluation_sets_have_names_and_scores_of_their_own_beside_a_single_source(
+    tmp_path: Path, stories: str
+) -> None:
+    for name in ("train", *NAMES):
+        rows = [{"question": f"{name} {n}?", "answer": f"{name} says {n * n}."} for n in range(9)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    named = "{" + ", ".join(f"{name}: {tmp_path}/{name}.jsonl" for name in NAMES) + "}"
+    words = [f"data.train={tmp_path}/train.jsonl", f"model.id={stories}", "evaluate.answers=0", "train.steps=2"]
+    words += [f"data.held_out={named}", "batch.size=3"]
+    assert "Held-out rows: sums 9, tales 9." in check(load("sft/quickstart", words)).notes
+    run = workbench.run("sft/quickstart", words, out=tmp_path / "run", quiet=True)
+    after = json.loads((run / "scores.json").read_text())["after"]
+    alone = {name: evaluate(run, [f"data.test={tmp_path}/{name}.jsonl"])["loss"] for name in NAMES}
+    together = evaluate(run, [f"data.test={named}"])
+    for name in NAMES:
+        assert after[f"loss[{name}]"] == together[f"loss[{name}]"] == alone[name]
 
 
 def test_sources_take_the_place_of_a_recipes_own_rows(tmp_path: Path) -> None:

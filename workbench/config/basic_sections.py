@@ -66,10 +66,11 @@ class DataConfig(Section):
     sources: dict[str, SourceConfig] = Field(default_factory=dict)
     """In place of `train`: several sources by name, mixed as `mix` says. Each has a held-out loss of its own."""
     mix: MixConfig = MixConfig()
-    held_out: Share | str = 0.05
-    """Share of `train`, or of each source, that is held out (duplicates stay on one side), or a file of its own."""
-    test: str | None = None
-    """A file that is scored once, at the end."""
+    held_out: Share | str | dict[str, str] = 0.05
+    """Share of `train`, or of each source, that is held out (duplicates stay on one side), or a file of its own, or
+    several by name, each with a loss of its own; all of them together decide what is best."""
+    test: str | dict[str, str] | None = None
+    """A file that is scored once, at the end, or several by name."""
     format: Literal[
         "auto",
         "messages",
@@ -106,6 +107,30 @@ class DataConfig(Section):
     """Rules of quality that drop training rows, such as [exact_duplicate, refusal]; `workbench data RECIPE` shows what
     each flags. Held-out and test rows stay; recipe crossval validates on training rows, and so drops them there too."""
 
+    @property
+    def own_share(self) -> float | None:
+        """Share of the training rows that is held out; None where held-out rows are in files of their own."""
+        return self.held_out if isinstance(self.held_out, float) else None
+
+    @property
+    def training_files(self) -> dict[str, DataConfig]:
+        """Each source of training rows by name (empty where there is one), as if it were the only one."""
+        return {name: self._of(source) for name, source in self.sources.items()} or {"": self}
+
+    @property
+    def held_out_files(self) -> dict[str, str]:
+        """Files of held-out rows by name, which is empty where there is one; none where a share is held out."""
+        return {} if isinstance(self.held_out, float) else _by_name(self.held_out)
+
+    @property
+    def test_files(self) -> dict[str, str]:
+        """Files of test rows by name, which is empty where there is one."""
+        return {} if self.test is None else _by_name(self.test)
+
+    def _of(self, source: SourceConfig) -> DataConfig:
+        own = {"train": source.path, "limit": source.limit or self.limit, "columns": source.columns or self.columns}
+        return self.model_copy(update={**own, "sources": {}})
+
     @field_validator("train", mode="before")
     @classmethod
     def _named(cls, value: object) -> object:
@@ -123,8 +148,12 @@ class DataConfig(Section):
             raise ValueError("mix says how sources are mixed, and there is one. Write data.sources, or leave mix out.")
         if self.mix.by == "weight" and self.mix.temperature != 1:
             raise ValueError("mix.temperature weakens sizes, and mix.by=weight has none. Leave one of them out.")
-        if bad := [name for name in self.sources if not name.replace("_", "").replace("-", "").isalnum()]:
-            raise ValueError(f"sources.{bad[0]}: names have letters, digits, - and _ only.")
+        for key, files in {"sources": self.sources, "held_out": self.held_out, "test": self.test}.items():
+            names = list(files) if isinstance(files, dict) else []
+            if bad := [name for name in names if not name.replace("_", "").replace("-", "").isalnum()]:
+                raise ValueError(f"{key}.{bad[0]}: names have letters, digits, - and _ only.")
+        if self.held_out == {} or self.test == {}:
+            raise ValueError("held_out or test names no file. Write data.held_out=FILE, or a share such as 0.05.")
         paths = [source.path for source in self.sources.values()]
         if twice := [path for path in paths if paths.count(path) > 1]:
             raise ValueError(f"sources names {twice[0]} twice. Give it one name and a larger weight.")
@@ -142,6 +171,10 @@ class DataConfig(Section):
         if twice:
             raise ValueError(f"{', '.join(twice)} appears twice. Name each rule once.")
         return rules
+
+
+def _by_name(files: str | dict[str, str]) -> dict[str, str]:
+    return {"": files} if isinstance(files, str) else files
 
 
 class MaskingConfig(Section):

@@ -40,6 +40,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     )
     yield from _of_averages(config)
     yield from _of_sources(config)
+    yield from _of_evaluation_sets(config)
     yield from _of_order(config)
     yield from _of_recipe(config)
     if config.recipe in ("classify", "crossval"):
@@ -149,6 +150,21 @@ def _of_sources(config: RunSections) -> Iterator[str]:
         )
 
 
+def _of_evaluation_sets(config: RunSections) -> Iterator[str]:
+    """Where held-out or test rows cannot be in several files."""
+    data = config.data
+    for key, files in {"held_out": data.held_out, "test": data.test}.items():
+        if not isinstance(files, dict):
+            continue
+        if config.recipe not in ("sft", "mlm"):
+            yield f"data.{key} names several files, which is for recipe=sft|mlm. Write data.{key}=FILE."
+        if data.decontaminate.action != "off":
+            yield (
+                f"data.decontaminate compares one file of data.{key}, and several are named. "
+                f"Write data.{key}=FILE, and the others in data.decontaminate.against."
+            )
+
+
 def _of_order(config: RunSections) -> Iterator[str]:
     """Where rows cannot be drawn in an order of difficulty."""
     if config.data.curriculum.by == "none":
@@ -208,12 +224,13 @@ def _of_recipe(config: RunSections) -> Iterator[str]:
             f"data.clean={', '.join(repeats)}: recipe=crossval looks for duplicates itself, and knows their labels. "
             "Write duplicates.on_duplicate=keep_one instead."
         )
-    if isinstance(config.data.held_out, str) and config.data.held_out == config.data.train:
+    trained = {own.train for own in config.data.training_files.values()}
+    if trained & set(config.data.held_out_files.values()):
         yield "data.held_out names the training file. Write a share such as data.held_out=0.05."
-    if config.data.train in config.data.decontaminate.against:
+    if trained & set(config.data.decontaminate.against):
         yield "data.decontaminate.against names the training file, which holds all of itself. Name evaluation files."
     target = config.data.select.target
-    if target is not None and target in (config.data.held_out, config.data.test):
+    if target in {*config.data.held_out_files.values(), *config.data.test_files.values()}:
         yield (
             f"data.select.target={target} is scored too: rows that were chosen by it make its scores too good. "
             "Name other rows of its kind."

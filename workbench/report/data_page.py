@@ -168,11 +168,10 @@ def _tiles(found: Sequence[Findings], config: DataConfig) -> list[tuple[str, str
 
 
 def _held_out(config: DataConfig) -> str:
-    if isinstance(config.held_out, str):
+    share = config.own_share
+    if share is None:
         return ""
-    return (
-        f"Training rows stand here as they are in the file; a run holds {units.percent(config.held_out)} of them out."
-    )
+    return f"Training rows stand here as they are in the file; a run holds {units.percent(share)} of them out."
 
 
 def _plots(found: Sequence[Findings], config: DataConfig) -> list[Plot]:

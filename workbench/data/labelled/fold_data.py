@@ -72,7 +72,7 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
         features: Needed where `duplicates.features` compares them.
     """
     train = reader.read(config.data.train, limit=config.data.limit)
-    test = reader.read(config.data.test) if config.data.test else None
+    test = reader.read(config.data.test_files[""]) if config.data.test else None
     stratification.require_labelled([record.row for record in train.records], train.labels)
     train, left_out = cleaned(train, config)
     train, found = decontaminated(train, {"data.test": test}, config, reader)

@@ -163,12 +163,12 @@ class ClassSplits(NamedTuple):
 def load(config: RunConfig, reader: RowReader) -> ClassSplits:
     """Read and split; refuses data with nothing to learn or to measure."""
     train = reader.read(config.data.train, limit=config.data.limit)
-    if isinstance(config.data.held_out, str):
-        held_out = reader.read(config.data.held_out)
+    if config.data.own_share is None:
+        held_out = reader.read(config.data.held_out_files[""])
     else:
-        train, held_out = _split(train, config, share=config.data.held_out)
+        train, held_out = _split(train, config, share=config.data.own_share)
     train, left_out = cleaned(train, config)
-    test = reader.read(config.data.test) if config.data.test else None
+    test = reader.read(config.data.test_files[""]) if config.data.test else None
     for other in (held_out, test):
         if other is not None:
             train = _without_overlap(train, other, drop=config.data.overlap == "drop")

@@ -20,7 +20,6 @@ from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
-from workbench.config.sources_config import SourceConfig
 from workbench.data import dataset_facts, ordered_processes, selection, starter
 from workbench.data.batching import Collate, Indices, MicroBatch, Row, collate
 from workbench.data.text import contamination, encoded_rows, formats
@@ -102,6 +101,14 @@ class TokenizedSet:
         """The source of each example, where there are several."""
         return np.searchsorted(list(self.sources.values()), self.rows, side="right") - 1
 
+    @property
+    def rows_by_source(self) -> dict[str, int]:
+        """Number of examples of each source; empty where there is one."""
+        counts = (
+            np.bincount(self.source_N, minlength=len(self.sources)) if self.sources else np.zeros(0, dtype=np.int64)
+        )
+        return dict(zip(self.sources, counts.tolist(), strict=True))
+
     @cached_property
     def lengths(self) -> Indices:
         """Tokens of each example."""
@@ -142,11 +149,7 @@ class TokenizedSet:
         return {
             **dataset_facts.shared(self, supervised_tokens=int(self.supervised.sum())),
             "chat": self.chat,
-            **(
-                {"sources": dict(zip(self.sources, np.bincount(self.source_N).tolist(), strict=True))}
-                if self.sources
-                else {}
-            ),
+            **({"sources": self.rows_by_source} if self.sources else {}),
             **found,
         }
 
@@ -165,22 +168,25 @@ class Splits(NamedTuple):
 
 def load(config: DataConfig, tokenizer: PreTrainedTokenizerBase, template: RowEncoder, *, seed: int) -> Splits:
     """Read, render, tokenise and split; refuses data that would teach or measure nothing."""
-    test = read(config.test, config, tokenizer, template) if config.test else None
-    own = {name: _of_source(config, source) for name, source in config.sources.items()}
-    if not own:
-        return _split(config, None, test, tokenizer, template, seed=seed)
-    held_out = None if isinstance(config.held_out, float) else read(config.held_out, config, tokenizer, template)
-    parts = {name: _split(each, held_out, test, tokenizer, template, seed=seed) for name, each in own.items()}
+    held_out, test = (
+        read_files(files, config, tokenizer, template) for files in (config.held_out_files, config.test_files)
+    )
+    files = config.training_files
+    parts = {name: _split(each, held_out, test, tokenizer, template, seed=seed) for name, each in files.items()}
+    if len(parts) == 1:
+        return next(iter(parts.values()))
     for name, other in itertools.permutations(parts, 2):
         parts[name] = parts[name]._replace(train=_without_overlap(parts[name].train, parts[other].held_out, config))
     train = joined({name: each.train for name, each in parts.items()})
     return Splits(train, held_out or joined({name: each.held_out for name, each in parts.items()}), test)
 
 
-def _of_source(config: DataConfig, source: SourceConfig) -> DataConfig:
-    """Settings of the rows of one of several sources."""
-    own = {"train": source.path, "limit": source.limit or config.limit, "columns": source.columns or config.columns}
-    return config.model_copy(update={**own, "sources": {}})
+def read_files(
+    named: Mapping[str, str], config: DataConfig, tokenizer: PreTrainedTokenizerBase, template: RowEncoder
+) -> TokenizedSet | None:
+    """The rows of files by name together, tokenised; of the one that has no name; None where there is no file."""
+    sets = {name: read(path, config, tokenizer, template) for name, path in named.items()}
+    return joined(sets) if len(sets) > 1 or sets.keys() - {""} else sets.get("")
 
 
 def _split(
@@ -195,14 +201,12 @@ def _split(
     """The rows of `config.train` without those that are scored.
 
     Args:
-        held_out: Held-out rows that were read for other sources, too.
+        held_out: Held-out rows; None where a share of the training rows is held out.
     """
     train = read(config.train, config, tokenizer, template, limit=config.limit)
     if held_out is None:
-        if isinstance(config.held_out, str):
-            held_out = read(config.held_out, config, tokenizer, template)
-        else:
-            train, held_out = hold_out(train, share=config.held_out, seed=seed)
+        assert config.own_share is not None
+        train, held_out = hold_out(train, share=config.own_share, seed=seed)
     train = _cleaned(train, config)
     for other in (held_out, test):
         train = train if other is None else _without_overlap(train, other, config)
