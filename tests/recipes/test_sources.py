@@ -60,7 +60,8 @@ def test_each_source_has_its_loss_in_every_evaluation_and_the_whole_is_their_mea
     # One share of the tokens explains all of them: whole = share * sums + (1 - share) * tales.
     share = (whole - parts[:, 1]) / (parts[:, 0] - parts[:, 1])
     assert np.ptp(share) < 1e-3 and 0.5 < share.mean() < 0.95
-    assert "loss[tales]" in (taught / "report.html").read_text()
+    page = (taught / "report.html").read_text()
+    assert "Loss, tales" in page and "held-out loss, tales" in page
 
 
 def test_a_stopped_run_in_small_micro_batches_goes_on_to_the_same_losses(

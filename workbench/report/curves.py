@@ -67,6 +67,10 @@ def _loss(run: RunRecord) -> Plot:
         Series("training loss, each step", step, loss, "faint", 0),
         Series("smoothed", step, smooth, "line", 0),
         Series("held-out loss", *_held_out(run, "step"), "marked", 1),
+        *(
+            Series(f"held-out loss, {name}", *_held_out(run, "step", name), "line", 2 + number)
+            for number, name in enumerate(run.held_out_sets)
+        ),
     ]
     return draw("Loss", series, x=_STEP, y=Axis(run.unit), caption=caption.strip(), ring=best or (), wide=True)
 
@@ -154,10 +158,11 @@ def _lengths(run: RunRecord) -> Plot:
     )
 
 
-def _held_out(run: RunRecord, against: str) -> tuple[Floats, Floats]:
-    """Held-out loss against a column of the metrics, from the score before training on."""
-    at, loss = _floats(run.held_out[against]), _floats(run.held_out["held_out_loss"])
-    before = run.scores.get("before", {}).get("loss")
+def _held_out(run: RunRecord, against: str, one: str = "") -> tuple[Floats, Floats]:
+    """Held-out loss, of one of several sets or of all, against a column of the metrics, from before training on."""
+    which = f"[{one}]" if one else ""
+    at, loss = _floats(run.held_out[against]), _floats(run.held_out[f"held_out_loss{which}"])
+    before = run.scores.get("before", {}).get(f"loss{which}")
     if before is None or run.metrics.empty:
         return at, loss
     return np.concatenate([[0.0], at]), np.concatenate([[before], loss])

@@ -134,7 +134,7 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
     shown = [name for name in measured if name not in ("accuracy_low", "accuracy_high")]
     rows = []
     for name in sorted(shown, key=lambda name: list(known).index(name) if name in known else len(known)):
-        label, better = known.get(name, (name, None))
+        label, better = known.get(name, ("Loss, " + name[5:-1], "low") if name.startswith("loss[") else (name, None))
         difference, chance = run.difference(name), run.chance(name)
         row = {when: units.number(run.scores.get(when, {}).get(name)) for when in COLUMNS}
         row |= {"label": label, "difference": "", "chance": "", "judged": ""}

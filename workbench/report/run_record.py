@@ -100,6 +100,12 @@ class RunRecord:
         return self.metrics.dropna(subset=["held_out_loss"])
 
     @property
+    def held_out_sets(self) -> list[str]:
+        """Names of the held-out sets that have a loss of their own."""
+        known = (name.partition("[") for name in self.metrics.columns)
+        return [rest.removesuffix("]") for _, bracket, rest in known if bracket]
+
+    @property
     def best_step(self) -> tuple[int, float] | None:
         """Step and value of the lowest held-out loss measured while training."""
         if self.held_out.empty:
@@ -244,4 +250,5 @@ def _metrics(path: Path) -> pd.DataFrame:
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     # A live run may be in the middle of its last line: only what ends in a line break is whole.
     rows = files.json_lines(text[: text.rfind("\n") + 1])
-    return pd.DataFrame(rows).reindex(columns=list(COLUMNS)).astype(float)
+    by_set = dict.fromkeys(name for row in rows for name in row if name.startswith("held_out_loss["))
+    return pd.DataFrame(rows).reindex(columns=[*COLUMNS, *by_set]).astype(float)
