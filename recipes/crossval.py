@@ -1,4 +1,4 @@
-"""Cross-validation: folds, a bank of adapters, out-of-fold truth, pseudo-labels, ensemble, views, neighbours, a report.
+"""Cross-validation: folds, a bank of adapters, out-of-fold truth, suspects, pseudo-labels, ensemble, views, a report.
 
 Every choice is made on out-of-fold rows; the test rows are looked at once, when nothing can change any more.
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from workbench import report
 from workbench.config import RunConfig
-from workbench.crossval import combining, neighbour_correction, training_rounds, tta
+from workbench.crossval import combining, neighbour_correction, suspects, training_rounds, tta
 from workbench.crossval.fold_adapters import FoldContext, fold_adapters
 from workbench.crossval.stages import StageLog
 from workbench.data.labelled import fold_data
@@ -67,6 +67,7 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
         fold_context, run, data, members, [None] * len(members), callback, number=0
     )
     combiner = context.calibrate(round_outputs)
+    context, round_outputs = context.drop_suspects(round_outputs, combiner)
     round_outputs = context.pseudo_label(round_outputs, combiner)
     combiner = context.merge(round_outputs, combiner)
     decision = context.augment(round_outputs, combiner, views)
@@ -109,6 +110,8 @@ def prepare(config: RunConfig) -> tuple[RowReader, FoldData, list[RowView], list
     reader = row_readers.of_backbone(config)
     data = fold_data.load(config, reader, frozen_features.of_sources(config.model, reader))
     neighbour_correction.require_rows(config.correction, data.folds, data.cluster_N)
+    if config.data.drop_suspects:
+        suspects.require_classes(data.folds, data.labels, data.rows.targets_NC)
     sets = [rows for rows in (data.rows, data.test, data.unlabelled) if rows is not None]
     modules = preflight.require_backbone(config, sets, classifier.task(data.labels, seed=config.seed))
     views = row_views.make(config, data.labels, data.rows)

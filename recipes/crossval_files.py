@@ -18,7 +18,7 @@ from workbench.crossval.training_rounds import RoundOutputs
 from workbench.crossval.tta import TtaDecision
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
-from workbench.evaluation import row_outputs, target_scores, thumbnails
+from workbench.evaluation import prediction_table, row_outputs, target_scores, thumbnails
 from workbench.evaluation.frozen_probe import FrozenProbe
 from workbench.models import classifier
 from workbench.runs import files
@@ -45,6 +45,8 @@ def write(
     _parquet(context.run.path / "out_of_fold.parquet", out_of_fold)
     once = out_of_fold[: len(data.rows)]
     near = None if probed is None else probed.write_neighbours(context.run.path, once, out_of_fold=True)
+    if labels.kind in ("one", "pair"):
+        _parquet(context.run.path / "suspects.parquet", prediction_table.suspect_table(once).reset_index(drop=True))
     _pictures(context, round_outputs, once, near)
     shown, values_NC = (data.rows, predictions.oof_NC)
     if data.test is not None and predictions.test_TC is not None:

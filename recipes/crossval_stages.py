@@ -6,8 +6,10 @@ Legend: M adapters, N labelled rows, T test rows, C outputs (classes, or 1 for a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from workbench.config import RunConfig
 from workbench.crossval import (
@@ -15,11 +17,13 @@ from workbench.crossval import (
     neighbour_bank,
     neighbour_correction,
     pseudo_labels,
+    suspects,
     training_rounds,
     tta,
     tta_predict,
 )
 from workbench.crossval.combining import Combiner, OutOfFold
+from workbench.crossval.ensembles import Mask
 from workbench.crossval.fold_adapters import FoldAdapter, FoldContext, outputs
 from workbench.crossval.neighbour_bank import NeighbourBank
 from workbench.crossval.neighbour_correction import Correction
@@ -34,6 +38,8 @@ from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
 
 Scores = dict[str, Any]
+PAIRS, CLEANED = 1, 2
+"""Rounds of training where suspected rows are dropped: adapters that leave two folds out, and those of the folds."""
 
 
 class KeptCorrection(NamedTuple):
@@ -54,15 +60,17 @@ class CrossvalContext:
     known: OutOfFold
     log: StageLog
     callback: Callback
+    dropped_N: Mask | None = None
+    """Rows that one adapter of all folds is to train without; None: it trains on all."""
 
     @staticmethod
     def gates(config: RunConfig, data: FoldData, known: OutOfFold, views: Sequence[RowView]) -> int:
-        """Stages that out-of-fold rows may decide about: rounds of pseudo-labels, ensembles, views, corrections."""
+        """Stages that out-of-fold rows may decide about: dropped suspects, pseudo-labels, ensembles, views, and so on."""
         rounds = config.pseudo_label.rounds if data.unlabelled is not None else 0
         wanted = config.ensemble.merge
         tried = [how for how in combining.candidates(wanted, known) if how != wanted]
         corrects = config.correction.is_on and not config.correction.is_forced
-        return rounds + len(tried) + bool(views) + corrects + config.ensemble.consensus
+        return config.data.drop_suspects + rounds + len(tried) + bool(views) + corrects + config.ensemble.consensus
 
     def predictions(self, combiner: Combiner, round_outputs: RoundOutputs) -> Predictions:
         """Predictions of a round's adapters together, for labelled rows by fits that did not see them."""
@@ -80,13 +88,61 @@ class CrossvalContext:
         self.log.offer("calibration", "Calibration", self.predictions(heated, round_outputs), facts, forced=True)
         return heated
 
+    def drop_suspects(self, round_outputs: RoundOutputs, combiner: Combiner) -> tuple[CrossvalContext, RoundOutputs]:
+        """Train again without the rows whose label is probably wrong, where that makes the other labels likelier.
+
+        Returns:
+            The context of the stages that follow, and the outputs of the adapters that stay.
+        """
+        room, data = self.fold_context, self.data
+        if not room.config.data.drop_suspects:
+            return self, round_outputs
+        name, title = "drop_suspects", "Suspected labels dropped"
+        targets_NC, before_NC = data.rows.targets_NC, self.log.predictions.oof_NC
+        pairs = suspects.leave_two_out(data.folds)
+        alone = data._replace(test=None, unlabelled=None)
+        self.callback.say(f"{len(pairs)} adapters that leave two folds out look for wrong labels ...")
+        asked = training_rounds.train_round(
+            room, self.run, alone, pairs, [None] * len(pairs), self.callback, number=PAIRS
+        )
+        dropped = suspects.dropped(data.labels, targets_NC, self.members, pairs, asked.oof_MNC)
+        rows = [int(dropped_N.sum()) for dropped_N in dropped]
+        facts = {
+            "rows": float(np.mean(rows)),
+            "share": float(
+                np.mean([rows / each.split.train_N.sum() for rows, each in zip(rows, self.members, strict=True)])
+            ),
+        }
+        if not any(rows):
+            self.log.abstain(name, title, facts, why="No label is suspected.")
+            return self, round_outputs
+        members = [each.without(dropped_N) for each, dropped_N in zip(self.members, dropped, strict=True)]
+        taught = training_rounds.train_round(
+            room, self.run, data, members, [None] * len(members), self.callback, number=CLEANED
+        )
+        predictions = self.predictions(combiner, taught)
+        judges_N = suspects.judges(targets_NC, before_NC, predictions.oof_NC)
+        facts["judges"] = int(judges_N.sum())
+        if len(np.unique(data.cluster_N[judges_N])) < 2:
+            self.log.abstain(name, title, facts, why="Every label is suspected, and none is left to judge by.")
+            return self, round_outputs
+        if not self.log.offer(name, title, predictions, facts, judges_N=judges_N):
+            return self, round_outputs
+        return replace(self, members=members, dropped_N=suspects.suspected(targets_NC, before_NC)), taught
+
     def pseudo_label(self, round_outputs: RoundOutputs, combiner: Combiner) -> RoundOutputs:
         """Rounds of pseudo-labels, for as long as each makes the labels of its folds' rows likelier."""
         config = self.fold_context.config.pseudo_label
         for number in range(1, config.rounds + 1) if self.data.unlabelled is not None else ():
             name, title = f"pseudo_label {number}", f"Pseudo-labels, round {number}"
             chosen = training_rounds.choices(
-                self.fold_context, self.data, self.members, self.known, round_outputs, calibrate=combiner.calibrate
+                self.fold_context,
+                self.data,
+                self.members,
+                self.known,
+                round_outputs,
+                calibrate=combiner.calibrate,
+                round_number=number,
             )
             facts = pseudo_labels.summary(chosen)
             if not any(len(each.rows) for each in chosen):
@@ -94,12 +150,12 @@ class CrossvalContext:
                 break
             more = [training_rounds.added(self.data, each) for each in chosen]
             taught = training_rounds.train_round(
-                self.fold_context, self.run, self.data, self.members, more, self.callback, number=number
+                self.fold_context, self.run, self.data, self.members, more, self.callback, number=self._before + number
             )
             predictions = self.predictions(combiner, taught)
             if not self.log.offer(name, title, predictions, facts, least=config.least_gain, sure=config.sure):
                 break
-            round_outputs = taught
+            round_outputs = taught._replace(taught_by=round_outputs.number)
         return round_outputs
 
     def merge(self, round_outputs: RoundOutputs, combiner: Combiner) -> Combiner:
@@ -194,25 +250,37 @@ class CrossvalContext:
         self.log.offer("consensus", "Consensus of near-duplicates", Predictions(oof_NC, test_TC), {})
 
     def refit(self, round_outputs: RoundOutputs, combiner: Combiner) -> Scores | None:
-        """One adapter trained on all rows, with the pseudo-labels of all adapters where rounds of them stayed.
+        """One adapter trained on all rows that stayed, with the pseudo-labels of all adapters where rounds of them did.
 
         Returns:
             Its scores on the test rows, where there are any. Out of fold nobody can judge it.
         """
         self.callback.say("One adapter on all rows ...")
-        more = None
-        if round_outputs.number:
-            teachers = training_rounds.read(self.run, round_outputs.number - 1)
+        more, data = None, self.data
+        if round_outputs.taught_by is not None:
+            teachers = training_rounds.read(self.run, round_outputs.taught_by)
             chosen = training_rounds.all_choices(
-                self.fold_context, self.data, self.known, teachers, calibrate=combiner.calibrate
+                self.fold_context,
+                data,
+                self.known,
+                teachers,
+                calibrate=combiner.calibrate,
+                round_number=round_outputs.number - self._before,
             )
-            more = training_rounds.added(self.data, chosen)
-        folder = training_rounds.refitted(self.fold_context, self.run, self.data, more, self.callback)
+            more = training_rounds.added(data, chosen)
+        if self.dropped_N is not None:
+            data = data._replace(rows=data.rows.subset(~self.dropped_N))
+        folder = training_rounds.refitted(self.fold_context, self.run, data, more, self.callback)
         if self.data.test is None:
             return None
         temperature = combiner.fit(self.known, round_outputs.oof_MNC).temperature
         ((outputs_TC,),) = outputs(self.fold_context, [folder], [[self.data.test]])
         return target_scores.scores(self.data.labels, outputs_TC / temperature, self.data.test.targets_NC)
+
+    @property
+    def _before(self) -> int:
+        """Number of the last round before those of pseudo-labels."""
+        return CLEANED if self.fold_context.config.data.drop_suspects else 0
 
     @property
     def names(self) -> list[str]:

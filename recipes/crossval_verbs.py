@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from workbench.config import RunConfig
-from workbench.crossval import tta_predict
+from workbench.crossval import suspects, tta_predict
 from workbench.crossval.fold_adapters import fold_adapters
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.fold_data import FoldData
@@ -67,6 +67,7 @@ def inspect(config: RunConfig) -> CrossvalInspection:
             *([data.rows.cleaning.sentence] if data.rows.cleaning else ()),
             *cleaning.outlook(map(labelled_data.row_text, () if pictures else data.rows.records)),
             *notes,
+            *([suspects.sentence(data.folds, seeds=config.folds.seeds)] if config.data.drop_suspects else ()),
             *unequal(data.rows, data.labels, config),
             *(pictures.notes if pictures else ()),
         ],

@@ -347,6 +347,36 @@ def test_a_naive_pseudo_label_setting_is_caught_by_out_of_fold_rows(train: Run, 
     assert scores["after"] == known["calibration"]["oof"], "what was there before stays"
 
 
+def test_suspected_labels_are_dropped_where_that_helps_and_pseudo_labels_follow(
+    train: Run, home: Path, tmp_path: Path
+) -> None:
+    """Planted wrong labels are named, no validated row is lost, and a refused stage changes nothing."""
+    rows = weather(150, seed=3)
+    wrong = list(range(0, 150, 12))
+    for row in wrong:
+        rows[row]["label"] = list(WORDS)[(row + 1) % 3]
+    path, more = write(home / "planted.jsonl", rows), home / "more.jsonl"
+    common = [f"data.train={path}", "data.drop_suspects=true", "train.steps=60", "folds.refit=true"]
+    common += ["duplicates.on_duplicate=ignore", f"pseudo_label={{unlabelled: {more}, threshold: 0.5, sure: 0}}"]
+    run = train("suspects", *common)
+    known = {stage["name"]: stage for stage in stages(run)}
+    assert list(known)[:3] == ["supervised", "calibration", "drop_suspects"]
+    stage = known["drop_suspects"]
+    named = pd.read_parquet(run / "suspects.parquet")
+    planted = {rows[row]["text"] for row in wrong}
+    assert named["text"][:10].isin(planted).mean() > 0.7, "the most suspect first"
+    assert named["self_confidence"].is_monotonic_increasing and (named["score"] <= 0).all()
+    assert (named["label"] != named["suggested"]).all()
+    assert len(pd.read_parquet(run / "out_of_fold.parquet")) == 150, "rows that are dropped are still judged"
+    assert stage["facts"]["rows"] >= 5 and stage["facts"]["judges"] < 150
+    folds = json.loads((run / "stages.json").read_text())["folds"]
+    assert all((fold["train_rows"] < 100) == stage["accepted"] for fold in folds)
+    kept = 3 if known["pseudo_label 1"]["accepted"] else 2 if stage["accepted"] else 0
+    assert json.loads((run / "decision.json").read_text())["round"] == kept
+    assert (run / "adapter").is_dir()
+    predict(run, str(more), out=tmp_path / "said.csv", max_new_tokens=1)
+
+
 def test_check_tells_of_folds_and_duplicates(home: Path, words: list[str]) -> None:
     rows = weather(60, seed=0)
     write(home / "twice.jsonl", [*rows, *({**row, "text": row["text"].upper() + "!"} for row in rows[:12])])

@@ -237,6 +237,11 @@ def _of_recipe(config: RunSections) -> Iterator[str]:
         )
     if config.recipe == "crossval" and config.data.select.by != "all":
         yield "recipe=crossval scores every row that it is given. Leave data.select out, and choose rows beforehand."
+    if config.data.drop_suspects and config.recipe != "crossval":
+        yield (
+            f"data.drop_suspects needs predictions out of fold, and recipe={config.recipe} makes none. "
+            "Write recipe=crossval, or leave it out."
+        )
     compared = config.data.test is not None or config.data.decontaminate.against
     if config.recipe == "crossval" and config.data.decontaminate.action != "off" and not compared:
         yield (
@@ -316,6 +321,11 @@ def _of_folds(config: RunSections) -> Iterator[str]:
         yield reason
     if reason := config.correction.refusal(config.folds):
         yield reason
+    if config.data.drop_suspects and config.classes.kind in ("number", "several"):
+        yield (
+            f"data.drop_suspects is for classes.kind one and pair, not {config.classes.kind}: only of a single class "
+            "is it known how sure a model is that it is another. Leave it out."
+        )
     if config.data.held_out != _default(config.data, "held_out"):
         yield "recipe=crossval validates on folds: leave data.held_out out; folds.k says how many."
     if config.save.ship == "best" or config.evaluate.patience is not None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import from_numpy
 
 from workbench import adapters
@@ -51,11 +52,18 @@ class FoldAdapter(NamedTuple):
     split: Split
     seed: int
     """Counts the adapters of a fold."""
+    also: int | None = None
+    """Another fold that it does not train on."""
 
     @property
     def name(self) -> str:
         """Name of its folder."""
-        return f"repeat-{self.split.repeat}-fold-{self.split.fold}-seed-{self.seed}"
+        folds = str(self.split.fold) if self.also is None else f"{self.split.fold}-{self.also}"
+        return f"repeat-{self.split.repeat}-fold-{folds}-seed-{self.seed}"
+
+    def without(self, dropped_N: NDArray[np.bool_]) -> FoldAdapter:
+        """The adapter that does not train on these rows; it is validated on the same ones."""
+        return self._replace(split=self.split._replace(train_N=self.split.train_N & ~dropped_N))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from workbench.crossval import gains
+from workbench.crossval.ensembles import Mask
 from workbench.crossval.gains import Gain
 from workbench.data.labelled.fold_data import FoldData
 from workbench.data.labelled.labels import Floats
@@ -105,16 +108,22 @@ class StageLog:
         least: float = 0.0,
         sure: float = gains.SURE,
         forced: bool = False,
+        judges_N: Mask | None = None,
     ) -> bool:
-        """Whether a stage stays: it does where out-of-fold rows say that it helps, or where it is `forced`."""
+        """Whether a stage stays: it does where out-of-fold rows say that it helps, or where it is `forced`.
+
+        Args:
+            judges_N: Rows (N,) whose labels are good enough to say so; None: all.
+        """
+        mask_N = np.ones(len(self.data.cluster_N), dtype=bool) if judges_N is None else judges_N
         found = gains.gain(
             self.data.labels,
-            self.predictions.oof_NC,
-            predictions.oof_NC,
-            self.data.rows.targets_NC,
+            self.predictions.oof_NC[mask_N],
+            predictions.oof_NC[mask_N],
+            self.data.rows.targets_NC[mask_N],
             least=least,
             sure=self.sure(sure),
-            groups_N=self.data.cluster_N,
+            groups_N=self.data.cluster_N[mask_N],
         )
         if not forced:
             self._judge(stays=found.accepted)

@@ -33,11 +33,13 @@ class RoundOutputs(NamedTuple):
     """Outputs of the adapters of a round."""
 
     number: int
-    """0 learns from labelled rows alone."""
+    """0 learns from all labelled rows and from no others."""
     oof_MNC: Floats
     """Zeros where an adapter has trained on a row."""
     test_MTC: Floats | None
     unlabelled_MUC: Floats | None
+    taught_by: int | None = None
+    """The round whose adapters gave pseudo-labels to this one; None where rows have none."""
 
 
 def folder(number: int, who: FoldAdapter | None = None) -> str:
@@ -123,10 +125,12 @@ def choices(
     outputs: RoundOutputs,
     *,
     calibrate: bool,
+    round_number: int = 1,
 ) -> list[PseudoLabels]:
     """The pseudo-labels of each adapter, of its fold's own adapters: all others have trained on the fold's rows.
 
     Args:
+        round_number: Of pseudo-labels, from 1.
         outputs: By the adapters of the round before.
         calibrate: Divide outputs by a temperature, which is fitted without the fold's rows as well.
     """
@@ -138,20 +142,24 @@ def choices(
             mine_M = np.asarray([other.split.repeat == key[0] and other.split.fold == key[1] for other in who])
             same_M = np.asarray([other.split.repeat == key[0] for other in who])
             heat = temperature(known.only(same_M), outputs, each.split.train_N) if calibrate else 1.0
-            found[key] = _choose(
-                room, data, outputs.unlabelled_MUC[mine_M] / heat, each.split.train_N, outputs.number + 1
-            )
+            found[key] = _choose(room, data, outputs.unlabelled_MUC[mine_M] / heat, each.split.train_N, round_number)
     return [found[each.split.repeat, each.split.fold] for each in who]
 
 
 def all_choices(
-    room: FoldContext, data: FoldData, known: OutOfFold, outputs: RoundOutputs, *, calibrate: bool
+    room: FoldContext,
+    data: FoldData,
+    known: OutOfFold,
+    outputs: RoundOutputs,
+    *,
+    calibrate: bool,
+    round_number: int = 1,
 ) -> PseudoLabels:
     """The pseudo-labels of all adapters together, for one that trains on all rows and is validated on none."""
     assert outputs.unlabelled_MUC is not None
     every_N = np.ones(len(data.rows), dtype=bool)
     heat = temperature(known, outputs, every_N) if calibrate else 1.0
-    return _choose(room, data, outputs.unlabelled_MUC / heat, every_N, outputs.number + 1)
+    return _choose(room, data, outputs.unlabelled_MUC / heat, every_N, round_number)
 
 
 def added(data: FoldData, chosen: PseudoLabels) -> LabelledSet | None:

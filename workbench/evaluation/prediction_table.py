@@ -69,6 +69,21 @@ def suspects(table: pd.DataFrame) -> dict[int, str]:
     return {row: names[other] for row, other in found.items()}
 
 
+def suspect_table(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `suspects` as a table, a row of it each.
+
+    Columns: row and what it holds, label, the class `suggested` instead, `self_confidence`, the probability of the
+    label, and `score`, that less the probability of the suggested class, from -1 to 0.
+    """
+    found = suspects(table)
+    shown = table.loc[list(found), [name for name in ("row", "text", "image", "label") if name in table]]
+    confidence, other = (
+        np.asarray([table.at[row, f"p_{name}"] for row, name in zip(found, names, strict=True)], dtype=np.float64)
+        for names in (shown["label"], found.values())
+    )
+    return shown.assign(suggested=list(found.values()), self_confidence=confidence, score=confidence - other)
+
+
 def ranked(table: pd.DataFrame) -> RowRanking:
     """Rank the labelled rows of a table as `row_outputs.table` makes it."""
     names = class_names(table)
