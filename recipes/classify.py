@@ -28,6 +28,7 @@ from workbench.evaluation import frozen_probe, row_outputs, target_scores, thumb
 from workbench.evaluation.frozen_probe import FrozenProbe
 from workbench.evaluation.result_store import ModelResults
 from workbench.losses.criterion import criterion
+from workbench.losses.label_losses import LabelTap, class_losses
 from workbench.models import classifier, row_readers
 from workbench.models.backbones import Backbone
 from workbench.models.classifier import Classifier
@@ -187,7 +188,8 @@ def fitting(
 def labelled(config: RunConfig, data: ClassSplits, model: Classifier) -> TrainingSignal:
     """The training rows with their labels."""
     objective = criterion(config.classes, from_numpy(data.train.targets_NC))
-    return TrainingSignal(balanced(data.train, config), model.row_loss(objective))
+    tap = LabelTap(class_losses(config.classes.kind))
+    return TrainingSignal(balanced(data.train, config), model.row_loss(objective, tap), tap=tap)
 
 
 def score(model: Classifier, rows: LabelledSet, scoring: ModelResults | None = None) -> tuple[dict[str, float], Floats]:

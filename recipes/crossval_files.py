@@ -18,7 +18,7 @@ from workbench.crossval.training_rounds import RoundOutputs
 from workbench.crossval.tta import TtaDecision
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
-from workbench.evaluation import prediction_table, row_outputs, target_scores, thumbnails
+from workbench.evaluation import dynamics, prediction_table, row_outputs, target_scores, thumbnails
 from workbench.evaluation.frozen_probe import FrozenProbe
 from workbench.models import classifier
 from workbench.runs import files
@@ -47,6 +47,8 @@ def write(
     near = None if probed is None else probed.write_neighbours(context.run.path, once, out_of_fold=True)
     if labels.kind in ("one", "pair"):
         _parquet(context.run.path / "suspects.parquet", prediction_table.suspect_table(once).reset_index(drop=True))
+    folders = training_rounds.adapters(context.run, round_outputs.number, context.members)
+    dynamics.write_combined(context.run.path, [adapter.parent for adapter in folders])
     _pictures(context, round_outputs, once, near)
     shown, values_NC = (data.rows, predictions.oof_NC)
     if data.test is not None and predictions.test_TC is not None:

@@ -65,7 +65,7 @@ class CrossvalContext:
 
     @staticmethod
     def gates(config: RunConfig, data: FoldData, known: OutOfFold, views: Sequence[RowView]) -> int:
-        """Stages that out-of-fold rows may decide about: dropped suspects, pseudo-labels, ensembles, views, and so on."""
+        """Stages that out-of-fold rows may decide about, such as rounds of pseudo-labels, ensembles and views."""
         rounds = config.pseudo_label.rounds if data.unlabelled is not None else 0
         wanted = config.ensemble.merge
         tried = [how for how in combining.candidates(wanted, known) if how != wanted]

@@ -26,6 +26,7 @@ from workbench.data.text.tokenized import Splits, TokenizedSet
 from workbench.errors import ConfigError
 from workbench.evaluation import GeneratedAnswer
 from workbench.evaluation.result_store import ModelResults, stored_results
+from workbench.losses.label_losses import LabelTap, token_losses
 from workbench.models import backbones, exported, output_heads
 from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel
@@ -152,7 +153,7 @@ def fitting(
     Args:
         supervise: What the model learns from; by default the supervised tokens of `data`.
     """
-    model, clock = freezer.model, ProgressClock()
+    model, clock, tap = freezer.model, ProgressClock(), LabelTap(token_losses)
 
     by_source: dict[str, float] = {}
 
@@ -163,7 +164,7 @@ def fitting(
         return found.loss
 
     supervise = supervise or (
-        lambda *_: TrainingSignal(mixture.mixed(data.train, config), next_token_loss(model, head))
+        lambda *_: TrainingSignal(mixture.mixed(data.train, config), next_token_loss(model, head, tap), tap=tap)
     )
     return Trainer(
         model=model,
@@ -181,7 +182,7 @@ def fitting(
     )
 
 
-def next_token_loss(model: nn.Module, head: Head) -> Callable[[MicroBatch, float], Tensor]:
+def next_token_loss(model: nn.Module, head: Head, tap: LabelTap | None = None) -> Callable[[MicroBatch, float], Tensor]:
     """The summed next-token loss of a micro-batch, as the engine wants it."""
 
     def loss(batch: MicroBatch, scale: float) -> Tensor:
@@ -193,6 +194,7 @@ def next_token_loss(model: nn.Module, head: Head) -> Callable[[MicroBatch, float
             vocabulary=head.vocabulary,
             weights=head.trainable(),
             scale=scale,
+            tap=tap,
         )
 
     return loss

@@ -19,6 +19,7 @@ from workbench.adapters import Full
 from workbench.config import RunConfig
 from workbench.config.tasks import Task
 from workbench.data.batching import Examples, Indices, first_rows
+from workbench.evaluation import dynamics
 from workbench.evaluation.result_store import ModelResults, stored_results
 from workbench.models import backbones, model_summary
 from workbench.models.backbones import Backbone, Loader
@@ -99,6 +100,10 @@ class SingleRun(ABC, Generic[M, R]):
         self.plan_time(live)
         trainer = self.trainer(backbone, freezer, live, supervise)
         trainer.work()
+        if trainer.visits is not None:
+            visits = trainer.visits.visits()
+            if run.ranks.first:
+                dynamics.write(run.path, visits, trainer.train)
         with trainer.final_values():
             if run.ranks.first:
                 self.save(live, run.adapter)

@@ -1,13 +1,13 @@
 """Planted wrong labels in Banking77: how many crossval finds, and what training without them gives back.
 
-    python scripts/bench/label_noise.py banking77/train.csv banking77/test.csv --model FOLDER [--seeds 3] [key=value ...]
+    python scripts/bench/label_noise.py banking77/train.csv banking77/test.csv --model FOLDER [--seeds 3] [key=value]
 
-For each seed a share of the training labels is replaced by another class, drawn uniformly. Two cross-validations: one on
-the true labels, and one on the planted ones with data.drop_suspects. Prints, of the planted labels, how many
+For each seed a share of the training labels is replaced by another class, drawn uniformly. Two cross-validations: one
+on the true labels, and one on the planted ones with data.drop_suspects. Prints, of the planted labels, how many
 suspects.parquet names (found) and how many of those that it names are planted (precision); the accuracy of all adapters
 together on the test rows, whose labels are true, with true labels, with planted ones and without the suspects; and the
-share of the lost accuracy that comes back, whether or not the gate kept the stage. Banking77 has wrong labels of its own,
-which count here as not planted. Finished runs are not run again.
+share of the lost accuracy that comes back, whether or not the gate kept the stage. Banking77 has wrong labels of its
+own, which count here as not planted. Finished runs are not run again.
 Banking77: Casanueva et al. 2020, CC BY 4.0.
 """
 

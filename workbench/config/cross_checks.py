@@ -242,6 +242,11 @@ def _of_recipe(config: RunSections) -> Iterator[str]:
             f"data.drop_suspects needs predictions out of fold, and recipe={config.recipe} makes none. "
             "Write recipe=crossval, or leave it out."
         )
+    if config.evaluate.dynamics is True and config.recipe not in ("sft", "mlm", "classify", "crossval"):
+        yield (
+            f"evaluate.dynamics is for recipe=sft|mlm|classify|crossval; recipe={config.recipe} records no losses of "
+            "rows. Leave it out."
+        )
     compared = config.data.test is not None or config.data.decontaminate.against
     if config.recipe == "crossval" and config.data.decontaminate.action != "off" and not compared:
         yield (

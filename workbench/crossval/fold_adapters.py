@@ -26,9 +26,10 @@ from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.row_reader import RowReader
 from workbench.errors import TrainingError
-from workbench.evaluation import row_outputs, target_scores
+from workbench.evaluation import dynamics, row_outputs, target_scores
 from workbench.evaluation.result_store import ResultStore
 from workbench.losses.criterion import Objective, criterion
+from workbench.losses.label_losses import LabelTap, class_losses
 from workbench.models import backbones, classifier, model_summary
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.classifier import Classifier
@@ -223,6 +224,7 @@ def fold_bank(room: FoldContext, run: Run, lessons: Sequence[FoldTask], callback
         compute=backbone.compute,
         tokens=_tokens(run, train_tasks, model),
         callback=progress,
+        label_losses=class_losses(room.labels.kind),
     )
     return FoldBank(trainer, model, train_tasks, progress)
 
@@ -237,6 +239,8 @@ def _together(room: FoldContext, run: Run, lessons: Sequence[FoldTask], callback
         if error is not None:
             raise TrainingError(f"{task.run.path.name}: {error}")
     for task, member in zip(train_tasks, fit.members, strict=True):
+        if member in fit.visits:
+            dynamics.write(task.run.path, fit.visits[member].visits(), task.train)
         with fit.final_values(member):
             classifier.save(model, task.run.adapter, adapter=partial(fit.bank.save, member))
 
@@ -256,9 +260,10 @@ def _apart(room: FoldContext, run: Run, lessons: Sequence[FoldTask], callback: C
         run.note(model=model_summary.model(room.config, backbone, attached))
         model = classifier.classification_model(attached, backbone.model, room.reader, room.labels)
         task = _train_task(own, room.config, each, model, nullcontext)
+        tap = LabelTap(class_losses(room.labels.kind))
         fit = Trainer(
             model=attached,
-            signal=TrainingSignal(task.train, model.row_loss(_objective(room.config, each))),
+            signal=TrainingSignal(task.train, model.row_loss(_objective(room.config, each), tap), tap=tap),
             freezer=freezer,
             held_out=room.rows,
             kept=room.kept,
@@ -270,6 +275,8 @@ def _apart(room: FoldContext, run: Run, lessons: Sequence[FoldTask], callback: C
             callback=callback,
         )
         fit.work()
+        if fit.visits is not None:
+            dynamics.write(own.path, fit.visits.visits(), task.train)
         with fit.final_values():
             classifier.save(model, own.adapter)
         bare = adapters.detach(attached)

@@ -1,8 +1,8 @@
 """Labels that are probably wrong: confident learning (Northcutt et al. 2021), on probabilities of models that did not
 train on the rows.
 
-The same as cleanlab's `find_label_issues(filter_by="low_self_confidence")`, which a test compares; cleanlab itself takes
-seconds to import, and a report would wait for it.
+The rows are those of cleanlab's `find_label_issues(filter_by="low_self_confidence")`, which a test compares; cleanlab
+itself takes seconds to import, and every report of a cross-validation would wait for it.
 
 Legend: N rows, C classes.
 """

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from workbench.losses.chunked import Project, chunked, chunks, wide
+from workbench.losses.label_losses import LabelTap
 
 NO_LABEL = -100
 """Label of a position at which nothing is to be predicted."""
@@ -18,18 +19,34 @@ CPU_MULTIPLE = 64
 
 
 def next_token(
-    hidden_ND: Tensor, labels_N: Tensor, project: Project, *, vocabulary: int, weights: list[Tensor], scale: float
+    hidden_ND: Tensor,
+    labels_N: Tensor,
+    project: Project,
+    *,
+    vocabulary: int,
+    weights: list[Tensor],
+    scale: float,
+    tap: LabelTap | None = None,
 ) -> Tensor:
     """Sum over the N positions of -log p(label), times `scale`, in nats; see `chunked` for the arguments.
 
     Equal to `F.cross_entropy(project(hidden), labels, reduction="sum") * scale`.
+
+    Args:
+        tap: Sees the logits and labels of each chunk; it changes nothing.
 
     Returns:
         Scalar, float32 or wider.
     """
     if hidden_ND.device.type == "cpu":
         hidden_ND, labels_N = _rounded_up(hidden_ND, labels_N)
-    return chunked(hidden_ND, [labels_N], cross_entropy, project, vocabulary=vocabulary, weights=weights, scale=scale)
+
+    def criterion(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+        if tap is not None:
+            tap.see(logits_NV, labels_N)
+        return cross_entropy(logits_NV, labels_N)
+
+    return chunked(hidden_ND, [labels_N], criterion, project, vocabulary=vocabulary, weights=weights, scale=scale)
 
 
 def _rounded_up(hidden_ND: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,6 +29,7 @@ from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.row_reader import RowReader
 from workbench.errors import BackboneError, FileError
 from workbench.losses.criterion import Objective
+from workbench.losses.label_losses import LabelTap
 from workbench.models import backbones, exported, first_token, pictures, row_readers
 from workbench.runs import files
 
@@ -64,9 +65,20 @@ class Classifier:
             handle.remove()
         return caught[0].flatten(0, 1)[batch.positions_N]
 
-    def row_loss(self, objective: Objective) -> Callable[[MicroBatch, float], Tensor]:
-        """The summed loss of a micro-batch, as the engine wants it."""
-        return lambda batch, scale: objective(self.outputs(batch), batch.labels_N, scale)
+    def row_loss(self, objective: Objective, tap: LabelTap | None = None) -> Callable[[MicroBatch, float], Tensor]:
+        """The summed loss of a micro-batch, as the engine wants it.
+
+        Args:
+            tap: Sees outputs and labels; it changes nothing.
+        """
+
+        def loss(batch: MicroBatch, scale: float) -> Tensor:
+            outputs_BC = self.outputs(batch)
+            if tap is not None:
+                tap.see(outputs_BC, batch.labels_N)
+            return objective(outputs_BC, batch.labels_N, scale)
+
+        return loss
 
 
 def classification_model(model: nn.Module, backbone: PreTrainedModel, reader: RowReader, labels: Labels) -> Classifier:

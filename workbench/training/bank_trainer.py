@@ -25,13 +25,16 @@ from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.mixed_batches import JoinedRows, OwnerRows, join, mixed_batches, padded_length
 from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped
-from workbench.training import capacity
+from workbench.losses.label_losses import LabelScorer
+from workbench.runs.ranks import ALONE
+from workbench.training import capacity, row_losses
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
 from workbench.training.callbacks import Callback
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheManager, PrefixForward
 from workbench.training.master_weights import MasterWeights
 from workbench.training.measurements import measured
+from workbench.training.row_losses import RowLossWatch, VisitRecord
 from workbench.training.trainer import trained
 
 Predict = Callable[[MicroBatch], Tensor]
@@ -80,6 +83,7 @@ class BankTrainer:
         objectives: One for each member, for the labels that its rows have.
         compute: Precision of matrix products.
         tokens: In one forward pass, padding included. They decide last bits: a resumed run needs the same.
+        label_losses: Losses of single rows from their outputs, for who observes them; None: nobody does.
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class BankTrainer:
         compute: torch.dtype,
         tokens: int,
         callback: Callback,
+        label_losses: LabelScorer | None = None,
     ) -> None:
         self.bank, self.model = bank, bank.model
         self.freezer = freezer
@@ -108,9 +113,18 @@ class BankTrainer:
         self.masters = MasterWeights(bank.model, compute)
         every = trained(self.masters, freezer)
         own = {name: bank.parameters_of(name) for name in bank.members}
+        self.label_losses = label_losses
+        self.row_losses = {name: RowLossWatch() for name in bank.members}
+        self.visits: dict[str, VisitRecord] = {}
+        """Losses of the rows of each member, where they are recorded."""
+        for name, task in zip(bank.members, train_tasks, strict=True) if label_losses is not None else ():
+            if (found := row_losses.record(task.config, len(task.train), ALONE)) is not None:
+                self.visits[name] = self.row_losses[name].observers["dynamics"] = found
         self.members = {
             name: AdapterTrainer(
-                task, replace(every, values={key: each for key, each in every.values.items() if key in own[name]})
+                task,
+                replace(every, values={key: each for key, each in every.values.items() if key in own[name]}),
+                hooks=self.row_losses[name].hooks,
             )
             for name, task in zip(bank.members, train_tasks, strict=True)
         }
@@ -174,6 +188,7 @@ class BankTrainer:
                 self.callback.say(f"{name} ends here; the others go on. {member.error}")
             else:
                 records[name] = record
+                self.row_losses[name].done(member.progress.step)
         self.masters.refresh()
         waited = self._waited() - waited
         records = {
@@ -223,6 +238,8 @@ class BankTrainer:
         ]
         lengths = [member.task.train.lengths for member in members]
         losses = torch.zeros(len(members), dtype=torch.float64, device=self.device)
+        for name in live:
+            self.row_losses[name].begin()
         cut = list(mixed_batches(batches, lengths, tokens=self.tokens))
         for parts, then in zip(cut, [*cut[1:], None], strict=True):
             scales = [1 / supervised[part.owner] for part in parts]
@@ -277,6 +294,9 @@ class BankTrainer:
                 for (owner, _), outputs, wanted, scale in zip(parts, outputs_N, labels_N, scales, strict=True)
             ]
             torch.stack(losses).sum().backward()
+        for (owner, indices), outputs, wanted in zip(parts, outputs_N, labels_N, strict=True):
+            if self.label_losses is not None and (watch := self.row_losses[names[owner]]).observers:
+                watch.add(indices, torch.arange(len(indices)), self.label_losses(outputs, wanted))
         return torch.stack([loss.detach() for loss in losses]).double()
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from workbench.data.batching import Examples, MicroBatch
+from workbench.losses.label_losses import LabelTap
 
 Loss = Callable[[MicroBatch, float], Tensor]
 """Summed loss of a micro-batch times a factor, as a scalar with a graph."""
@@ -26,6 +27,8 @@ class TrainingSignal(NamedTuple):
     """Whether the rows of the next step are known before this one ends; not where the student writes them."""
     settings: Mapping[str, Any] = MappingProxyType({})
     """Settings of the loss on which memory depends and that the run's configuration does not hold, as JSON."""
+    tap: LabelTap | None = None
+    """Where the losses of single labels can be heard; None where a row has no loss of its own."""
 
 
 @dataclass

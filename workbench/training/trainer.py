@@ -23,7 +23,7 @@ from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError
 from workbench.models import backbones, fused_lora
 from workbench.runs.run_directory import Run
-from workbench.training import capacity, preflight
+from workbench.training import capacity, preflight, row_losses
 from workbench.training.adapter_trainer import AdapterTrainer, TrainableValues, TrainTask
 from workbench.training.callbacks import Callback
 from workbench.training.distributed.placement import Placement
@@ -37,6 +37,7 @@ from workbench.training.measurements import measured, peak_bytes
 from workbench.training.optim import noise_scale, sam_lookahead
 from workbench.training.optim.noise_scale import GradientParts, NoiseScale
 from workbench.training.optimizer_step import LocalStep
+from workbench.training.row_losses import RowLossWatch
 from workbench.training.signal import Loss, ProgressClock, TrainingSignal
 
 OBSERVED_ROWS = 8
@@ -86,6 +87,9 @@ class Trainer:
             )
             self.forward = self.loss
         self.noise = NoiseScale()
+        self.row_losses = RowLossWatch(self.signal.tap)
+        self.visits = None if self.signal.tap is None else row_losses.record(self.config, len(self.train), self.ranks)
+        self.row_losses.observers |= {} if self.visits is None else {"dynamics": self.visits}
         self.ahead: Prefetcher[MicroBatch] | None = None
         """Collates the next micro-batch in a thread, during `work`."""
         self.tokens = 0
@@ -167,6 +171,7 @@ class Trainer:
         if record is None:
             assert member.error is not None
             raise member.error
+        self.row_losses.done(member.progress.step)
         self.masters.refresh()
         return measured({**record, **metrics}, since=began, waited_s=self._waited() - waited, device=self.device)
 
@@ -212,9 +217,11 @@ class Trainer:
         """Compute the gradients of a step's rows; returns their mean loss, and metrics of the gradients."""
         optimizer, step = self.config.optimizer, self.member.progress.step
         parts = GradientParts(self.masters) if optimizer.noise_scale and step % optimizer.noise_scale == 0 else None
+        self.row_losses.begin()
         loss = self.backward(rows, parts)
         if optimizer.sam is not None and step % optimizer.sam_every == 0:
-            with sam_lookahead.ascended(self.masters, rho=optimizer.sam, refresh=self.masters.refresh):
+            ascended = sam_lookahead.ascended(self.masters, rho=optimizer.sam, refresh=self.masters.refresh)
+            with ascended, self.row_losses.paused():
                 self.backward(rows)
         metrics: dict[str, float] = {}
         if parts is not None:  # last: a step that runs out of memory is done again
@@ -239,7 +246,10 @@ class Trainer:
             for number, (indices, counts) in enumerate(shares):
                 torch.manual_seed(_dropout_seed(self.config.seed, self.member.progress.step, indices))
                 batch = self._batch(indices, then=shares[number + 1].rows if number + 1 < len(shares) else None)
-                with drawing([Draw(self.config.seed, self.member.progress.step, indices)], self.device):
+                with (
+                    drawing([Draw(self.config.seed, self.member.progress.step, indices)], self.device),
+                    self.row_losses.of(indices if counts else indices[:0], batch),
+                ):
                     part = self.forward(batch, counts / supervised)
                     self.masters.backward(part)
                 loss += part.detach() / factor
@@ -288,7 +298,7 @@ class Trainer:
 
     def _hooks(self) -> dict[str, TrainHook]:
         """Training hooks by the name of their file in a checkpoint."""
-        hooks: dict[str, TrainHook] = {}
+        hooks: dict[str, TrainHook] = self.row_losses.hooks
         observed = self.config.freeze.observes
         if observed == "gradients":
             hooks["freezing"] = GradientCallback(self.freezer, self.masters.named())

@@ -82,7 +82,7 @@ def test_at_most_half_of_a_class_is_dropped() -> None:
 
 
 def test_judging_rows_favour_neither_prediction(case: Case) -> None:
-    _, targets, _, wrong = case
+    _, targets, *_ = case
     chance = np.random.default_rng(2)
     one, other = (chance.dirichlet(np.ones(C), size=ROWS) for _ in range(2))
     judges = suspects.judges(targets, one, other)
@@ -94,12 +94,12 @@ def test_judging_rows_favour_neither_prediction(case: Case) -> None:
 def test_folds_that_leave_too_little_are_refused(case: Case) -> None:
     folds, targets, *_ = case
     suspects.require_classes(folds, LABELS, targets)
-    with pytest.raises(DataError, match="folds.k=3 or more"):
+    with pytest.raises(DataError, match=r"folds\.k=3 or more"):
         suspects.require_classes(FoldAssignment(folds.fold_RN % 2, ("0", "1")), LABELS, targets)
     rare = targets.copy()
     rare[targets.argmax(1) == 3] = np.eye(C)[2]
     rare[:2] = np.eye(C)[3]
-    with pytest.raises(DataError, match="class west has rows in [12]"):
+    with pytest.raises(DataError, match=r"class west has rows in [12]"):
         suspects.require_classes(folds, LABELS, rare)
 
 

@@ -1,0 +1,88 @@
+"""Training dynamics of rows: how sure a model grew of each, how steadily, and what it forgot.
+
+Swayamdipta et al. 2020, "Dataset Cartography"; forgetting events by Toneva et al. 2019. What is recorded of a row is
+its loss in the step that trains on it, so that each epoch has one, at another point of the training for each row.
+
+Legend: N rows, V visits.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from workbench.data.batching import Examples
+from workbench.runs import files
+from workbench.training.row_losses import Visits
+
+FILE = "dynamics.parquet"
+Floats = npt.NDArray[np.float64]
+
+
+def write(folder: Path, visits: Visits, train: Examples) -> None:
+    """Write dynamics.parquet into a run directory: `table` with the place of each row."""
+    found = table(visits)
+    found.insert(0, "row", [train.place(int(number)) for number in found.pop("number")])
+    _write(folder, found)
+
+
+def table(visits: Visits) -> pd.DataFrame:
+    """One line for each row that was visited, in the order of their numbers.
+
+    Columns: number; visits; first_loss and last_loss, in nats; confidence, the mean probability of its labels over its
+    visits, and variability, its standard deviation; correctness, the mean share of its labels that were the likeliest;
+    forgotten, how often it was all right at a visit and not at the next; losses, one for each visit.
+    """
+    order = np.lexsort((visits.step, visits.row))
+    row_V, loss_V = visits.row[order], visits.loss[order]
+    p_V, right_V = (each[order].astype(np.float64) for each in (visits.probability, visits.right))
+    number_N, start_N, count_N = np.unique(row_V, return_index=True, return_counts=True)
+    at_V = np.repeat(np.arange(len(number_N)), count_N)
+    mean_N = np.bincount(at_V, p_V) / count_N
+    same_V = at_V[1:] == at_V[:-1]
+    lost_V = same_V & (right_V[:-1] == 1) & (right_V[1:] < 1)
+    return pd.DataFrame(
+        {
+            "number": number_N,
+            "visits": count_N,
+            "first_loss": loss_V[start_N],
+            "last_loss": loss_V[start_N + count_N - 1],
+            "confidence": mean_N,
+            "variability": np.sqrt(np.bincount(at_V, (p_V - mean_N[at_V]) ** 2) / count_N),
+            "correctness": np.bincount(at_V, right_V) / count_N,
+            "forgotten": np.bincount(at_V[:-1][lost_V], minlength=len(number_N)),
+            "losses": np.split(loss_V, start_N[1:]) if len(number_N) else [],
+        }
+    )
+
+
+def write_combined(folder: Path, members: Sequence[Path]) -> None:
+    """Write dynamics.parquet of several adapters that trained on overlapping rows: means, and forgetting added up.
+
+    Args:
+        members: Folders of the adapters; those without such a file are left out.
+    """
+    found = [pd.read_parquet(member / FILE) for member in members if (member / FILE).exists()]
+    if not found:
+        return
+    every = pd.concat(found, ignore_index=True)
+    grouped = every.groupby("row", sort=False)
+    means = grouped[["first_loss", "last_loss", "confidence", "variability", "correctness"]].mean()
+    sums = grouped[["visits", "forgotten"]].sum()
+    _write(folder, sums.join(means).assign(adapters=grouped.size()).reset_index())
+
+
+def never_learned(found: pd.DataFrame) -> pd.DataFrame:
+    """Rows no label of which was ever the likeliest, in two visits or more; the least probable first."""
+    return found[(found["correctness"] == 0) & (found["visits"] > 1)].sort_values("confidence", kind="stable")
+
+
+def _write(folder: Path, found: pd.DataFrame) -> None:
+    buffer = io.BytesIO()
+    found.to_parquet(buffer, index=False)
+    files.write_bytes(folder / FILE, buffer.getvalue())

@@ -1,0 +1,205 @@
+"""Losses of the rows of a step, as the training computes them anyway, for whoever observes them.
+
+Observers change no bit of the training. What they need to go on after a restart stands in checkpoints.
+
+Legend: B rows of a step, N labels of a micro-batch, V visits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from workbench.adapters.method import TrainHook
+from workbench.config import RunConfig
+from workbench.data.batching import Indices, MicroBatch
+from workbench.losses.label_losses import LabelLosses, LabelTap
+from workbench.runs.ranks import Ranks
+from workbench.training.limits import total_steps
+
+Floats32 = npt.NDArray[np.float32]
+MOST_VISITS = 1_000_000
+"""Draws of rows up to which `evaluate.dynamics=auto` records each; 16 bytes each in a checkpoint."""
+
+
+class RowLosses(NamedTuple):
+    """Rows that this process computed in an optimizer step, in no order that means anything."""
+
+    rows: Indices
+    """Numbers (B,) of the examples in the training data."""
+    loss_B: Floats32
+    """Mean loss of the row's labels, in nats; without its weight."""
+    probability_B: Floats32
+    """Mean probability of the row's labels; exp(-loss) where it has one."""
+    right_B: Floats32
+    """Share of its labels that are the likeliest."""
+
+
+class RowLossObserver(Protocol):
+    """Receives the losses of the rows of each step; what it keeps is in checkpoints."""
+
+    def rows_done(self, step: int, losses: RowLosses) -> None:
+        """Optimizer step `step` (counted from 1) was done with these rows."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that its next actions depend on, for a checkpoint; called on all processes at once."""
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from a checkpoint."""
+
+
+class RowLossWatch:
+    """Collects the losses of a step's rows from its micro-batches, and hands them to the observers by name."""
+
+    def __init__(self, tap: LabelTap | None = None) -> None:
+        self._tap = tap
+        self._parts: list[tuple[Indices, Tensor, LabelLosses]] = []
+        self.observers: dict[str, RowLossObserver] = {}
+
+    @property
+    def hooks(self) -> dict[str, TrainHook]:
+        """The observers as parts of the training that keep a state."""
+        return {name: _Kept(observer) for name, observer in self.observers.items()}
+
+    def begin(self) -> None:
+        """A step begins, or begins again."""
+        self._parts = []
+
+    @contextmanager
+    def of(self, rows: Indices, batch: MicroBatch) -> Iterator[None]:
+        """Around the forward pass of a micro-batch; of no rows nothing is collected."""
+        if self._tap is None or not self.observers or not len(rows):
+            yield
+            return
+        with self._tap.listening() as parts:
+            yield
+        row_N = row_of_label(batch)
+        # A loss over the vocabulary adds positions without a label at the end.
+        found = LabelLosses(*(torch.cat(each)[: len(row_N)] for each in zip(*parts, strict=True)))
+        self.add(rows, row_N, found)
+
+    def add(self, rows: Indices, row_N: Tensor, losses: LabelLosses) -> None:
+        """Losses of the labels of some rows; they stay on their device until the step is done.
+
+        Args:
+            row_N: The row of each label, as a place in `rows`.
+        """
+        self._parts.append((rows, row_N, losses))
+
+    def done(self, step: int) -> None:
+        """The step is done: tell the observers."""
+        if not self._parts or not self.observers:
+            return
+        found = [_of_rows(*part) for part in self._parts]
+        self._parts = []
+        losses = RowLosses(*(np.concatenate(each) for each in zip(*found, strict=True)))
+        for observer in self.observers.values():
+            observer.rows_done(step, losses)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside the block nothing is collected: a second pass over the same rows."""
+        kept = list(self._parts)
+        try:
+            yield
+        finally:
+            self._parts = kept
+
+
+def row_of_label(batch: MicroBatch) -> Tensor:
+    """The row of each label of a micro-batch (N,), counted in the batch."""
+    if batch.labels_N.ndim > 1:  # weight and targets of a row
+        return torch.arange(len(batch.labels_N))
+    ids_BL = batch.inputs.get("decoder_input_ids", batch.inputs["input_ids"])
+    return batch.positions_N // ids_BL.shape[1]
+
+
+def _of_rows(rows: Indices, row_N: Tensor, losses: LabelLosses) -> RowLosses:
+    at_N = row_N.cpu().numpy()
+    loss_N = losses.loss_N.double().cpu().numpy()
+    count_B = np.maximum(np.bincount(at_N, minlength=len(rows)), 1)
+    values = (loss_N, np.exp(-loss_N), losses.right_N.double().cpu().numpy())
+    means = (np.bincount(at_N, each, minlength=len(rows)) / count_B for each in values)
+    return RowLosses(rows, *(mean.astype(np.float32) for mean in means))
+
+
+class _Kept:
+    """An observer as a hook of the training, for its checkpoints."""
+
+    def __init__(self, observer: RowLossObserver) -> None:
+        self.state, self.load = observer.state, observer.load
+
+    def on_gradients(self) -> None:
+        """Nothing: gradients stay as they are."""
+
+    def after_step(self, step: int) -> None:
+        """Nothing: the watch tells of the rows."""
+
+
+class Visits(NamedTuple):
+    """Each time that a row was computed (V,), by step and, within a step, by row."""
+
+    step: npt.NDArray[np.int32]
+    row: npt.NDArray[np.int32]
+    loss: Floats32
+    probability: Floats32
+    right: Floats32
+
+
+class VisitRecord:
+    """Remembers the losses of each row in each step that it was drawn in.
+
+    The record is the same for any micro-batches, numbers of processes and restarts, up to the last bits of a loss.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._known = _joined([])
+        self._new: list[Visits] = []
+
+    def rows_done(self, step: int, losses: RowLosses) -> None:
+        """Remember these."""
+        steps, rows = np.full(len(losses.rows), step, dtype=np.int32), losses.rows.astype(np.int32)
+        self._new.append(Visits(steps, rows, losses.loss_B, losses.probability_B, losses.right_B))
+
+    def visits(self) -> Visits:
+        """All visits of all processes; each process has to ask."""
+        new = [each for part in self._ranks.gathered(self._new) for each in part]
+        self._known, self._new = _joined([self._known, *new]), []
+        return self._known
+
+    def state(self) -> dict[str, Tensor]:
+        """All visits."""
+        return {name: torch.from_numpy(each) for name, each in self.visits()._asdict().items()}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from these visits."""
+        self._known, self._new = Visits(**{name: tensor.numpy() for name, tensor in state.items()}), []
+
+
+def record(config: RunConfig, draws: int, ranks: Ranks) -> VisitRecord | None:
+    """What `evaluate.dynamics` asks for; None where it records nothing.
+
+    Args:
+        draws: Rows in one pass over the data.
+    """
+    wanted = config.evaluate.dynamics
+    steps = total_steps(config, draws)
+    few = steps is not None and steps * config.batch.size <= MOST_VISITS
+    return VisitRecord(ranks) if wanted is True or (wanted == "auto" and few) else None
+
+
+def _joined(parts: list[Visits]) -> Visits:
+    kinds: list[Any] = [np.int32, np.int32, np.float32, np.float32, np.float32]
+    whole = [
+        np.concatenate([np.empty(0, kind), *each]).astype(kind)
+        for kind, each in zip(kinds, zip(*parts, strict=True) if parts else [[]] * len(kinds), strict=True)
+    ]
+    order = np.lexsort((whole[1], whole[0]))
+    return Visits(*(each[order] for each in whole))
