@@ -107,8 +107,8 @@ class DataConfig(Section):
     """Rules of quality that drop training rows, such as [exact_duplicate, refusal]; `workbench data RECIPE` shows what
     each flags. Held-out and test rows stay; recipe crossval validates on training rows, and so drops them there too."""
     drop_suspects: bool = False
-    """Recipe crossval: train all folds again without the training rows whose label is probably wrong (confident
-    learning, Northcutt et al. 2021), and keep that where it makes the other labels likelier out of fold. Rows that a
+    """Recipe crossval: train all folds again without the training rows whose label is probably wrong (suspects.parquet
+    lists them), and keep that where it makes the other labels likelier out of fold. Rows that a
     fold is validated on stay in its scores."""
 
     @property

@@ -1,8 +1,12 @@
-"""Labels that are probably wrong: confident learning (Northcutt et al. 2021), on probabilities of models that did not
-train on the rows.
+"""Labels that are probably wrong, by probabilities of models that did not train on the rows.
 
-The rows are those of cleanlab's `find_label_issues(filter_by="low_self_confidence")`, which a test compares; cleanlab
-itself takes seconds to import, and every report of a cross-validation would wait for it.
+A label is taken to be wrong with a probability that all rows share, and then to be any other class alike. That share
+and a temperature are fitted to the labels as they are, and give the probability that each label is right.
+
+cleanlab's confident learning (Northcutt et al. 2021) counts a wrong label wherever a model is surer of another class
+than it mostly is, and so counts the model's own mistakes: with MiniLM that is right in four of five rows of Banking77,
+and a tenth of the labels planted, 56 % of the rows that its best rule names are planted, and 82 % of those named here
+(scripts/bench/label_noise.py). Both rank rows by the probability of their label.
 
 Legend: N rows, C classes.
 """
@@ -11,46 +15,52 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from scipy import optimize, special
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
-LEAST = 1e-6
-"""Lowest probability by which a row is confidently of a class that was never learnt."""
+
+LEAST = 1e-12
+"""Lowest probability that has a logarithm here."""
+BOUNDS = ((np.log(0.05), np.log(20.0)), (-12.0, 0.0))
+"""Bounds of the logarithm of the temperature, and of the log-odds of a wrong label: half of the labels at most."""
 
 
 def suspected(p_NC: Floats, label_N: Indices) -> dict[int, int]:
-    """Rows whose label is probably wrong, the most suspect first, with the class that each is rather of.
-
-    As many rows as `wrong_labels` counts, those whose own label is least probable. Rows that are predicted to be of
-    their own class are not among them.
+    """Rows whose label is rather wrong than right, the most suspect first, with the class that each is rather of.
 
     Args:
         p_NC: Probabilities of each class, out of fold: a model is sure of the labels that it has learnt.
         label_N: The class of each row, as it is labelled.
     """
-    own_N, likeliest_N = p_NC[np.arange(len(p_NC)), label_N], _likeliest(p_NC, label_N)
-    order = np.argsort(own_N, kind="stable")[: wrong_labels(p_NC, label_N)]
-    return {int(row): int(likeliest_N[row]) for row in order if likeliest_N[row] != label_N[row]}
+    right_N = label_quality(p_NC, label_N)
+    known_C = np.bincount(label_N, minlength=p_NC.shape[1]) > 0
+    likeliest_N = np.where(known_C, p_NC, -1.0).argmax(1)
+    order = np.argsort(right_N, kind="stable")
+    return {int(row): int(likeliest_N[row]) for row in order if right_N[row] < 0.5 and likeliest_N[row] != label_N[row]}
 
 
-def wrong_labels(p_NC: Floats, label_N: Indices) -> int:
-    """How many labels are wrong: the rows off the diagonal of the confident joint.
+def label_quality(p_NC: Floats, label_N: Indices) -> Floats:
+    """Probability that each label is right (N,).
 
-    A row is confidently of class j where p_j reaches t_j, the mean of p_j over the rows that are labelled j; where it
-    is so of several classes, of the likeliest. It is off the diagonal where that is not its label; rows that are
-    predicted to be of their own class are not counted.
+    With share e of wrong labels and own probability q at the fitted temperature, a row has its label with probability
+    (1 - e) q + e (1 - q) / (C - 1), of which the first part is right.
     """
-    own_N = p_NC[np.arange(len(p_NC)), label_N]
-    counts_C = np.bincount(label_N, minlength=p_NC.shape[1])
-    threshold_C = np.bincount(label_N, weights=own_N, minlength=p_NC.shape[1]) / np.maximum(counts_C, 1)
-    threshold_C = np.maximum(threshold_C, LEAST)
-    confident_NC = np.where((p_NC >= threshold_C) & (counts_C > 0), p_NC, -1.0)
-    other_N = confident_NC.argmax(1)
-    off_N = (confident_NC.max(1) >= 0) & (other_N != label_N) & (_likeliest(p_NC, label_N) != label_N)
-    return int(off_N.sum())
+    known_C, own_N = np.unique(label_N, return_inverse=True)
+    logits_NC = np.log(np.maximum(p_NC[:, known_C], LEAST))
+    if len(known_C) < 2:
+        return np.ones(len(p_NC))
 
+    def parts(at: Floats) -> tuple[Floats, Floats]:
+        wrong = float(special.expit(at[1]))
+        log_q_NC = special.log_softmax(logits_NC / np.exp(at[0]), axis=1)
+        q_N = np.exp(log_q_NC[np.arange(len(own_N)), own_N])
+        return (1 - wrong) * q_N, wrong * (1 - q_N) / (len(known_C) - 1)
 
-def _likeliest(p_NC: Floats, label_N: Indices) -> Indices:
-    """The likeliest class that rows are labelled with (N,)."""
-    found: Indices = np.where(np.bincount(label_N, minlength=p_NC.shape[1]) > 0, p_NC, -1.0).argmax(1)
-    return found
+    def loss(at: Floats) -> float:
+        return -float(np.log(np.maximum(sum(parts(at)), LEAST)).mean())
+
+    found = optimize.minimize(loss, np.array([-0.5, -2.0]), method="L-BFGS-B", bounds=BOUNDS)
+    right_N, wrong_N = parts(found.x)
+    quality_N: Floats = right_N / np.maximum(right_N + wrong_N, LEAST)
+    return quality_N

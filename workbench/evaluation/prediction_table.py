@@ -73,15 +73,20 @@ def suspect_table(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of `suspects` as a table, a row of it each.
 
     Columns: row and what it holds, label, the class `suggested` instead, `self_confidence`, the probability of the
-    label, and `score`, that less the probability of the suggested class, from -1 to 0.
+    label, and `score`, the probability that the label is right, below 0.5.
     """
-    found = suspects(table)
+    found, names = suspects(table), class_names(table)
+    if not found:
+        return pd.DataFrame(columns=["row", "label", "suggested", "self_confidence", "score"])
+    p_NC = table[[f"p_{name}" for name in names]].to_numpy(np.float64)
+    label_N = hot(table["label"], names).argmax(1).astype(np.int64)
+    rows = np.asarray(list(found))
     shown = table.loc[list(found), [name for name in ("row", "text", "image", "label") if name in table]]
-    confidence, other = (
-        np.asarray([table.at[row, f"p_{name}"] for row, name in zip(found, names, strict=True)], dtype=np.float64)
-        for names in (shown["label"], found.values())
+    return shown.assign(
+        suggested=list(found.values()),
+        self_confidence=p_NC[rows, label_N[rows]],
+        score=label_issues.label_quality(p_NC, label_N)[rows],
     )
-    return shown.assign(suggested=list(found.values()), self_confidence=confidence, score=confidence - other)
 
 
 def ranked(table: pd.DataFrame) -> RowRanking:

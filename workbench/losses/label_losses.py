@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from workbench.config.classes_config import Kind
 
-
 PART = 2**20
 """Logits that are looked at at once."""
 

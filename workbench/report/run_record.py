@@ -57,6 +57,10 @@ class RunRecord:
     """Training rows nearest to rows worth looking at, as in neighbours.parquet."""
     probe: Mapping[str, Any] = field(default_factory=dict)
     """Scores of the frozen backbone alone, as in probe.json."""
+    dynamics: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """Losses of training rows over time, as in dynamics.parquet."""
+    suspects: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """Rows whose label is probably wrong, as in suspects.parquet."""
 
     @property
     def crossvalidates(self) -> bool:
@@ -194,6 +198,8 @@ def read(folder: Path) -> RunRecord:
         pictures=_table(folder / "pictures.parquet"),
         neighbours=_table(folder / "neighbours.parquet"),
         probe=files.read_json(folder / "probe.json"),
+        dynamics=_table(folder / "dynamics.parquet"),
+        suspects=_table(folder / "suspects.parquet"),
     )
 
 

@@ -184,7 +184,7 @@ class VisitRecord:
 
 
 def record(config: RunConfig, draws: int, ranks: Ranks) -> VisitRecord | None:
-    """What `evaluate.dynamics` asks for; None where it records nothing.
+    """The record that `evaluate.dynamics` asks for; None where it records nothing.
 
     Args:
         draws: Rows in one pass over the data.

@@ -1,0 +1,66 @@
+"""The map of the data on a page: its counts, its hardest rows first, and nothing where nothing was recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from workbench.report import dynamics_section
+from workbench.report.run_record import RunRecord
+
+
+def record(**parts: Any) -> RunRecord:
+    empty: dict[str, Any] = {name: {} for name in ("config", "manifest", "scores")}
+    empty |= {name: pd.DataFrame() for name in ("metrics", "predictions")}
+    return RunRecord(**{"folder": Path("run"), "name": "run", "config_text": "", **empty, **parts})
+
+
+@pytest.fixture
+def found() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    rows = 40
+    correctness = np.repeat([0.0, 0.5, 1.0, 1.0], rows // 4)
+    return pd.DataFrame(
+        {
+            "row": [f"train.jsonl:{number + 1}" for number in range(rows)],
+            "visits": 4,
+            "forgotten": np.where(correctness == 0.5, 1, 0),
+            "confidence": rng.permutation(np.linspace(0, 1, rows)),
+            "variability": rng.random(rows) / 2,
+            "correctness": correctness,
+        }
+    )
+
+
+def test_a_run_without_a_record_has_no_section() -> None:
+    assert dynamics_section.observed(record()) is None
+
+
+def test_rows_are_counted_and_the_hardest_come_first(found: pd.DataFrame) -> None:
+    section = dynamics_section.observed(record(dynamics=found))
+    assert (
+        section is not None and section.sentence.startswith("10 of 40 rows") and "10 were forgotten" in section.sentence
+    )
+    shown = [float(row.confidence) for row in section.hardest]
+    assert shown == sorted(shown) and shown[0] == 0 and len(shown) == dynamics_section.HARDEST
+    (plot,) = section.plots
+    assert "<path" in plot.svg and [one.label for one in plot.legend] == [name for name, *_ in dynamics_section._BANDS]
+
+
+def test_labels_in_doubt_are_drawn_where_rows_were_cross_validated(found: pd.DataFrame) -> None:
+    p = np.random.default_rng(1).dirichlet([1, 1], size=40)
+    table = pd.DataFrame({"row": found["row"], "text": found["row"], "repeat": 0, "label": ["a", "b"] * 20})
+    table = table.assign(predicted=table["label"], p_a=p[:, 0], p_b=p[:, 1])
+    run = record(config={"recipe": "crossval"}, dynamics=found, out_of_fold=table, suspects=table.head(3))
+    section = dynamics_section.observed(run)
+    assert section is not None and len(section.plots) == 2
+    assert section.plots[1].caption.startswith("3 of 40 labels") and section.hardest[0].text
+
+
+def test_few_of_many_rows_are_drawn(found: pd.DataFrame) -> None:
+    section = dynamics_section.observed(record(dynamics=pd.concat([found] * 50)))
+    assert section is not None and f"{dynamics_section.DRAWN} of 2,000 rows are drawn" in section.plots[0].caption

@@ -1,0 +1,130 @@
+"""The section of a page on training dynamics: the map of the data, its hardest rows, and labels in doubt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from workbench.evaluation import dynamics
+from workbench.evaluation.prediction_table import class_names
+from workbench.report.plots import Axis, Plot, Series, draw
+from workbench.report.run_record import RunRecord
+from workbench.runs import units
+
+DRAWN = 900
+"""Rows that the map has room for."""
+HARDEST = 12
+LONGEST = 160
+"""Characters of the text of a row."""
+_BANDS = (("never right", 0.0, 0.0), ("sometimes right", 1e-9, 1 - 1e-9), ("always right", 1.0, 1.0))
+"""Names and bounds of the correctness of rows."""
+
+
+@dataclass(frozen=True)
+class HardRow:
+    """A row whose labels stayed improbable."""
+
+    row: str
+    text: str
+    confidence: str
+    correctness: str
+    forgotten: str
+
+
+@dataclass(frozen=True)
+class DynamicsSection:
+    """The part of the page."""
+
+    sentence: str
+    plots: list[Plot]
+    hardest: list[HardRow]
+
+
+def observed(run: RunRecord) -> DynamicsSection | None:
+    """The section on dynamics; None where no losses of rows were recorded."""
+    found = run.dynamics
+    if found.empty:
+        return None
+    hardest = found.sort_values("confidence", kind="stable").head(HARDEST)
+    texts = _texts(run)
+    return DynamicsSection(
+        sentence=sentence(found, several="adapters" in found),
+        plots=[_map(found), *_doubts(run)],
+        hardest=[
+            HardRow(
+                row=line.row,
+                text=_beginning(texts.get(line.row, "")),
+                confidence=f"{line.confidence:.3f}",
+                correctness=units.percent(line.correctness),
+                forgotten=f"{line.forgotten:,}",
+            )
+            for line in hardest.itertuples()
+        ],
+    )
+
+
+def sentence(found: pd.DataFrame, *, several: bool) -> str:
+    """How many rows were never learned, and how many were forgotten."""
+    never, forgotten = len(dynamics.never_learned(found)), int((found["forgotten"] > 0).sum())
+    by = "by none of the adapters that trained on them" if several else "at no visit"
+    return (
+        f"{never:,} of {len(found):,} rows were predicted {by} as they are labelled; {forgotten:,} were forgotten at "
+        "least once after they had been right."
+    )
+
+
+def _map(found: pd.DataFrame) -> Plot:
+    shown = found.iloc[np.unique(np.linspace(0, len(found) - 1, min(DRAWN, len(found))).astype(int))]
+    series = []
+    for colour, (name, low, high) in enumerate(_BANDS):
+        band = shown[shown["correctness"].between(low, high)].sort_values("variability")
+        if len(band):
+            x, y = (band[column].to_numpy(np.float64) for column in ("variability", "confidence"))
+            series.append(Series(name, x, y, "points", colour))
+    caption = (
+        "Each row while it trained: low and steady are hard or wrongly labelled, high and steady are easy, and what "
+        "moves most teaches most (Swayamdipta et al. 2020)."
+    )
+    if len(shown) < len(found):
+        caption += f" {len(shown):,} of {len(found):,} rows are drawn."
+    return draw(
+        "Map of the data",
+        series,
+        x=Axis("variability of the label's probability"),
+        y=Axis("its mean, confidence"),
+        caption=caption,
+        wide=True,
+    )
+
+
+def _doubts(run: RunRecord) -> list[Plot]:
+    """Probability of each row's own label out of fold, with that of the suspected ones before it."""
+    found = run.labelled
+    if run.suspects.empty or "label" not in found or not class_names(found):
+        return []
+    own_N = np.array([found.at[row, f"p_{label}"] for row, label in found["label"].items()])
+    suspected_N = found["row"].isin(run.suspects["row"]).to_numpy()
+    edges = np.linspace(0, 1, 21)
+    parts = (("not suspected", own_N[~suspected_N], 0), ("suspected", own_N[suspected_N], 1))
+    return [
+        draw(
+            "Probability of each row's label, out of fold",
+            [Series(name, edges, np.histogram(p_n, edges)[0] * 1.0, "bars", colour) for name, p_n, colour in parts],
+            x=Axis("probability of the label"),
+            y=Axis("rows", "count"),
+            caption=f"{len(run.suspects):,} of {len(found):,} labels are probably wrong; suspects.parquet lists them.",
+            wide=True,
+        )
+    ]
+
+
+def _texts(run: RunRecord) -> dict[str, str]:
+    """Texts of rows by their places, where the run directory has them."""
+    found = run.labelled if run.crossvalidates else pd.DataFrame()
+    return dict(zip(found["row"], found["text"], strict=True)) if "text" in found else {}
+
+
+def _beginning(text: str) -> str:
+    return text if len(text) <= LONGEST else text[:LONGEST] + "…"
