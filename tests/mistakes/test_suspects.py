@@ -1,4 +1,4 @@
-"""Mistakes with `data.drop_suspects` end in status 2 and a message with place and cure, before training."""
+"""Mistakes with `data.drop_suspects` and `evaluate.dynamics` end in status 2 and a message with place and cure, before training."""
 
 from __future__ import annotations
 
@@ -28,6 +28,18 @@ CASES = {
     "a rare class": Case(
         f"check my.yaml {ON} {LOOSE} folds.k=3", "class bird has rows in", "or leave data.drop_susp", RARE
     ),
+    "several classes": Case(
+        f"check my.yaml {ON} classes.kind=several",
+        "is for classes.kind one and pair, not several",
+        "Leave it out",
+        ROWS,
+    ),
+    "dynamics of a sweep": Case(
+        "check my.yaml recipe=sweep sweep.over.adapter.rank=[2,4] evaluate.dynamics=true",
+        "recipe=sweep records no losses of rows",
+        "Leave it out",
+    ),
+    "dynamics of another kind": Case("check my.yaml evaluate.dynamics=sometimes", "evaluate.dynamics", "auto"),
     "no such key": Case("check my.yaml data.drop_suspect=true", "drop_suspect: unknown key", "drop_suspects"),
 }
 
