@@ -35,7 +35,7 @@ CASES = {
         ROWS,
     ),
     "dynamics of a sweep": Case(
-        "check my.yaml recipe=sweep sweep.over.adapter.rank=[2,4] evaluate.dynamics=true",
+        "check my.yaml recipe=sweep sweep.over.seed=[0,1] evaluate.every=0.5 evaluate.dynamics=true",
         "recipe=sweep records no losses of rows",
         "Leave it out",
     ),
