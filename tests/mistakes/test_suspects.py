@@ -34,11 +34,6 @@ CASES = {
         "Leave it out",
         ROWS,
     ),
-    "dynamics of a sweep": Case(
-        "check my.yaml recipe=sweep sweep.over.seed=[0,1] evaluate.every=0.5 evaluate.dynamics=true",
-        "recipe=sweep records no losses of rows",
-        "Leave it out",
-    ),
     "dynamics of another kind": Case("check my.yaml evaluate.dynamics=sometimes", "evaluate.dynamics", "auto"),
     "no such key": Case("check my.yaml data.drop_suspect=true", "drop_suspect: unknown key", "drop_suspects"),
 }

@@ -17,9 +17,6 @@ from torch.nn import functional as F
 
 from workbench.config.classes_config import Kind
 
-PART = 2**20
-"""Logits that are looked at at once."""
-
 
 class LabelLosses(NamedTuple):
     """Losses of labels, in their order: tokens that carry loss, or one label for each row."""
@@ -57,15 +54,10 @@ class LabelTap:
 
 
 @torch.no_grad()
-def token_losses(logits_NV: Tensor, labels_N: Tensor) -> LabelLosses:
-    """Losses of tokens, computed some at a time for little memory; positions without a label mean nothing."""
-    losses, right = [], []
-    rows = max(1, PART // logits_NV.shape[1])
-    for logits, labels in zip(logits_NV.detach().split(rows), labels_N.clamp_min(0).split(rows), strict=True):
-        logits = logits.float()
-        losses.append(logits.logsumexp(-1) - logits.gather(1, labels[:, None])[:, 0])
-        right.append(logits.argmax(-1) == labels)
-    return LabelLosses(torch.cat(losses), torch.cat(right))
+def token_losses(log_p_NV: Tensor, labels_N: Tensor) -> LabelLosses:
+    """Losses of tokens from log-probabilities (N, V); positions without a label mean nothing."""
+    own_N = log_p_NV.detach().gather(1, labels_N.clamp_min(0)[:, None])[:, 0]
+    return LabelLosses(-own_N, own_N >= log_p_NV.detach().amax(-1))
 
 
 def class_losses(kind: Kind) -> LabelScorer:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from workbench.config.classes_config import ClassesConfig
 from workbench.losses.criterion import criterion
@@ -37,6 +38,8 @@ def test_tokens_add_up_and_the_gradient_is_the_same() -> None:
     torch.testing.assert_close(0.5 * losses.sum(), plain[0])
     logits = (hidden @ weight.T)[labels != NO_LABEL]
     assert torch.equal(right, logits.argmax(-1) == labels[labels != NO_LABEL])
+    wanted = F.cross_entropy(hidden @ weight.T, labels, reduction="sum", ignore_index=NO_LABEL) * 0.5
+    assert torch.allclose(plain[0], wanted.detach(), rtol=1e-6)
     loss(tap)
     assert found == list(parts), "nobody listens any more"
 
