@@ -1,4 +1,4 @@
-"""Mistakes with `data.drop_suspects` and `evaluate.dynamics` end in status 2, with place and cure, before training."""
+"""Mistakes with `data.drop_suspects` and `evaluate.dynamics` end in status 2 and a message with place and cure."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ and a temperature are fitted to the labels as they are, and give the probability
 
 cleanlab's confident learning (Northcutt et al. 2021) counts a wrong label wherever a model is surer of another class
 than it mostly is, and so counts the model's own mistakes: with MiniLM that is right in four of five rows of Banking77,
-and a tenth of the labels planted, 56 % of the rows that its best rule names are planted, and 82 % of those named here
+and a tenth of the labels planted, 56 % of the rows that its best rule names are planted, and 83 % of those named here
 (scripts/bench/label_noise.py). Both rank rows by the probability of their label.
 
 Legend: N rows, C classes.
