@@ -4,8 +4,9 @@ A label is taken to be wrong with a probability that all rows share, and then to
 and a temperature are fitted to the labels as they are, and give the probability that each label is right.
 
 cleanlab's confident learning (Northcutt et al. 2021) counts a wrong label wherever a model is surer of another class
-than it mostly is, and so counts the model's own mistakes where these are many. The rule here was preferred on one seed of
-Banking77 with planted labels; scripts/bench/label_noise.py repeats that. Both rank rows by the probability of their label.
+than it mostly is, and so counts the model's own mistakes where these are many. The rule here was preferred on one seed
+of Banking77 with planted labels; scripts/bench/label_noise.py repeats that. Both rank rows by the probability of their
+label.
 
 Legend: N rows, C classes.
 """
