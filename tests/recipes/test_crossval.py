@@ -351,6 +351,7 @@ def test_a_naive_pseudo_label_setting_is_caught_by_out_of_fold_rows(train: Run, 
     assert scores["after"] == known["calibration"]["oof"], "what was there before stays"
 
 
+@pytest.mark.slow
 def test_suspected_labels_are_dropped_where_that_helps_and_pseudo_labels_follow(
     train: Run, home: Path, tmp_path: Path
 ) -> None:

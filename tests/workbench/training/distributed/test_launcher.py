@@ -139,6 +139,7 @@ def test_more_devices_than_there_are_is_refused(recipe: Path, tmp_path: Path) ->
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_processes_that_were_told_different_things_refuse_to_train_together(recipe: Path, tmp_path: Path) -> None:
     address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     told = []
