@@ -17,9 +17,10 @@ from workbench.config import RunConfig
 from workbench.config.classes_config import Kind
 from workbench.config.distill_config import DistillConfig, at
 from workbench.data.batching import Examples, Indices
-from workbench.data.labelled.class_sampling import ResampledRows, balanced
+from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
+from workbench.data.resampling import ResampledRows
 from workbench.losses.class_losses import squared_error
 from workbench.losses.criterion import Objective
 from workbench.losses.divergences import log_probs, scaled
@@ -87,7 +88,7 @@ def examples(config: RunConfig, train: LabelledSet, extra: LabelledSet | None) -
 
 
 @dataclass(frozen=True, eq=False)
-class MixedSampling(ResampledRows):
+class MixedSampling(ResampledRows[LabelledSet]):
     """Rows of which the first are drawn by a rule of their own, and all others once each in an epoch."""
 
     first: Examples

@@ -14,38 +14,14 @@ import torch
 
 from workbench.config import RunConfig
 from workbench.config.classes_config import rarest
-from workbench.data.batching import Examples, Indices, MicroBatch, Weights
+from workbench.data.batching import Examples, Indices
 from workbench.data.labelled.labelled_data import LabelledSet
+from workbench.data.resampling import ResampledRows, endless
 from workbench.losses.class_losses import class_weights
 
 
 @dataclass(frozen=True, eq=False)
-class ResampledRows:
-    """Labelled rows of which an epoch need not draw each once; `len` and `sample` define the draws."""
-
-    rows: LabelledSet
-
-    @property
-    def lengths(self) -> Indices:
-        """Tokens of each row."""
-        return self.rows.lengths
-
-    @property
-    def supervised(self) -> Weights:
-        """Weight of each row."""
-        return self.rows.supervised
-
-    def place(self, index: int) -> str:
-        """File and row of row `index`."""
-        return self.rows.place(index)
-
-    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
-        """The rows `indices`, padded."""
-        return self.rows.batch(indices, epoch=epoch)
-
-
-@dataclass(frozen=True, eq=False)
-class ClassBalancedRows(ResampledRows):
+class ClassBalancedRows(ResampledRows[LabelledSet]):
     """Labelled rows of which every class is drawn equally often in an epoch.
 
     The draws of a class are an endless row of shuffled passes over its rows, cut into epochs: a row comes again only
@@ -66,14 +42,8 @@ class ClassBalancedRows(ResampledRows):
 
     def taken(self, number: int, epoch: int) -> Indices:
         """The rows of the class `number` that an epoch takes, in order."""
-        members = self.members[number]
-        passes, offset = divmod(epoch * self._each, len(members))
-        needed = -(-(offset + self._each) // len(members))
-        shuffled = [
-            np.random.default_rng([self.seed, 3, number, passes + ahead]).permutation(members)
-            for ahead in range(needed)
-        ]
-        return np.concatenate(shuffled)[offset : offset + self._each]
+        each = self._each
+        return endless(self.members[number], first=epoch * each, count=each, seed=(self.seed, 3, number))
 
     @cached_property
     def members(self) -> list[Indices]:

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from workbench.config import RunConfig
 from workbench.config.sources_config import MixConfig, SourceConfig
-from workbench.data.batching import Examples, Indices, MicroBatch, Weights
+from workbench.data.batching import Examples, Indices
+from workbench.data.resampling import ResampledRows, endless
 from workbench.data.text.tokenized import TokenizedSet
 from workbench.errors import ConfigError
 
@@ -22,39 +23,20 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class MixedRows:
+class MixedRows(ResampledRows[TokenizedSet]):
     """Training rows of which an epoch draws those of each source as often as its chance says.
 
     The draws of a source are an endless row of shuffled passes over its rows, cut into epochs: a row comes again only
     when every other row of its source has come as often, across epochs too.
     """
 
-    rows: TokenizedSet
     share_S: Floats
     """Share of an epoch's draws that each source has."""
     draws: int
     seed: int
 
-    @property
-    def lengths(self) -> Indices:
-        """Tokens of each row."""
-        return self.rows.lengths
-
-    @property
-    def supervised(self) -> Weights:
-        """Predicted tokens of each row."""
-        return self.rows.supervised
-
     def __len__(self) -> int:
         return self.draws
-
-    def place(self, index: int) -> str:
-        """File and row of row `index`."""
-        return self.rows.place(index)
-
-    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
-        """The rows `indices`, padded."""
-        return self.rows.batch(indices, epoch=epoch)
 
     def sample(self, draws: Indices, *, epoch: int) -> Indices:
         """Rows that the draws (of 0 to M - 1) of an epoch take: those of each source in turn."""
@@ -68,14 +50,7 @@ class MixedRows:
 
     def taken(self, number: int, *, first: int, count: int) -> Indices:
         """`count` rows of source `number`, from its draw `first` (of the whole run) on."""
-        members = self.members[number]
-        passes, offset = divmod(first, len(members))
-        needed = -(-(offset + count) // len(members))
-        shuffled = [
-            np.random.default_rng([self.seed, 7, number, passes + ahead]).permutation(members)
-            for ahead in range(needed)
-        ]
-        return np.concatenate([np.empty(0, dtype=np.int64), *shuffled])[offset : offset + count]
+        return endless(self.members[number], first=first, count=count, seed=(self.seed, 7, number))
 
 
 def mixed(rows: TokenizedSet, config: RunConfig) -> Examples:

@@ -1,0 +1,49 @@
+"""Rows of which an epoch need not draw each once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from workbench.data.batching import Examples, Indices, MicroBatch, Weights
+
+R = TypeVar("R", bound=Examples)
+
+
+@dataclass(frozen=True, eq=False)
+class ResampledRows(Generic[R]):
+    """Rows of which `len` and `sample` define what an epoch draws."""
+
+    rows: R
+
+    @property
+    def lengths(self) -> Indices:
+        """Tokens of each row."""
+        return self.rows.lengths
+
+    @property
+    def supervised(self) -> Weights:
+        """Weight of each row."""
+        return self.rows.supervised
+
+    def place(self, index: int) -> str:
+        """File and row of row `index`."""
+        return self.rows.place(index)
+
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        """The rows `indices`, padded."""
+        return self.rows.batch(indices, epoch=epoch)
+
+
+def endless(members: Indices, *, first: int, count: int, seed: Sequence[int]) -> Indices:
+    """`count` rows from draw `first` (of the whole run) on of an endless row of shuffled passes over `members`.
+
+    A row comes again only when every other one has come as often. Each pass is a function of `seed` and its number.
+    """
+    passes, offset = divmod(first, len(members))
+    needed = -(-(offset + count) // len(members))
+    shuffled = [np.random.default_rng([*seed, passes + ahead]).permutation(members) for ahead in range(needed)]
+    return np.concatenate([members[:0], *shuffled])[offset : offset + count]
