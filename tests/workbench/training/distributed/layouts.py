@@ -2,9 +2,9 @@
 
 layouts.py FOLDER JOBS.json [steps|start]    # JOBS: [[name, overrides, name of the run to go on from or null], ...]
 
-With a third word NAME.RANK.json, beside each run, says how many bytes of tensors a process held at most: in a usual
-step (the first makes the optimizer's state, and in some a thread of gloo lets go late of what it has sent), or before
-the first one.
+With a third word NAME.RANK.json, beside each run, says how many bytes of tensors a process held at most: before the
+first step, or in the step after it that held least (the first one lacks the optimizer's state; a thread of gloo that
+lets go late of what it has sent can only add).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from itertools import chain
 from pathlib import Path
-from statistics import median
 from typing import Any
 from unittest.mock import patch
 
@@ -142,7 +141,7 @@ def main() -> None:
         with COUNTED[sys.argv[3]]() if sys.argv[3:] else nullcontext() as peaks:
             workbench.run(str(folder / "recipe.yaml"), words, out=folder / name, resume=origin is not None, quiet=True)
         if peaks is not None:
-            (folder / f"{name}.{ranks.rank}.json").write_text(json.dumps(median(peaks)))
+            (folder / f"{name}.{ranks.rank}.json").write_text(json.dumps(min(peaks[1:] or peaks)))
 
 
 if __name__ == "__main__":
