@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerBase
 from workbench.adapters.target_modules import unreached
 from workbench.config import RunConfig, sweep_expansion, tasks
 from workbench.data.batching import Row
-from workbench.data.row_order import RowOrder
 from workbench.data.text import mixture, tokenized
 from workbench.data.text.quality import cleaning
 from workbench.data.text.row_encoder import row_encoder
@@ -23,10 +22,11 @@ from workbench.recipes.classify_verbs import ClassInspection
 from workbench.recipes.crossval_verbs import CrossvalInspection
 from workbench.recipes.sft import read_template
 from workbench.recipes.sweep_tasks import require_members
-from workbench.runs.ranks import joined
+from workbench.runs.ranks import ALONE, joined
 from workbench.training import preflight
 from workbench.training.freezing.layer_map import stack
 from workbench.training.limits import total_steps
+from workbench.training.sampling.order import row_order
 
 SHOWN = 3
 """Examples that are rendered in full."""
@@ -86,16 +86,17 @@ def _scored_sets(splits: Mapping[str, TokenizedSet | None]) -> Iterator[str]:
 
 
 def _order(found: Found) -> list[str]:
-    """Sentence on the curriculum, if there is one.
+    """Sentence on the curriculum or the sampler, if there is one.
 
     Raises:
+        ConfigError: The sampler would never act.
         DataError: No row is easier than another.
     """
-    curriculum = found.config.data.curriculum
-    if curriculum.by == "none":
-        return []
-    RowOrder(found.data.rows if isinstance(found, CrossvalInspection) else found.data.train, found.config, found.steps)
-    return [curriculum.in_words()]
+    data = found.config.data
+    rows = found.data.rows if isinstance(found, CrossvalInspection) else found.data.train
+    row_order(rows, found.config, found.steps, ALONE)
+    ordered = [data.curriculum.in_words()] if data.curriculum.by != "none" else []
+    return ordered + ([data.sampling.in_words()] if data.sampling.by != "all" else [])
 
 
 def _blocks(found: Found) -> int | None:

@@ -194,6 +194,7 @@ def next_token_loss(model: nn.Module, head: Head, tap: LabelTap | None = None) -
             vocabulary=head.vocabulary,
             weights=head.trainable(),
             scale=scale,
+            factor_N=batch.weights_N,
             tap=tap,
         )
 

@@ -18,6 +18,7 @@ from pydantic import (
 from workbench.config.clean_rules import CLEAN_RULES
 from workbench.config.curriculum_config import CurriculumConfig
 from workbench.config.decontaminate_config import DecontaminateConfig
+from workbench.config.sampling_config import SamplingConfig
 from workbench.config.select_config import SelectConfig
 from workbench.config.sources_config import MixConfig, SourceConfig
 from workbench.schema import Section, did_you_mean
@@ -102,6 +103,7 @@ class DataConfig(Section):
     """Held-out rows that are also in `train` end the run, or are dropped from `train` and counted."""
     decontaminate: DecontaminateConfig = DecontaminateConfig()
     select: SelectConfig = SelectConfig()
+    sampling: SamplingConfig = SamplingConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
     clean: tuple[str, ...] = ()
     """Rules of quality that drop training rows, such as [exact_duplicate, refusal]; `workbench data RECIPE` shows what

@@ -43,6 +43,8 @@ def as_plain_run(config: Run) -> Run:
     if section.on_policy.share and config.data.curriculum.by != "none":
         what = "distill.on_policy replaces answers, and with them how difficult a row is. Leave one of them out."
         mistakes.append(("data.curriculum", what))
+    if config.data.sampling.by != "all":
+        mistakes.append(("data.sampling", "a distillation measures no losses of rows. Leave it out."))
     if config.data.sources:
         mistakes.append(("data.sources", "a teacher is asked about the rows of one source. Write data.train."))
     try:

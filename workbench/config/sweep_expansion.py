@@ -121,6 +121,8 @@ def _misfits(config: RunSections) -> list[tuple[str, str]]:
         found.append(("sweep.over", f"{count:,} members; {MOST:,} at most. Write fewer values."))
     if config.evaluate.every is None:
         found.append(("evaluate.every", "a sweep compares held-out losses. Write evaluate.every=0.25."))
+    if config.data.sampling.by != "all":
+        found.append(("data.sampling", "members of a sweep train on the same rows. Leave it out."))
     if config.budget.timed:
         found.append(("budget", "a sweep cannot end in time. Write train.steps or budget.tokens, of each member."))
     if config.trackers:

@@ -61,6 +61,25 @@ class MicroBatch:
     tokens: int
     lengths_B: Tensor | None = None
     rows_B: Indices | None = None
+    weights_N: Tensor | None = None
+    """Factor of the loss of each label (N,), for tokens; None: 1. float32."""
+
+    @property
+    def row_of_label(self) -> Tensor:
+        """The row of each label (N,), counted in the batch."""
+        if self.labels_N.ndim > 1:  # weight and targets of a row
+            return torch.arange(len(self.labels_N))
+        ids_BL = self.inputs.get("decoder_input_ids", self.inputs["input_ids"])
+        return self.positions_N // ids_BL.shape[1]
+
+    def weighted(self, weight_B: npt.NDArray[np.float64]) -> MicroBatch:
+        """The same rows, of which the losses count these times more."""
+        weight_N = torch.from_numpy(weight_B).float()[self.row_of_label.cpu()].to(self.labels_N.device)
+        if self.labels_N.ndim == 1:
+            return replace(self, weights_N=weight_N)
+        labels_N = self.labels_N.clone()
+        labels_N[:, 0] *= weight_N
+        return replace(self, labels_N=labels_N)
 
     def to(self, device: torch.device) -> MicroBatch:
         """Copy to `device`."""
@@ -77,6 +96,7 @@ class MicroBatch:
             positions_N=move(self.positions_N),
             labels_N=move(self.labels_N),
             lengths_B=None if self.lengths_B is None else move(self.lengths_B),
+            weights_N=None if self.weights_N is None else move(self.weights_N),
         )
 
 

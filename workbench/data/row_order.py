@@ -51,6 +51,10 @@ class RowOrder:
         """The pass over the rows that step `step` (from 0) belongs to."""
         return step // self.steps_per_epoch
 
+    def ahead(self, step: int) -> Indices:
+        """The same as `rows`: nothing that happens until then changes them."""
+        return self.rows(step)
+
     def rows(self, step: int) -> Indices:
         """Rows of step `step` (from 0); a curriculum has none of its own beyond the last step."""
         if self.config.data.curriculum.by != "none":

@@ -101,8 +101,8 @@ class SingleTraining:
 
     def micro_batches(self) -> Iterator[list[Indices]]:
         member = self._fit.member
-        for step in member.order.typical_steps[: member.total]:
-            yield list(micro_batches(member.order.rows(step), self.train.lengths, tokens=self._fit.tokens))
+        for step in member.even_order.typical_steps[: member.total]:
+            yield list(micro_batches(member.even_order.rows(step), self.train.lengths, tokens=self._fit.tokens))
 
     def backward(self, rows: Indices) -> None:
         settings = self.config.optimizer
@@ -151,7 +151,7 @@ class BankTraining:
 
     def micro_batches(self) -> Iterator[list[Indices]]:
         first = self._members[0]
-        for step in first.order.typical_steps[: first.total]:
+        for step in first.even_order.typical_steps[: first.total]:
             yield list(
                 micro_batches(np.concatenate(list(self._batches(step))), self.train.lengths, tokens=self._fit.tokens)
             )
@@ -167,4 +167,4 @@ class BankTraining:
 
     def _batches(self, step: int) -> Iterator[Indices]:
         for start, member in zip(self._starts, self._members, strict=True):
-            yield start + member.order.rows(step)
+            yield start + member.even_order.rows(step)

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from workbench.adapters.method import TrainHook
 from workbench.config import RunConfig
@@ -27,28 +26,13 @@ from workbench.training.limits import limits
 from workbench.training.loss_guard import LossGuard
 from workbench.training.optim import optimizer_states, optimizers, schedules, weight_averaging
 from workbench.training.optim.weight_averaging import WeightAverage
-from workbench.training.optimizer_step import LocalStep, OptimizerStep
+from workbench.training.optimizer_step import LocalStep
+from workbench.training.sampling.order import row_order
+from workbench.training.sampling.sampler import Sampler
+from workbench.training.trainable_values import TrainableValues
 
 PACE_STEPS = 3
 """After so many steps the pace of a run tells roughly how many it will do."""
-
-
-@dataclass(frozen=True)
-class TrainableValues:
-    """The values that train, in float32 or wider, and where in the model they belong."""
-
-    values: Mapping[str, nn.Parameter]
-    """By name in the model."""
-    layers: Mapping[str, int]
-    """Layer of the backbone of each: 0 the embeddings, 1 to n the blocks, n + 1 what comes after them."""
-    blocks: int
-    """Transformer blocks of the backbone, n."""
-    fresh: Collection[str]
-    """Names of values that start at random, such as a classification head's."""
-    refresh: Callable[[], None]
-    """Copies the values into the parameters that compute."""
-    stepper: Callable[[torch.optim.Optimizer, Mapping[str, nn.Parameter]], OptimizerStep] = LocalStep
-    """Takes the optimizer's steps, locally or on shards."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +62,7 @@ class AdapterTrainer:
         self.trainable = trainable = trained.values
         config = task.config
         self._limits = limits(config, len(task.train), task.run.deadline)
-        self.order = RowOrder(task.train, config, self._limits.steps)
+        self.order = row_order(task.train, config, self._limits.steps, task.run.ranks)
         self._refresh = trained.refresh
         self.progress = Progress()
         self.error: TrainingError | None = None
@@ -91,6 +75,8 @@ class AdapterTrainer:
         self._frozen: Collection[str] | None = None
         self._average = weight_averaging.average(config.average, trainable)
         self._hooks = dict(hooks or {})
+        if isinstance(self.order, Sampler):
+            self._hooks["sampling"] = self.order
         if (own := config.adapter.train_hook(trainable, steps=self._limits.steps)) is not None:
             self._hooks["method"] = own
         self._loss_guard = LossGuard(
@@ -142,14 +128,19 @@ class AdapterTrainer:
         """The pass over the data that the next step belongs to, from 0."""
         return self.order.epoch(self.progress.step)
 
+    @property
+    def even_order(self) -> RowOrder:
+        """The rows of each step as far as they are known beforehand: without a sampler."""
+        return self.order.evenly if isinstance(self.order, Sampler) else self.order
+
     def batch(self) -> Indices:
         """Rows of the next step."""
         return self.order.rows(self.progress.step)
 
     def batch_after(self) -> tuple[Indices, int]:
-        """Rows of the step after the next, and the pass over the data that it belongs to."""
+        """Rows of the step after the next, as far as they are known, and the pass over the data that it belongs to."""
         step = self.progress.step + 1
-        return self.order.rows(step), self.order.epoch(step)
+        return self.order.ahead(step), self.order.epoch(step)
 
     def follow(self, frozen: Collection[str], rates: Sequence[float]) -> None:
         """Freeze these values from the next step on, and set each layer's factor of the learning rate.

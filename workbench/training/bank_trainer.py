@@ -35,7 +35,7 @@ from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheMan
 from workbench.training.master_weights import MasterWeights
 from workbench.training.measurements import measured
 from workbench.training.row_losses import RowLossWatch, VisitRecord
-from workbench.training.trainer import trained
+from workbench.training.trainable_values import trained
 
 Predict = Callable[[MicroBatch], Tensor]
 """Outputs of the model for each label of a micro-batch (N, ...): hidden states before the head, or logits."""
@@ -60,6 +60,7 @@ def refusal(config: RunConfig) -> str | None:
         "train.checkpointing": (config.train.checkpointing is True, "a bank recomputes no activations"),
         "train.compile": (config.train.compile, "a bank's layers are not compiled"),
         "freeze.policy": (not config.freeze.fixed, "the members of a bank would freeze different layers"),
+        "data.sampling": (config.data.sampling.by != "all", "the rows of each member would depend on its own losses"),
         "optimizer.sam": (config.optimizer.sam is not None, "a bank computes each gradient once"),
         "optimizer.noise_scale": (config.optimizer.noise_scale is not None, "a bank does not compute a batch in parts"),
     }

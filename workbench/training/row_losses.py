@@ -7,7 +7,7 @@ Legend: B rows of a step, N labels of a micro-batch, V visits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -79,7 +79,7 @@ class RowLossWatch:
             return
         with self._tap.listening() as parts:
             yield
-        row_N = row_of_label(batch)
+        row_N = batch.row_of_label
         # A loss over the vocabulary adds positions without a label at the end.
         found = LabelLosses(*(torch.cat(each)[: len(row_N)] for each in zip(*parts, strict=True)))
         self.add(rows, row_N, found)
@@ -94,13 +94,16 @@ class RowLossWatch:
 
     def done(self, step: int) -> None:
         """The step is done: tell the observers."""
-        if not self._parts or not self.observers:
-            return
+        if self._parts and self.observers:
+            losses = self.collected()
+            for observer in self.observers.values():
+                observer.rows_done(step, losses)
+
+    def collected(self) -> RowLosses:
+        """The losses since `begin`, which are not told to anybody then."""
         found = [_of_rows(*part) for part in self._parts]
         self._parts = []
-        losses = RowLosses(*(np.concatenate(each) for each in zip(*found, strict=True)))
-        for observer in self.observers.values():
-            observer.rows_done(step, losses)
+        return joined(found)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -112,12 +115,15 @@ class RowLossWatch:
             self._parts = kept
 
 
-def row_of_label(batch: MicroBatch) -> Tensor:
-    """The row of each label of a micro-batch (N,), counted in the batch."""
-    if batch.labels_N.ndim > 1:  # weight and targets of a row
-        return torch.arange(len(batch.labels_N))
-    ids_BL = batch.inputs.get("decoder_input_ids", batch.inputs["input_ids"])
-    return batch.positions_N // ids_BL.shape[1]
+def joined(parts: Sequence[RowLosses]) -> RowLosses:
+    """The losses of all parts, one after another."""
+    kinds: list[Any] = [np.int64, np.float32, np.float32, np.float32]
+    return RowLosses(
+        *(
+            np.concatenate([np.empty(0, kind), *each])
+            for kind, each in zip(kinds, zip(*parts, strict=True) if parts else [[]] * len(kinds), strict=True)
+        )
+    )
 
 
 def _of_rows(rows: Indices, row_N: Tensor, losses: LabelLosses) -> RowLosses:

@@ -24,7 +24,7 @@ from workbench.errors import Stopped, TrainingError
 from workbench.models import backbones, fused_lora
 from workbench.runs.run_directory import Run
 from workbench.training import capacity, preflight, row_losses
-from workbench.training.adapter_trainer import AdapterTrainer, TrainableValues, TrainTask
+from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
 from workbench.training.callbacks import Callback
 from workbench.training.distributed.placement import Placement
 from workbench.training.distributed.row_shares import RowShare, share_rows
@@ -36,9 +36,11 @@ from workbench.training.master_weights import MasterWeights
 from workbench.training.measurements import measured, peak_bytes
 from workbench.training.optim import noise_scale, sam_lookahead
 from workbench.training.optim.noise_scale import GradientParts, NoiseScale
-from workbench.training.optimizer_step import LocalStep
 from workbench.training.row_losses import RowLossWatch
+from workbench.training.sampling.look import looked_at
+from workbench.training.sampling.sampler import Floats, Sampler
 from workbench.training.signal import Loss, ProgressClock, TrainingSignal
+from workbench.training.trainable_values import trained
 
 OBSERVED_ROWS = 8
 """Rows on which a freezing policy reads activations."""
@@ -99,6 +101,10 @@ class Trainer:
             trained(self.masters, self.freezer),
             hooks=self._hooks(),
         )
+        self.weight_N: Floats | None = None
+        """Factor of the loss of each training row in the present step; None: 1."""
+        if isinstance(self.member.order, Sampler):
+            self.row_losses.observers["sampling"] = self.member.order
         self.prefix = PrefixCacheManager(
             self.freezer,
             PrefixForward([self.train, *self.held_out], passes=self.member.passes, tokens=lambda: self.tokens),
@@ -160,6 +166,9 @@ class Trainer:
         began, waited = time.monotonic(), self._waited()
         member = self.member
         self.clock.share = member.progress.share
+        if isinstance(order := member.order, Sampler):
+            looked = looked_at(self._row_shares(rows), self, epoch=member.epoch) if order.looks else None
+            rows, self.weight_N = order.drawn(rows, looked)
         loss, metrics = self._gradients_that_fit(rows)
         try:
             record = member.update(float(loss), rows)
@@ -173,6 +182,7 @@ class Trainer:
             raise member.error
         self.row_losses.done(member.progress.step)
         self.masters.refresh()
+        metrics |= member.order.metrics() if isinstance(member.order, Sampler) else {}
         return measured({**record, **metrics}, since=began, waited_s=self._waited() - waited, device=self.device)
 
     def _waited(self) -> float:
@@ -246,6 +256,7 @@ class Trainer:
             for number, (indices, counts) in enumerate(shares):
                 torch.manual_seed(_dropout_seed(self.config.seed, self.member.progress.step, indices))
                 batch = self._batch(indices, then=shares[number + 1].rows if number + 1 < len(shares) else None)
+                batch = batch if self.weight_N is None else batch.weighted(self.weight_N[indices])
                 with (
                     drawing([Draw(self.config.seed, self.member.progress.step, indices)], self.device),
                     self.row_losses.of(indices if counts else indices[:0], batch),
@@ -377,18 +388,6 @@ class Trainer:
         for parameter in [*self.model.parameters(), *self.masters]:
             parameter.grad = None
         self.accelerator.free_memory()
-
-
-def trained(masters: MasterWeights | Sharded, freezer: Freezer) -> TrainableValues:
-    """The trainable values of a model, with the layer of each."""
-    return TrainableValues(
-        masters.named(),
-        layers=freezer.layers,
-        blocks=len(freezer.blocks),
-        fresh=freezer.fresh,
-        refresh=masters.refresh,
-        stepper=masters.adopt if isinstance(masters, Sharded) else LocalStep,
-    )
 
 
 def _dropout_seed(seed: int, step: int, indices: Indices) -> int:

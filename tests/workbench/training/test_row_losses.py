@@ -21,7 +21,7 @@ from workbench.data.batching import Row, collate
 from workbench.errors import Stopped
 from workbench.losses.label_losses import LabelLosses, LabelTap
 from workbench.runs.ranks import ALONE
-from workbench.training.row_losses import RowLosses, RowLossWatch, VisitRecord, record, row_of_label
+from workbench.training.row_losses import RowLosses, RowLossWatch, VisitRecord, record
 
 RECIPE = """
 recipe: sft
@@ -106,7 +106,7 @@ def test_a_second_pass_over_the_rows_is_not_recorded(train: Callable[..., Path])
 def test_labels_find_their_rows() -> None:
     rows = [Row(np.arange(2, 9), np.arange(7) > at) for at in (1, 4, 3)]
     batch = collate(rows)
-    assert row_of_label(batch).bincount().tolist() == [each.supervised.sum() for each in rows]
+    assert batch.row_of_label.bincount().tolist() == [each.supervised.sum() for each in rows]
 
 
 class Seen:

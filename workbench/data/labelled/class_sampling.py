@@ -66,10 +66,11 @@ def rare_class(rows: LabelledSet) -> int | None:
 def balances(config: RunConfig) -> bool:
     """Whether `classes.sampling: auto` balances unequal classes: labels are one class, and no other setting does.
 
-    A curriculum draws each row equally often.
+    A curriculum draws each row equally often, and a sampler by its loss.
     """
-    classes = config.classes
-    chosen = classes.weights != "none" or classes.logit_adjustment > 0 or config.data.curriculum.by != "none"
+    classes, data = config.classes, config.data
+    ordered = data.curriculum.by != "none" or data.sampling.by != "all"
+    chosen = classes.weights != "none" or classes.logit_adjustment > 0 or ordered
     return classes.sampling == "auto" and classes.kind == "one" and not chosen
 
 

@@ -1,0 +1,48 @@
+"""Losses of rows among which a sampler is to choose: a forward pass without gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from workbench.data.batching import Examples
+from workbench.runs.ranks import Ranks
+from workbench.training import row_losses
+from workbench.training.distributed.row_shares import RowShare
+from workbench.training.distributed.sharding import Sharded
+from workbench.training.master_weights import MasterWeights
+from workbench.training.row_losses import RowLosses, RowLossWatch
+from workbench.training.signal import Loss
+
+
+class Training(Protocol):
+    """The training whose model looks."""
+
+    model: nn.Module
+    train: Examples
+    forward: Loss
+    masters: MasterWeights | Sharded
+    row_losses: RowLossWatch
+    device: torch.device
+    ranks: Ranks
+
+
+def looked_at(shares: Sequence[RowShare], training: Training, *, epoch: int) -> RowLosses:
+    """Losses of rows as the model finds them now, without dropout; of all processes, each of which has its shares."""
+    watch = training.row_losses
+
+    def look() -> list[RowLosses]:
+        watch.begin()
+        for indices, counts in shares:
+            batch = training.train.batch(indices, epoch=epoch).to(training.device)
+            with torch.no_grad(), watch.of(indices if counts else indices[:0], batch):
+                training.forward(batch, 1.0)
+        return training.ranks.gathered(watch.collected())
+
+    training.model.eval()
+    found = training.masters.reading(look) if isinstance(training.masters, Sharded) else look()
+    training.model.train()
+    return row_losses.joined(found)

@@ -1,0 +1,28 @@
+"""The rows of each step, as `data.sampling` and `data.curriculum` say."""
+
+from __future__ import annotations
+
+from workbench.config import RunConfig
+from workbench.data.batching import Examples
+from workbench.data.row_order import RowOrder
+from workbench.runs.ranks import Ranks
+from workbench.training.sampling.infobatch import InfoBatch
+from workbench.training.sampling.pools import ImportanceSampling, SelectiveBackprop
+from workbench.training.sampling.sampler import Sampler
+
+SAMPLERS: dict[str, type[Sampler]] = {
+    "infobatch": InfoBatch,
+    "importance": ImportanceSampling,
+    "selective": SelectiveBackprop,
+}
+
+
+def row_order(train: Examples, config: RunConfig, steps: int | None, ranks: Ranks) -> RowOrder | Sampler:
+    """The rows of each step of a run of `steps` optimizer steps; None where a budget alone ends it.
+
+    Raises:
+        ConfigError: The sampler would never act.
+        DataError: No row is easier than another, for a curriculum.
+    """
+    sampler = SAMPLERS.get(config.data.sampling.by)
+    return RowOrder(train, config, steps) if sampler is None else sampler(train, config, steps, ranks)

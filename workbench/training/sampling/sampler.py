@@ -1,0 +1,117 @@
+"""Rows of each step that depend on the losses which the training measures.
+
+Legend: N training rows, B rows of a step.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from workbench.config import RunConfig
+from workbench.data.batching import Examples, Indices
+from workbench.data.row_order import RowOrder
+from workbench.runs.ranks import Ranks
+from workbench.training.row_losses import RowLosses, joined
+
+Floats = npt.NDArray[np.float64]
+
+
+class Draw(NamedTuple):
+    """Rows that a step trains on."""
+
+    rows: Indices
+    weight_N: Floats | None = None
+    """Factor of the loss of each training row; None: 1 everywhere."""
+
+
+class Sampler(ABC):
+    """Says which rows a step trains on, from losses of rows; what it knows stands in checkpoints.
+
+    It is the same in all processes, whatever the micro-batches: a function of rows, settings, seed, step and losses.
+
+    Args:
+        steps: Optimizer steps of the run; None where a budget alone ends it.
+    """
+
+    def __init__(self, train: Examples, config: RunConfig, steps: int | None, ranks: Ranks) -> None:
+        self.train, self.config, self.steps, self.ranks = train, config, steps, ranks
+        self.section = config.data.sampling
+        self.evenly = RowOrder(train, config, steps)
+        """The rows without a sampler."""
+        self._unheard: list[RowLosses] = []
+
+    @property
+    def looks(self) -> bool:
+        """Whether the present step chooses among rows whose losses it needs beforehand."""
+        return False
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of a pass over all rows."""
+        return self.evenly.steps_per_epoch
+
+    def epoch(self, step: int) -> int:
+        """The pass over the rows that step `step` (from 0) belongs to; it must be the present or the next step."""
+        return self.evenly.epoch(step)
+
+    @abstractmethod
+    def rows(self, step: int) -> Indices:
+        """Rows of step `step` (from 0), or where it `looks` those among which it chooses. All processes ask at once."""
+
+    def ahead(self, step: int) -> Indices:
+        """The same for the step after the present one, as far as that is known already; else none."""
+        return self.rows(step)
+
+    @abstractmethod
+    def drawn(self, rows: Indices, losses: RowLosses | None) -> Draw:
+        """The rows on which the present step trains.
+
+        Args:
+            rows: Those that `rows` gave.
+            losses: Of each of them, in any order; where the sampler `looks`, else None.
+        """
+
+    def metrics(self) -> dict[str, float]:
+        """Figures on the present step, for metrics.jsonl."""
+        return {}
+
+    def rows_done(self, step: int, losses: RowLosses) -> None:
+        """These rows of this process were trained on in step `step` (from 1)."""
+        self._unheard.append(losses)
+
+    def heard(self) -> RowLosses | None:
+        """Losses of the rows of all processes since the last call, by row; every process has to ask."""
+        found = [each for part in self.ranks.gathered(self._unheard) for each in part]
+        self._unheard = []
+        return by_row(found) if found else None
+
+    def share(self, step: int) -> float:
+        """Share of the run that is done before step `step`; 0 where a budget alone ends it."""
+        return step / self.steps if self.steps else 0.0
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """Everything that its next draws depend on, for a checkpoint; called on all processes at once."""
+
+    @abstractmethod
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from a checkpoint."""
+
+    def on_gradients(self) -> None:  # noqa: B027 - most do nothing
+        """Nothing: gradients stay as they are."""
+
+    def after_step(self, step: int) -> None:  # noqa: B027 - most do nothing
+        """Nothing: `rows_done` tells of the rows."""
+
+
+def by_row(parts: Sequence[RowLosses]) -> RowLosses:
+    """Losses of several micro-batches or processes, in the order of their rows."""
+    whole = joined(parts)
+    order = np.argsort(whole.rows, kind="stable")
+    return RowLosses(whole.rows[order], whole.loss_B[order], whole.probability_B[order], whole.right_B[order])
