@@ -155,6 +155,8 @@ def _notes(config: RunConfig) -> Iterator[str]:
         yield f"What {config.distributed.deepspeed} asks for is not counted: each device is taken to hold everything."
     if config.recipe == "distill" and config.distill.on_policy.share:
         yield "Answers that the student writes itself (distill.on_policy) are not counted: they may be longer."
+    if config.data.sampling.by == "importance":
+        yield "Rows that data.sampling.by=importance looks at are not counted: only the run finds out where that pays."
     if config.freeze.policy != "none" and config.freeze.cache in ("auto", "memory"):
         yield "Outputs of frozen blocks that freeze.cache keeps in memory are not counted: the run says how many."
 

@@ -83,6 +83,7 @@ def compare(ledgers: list[MemoryLedger], tmp_path: Path) -> Callable[..., tuple[
                 ["model.weights=int8"],
                 ["freeze={policy: static, layers: 0.5, cache: off}"],
                 ["batch.tokens_per_device=2000", "batch.size=6", "optimizer={name: sgd}"],
+                ["data.sampling={by: selective, pool: 2}"],
             )
         ),
     ],
@@ -110,6 +111,22 @@ def test_a_plan_counts_what_a_run_counts(compare: Callable[..., tuple[Plan, int]
     assert planned.tokens_per_device == manifest["batch"]["tokens_per_device"]
     assert planned.rehearsed.at_peak["weights"] >= manifest["model"]["weight_bytes"]
     assert planned.steps == 8
+
+
+def test_the_rows_that_a_sampler_looks_at_are_counted() -> None:
+    """One forward pass more for each row of the pool; none where each row's own loss is enough."""
+
+    def operations(**sampling: object) -> float:
+        return plan(
+            load("sft/quickstart", ["data.limit=60", f"data.sampling={sampling}", *SHORT])
+        ).rehearsed.flops_per_token
+
+    plain, pruned, two, four = (
+        operations(**words)
+        for words in ({}, {"by": "infobatch"}, {"by": "selective", "pool": 2}, {"by": "selective", "pool": 4})
+    )
+    assert pruned == plain and two > 1.5 * plain
+    assert four - two == pytest.approx(two - plain)
 
 
 def test_it_says_what_fits() -> None:

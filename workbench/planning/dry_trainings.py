@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import nn
 
 from workbench.adapters import anatomy
@@ -18,6 +19,7 @@ from workbench.training.bank_trainer import BankTrainer
 from workbench.training.distributed.sharding import Sharded
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.master_weights import MasterWeights
+from workbench.training.sampling.sampler import Sampler
 from workbench.training.trainer import Trainer
 
 
@@ -105,12 +107,22 @@ class SingleTraining:
             yield list(micro_batches(member.even_order.rows(step), self.train.lengths, tokens=self._fit.tokens))
 
     def backward(self, rows: Indices) -> None:
+        self._look(rows)
         settings = self.config.optimizer
         in_parts = settings.sam is not None or settings.noise_scale is not None
         (self._fit.step if in_parts else self._fit.backward)(rows)
 
     def update(self, rows: Indices) -> None:
         self._fit.member.update(1.0, rows)
+
+    def _look(self, rows: Indices) -> None:
+        """The forward passes in which a sampler looks at `pool` rows for each of `rows`."""
+        order = self._fit.member.order
+        if isinstance(order, Sampler) and order.looks:
+            batch = self._fit.train.batch(rows).to(self._fit.device)
+            for _ in range(self.config.data.sampling.pool):
+                with torch.no_grad():
+                    self._fit.forward(batch, 1.0)
 
 
 @dataclass(frozen=True)
