@@ -7,7 +7,6 @@ a private-use character and a number before and after its text. Taken out again,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,6 +21,18 @@ NodeT = TypeVar("NodeT", bound=nodes.Node)
 # Names under which an instrumented template finds the methods of its Marks, and the number of a tagged block.
 _PREFIX = "workbench_"
 _GENERATION = -1
+_CAPTURING = (
+    nodes.AssignBlock,
+    nodes.Block,
+    nodes.CallBlock,
+    nodes.Extends,
+    nodes.FilterBlock,
+    nodes.FromImport,
+    nodes.Import,
+    nodes.Include,
+    nodes.Macro,
+)
+"""Everything in Jinja that gives a template its own text to read, beside a recursive loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +67,15 @@ class InstrumentedTemplate:
     Attributes:
         tagged: The template itself marks what the model generates with `{% generation %}`.
         constant_header: The generation prompt is provably the same text for every conversation.
+        captures: The template may read what it has written, so that a mark could change what it writes.
     """
 
     def __init__(self, source: str) -> None:
         self._source = source
         # Transformers' environment, so that filters, globals, sandbox and whitespace rules are those of serving.
         environment = _compile_jinja_template(source).environment
-        self.constant_header = _constant_header(environment.parse(source))
         tree = environment.parse(source)
+        self.constant_header, self.captures = _constant_header(tree), _captures(tree)
         self.tagged = _instrument(tree)
         self._template = environment.from_string(tree)
         self._private = [mark for mark in map(chr, range(0xE000, 0xF900)) if mark not in source]
@@ -90,8 +102,8 @@ class InstrumentedTemplate:
         """
         plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
         chat: list[Message] = _alias_reasoning_fields(plain)
-        shown = json.dumps([chat, tools], ensure_ascii=False, default=str) if text is None else text
-        marks = TemplateMarks(chat, next(mark for mark in self._private if mark not in shown))
+        shown = _strings([chat, tools]) if text is None else [text]
+        marks = TemplateMarks(chat, next(mark for mark in self._private if not any(mark in each for each in shown)))
         variables = {**special_tokens, "messages": chat, "tools": list(tools) or None, "documents": None}
         methods = {_PREFIX + method.__name__: method for method in (marks.enter, marks.leave, marks.generation)}
         marked = self._template.render(**variables, add_generation_prompt=prompt, **methods)
@@ -170,6 +182,19 @@ def _constant_header(tree: nodes.Template) -> bool:
     assigned |= {macro.name for macro in tree.find_all(nodes.Macro)}
     elsewhere = len(list(_names([tree], "load", name="add_generation_prompt"))) - loaded.count("add_generation_prompt")
     return not elsewhere and not (assigned | {"messages", "tools", "loop"}).intersection(loaded)
+
+
+def _strings(value: Any) -> list[str]:
+    """All strings in messages and tools."""
+    if isinstance(value, str):
+        return [value]
+    inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list | tuple) else []
+    return [text for each in inner for text in _strings(each)]
+
+
+def _captures(tree: nodes.Template) -> bool:
+    """Whether it has a block whose text becomes a value, or a loop that calls itself."""
+    return bool(list(tree.find_all(_CAPTURING))) or any(loop.recursive for loop in tree.find_all(nodes.For))
 
 
 def _names(trees: Iterable[nodes.Node], *contexts: str, name: str | None = None) -> Iterable[nodes.Name]:

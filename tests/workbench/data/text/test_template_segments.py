@@ -86,3 +86,28 @@ def test_a_mark_that_the_template_cuts() -> None:
 def test_where_the_generation_prompt_is_constant(name: str, constant: bool, templates: Path) -> None:
     source = (templates / f"{name}.jinja").read_text(encoding="utf-8")
     assert InstrumentedTemplate(source).constant_header == constant
+
+
+@pytest.mark.parametrize(
+    ("source", "captures"),
+    [
+        ("{% for m in messages %}" + BODY + "{% endfor %}", False),
+        ("{% set name = messages[0].content ~ '!' %}{{ name }}{{ messages | map(attribute='role') | join }}", False),
+        ("{% for m in messages %}" + BODY + "{% else %}none{% endfor %}{% if tools %}{{ tools }}{% endif %}", False),
+        ("{% set all %}{% for m in messages %}" + BODY + "{% endfor %}{% endset %}{{ all | length }}", True),
+        ("{% filter trim %}{% for m in messages %}" + BODY + "{% endfor %}{% endfilter %}", True),
+        ("{% macro one(m) %}{{ m.content }}{% endmacro %}{% for m in messages %}{{ one(m) }}{% endfor %}", True),
+        ("{% for m in messages recursive %}{{ m.content if m is mapping else m }}{% endfor %}", True),
+        ("{% block inner %}{% for m in messages %}" + BODY + "{% endfor %}{% endblock %}{{ self.inner() }}", True),
+    ],
+)
+def test_whether_a_template_may_read_what_it_has_written(source: str, captures: bool) -> None:
+    assert InstrumentedTemplate(source).captures == captures
+
+
+def test_a_mark_is_in_no_text_of_the_conversation() -> None:
+    used = "".join(map(chr, range(0xE000, 0xE010)))
+    messages = [{"role": "user", "content": used[:4], "more": [{used[4:8]: used[8:]}], "none": None}]
+    source = "{% for m in messages %}{{ m.content }}{{ m.more }}{% endfor %}"
+    found = InstrumentedTemplate(source).render(messages, (), prompt=False, special_tokens={})
+    assert found is not None and found.text == used[:4] + str([{used[4:8]: used[8:]}])

@@ -42,6 +42,8 @@ OVER_CUT = {
     "probe": ["adapter={method: linear-probe}"],
 }
 """What is trained besides where weights are cut: over 4-bit ones, and over blocks that are frozen for good."""
+SAMPLED = {"infobatch": ["ddp"], "selective": ["ddp", "zero3"]}
+"""Rows drawn by losses that other processes have measured."""
 RESUMED = {
     "zero2 to ddp": ("zero2", "ddp"),
     "ddp to zero3": ("ddp", "zero3"),
@@ -93,6 +95,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
         words = [*own, f"batch.tokens_per_device={BUDGETS[0]}"]
         workbench.run(str(folder / "recipe.yaml"), words, out=folder / f"{over} alone", quiet=True)
         jobs += [(f"{over} {name}", [*words, f"distributed={LAYOUTS[name]}"], None) for name in CUTTING]
+    for by, names in SAMPLED.items():
+        words = [f"adapter={METHODS['lora']}", f"data.sampling.by={by}", "batch.size=15"]
+        workbench.run(str(folder / "recipe.yaml"), words, out=folder / f"{by} alone", quiet=True)
+        jobs += [(f"{by} {name}", [*words, f"distributed={LAYOUTS[name]}"], None) for name in names]
     words = [f"adapter={METHODS['full']}", f"batch.tokens_per_device={BUDGETS[0]}"]
     jobs += [
         (name, [*words, f"distributed={LAYOUTS[to]}"], f"full {BUDGETS[0]} {origin}")
@@ -151,6 +157,12 @@ def test_a_layout_changes_nothing(runs: Path, cell: int, layout: str) -> None:
 @pytest.mark.parametrize("over", OVER_CUT)
 def test_whatever_is_cut(runs: Path, over: str, layout: str) -> None:
     require_same(runs / f"{over} {layout}", runs / f"{over} alone")
+
+
+@pytest.mark.parametrize(("by", "layout"), [(by, name) for by, names in SAMPLED.items() for name in names])
+def test_rows_that_losses_choose_are_the_same(runs: Path, by: str, layout: str) -> None:
+    require_same(runs / f"{by} {layout}", runs / f"{by} alone")
+    assert curve(runs / f"{by} alone") != curve(runs / f"lora {BUDGETS[1]} alone")
 
 
 def test_packed_weights_are_others(runs: Path) -> None:
