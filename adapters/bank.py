@@ -107,6 +107,8 @@ def refusal(config: Method) -> str | None:
     """Say why adapters of this method cannot share a bank, and train one after the other instead; None if they can."""
     if not isinstance(config, (Lora, LoraPlus)) or config.method == "dora":
         return f"a bank holds lora, rslora and lora+; adapters of {config.method} train one after the other"
+    if config.experts:
+        return "a bank routes rows to linear layers; adapters of experts train one after the other"
     return None
 
 

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from workbench.adapters import anatomy
+from workbench.adapters.expert_targets import taken_for_experts
 from workbench.adapters.method import ExtraParameters, MethodInfo, register
 from workbench.adapters.target_modules import OnLinear
+from workbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -24,6 +26,27 @@ class LowRank(OnLinear):
     """Rank of the update B A."""
     alpha: float = Field(default=32.0, gt=0)
     """Scale of the update is alpha / rank (alpha / sqrt(rank) for rslora)."""
+
+    def refusal(self, model: PreTrainedModel) -> str | None:
+        """Refuse layers that PEFT takes for experts, beside what other methods refuse."""
+        if reason := super().refusal(model):
+            return reason
+        try:
+            self.modules(model)
+        except ConfigError as error:
+            return str(error)
+        return None
+
+    def modules(self, model: PreTrainedModel) -> list[str]:
+        """Names of the layers that are changed; a role leaves out those that PEFT takes for experts."""
+        names = super().modules(model)
+        lost = taken_for_experts(model, names)
+        if lost and (len(lost) == len(names) or not isinstance(self.targets, str)):
+            raise ConfigError(
+                f"adapter.targets: PEFT takes {', '.join(lost)} of {type(model).__name__} for its experts, which once "
+                "had these names, and cannot change the dense layers. Write adapter.targets=attention."
+            )
+        return [name for name in names if name not in lost]
 
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> LoraConfig:
         """PEFT's LoraConfig for this backbone."""
@@ -42,8 +65,45 @@ class LowRank(OnLinear):
         )
 
 
+class OverExperts(LowRank):
+    """LoRA that reaches the experts of a mixture, whose matrices stand in one parameter, by PEFT's target_parameters.
+
+    Each expert has an update of its own. The router stays frozen.
+    """
+
+    experts: bool = False
+    """Change the experts of a mixture, too; with targets=mlp nothing else where all MLPs are experts. Each pass adds
+    every update to its expert's weights, so it takes memory for a second copy of a block's experts."""
+
+    def refusal(self, model: PreTrainedModel) -> str | None:
+        """Refuse experts that there are none of, beside what other methods refuse."""
+        if self.experts and not anatomy.fused_experts(model):
+            return f"{type(model).__name__} has no experts that stand in one parameter. Leave adapter.experts out."
+        if self.experts and self.dropout:
+            return "experts choose their inputs inside, where nothing can be dropped. Write adapter.dropout=0."
+        if self.experts and self.method == "dora":
+            return "experts have no magnitudes of outputs in PEFT. Write adapter.method=lora, or adapter.experts=false."
+        return None if self._experts_alone(model) else super().refusal(model)
+
+    def modules(self, model: PreTrainedModel) -> list[str]:
+        """Names of the layers that are changed; none where the experts are all that there is to change."""
+        return [] if self._experts_alone(model) else super().modules(model)
+
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> LoraConfig:
+        """PEFT's LoraConfig for this backbone."""
+        config = super().to_peft(model, beside)
+        if self.experts:
+            config.target_parameters = sorted({".".join(path.split(".")[-2:]) for path in anatomy.fused_experts(model)})
+        return config
+
+    def _experts_alone(self, model: PreTrainedModel) -> bool:
+        """Whether the MLPs that are asked for have no layers that LoRA could have beside the experts."""
+        mlp = [name for name in anatomy.linear_modules(model) if not anatomy.is_attention(name)]
+        return self.experts and self.targets == "mlp" and len(taken_for_experts(model, mlp)) == len(mlp)
+
+
 @register
-class Lora(LowRank):
+class Lora(OverExperts):
     """A starts at random and B at zero: the identity at the start."""
 
     about: ClassVar[dict[str, MethodInfo]] = {
@@ -60,7 +120,7 @@ class Lora(LowRank):
 
 
 @register
-class LoraPlus(LowRank):
+class LoraPlus(OverExperts):
     """LoRA whose B learns faster than its A."""
 
     about: ClassVar[dict[str, MethodInfo]] = {

@@ -104,8 +104,8 @@ def _of_role(model: PreTrainedModel, role: str) -> list[str]:
     if not chosen and (experts := fused_experts(model)):
         raise ConfigError(
             f"adapter.targets: the MLPs of {type(model).__name__} are experts, whose matrices stand in one "
-            f"parameter ({_leaf(next(iter(experts)))}), which no adapter reaches yet. "
-            "Write adapter.targets=attention, or adapter.method=full."
+            f"parameter ({_leaf(next(iter(experts)))}) that targets do not name. "
+            "Write adapter.experts=true, which lora, rslora and lora+ have, or adapter.targets=attention."
         )
     if not chosen:
         cure = " Write adapter.targets=all-linear." if role != "all-linear" else ""
@@ -124,17 +124,23 @@ def _by_name(model: PreTrainedModel) -> list[str]:
     ]
 
 
-def unreached(model: PreTrainedModel, method: Method) -> str | None:
-    """Sentence on experts that a method on linear layers leaves frozen; None where there are none."""
+def about_experts(model: PreTrainedModel, method: Method) -> str | None:
+    """Sentences on what a method on linear layers trains and leaves frozen of a mixture; None where it is none."""
     experts = fused_experts(model)
     if not experts or not isinstance(method, OnLinear):
         return None
-    share = sum(each.numel() for each in experts.values()) / sum(each.numel() for each in model.parameters())
-    return (
-        f"Mixture of experts: {share:.0%} of the weights are experts, whose matrices stand in one "
-        f"parameter ({', '.join(sorted({_leaf(name) for name in experts}))}); "
-        f"adapter.method={method.method} does not reach them, and they stay frozen."
-    )
+    if getattr(method, "experts", False):
+        told = ["Mixture of experts: each expert has an update of its own; what chooses among them stays frozen."]
+    else:
+        share = sum(each.numel() for each in experts.values()) / sum(each.numel() for each in model.parameters())
+        told = [
+            f"Mixture of experts: {share:.0%} of the weights are experts, whose matrices stand in one "
+            f"parameter ({', '.join(sorted({_leaf(name) for name in experts}))}); they stay frozen. "
+            "Lora, rslora and lora+ change them with adapter.experts=true."
+        ]
+    if method.targets == "all-linear" and (lost := sorted({*resolve(model, "all-linear")} - {*method.modules(model)})):
+        told.append(f"{', '.join(lost)} outside of the experts stay frozen: PEFT takes their names for the experts'.")
+    return "\n  ".join(told) or None
 
 
 def linear_layers(model: PreTrainedModel, targets: str | Sequence[str]) -> dict[str, nn.Module]:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from workbench.adapters.target_modules import unreached
+from workbench.adapters.target_modules import about_experts
 from workbench.config import RunConfig, sweep_expansion, tasks
 from workbench.data.batching import Row
 from workbench.data.text import mixture, tokenized
@@ -74,7 +74,7 @@ def _inspected(config: RunConfig) -> Found:
     }
     found = ways.get(config.recipe, _text)(config)
     model = backbones.skeleton(found.config.model, task=_task(found))
-    notes = [*found.notes, *_order(found), *filter(None, [unreached(model, config.adapter)])]
+    notes = [*found.notes, *_order(found), *filter(None, [about_experts(model, config.adapter)])]
     return replace(found, blocks=_blocks(found), notes=notes)
 
 

@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from tests.conftest import GROUPED, tiny
 from workbench.adapters import Full, Lora, attach, target_modules
-from workbench.adapters.target_modules import resolve, unreached
+from workbench.adapters.target_modules import about_experts, resolve
 from workbench.errors import ConfigError
 
 LLAMA = (["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"])
@@ -106,15 +106,15 @@ def mixture(request: pytest.FixtureRequest) -> PreTrainedModel:
 
 
 def test_experts_that_no_adapter_reaches_are_told(mixture: PreTrainedModel) -> None:
-    said = unreached(mixture, Lora())
+    said = about_experts(mixture, Lora())
     assert said is not None and "Mixture of experts" in said and "stay frozen" in said and "gate_up_proj" in said
-    assert unreached(mixture, Full()) is None
+    assert about_experts(mixture, Full()) is None
 
 
 def test_the_mlp_of_a_mixture_is_refused_with_the_reason(mixture: PreTrainedModel) -> None:
-    with pytest.raises(ConfigError, match=r"adapter.targets: .* experts, .* Write adapter.targets=attention"):
+    with pytest.raises(ConfigError, match=r"adapter.targets: .* experts, .* Write adapter.experts=true"):
         resolve(mixture, "mlp")
 
 
 def test_a_model_without_experts_is_told_nothing(llama: PreTrainedModel) -> None:
-    assert unreached(llama, Lora()) is None
+    assert about_experts(llama, Lora()) is None
