@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from workbench.schema import Section
 
 
 class ScheduleConfig(Section):
-    name: Literal["linear", "cosine", "rex", "inverse_sqrt", "one_cycle", "wsd", "constant"] = "linear"
+    name: Literal["linear", "cosine", "polynomial", "rex", "inverse_sqrt", "one_cycle", "wsd", "constant"] = "linear"
     """Shape after warm-up; `wsd` is warm-up, stable, decay. `workbench check RECIPE --plot FILE.png` draws it."""
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of the run in which the learning rate rises to its peak: linearly, in `one_cycle` by half a cosine.
@@ -24,6 +24,12 @@ class ScheduleConfig(Section):
     """Share of the run that `wsd` falls in, at its end."""
     decay_shape: Literal["linear", "cosine", "sqrt"] = "linear"
     """How `wsd` falls; `sqrt` is fast at first: 1 minus the root of the share of the fall that is done."""
+    power: PositiveFloat | None = None
+    """Exponent of `polynomial`, which is 2 unless said otherwise; 1 is `linear`."""
+    cycles: PositiveInt = 1
+    """Times that `cosine` falls, each time from the peak (SGDR, Loshchilov & Hutter 2017)."""
+    cycle_growth: Annotated[float, Field(ge=1)] = 1.0
+    """Length of a cycle of `cosine` through that of the one before it."""
     floor: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Learning rate at the end, as a share of the peak; `inverse_sqrt` stays above it."""
 
@@ -39,6 +45,12 @@ class ScheduleConfig(Section):
             yield f"warmup {warmup} and decay {self.decay} together exceed the run; make them sum to 1 or less."
         if name != "wsd" and (self.decay, self.decay_shape) != (0.2, "linear"):
             yield f"decay and decay_shape are for wsd, not for {name}. Write schedule.name=wsd, or leave them out."
+        if name != "polynomial" and self.power is not None:
+            yield f"power is for polynomial, not for {name}. Write schedule.name=polynomial, or leave power out."
+        if name != "cosine" and self.cycles > 1:
+            yield f"cycles are for cosine, not for {name}. Write schedule.name=cosine, or leave cycles out."
+        if self.cycles == 1 and self.cycle_growth != 1:
+            yield "cycle_growth is for several cycles. Write schedule.cycles=3, or leave cycle_growth out."
         if name == "constant" and floor:
             yield f"constant never falls to floor {floor}. Leave schedule.floor out, or write schedule.name=cosine."
         if name in ("inverse_sqrt", "one_cycle") and not warmup:

@@ -13,7 +13,8 @@ def factor(progress: float, config: ScheduleConfig) -> float:
 
     Every schedule rises from `start` to 1 in the warm-up, and what then falls from 1 towards 0 is stretched to end at
     `floor`. With w the end of the warm-up and z the share of the fall that is done:
-    linear: 1 - z. cosine: (1 + cos(pi z)) / 2 (Loshchilov & Hutter 2017). rex: (1 - z) / (1/2 + (1 - z)/2) (Chen et al.
+    linear: 1 - z. polynomial: (1 - z) ^ power. cosine: (1 + cos(pi z)) / 2, where z begins again with each of the
+    `cycles` (Loshchilov & Hutter 2017). rex: (1 - z) / (1/2 + (1 - z)/2) (Chen et al.
     2022). inverse_sqrt: sqrt(w / progress), which nears `floor` without reaching it (Vaswani et al. 2017). one_cycle:
     half a cosine up and another down (Smith & Topin 2018). constant: stays. wsd: stays, then falls in the last `decay`
     of the run (Hu et al. 2024), by 1 - z, half a cosine, or 1 - sqrt(z) (Haegele et al. 2024).
@@ -82,4 +83,19 @@ def _left(progress: float, config: ScheduleConfig) -> float:
         return math.sqrt(config.warmup / progress)
     start = falls_from(config)
     done = min(max((progress - start) / (1 - start), 0.0), 1.0)
+    if config.name == "polynomial":
+        return math.pow(1 - done, 2.0 if config.power is None else config.power)
+    if config.cycles > 1:
+        done = _of_cycle(done, config.cycles, config.cycle_growth)
     return _FALLS[config.decay_shape if config.name == "wsd" else config.name](done)
+
+
+def _of_cycle(done: float, cycles: int, growth: float) -> float:
+    """Share of its cycle that is done, where each is `growth` times as long as the one before; 1 at the very end."""
+    lengths = [growth**number for number in range(cycles)]
+    place, before = done * sum(lengths), 0.0
+    for length in lengths:
+        if place < before + length * (1 - 1e-12):
+            return (place - before) / length if place > before else 0.0
+        before += length
+    return 1.0

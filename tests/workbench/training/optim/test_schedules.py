@@ -11,7 +11,13 @@ import pytest
 import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR, PolynomialLR
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    LRScheduler,
+    OneCycleLR,
+    PolynomialLR,
+)
 from transformers import optimization
 
 from workbench.config import RunConfig
@@ -23,6 +29,7 @@ from workbench.training.optim.schedules import factor, falls_from, moments
 FALLING: dict[str, dict[str, Any]] = {
     "linear": {"name": "linear"},
     "cosine": {"name": "cosine"},
+    "polynomial": {"name": "polynomial"},
     "rex": {"name": "rex"},
     "one_cycle": {"name": "one_cycle"},
     "wsd, linear": {"name": "wsd", "decay": 0.3},
@@ -58,6 +65,7 @@ def test_what_falls_from_the_warm_up_on(z: float, warmup: float, floor: float) -
     cosine = floor + 0.5 * (1 - floor) * (1 + math.cos(math.pi * z))
     expected = {
         "linear": _stretched(1 - z, floor),
+        "polynomial": _stretched((1 - z) ** 2, floor),
         "cosine": cosine,
         "rex": _stretched((1 - z) / (1 / 2 + 1 / 2 * (1 - z)), floor),
         "one_cycle": cosine,
@@ -98,6 +106,33 @@ def test_warm_up(progress: float, warmup: float, start: float) -> None:
             risen = 0.5 - 0.5 * math.cos(math.pi * risen)
         found = factor(progress, _schedule(kind, warmup=warmup, start=start))
         assert found == pytest.approx(start + (1 - start) * risen, abs=1e-12), kind
+
+
+@pytest.mark.parametrize(("cycles", "growth"), [(1, 1), (3, 1), (4, 2), (2, 3)])
+def test_restarts_are_those_of_sgdr(cycles: int, growth: int) -> None:
+    """torch's CosineAnnealingWarmRestarts, whose next cycle begins where the last of ours ends."""
+    first = 10
+    steps = first * sum(growth**number for number in range(cycles))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = CosineAnnealingWarmRestarts(optimizer, T_0=first, T_mult=growth, eta_min=0.1)
+    config = ScheduleConfig(name="cosine", warmup=0, floor=0.1, cycles=cycles, cycle_growth=growth if cycles > 1 else 1)
+    for step in range(steps):
+        assert factor(step / steps, config) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-9), step
+        optimizer.step()
+        scheduler.step()
+    assert factor(1.0, config) == pytest.approx(0.1)
+
+
+@given(power=st.floats(0.2, 5), floor=st.floats(0, 0.9))
+def test_polynomials_are_those_of_torch(power: float, floor: float) -> None:
+    config = ScheduleConfig(name="polynomial", warmup=0, power=power, floor=floor)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = PolynomialLR(optimizer, total_iters=20, power=power)
+    for step in range(20):
+        wanted = floor + (1 - floor) * optimizer.param_groups[0]["lr"]
+        assert factor(step / 20, config) == pytest.approx(wanted, abs=1e-9)
+        optimizer.step()
+        scheduler.step()
 
 
 # ---- what all of them promise
@@ -237,7 +272,7 @@ def test_moments(every: int | float | None, steps: int, expected: set[int]) -> N
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["schedule.name=cosin"], "schedule.name: expected 'linear', 'cosine', 'rex'"),
+        (["schedule.name=cosin"], "schedule.name: expected 'linear', 'cosine', 'polynomial', 'rex'"),
         (["schedule.shape=sqrt"], "schedule.shape: unknown key. Did you mean `decay_shape`?"),
         (["schedule.name=wsd", "schedule.decay_shape=root"], "expected 'linear', 'cosine' or 'sqrt', found 'root'"),
         (["schedule.name=wsd", "schedule.warmup=0.9"], "make them sum to 1 or less"),
@@ -255,6 +290,11 @@ def test_moments(every: int | float | None, steps: int, expected: set[int]) -> N
             "start 0.1 is where a warm-up begins. Write schedule.warmup=0.05",
         ),
         (["schedule.floor=1"], "schedule.floor: expected less than 1"),
+        (["schedule.power=2"], "power is for polynomial, not for linear. Write schedule.name=polynomial"),
+        (["schedule.name=rex", "schedule.cycles=3"], "cycles are for cosine, not for rex. Write schedule.name=cosine"),
+        (["schedule.name=cosine", "schedule.cycle_growth=2"], "is for several cycles. Write schedule.cycles=3"),
+        (["schedule.name=polynomial", "schedule.power=0"], "schedule.power: expected greater than 0"),
+        (["schedule.name=cosine", "schedule.cycles=0"], "schedule.cycles: expected greater than 0"),
     ],
 )
 def test_mistakes_say_what_to_write(words: list[str], expected: str) -> None:
