@@ -43,6 +43,8 @@ KNOWN: dict[Name, tuple[str, ...]] = {
     "schedule_free": _ADAM,
 }
 """Which of the settings betas, eps and momentum each optimizer has."""
+ADAMS = ("adamw", "adamw8bit", "paged_adamw", "paged_adamw8bit")
+"""Those that take AdamW's steps, however they store its moments."""
 
 _POWER = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
 _WRITE_GRADIENTS = ("lars", "schedule_free")
@@ -75,6 +77,8 @@ class OptimizerConfig(Section):
 
     It costs a second forward and backward pass; usually 0.05. null: off.
     """
+    sam_adaptive: bool = False
+    """Go further along larger weights (ASAM, Kwon et al. 2021); optimizer.sam is then usually ten times as large."""
     sam_every: PositiveInt = 1
     """Use SAM in every n-th step only, beginning with the first."""
     lookahead: Annotated[int, Field(ge=2)] | None = None
@@ -92,6 +96,9 @@ class OptimizerConfig(Section):
     """Penalty in nats for each unit of a weight's size; of what train.weight_decay would act on."""
     l2: NonNegativeFloat = 0.0
     """Penalty in nats for each squared unit of a weight; goes through the optimizer, as train.weight_decay does not."""
+    l2_start: NonNegativeFloat = 0.0
+    """Penalty in nats for each squared unit of a weight's way from its start (L2-SP, Li et al. 2018); goes through the
+    optimizer, and holds a copy of the start."""
     scaling: Literal["none", "linear", "sqrt"] = "none"
     """How train.learning_rate follows batch.size: times batch.size / reference_batch (Goyal et al. 2017), or its root
     (Krizhevsky 2014)."""
@@ -121,6 +128,8 @@ class OptimizerConfig(Section):
             yield "schedule_free averages by its first beta, which cannot be 0. Write optimizer.betas=[0.9, 0.999]."
         if self.name == "schedule_free" and self.lookahead is not None:
             yield "schedule_free averages already. Leave optimizer.lookahead out, or write optimizer.name=adamw."
+        if self.sam is None and self.sam_adaptive:
+            yield "sam_adaptive is a kind of SAM, which is off. Write optimizer.sam=0.5, or leave sam_adaptive out."
         if self.sam is None and self.sam_every != 1:
             yield "sam_every says when SAM is used, and it is off. Write optimizer.sam=0.05, or leave sam_every out."
         if self.lookahead is None and self.lookahead_alpha != 0.5:

@@ -120,14 +120,25 @@ def _state_bytes_of(optimizer: torch.optim.Optimizer) -> int:
 
 
 @torch.no_grad()
-def penalise(trainable: Mapping[str, nn.Parameter], config: RunConfig) -> None:
-    """Add to each gradient that of `optimizer.l1` times sum |w| and of `optimizer.l2` times sum w^2."""
-    l1, l2 = config.optimizer.l1, config.optimizer.l2
-    if not l1 and not l2:
-        return
-    for name, parameter in trainable.items():
+def penalise(trainable: Mapping[str, nn.Parameter], config: RunConfig, start: Mapping[str, Tensor]) -> None:
+    """Add to each gradient that of the penalties: l1 sum |w|, l2 sum w^2, and l2_start sum (w - start)^2.
+
+    Args:
+        start: From `starting_values`.
+    """
+    l1, l2, l2_start = config.optimizer.l1, config.optimizer.l2, config.optimizer.l2_start
+    for name, parameter in trainable.items() if l1 or l2 else ():
         if parameter.grad is not None and _decays(name, parameter, config):
             parameter.grad.add_(parameter.sign(), alpha=l1).add_(parameter, alpha=2 * l2)
+    for name, value in start.items():
+        if (grad := trainable[name].grad) is not None:
+            grad.add_(trainable[name].detach() - value, alpha=2 * l2_start)
+
+
+def starting_values(trainable: Mapping[str, nn.Parameter], config: RunConfig) -> dict[str, Tensor]:
+    """Copies of what `optimizer.l2_start` pulls back to, before the first step; none where it is off."""
+    wanted = trainable if config.optimizer.l2_start else {}
+    return {name: each.detach().clone() for name, each in wanted.items() if _decays(name, each, config)}
 
 
 def _decays(name: str, parameter: nn.Parameter, config: RunConfig) -> bool:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+LEAST_SIZE = 0.01
+"""Added to the size of a weight by adaptive SAM, so that weights at zero move too, as in its experiments."""
 SLOW = "slow"
 """Where the slow weights of a parameter stand in its optimizer's state."""
 FAST_STEPS = "fast_steps"
@@ -21,12 +23,17 @@ FAST_STEPS = "fast_steps"
 
 
 @contextmanager
-def ascended(parameters: Iterable[nn.Parameter], *, rho: float, refresh: Callable[[], None]) -> Iterator[None]:
+def ascended(
+    parameters: Iterable[nn.Parameter], *, rho: float, refresh: Callable[[], None], adaptive: bool = False
+) -> Iterator[None]:
     """Inside the block the parameters stand `rho` uphill, where SAM takes its gradient; after it, where they were.
 
     They move along rho g / |g|, with the norm over all of them (Foret et al. 2021, equation 2). Their gradients are
     freed: the block begins with none. A parameter without a gradient stays. They come back to the same bits, whatever
     happens in the block.
+
+    Where it is adaptive each weight goes further the larger it is, along rho T^2 g / |T g| with T = |w| + 0.01, so that
+    scaling a layer up and the next one down changes nothing (Kwon et al. 2021, equation 9 and section 4).
 
     Args:
         parameters: With their gradients, in float32 or wider.
@@ -37,7 +44,7 @@ def ascended(parameters: Iterable[nn.Parameter], *, rho: float, refresh: Callabl
     moved = [parameter for parameter in parameters if parameter.grad is not None]
     kept = [parameter.detach().clone() for parameter in moved]
     try:
-        _ascend(moved, rho)
+        _ascend(moved, rho, adaptive)
         refresh()
         yield
     finally:
@@ -48,11 +55,17 @@ def ascended(parameters: Iterable[nn.Parameter], *, rho: float, refresh: Callabl
 
 
 @torch.no_grad()
-def _ascend(parameters: list[nn.Parameter], rho: float) -> None:
+def _ascend(parameters: list[nn.Parameter], rho: float, adaptive: bool) -> None:
+    size = (
+        [parameter.abs() + LEAST_SIZE for parameter in parameters] if adaptive else [torch.ones(())] * len(parameters)
+    )
+    for parameter, each in zip(parameters, size, strict=True) if adaptive else ():
+        parameter.grad = _gradient(parameter) * each
     norm = nn.utils.get_total_norm([_gradient(parameter) for parameter in parameters])
     factor = torch.where(norm > 0, rho / norm, 0.0)
-    for parameter in parameters:
-        parameter.add_(_gradient(parameter) * factor.to(parameter.device))
+    for parameter, each in zip(parameters, size, strict=True):
+        way = _gradient(parameter) * factor.to(parameter.device)
+        parameter.add_(way * each if adaptive else way)
         parameter.grad = None
 
 

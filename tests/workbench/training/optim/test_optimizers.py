@@ -263,15 +263,17 @@ def test_muon_without_such_matrices_is_refused() -> None:
 
 
 def test_penalties_are_gradients_of_what_they_say() -> None:
-    trainable, config = weights(), settled({"l1": 0.3, "l2": 0.2})
+    trainable, config = weights(), settled({"l1": 0.3, "l2": 0.2, "l2_start": 0.7})
+    start = {key: each.detach() + 0.5 for key, each in weights().items() if each.ndim == 2}
     data = gradients(1)[0]
     for key, parameter in trainable.items():
         parameter.grad = data[key].clone()
     frozen = nn.Parameter(torch.ones(2, 2))
-    optimizers.penalise({**trainable, "frozen": frozen}, config)
+    optimizers.penalise({**trainable, "frozen": frozen}, config, start)
     again = weights()
     matrices = [parameter for parameter in again.values() if parameter.ndim == 2]
     loss = sum((parameter * data[key]).sum() for key, parameter in again.items())
+    loss += sum(0.7 * (again[key] - value).square().sum() for key, value in start.items())
     loss += sum(0.3 * matrix.abs().sum() + 0.2 * matrix.square().sum() for matrix in matrices)
     assert isinstance(loss, Tensor)
     loss.backward()
@@ -284,7 +286,7 @@ def test_without_penalties_gradients_keep_their_bits() -> None:
     trainable = weights()
     for parameter in trainable.values():
         parameter.grad = torch.full_like(parameter, -0.0)
-    optimizers.penalise(trainable, settled())
+    optimizers.penalise(trainable, settled(), optimizers.starting_values(trainable, settled()))
     assert all(torch.signbit(parameter.grad).all() for parameter in trainable.values() if parameter.grad is not None)
 
 

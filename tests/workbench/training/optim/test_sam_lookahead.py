@@ -50,6 +50,20 @@ def test_the_gradient_is_taken_uphill(points: list[nn.Parameter]) -> None:
     assert points[2].grad is None and torch.equal(points[2], before[2])
 
 
+def test_adaptive_it_goes_further_along_larger_weights(points: list[nn.Parameter]) -> None:
+    """Kwon et al. 2021: w + rho T^2 g / |T g|, which the scale of a weight does not change but for T's constant."""
+    before = [point.detach().clone() for point in points]
+    _loss(points).backward()
+    sizes = [value.abs() + 0.01 for value in before[:2]]
+    scaled = [size * point.grad for size, point in zip(sizes, points, strict=False) if point.grad is not None]
+    norm = torch.cat([each.flatten() for each in scaled]).norm()
+    wanted = [w + 0.5 * size * each / norm for w, size, each in zip(before, sizes, scaled, strict=False)]
+    with ascended(points, rho=0.5, refresh=nothing, adaptive=True):
+        for point, there in zip(points, wanted, strict=False):
+            torch.testing.assert_close(point.detach(), there)
+    assert all(torch.equal(point, w) for point, w in zip(points, before, strict=True))
+
+
 def test_the_weights_come_back_whatever_happens(points: list[nn.Parameter]) -> None:
     before = [point.detach().clone() for point in points]
     _loss(points).backward()
