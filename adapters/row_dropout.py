@@ -34,12 +34,17 @@ class Draw(NamedTuple):
     seed: int
     step: int
     rows: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64] | None = None
+    """Tokens of each row, for noise that depends on them."""
+    packed: bool = False
+    """Whether the rows are one sequence; `lengths` say where each ends."""
 
 
 class _Now:
     """The rows that compute now. Backward passes run in threads of their own, and replay layers there."""
 
     keys_B: Tensor | None = None
+    lengths_B: Tensor | None = None
     step: int = 0
 
 
@@ -50,18 +55,49 @@ _NOW = _Now()
 def drawing(draws: Sequence[Draw], device: torch.device) -> Iterator[None]:
     """Inside, the rows of the batch are these, in this order; the backward pass belongs inside too."""
     keys_B = np.concatenate([_keys(draw) for draw in draws])
-    before = _NOW.keys_B, _NOW.step
+    if draws[0].packed:
+        assert len(draws) == 1 and draws[0].lengths is not None, "packed rows are of one training"
+        keys_B = _token_keys(keys_B, draws[0].lengths)
+    before = _NOW.keys_B, _NOW.lengths_B, _NOW.step
     _NOW.keys_B = torch.from_numpy(keys_B).to(device)
+    known = [draw.lengths for draw in draws if draw.lengths is not None]
+    _NOW.lengths_B = torch.from_numpy(np.concatenate(known)).to(device) if known else None
     _NOW.step = int(_keys(draws[0]._replace(rows=np.array([-1])))[0])
     try:
         yield
     finally:
-        _NOW.keys_B, _NOW.step = before
+        _NOW.keys_B, _NOW.lengths_B, _NOW.step = before
 
 
 def row_keys() -> Tensor | None:
-    """A key (B,) of each row that computes now; None outside of `drawing`."""
+    """A key (B,) of each row that computes now; None outside of `drawing`.
+
+    Packed rows are one sequence, with a key for each of its tokens (1, T): `row_hash` gives each token the numbers
+    that it has in a row of its own.
+    """
     return _NOW.keys_B
+
+
+def row_lengths() -> Tensor | None:
+    """Tokens (B,) of each row that computes now, as far as they are told."""
+    return _NOW.lengths_B
+
+
+def row_hash(keys_B: Tensor, place: int | Tensor, *, tokens: int, units: int) -> Tensor:
+    """Evenly spread int32 numbers (B, tokens, units) of each row at a place of the model.
+
+    Args:
+        keys_B: Of the rows, or of the tokens of packed rows (1, tokens), from `row_keys`.
+        place: Another number, or scalar tensor, for each layer.
+    """
+    tokens_T = torch.arange(tokens, device=keys_B.device)
+    place = place.to(keys_B.device) if isinstance(place, Tensor) else place
+    units_I = place + torch.arange(units, device=keys_B.device) * _GOLDEN
+    keys_BT = keys_B if keys_B.ndim == 2 else keys_B[:, None]
+    hash_BTI = _high(_mixed(keys_BT + tokens_T * _GOLDEN))[..., None] ^ _high(_mixed(units_I))
+    for factor, shift in ((_FIRST_32, 16), (_SECOND_32, 13)):
+        hash_BTI = (hash_BTI ^ (hash_BTI >> shift)) * factor
+    return hash_BTI
 
 
 class RowDropout(nn.Dropout):
@@ -78,6 +114,7 @@ class RowDropout(nn.Dropout):
         keys_B = row_keys()
         if keys_B is None or len(x) % len(keys_B):
             return super().forward(x)
+        assert keys_B.ndim == 1 or x.numel() == keys_B.shape[1] * x.shape[-1], "tokens are not those of packed rows"
         return self.drop(x, keys_B)
 
     def drop(self, x: Tensor, keys_B: Tensor) -> Tensor:
@@ -89,13 +126,7 @@ class RowDropout(nn.Dropout):
             keys_B: Of the rows of `x`.
         """
         x_BTI = x.reshape(len(keys_B), -1, x.shape[-1])
-        tokens_T = torch.arange(x_BTI.shape[1], device=x.device)
-        units_I = torch.arange(x_BTI.shape[2], device=x.device)
-        hash_BTI = _high(_mixed(keys_B[:, None] + tokens_T * _GOLDEN))[..., None] ^ _high(
-            _mixed(self.layer_key.to(x.device) + units_I * _GOLDEN)
-        )
-        for factor, shift in ((_FIRST_32, 16), (_SECOND_32, 13)):
-            hash_BTI = (hash_BTI ^ (hash_BTI >> shift)) * factor
+        hash_BTI = row_hash(keys_B, self.layer_key, tokens=x_BTI.shape[1], units=x_BTI.shape[2])
         dropped_BTI = hash_BTI < int(self.p * 2**32) - 2**31
         return (x_BTI.masked_fill(dropped_BTI, 0) * (1 / (1 - self.p))).view(x.shape)
 
@@ -130,6 +161,13 @@ def drop_by_row(model: nn.Module) -> None:
                 module.layer_seed = key
                 if isinstance(module, RowDropout):  # a tensor, so that compiled code serves all layers
                     module.register_buffer("layer_key", torch.tensor(key), persistent=False)
+
+
+def _token_keys(keys_B: npt.NDArray[np.int64], lengths_B: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """A key for each token of packed rows (1, T): `row_hash` adds its place in the sequence, not in its row."""
+    start_B = np.cumsum(lengths_B) - lengths_B
+    with np.errstate(over="ignore"):
+        return np.repeat(keys_B - start_B * np.int64(_GOLDEN), lengths_B)[None]
 
 
 def _keys(draw: Draw) -> npt.NDArray[np.int64]:

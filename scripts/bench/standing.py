@@ -16,7 +16,10 @@ from statistics import mean, median, stdev
 from typing import Any
 
 import measuring
+import numpy as np
+import numpy.typing as npt
 from measuring import Usage
+from scipy import stats
 
 from workbench.schema import dump_yaml
 
@@ -94,6 +97,19 @@ def scores(run: Path) -> dict[str, dict[str, float]]:
     """Scores of a finished run."""
     found: dict[str, dict[str, float]] = json.loads((run / "scores.json").read_text(encoding="utf-8"))
     return found
+
+
+def interval(gains: npt.NDArray[np.float64], *, digits: int) -> str:
+    """Mean of paired differences over seeds, and its 95 % interval by Student's t."""
+    half = stats.t.ppf(0.975, len(gains) - 1) * gains.std(ddof=1) / len(gains) ** 0.5 if len(gains) > 1 else np.nan
+    told, low, high = (f"{value:+.{digits}f}" for value in (gains.mean(), gains.mean() - half, gains.mean() + half))
+    return f"{told} ({low} to {high})"
+
+
+def step_s(run: Path) -> float:
+    """Median seconds of a step of a finished run."""
+    elapsed = [json.loads(line)["elapsed_s"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return float(np.median(np.diff(elapsed)))
 
 
 def predict(

@@ -43,6 +43,9 @@ def as_plain_run(config: Run) -> Run:
     if section.on_policy.share and config.data.curriculum.by != "none":
         what = "distill.on_policy replaces answers, and with them how difficult a row is. Leave one of them out."
         mistakes.append(("data.curriculum", what))
+    if config.data.select.by_backbone:
+        why = f"by={config.data.select.by} asks a backbone before it trains, and a distillation has two"
+        mistakes.append(("data.select", f"{why}. Write data.select.by=random."))
     if config.data.sampling.by != "all":
         mistakes.append(("data.sampling", "a distillation measures no losses of rows. Leave it out."))
     if config.data.sources:

@@ -32,6 +32,7 @@ from workbench.config.freeze_config import FreezeConfig
 from workbench.config.image_config import ImageConfig
 from workbench.config.optimizer_config import OptimizerConfig
 from workbench.config.pseudo_label_config import PseudoLabelConfig
+from workbench.config.regularise_config import RegulariseConfig
 from workbench.config.schedule_config import ScheduleConfig
 from workbench.config.sweep_config import SweepConfig
 from workbench.config.tta_config import TtaConfig
@@ -62,6 +63,7 @@ class RunSections(Section):
     distill: DistillConfig = DistillConfig()
     batch: BatchConfig = BatchConfig()
     train: TrainConfig = TrainConfig()
+    regularise: RegulariseConfig = RegulariseConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     budget: BudgetConfig = BudgetConfig()

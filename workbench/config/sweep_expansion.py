@@ -47,6 +47,7 @@ _WHY = {
     "classes": f"the members read the same rows with the same labels. {_APART}",
     "adapter.method": f"the members share one method. {_APART}",
     "batch.tokens_per_device": "it never changes the result. Leave it out of the sweep.",
+    "batch.packing": "it never changes the result. Leave it out of the sweep.",
 }
 """Why members cannot differ in a key, or in the keys of a section."""
 _SHARED = "it is the same for all members. Write it beside the sweep, not in it."
@@ -121,6 +122,8 @@ def _misfits(config: RunSections) -> list[tuple[str, str]]:
         found.append(("sweep.over", f"{count:,} members; {MOST:,} at most. Write fewer values."))
     if config.evaluate.every is None:
         found.append(("evaluate.every", "a sweep compares held-out losses. Write evaluate.every=0.25."))
+    if config.data.select.by_backbone:
+        found.append(("data.select", f"by={config.data.select.by} is for recipe=sft. Write data.select.by=random."))
     if config.data.sampling.by != "all":
         found.append(("data.sampling", "members of a sweep train on the same rows. Leave it out."))
     if config.budget.timed:

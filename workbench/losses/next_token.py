@@ -28,6 +28,8 @@ def next_token(
     scale: float,
     factor_N: Tensor | None = None,
     tap: LabelTap | None = None,
+    smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> Tensor:
     """Sum over the N positions of -log p(label), times `scale`, in nats; see `chunked` for the arguments.
 
@@ -36,6 +38,8 @@ def next_token(
     Args:
         factor_N: Factor of the loss of each position; None: 1.
         tap: Sees the log-probabilities and labels of each chunk; it changes nothing.
+        smoothing: Share of the target that all of the vocabulary get alike.
+        z_loss: Factor of the squared log of the softmax's denominator, which is added.
 
     Returns:
         Scalar, float32 or wider.
@@ -48,12 +52,23 @@ def next_token(
         log_p_NV = F.log_softmax(logits_NV.to(wide(logits_NV.dtype)), dim=-1)
         if tap is not None:
             tap.see(log_p_NV, labels_N)
+        if smoothing or z_loss:
+            loss_N = _regularised(logits_NV.to(log_p_NV.dtype), log_p_NV, labels_N, smoothing, z_loss)
+            return loss_N.sum() if factor_N is None else loss_N @ factor_N.to(loss_N.dtype)
         if factor_N is None:
             return F.nll_loss(log_p_NV, labels_N, reduction="sum", ignore_index=NO_LABEL)
         return (F.nll_loss(log_p_NV, labels_N, reduction="none", ignore_index=NO_LABEL) * factor_N).sum()
 
     targets = [labels_N] if factor_N is None else [labels_N, factor_N]
     return chunked(hidden_ND, targets, criterion, project, vocabulary=vocabulary, weights=weights, scale=scale)
+
+
+def _regularised(logits_NV: Tensor, log_p_NV: Tensor, labels_N: Tensor, smoothing: float, z_loss: float) -> Tensor:
+    """Loss (N,) of smoothed targets, with the z-loss."""
+    loss_N = F.nll_loss(log_p_NV, labels_N, reduction="none", ignore_index=NO_LABEL)
+    loss_N = torch.lerp(loss_N, -log_p_NV.mean(-1), smoothing)
+    denominator_N = (logits_NV[:, 0] - log_p_NV[:, 0]) if z_loss else torch.zeros_like(loss_N)
+    return (loss_N + z_loss * denominator_N**2).masked_fill(labels_N == NO_LABEL, 0)
 
 
 def _rounded_up(hidden_ND: Tensor, labels_N: Tensor, factor_N: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -32,6 +32,34 @@ def test_loss_and_gradients_equal_the_whole(
     torch.testing.assert_close((found, *found_grads), (wanted, *wanted_grads))
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_smoothing_and_z_loss_are_their_formulas(weighted: bool) -> None:
+    """Cross-entropy with the smoothed one-hot target, and the squared log of the softmax's denominator, in float64."""
+    torch.manual_seed(2)
+    head = nn.Linear(8, 13, dtype=torch.float64)
+    hidden = torch.randn(10, 8, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(0, 13, (10,))
+    factor = torch.rand(10, dtype=torch.float64) if weighted else None
+    logits = head(hidden)
+    target = 0.8 * F.one_hot(labels, 13) + 0.2 / 13
+    each = -(target * logits.log_softmax(-1)).sum(-1) + 0.3 * logits.exp().sum(-1).log() ** 2
+    wanted = (each if factor is None else each * factor).sum() * 0.25
+    found = next_token(
+        hidden,
+        labels,
+        head,
+        vocabulary=13,
+        weights=[*head.parameters()],
+        scale=0.25,
+        factor_N=factor,
+        smoothing=0.2,
+        z_loss=0.3,
+    )
+    inputs = [hidden, *head.parameters()]
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(torch.autograd.grad(found, inputs), torch.autograd.grad(wanted, inputs))
+
+
 def test_scores_are_per_token() -> None:
     torch.manual_seed(1)
     head, hidden, labels = nn.Linear(4, 7), torch.randn(5, 4), torch.randint(0, 7, (5,))

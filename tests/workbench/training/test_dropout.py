@@ -11,6 +11,8 @@ import torch
 
 import workbench
 from tests.workbench.training.together import LabelledSet, Together, Trained, bert, class_outputs, section
+from workbench.config import RunConfig
+from workbench.config.regularise_config import RegulariseConfig
 
 RECIPE = """
 recipe: sft
@@ -71,3 +73,29 @@ def test_the_members_of_a_bank_drop_what_they_drop_alone(tmp_path: Path) -> None
         assert found.losses[number] == pytest.approx(wanted.losses[0], rel=1e-9)
         for name, tensor in wanted.tensors[0].items():
             torch.testing.assert_close(found.tensors[number][name], tensor, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("noise", [{"neftune": 20.0}, {"stochastic_depth": 0.5}], ids=["neftune", "depth"])
+def test_the_members_of_a_bank_have_the_noise_that_they_have_alone(tmp_path: Path, noise: dict[str, float]) -> None:
+    regularise = {"regularise": RegulariseConfig.model_validate(noise)}
+    configs = [section(seed=number, steps=4).model_copy(update=regularise) for number in range(2)]
+    model, data = bert(), [LabelledSet(50, 1), LabelledSet(23, 2, shortest=9)]
+
+    def fit(name: str, chosen: slice, configs: list[RunConfig] = configs) -> Trained:
+        return Together(model, data[chosen], configs[chosen], tmp_path / name, class_outputs, tokens=60).fit()
+
+    found = fit("together", slice(0, 2))
+    for number in range(2):
+        assert found.losses[number] == pytest.approx(fit(str(number), slice(number, number + 1)).losses[0], rel=1e-9)
+    bare = fit("bare", slice(0, 1), [section(seed=0, steps=4)])
+    assert bare.losses[0] != pytest.approx(found.losses[0], rel=1e-3), "what was installed before is gone"
+
+
+@pytest.mark.parametrize("noise", ["neftune=5", "stochastic_depth=0.4"])
+def test_noise_of_the_forward_pass_is_the_same_in_any_micro_batches(
+    curve: Callable[..., list[float]], noise: str
+) -> None:
+    wanted = curve(f"regularise.{noise}", "batch.tokens_per_device=4000")
+    for how in (("batch.tokens_per_device=150",), ("batch.tokens_per_device=400", "train.checkpointing=true")):
+        assert curve(f"regularise.{noise}", *how) == pytest.approx(wanted, rel=1e-5)
+    assert curve("batch.tokens_per_device=4000") != pytest.approx(wanted, rel=1e-3)

@@ -1,0 +1,52 @@
+"""Mistakes with section `regularise` end in status 2 and a message with place and cure, before training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mistakes.cases import Case, assert_refused, lines
+
+CHECK = "check my.yaml"
+ROWS = lines([{"question": f"How much is {n} and {n}?", "answer": f"{2 * n}."} for n in range(40)], "rows.jsonl")
+CASES = {
+    "noise without size": Case(f"{CHECK} regularise.neftune=0", "regularise.neftune", "greater than 0"),
+    "noise as a switch": Case(f"{CHECK} regularise.neftune=on", "regularise.neftune", "number"),
+    "every block": Case(f"{CHECK} regularise.stochastic_depth=1", "regularise.stochastic_depth", "less than 1"),
+    "in percent": Case(f"{CHECK} regularise.label_smoothing=10", "regularise.label_smoothing", "less than 1"),
+    "a penalty that rewards": Case(f"{CHECK} regularise.z_loss=-1e-4", "regularise.z_loss", "greater than or equal"),
+    "a peer's name": Case(f"{CHECK} regularise.neftune_noise_alpha=5", "unknown key", "neftune"),
+    "the other spelling": Case(f"{CHECK} regularize.neftune=5", "unknown key", "regularise"),
+    "outputs that change": Case(
+        f"{CHECK} regularise.neftune=5 freeze.policy=static freeze.layers=0.5 freeze.cache=memory",
+        "they give something else each time",
+        "Write freeze.cache=off",
+    ),
+    "smooth labels of rows": Case(
+        f"{CHECK} recipe=classify regularise.label_smoothing=0.1", "not for recipe=classify", "classes.smoothing"
+    ),
+    "small logits of classes": Case(
+        f"{CHECK} recipe=classify regularise.z_loss=1e-4", "not for recipe=classify", "See"
+    ),
+    "words in pictures": Case(
+        f"{CHECK} recipe=classify data.format=image regularise.neftune=5", "pictures have none", "Leave it out"
+    ),
+    "members that differ": Case(
+        f"{CHECK} recipe=sweep sweep.of=sft 'sweep.over={{regularise.neftune: [1, 5]}}'",
+        "it is the same for all members",
+        "Write it beside the sweep",
+        ROWS,
+    ),
+    "away from nowhere": Case(f"{CHECK} optimizer.l2_start=-1", "optimizer.l2_start", "greater than or equal to 0"),
+    "a start in pieces": Case(
+        f"{CHECK} optimizer.l2_start=0.1 distributed.zero=2", "optimizer.l2_start needs all gradients", "zero=0"
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_message_says_where_and_what_to_write(
+    case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_refused(case, folder, monkeypatch, capsys)
