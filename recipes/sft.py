@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation, losses
 from workbench.config import RunConfig, tasks
+from workbench.config.regularise_config import RegulariseConfig
+from workbench.config.select_config import SelectConfig
 from workbench.config.tasks import TEXT, Task
 from workbench.data.batching import MicroBatch
 from workbench.data.text import contamination, mixture, tokenized
@@ -31,6 +34,7 @@ from workbench.models import backbones, exported, output_heads
 from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel
 from workbench.models.output_heads import Head
+from workbench.recipes import row_choice
 from workbench.recipes.single_run import Scored, SingleRun
 from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
@@ -42,6 +46,8 @@ from workbench.training.signal import ProgressClock, TrainingSignal
 from workbench.training.trainer import Trainer
 
 Scores = dict[str, Any]
+Choice = Callable[..., TokenizedSet]
+"""From training rows, configuration, run, tokenizer and form of rows to the rows that the backbone keeps."""
 Supervise = Callable[[nn.Module, Head, Backbone, Callable[[], float]], TrainingSignal]
 """From the model that trains, its head, the backbone under it, and the share of the run that is done."""
 
@@ -49,7 +55,7 @@ Supervise = Callable[[nn.Module, Head, Backbone, Callable[[], float]], TrainingS
 def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     """Train as `config` says; returns scores before and after, as they stand in scores.json."""
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
-    tokenizer, template, data = prepare(config, run)
+    tokenizer, template, data = prepare(config, run, choose=partial(_chosen, callback=callback))
     if data.train.cleaning is not None:
         callback.say(data.train.cleaning.sentence)
     text = TextRun(config, run, callback, tokenizer, template, data)
@@ -57,17 +63,45 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     return text.finish()
 
 
-def prepare(config: RunConfig, run: Run) -> tuple[PreTrainedTokenizerBase, ChatEncoder | MlmEncoder, Splits]:
-    """Tokenizer, form of the rows, and data; refuses what would fail or teach nothing."""
+def prepare(
+    config: RunConfig, run: Run, *, choose: Choice | None = None
+) -> tuple[PreTrainedTokenizerBase, ChatEncoder | MlmEncoder, Splits]:
+    """Tokenizer, form of the rows, and data; refuses what would fail or teach nothing.
+
+    Args:
+        choose: The backbone's choice of training rows, where `data.select` asks for it; None: chance stands in.
+    """
     tokenizer = backbones.tokenizer(config.model)
     template = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
-    data = tokenized.load(config.data, tokenizer, template, seed=config.seed)
+    if choose is not None and config.data.select.by_backbone:
+        every = config.data.model_copy(update={"select": SelectConfig()})
+        data = tokenized.load(every, tokenizer, template, seed=config.seed)
+        data = data._replace(train=choose(data.train, config, run, tokenizer=tokenizer, template=template))
+    else:
+        data = tokenized.load(config.data, tokenizer, template, seed=config.seed)
     preflight.require_runnable(config, data)
     train = mixture.mixed(data.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
     provenance.note_data(run, {name: split and split.facts() for name, split in data._asdict().items()})
     contamination.write(data.train.contamination, run)
     return tokenizer, template, data
+
+
+def _chosen(
+    rows: TokenizedSet,
+    config: RunConfig,
+    run: Run,
+    *,
+    callback: Callback,
+    tokenizer: PreTrainedTokenizerBase,
+    template: ChatEncoder | MlmEncoder,
+) -> TokenizedSet:
+    """The training rows that the backbone chooses."""
+
+    def begin(config: RunConfig, run: Run, callback: Callback, data: Splits) -> TextRun:
+        return TextRun(config, run, callback, tokenizer, template, data)
+
+    return row_choice.chosen(rows, config, run, callback, tokenizer, template, begin=begin)
 
 
 @dataclass(frozen=True)
@@ -163,9 +197,9 @@ def fitting(
         by_source.update({f"held_out_loss[{name}]": each for name, each in found.by_source.items()})
         return found.loss
 
-    supervise = supervise or (
-        lambda *_: TrainingSignal(mixture.mixed(data.train, config), next_token_loss(model, head, tap), tap=tap)
-    )
+    loss = next_token_loss(model, head, tap, config.regularise)
+    rows = mixture.mixed(data.train, config)
+    supervise = supervise or (lambda *_: TrainingSignal(rows, loss, tap=tap, reads_packed=True))
     return Trainer(
         model=model,
         signal=supervise(model, head, backbone, clock),
@@ -182,8 +216,11 @@ def fitting(
     )
 
 
-def next_token_loss(model: nn.Module, head: Head, tap: LabelTap | None = None) -> Callable[[MicroBatch, float], Tensor]:
+def next_token_loss(
+    model: nn.Module, head: Head, tap: LabelTap | None = None, regularise: RegulariseConfig | None = None
+) -> Callable[[MicroBatch, float], Tensor]:
     """The summed next-token loss of a micro-batch, as the engine wants it."""
+    smoother = regularise or RegulariseConfig()
 
     def loss(batch: MicroBatch, scale: float) -> Tensor:
         hidden_ND = head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N]
@@ -196,6 +233,8 @@ def next_token_loss(model: nn.Module, head: Head, tap: LabelTap | None = None) -
             scale=scale,
             factor_N=batch.weights_N,
             tap=tap,
+            smoothing=smoother.label_smoothing,
+            z_loss=smoother.z_loss,
         )
 
     return loss

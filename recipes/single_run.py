@@ -77,13 +77,29 @@ class SingleRun(ABC, Generic[M, R]):
         Args:
             supervise: What the model learns from; by default the labels of its rows.
         """
-        config, run = self.config, self.run
+        run = self.run
         backbone = self.backbone()
         if self.score_before(backbone) and self.placement.cuts_weights:
             del backbone  # what was scored is cut
             backbone = self._loaded()
+        live, trainer = self.begun(backbone, supervise)
+        trainer.work()
+        if trainer.visits is not None:
+            visits = trainer.visits.visits()
+            if run.ranks.first:
+                dynamics.write(run.path, visits, trainer.train)
+        with trainer.final_values():
+            if run.ranks.first:
+                self.save(live, run.adapter)
+        run.ranks.wait()
 
-        # Frozen backbone, trainable adapter.
+    def begun(self, backbone: Backbone, supervise: Callable[..., Any] | None = None) -> tuple[M, Trainer]:
+        """The frozen backbone under a trainable adapter, and its training before the first step.
+
+        Args:
+            supervise: See `train`.
+        """
+        config = self.config
         layers = freezing.layers_of(backbone.model, config)
         model = adapters.attach(
             backbone.model,
@@ -94,20 +110,10 @@ class SingleRun(ABC, Generic[M, R]):
             below=config.freeze.never(len(layers.blocks)),
         )
         freezer = Freezer(model, backbone.model, layers, config.freeze, seed=config.seed)
-        run.note(model=model_summary.model(config, backbone, model))
-
+        self.run.note(model=model_summary.model(config, backbone, model))
         live = self.assemble(model, backbone)
         self.plan_time(live)
-        trainer = self.trainer(backbone, freezer, live, supervise)
-        trainer.work()
-        if trainer.visits is not None:
-            visits = trainer.visits.visits()
-            if run.ranks.first:
-                dynamics.write(run.path, visits, trainer.train)
-        with trainer.final_values():
-            if run.ranks.first:
-                self.save(live, run.adapter)
-        run.ranks.wait()
+        return live, self.trainer(backbone, freezer, live, supervise)
 
     def finish(self, more: Mapping[str, Any] | None = None) -> Scores:
         """Score what was saved: reload it, do not trust the live one.

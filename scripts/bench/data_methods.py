@@ -5,8 +5,8 @@
 The folder has GSM8K's train.jsonl and test.jsonl (Cobbe et al. 2021). The starter, 6 M parameters, trains by LoRA on a
 mixture: 1,000 rows of GSM8K, the shipped 2,000 questions about fairy tales, and 500 rows of noise, which are questions
 of GSM8K with the shuffled words of other answers. It is asked for GSM8K: 300 of its test rows are held out, and 150
-other training rows are the target of by=importance. Arms that choose keep as many rows and train as many steps as the
-random choice. Runs stand below --out, the seeds one after another; what is finished is not run again.
+other training rows are the target of by=importance and by=gradient. Arms that choose keep as many rows and train as
+many steps as the random choice. Runs stand below --out, the seeds one after another; what is finished is not run again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 import measuring
 import numpy as np
 import standing
-from scipy import stats
 from standing import Wanted
 
 from workbench import recipes
@@ -38,6 +37,14 @@ ARMS: dict[str, list[str]] = {
         f"data.select.rows={KEPT}",
         "data.select.target={folder}/target.jsonl",
     ],
+    "by gradient": [
+        "data.select.by=gradient",
+        f"data.select.rows={KEPT}",
+        "data.select.target={folder}/target.jsonl",
+    ],
+    "by perplexity, middle": ["data.select.by=perplexity", f"data.select.rows={KEPT}"],
+    "by perplexity, low": ["data.select.by=perplexity", "data.select.band=low", f"data.select.rows={KEPT}"],
+    "by difficulty": ["data.select.by=ifd", f"data.select.rows={KEPT}"],
     "short rows first": ["data.curriculum.by=length"],
     "long rows first": ["data.curriculum.by=length", "data.curriculum.first=hard"],
 }
@@ -68,18 +75,12 @@ def main() -> None:
     }
     rows: list[list[object]] = [["arm", "held-out loss", "less than with every row", "less than by a random choice"]]
     for arm, values in loss.items():
-        against = [_gain(loss[other], values) if other != arm else "" for other in (CONTROL, "random choice")]
+        others = [each if each != arm else None for each in (CONTROL, "random choice")]
+        against = [standing.interval(np.asarray(loss[each]) - values, digits=3) if each else "" for each in others]
         rows.append([arm, f"{np.mean(values):.3f}", *against])
     print(standing.markdown(rows))
     machine = measuring.machine("cpu", ("torch", "transformers", "peft"))
     measuring.write_report(arguments, machine=machine, arms=loss)
-
-
-def _gain(before: list[float], after: list[float]) -> str:
-    """Mean of the paired differences, and its 95 % interval by Student's t."""
-    gains = np.asarray(before) - np.asarray(after)
-    half = stats.t.ppf(0.975, len(gains) - 1) * gains.std(ddof=1) / len(gains) ** 0.5 if len(gains) > 1 else np.nan
-    return f"{gains.mean():+.3f} ({gains.mean() - half:+.3f} to {gains.mean() + half:+.3f})"
 
 
 def _write(gsm8k: Path, out: Path) -> None:

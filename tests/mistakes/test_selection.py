@@ -11,6 +11,7 @@ from tests.mistakes.cases import Case, assert_refused, lines
 PLACE = "data.select"
 CHECK = "check my.yaml"
 RANDOM, LIKE = f"{PLACE}.by=random", f"{PLACE}.by=importance"
+SURPRISE = f"{PLACE}.by=perplexity {PLACE}.rows=3"
 ROWS = lines([{"question": f"How much is {n} and {n}?", "answer": f"{2 * n}."} for n in range(40)], "rows.jsonl")
 OTHER = lines([{"question": "How much is a and b?", "answer": "c."}], "other.jsonl")
 SILENT = lines([{"text": " "}], "silent.jsonl")
@@ -36,6 +37,30 @@ CASES = {
     "no target": Case(f"{CHECK} {LIKE} {PLACE}.rows=3", "needs rows to resemble", f"{PLACE}.target=FILE"),
     "target at random": Case(
         f"{CHECK} {RANDOM} {PLACE}.rows=3 {PLACE}.target=other.jsonl", "target is for by=importance", "Leave target out"
+    ),
+    "gradient without a target": Case(
+        f"{CHECK} {PLACE}.by=gradient {PLACE}.rows=3", "by=gradient needs rows to resemble", f"{PLACE}.target=FILE"
+    ),
+    "gradient with other moments": Case(
+        f"{CHECK} {PLACE}.by=gradient {PLACE}.rows=3 {PLACE}.target=other.jsonl optimizer.name=lion",
+        "reads Adam's moments",
+        "Write optimizer.name=adamw",
+        with_other,
+    ),
+    "gradient without an adapter": Case(
+        f"{CHECK} {PLACE}.by=gradient {PLACE}.rows=3 {PLACE}.target=other.jsonl adapter.method=full",
+        "compares gradients of an adapter",
+        "Write lora",
+        with_other,
+    ),
+    "gradient of labels": Case(
+        f"{CHECK} recipe=classify {PLACE}.by=gradient {PLACE}.rows=3 {PLACE}.target=other.jsonl",
+        "is for recipe=sft",
+        f"Write {RANDOM}",
+        with_other,
+    ),
+    "a warm-up of nothing": Case(
+        f"{CHECK} {RANDOM} {PLACE}.rows=3 {PLACE}.warm_up=0.1", "warm_up is for by=gradient", "Leave warm_up out"
     ),
     "no such file": Case(
         f"{CHECK} {LIKE} {PLACE}.rows=3 {PLACE}.target=othr.jsonl",
@@ -66,6 +91,20 @@ CASES = {
         "no training row of the class",
         "Keep more rows",
         TEXTS,
+    ),
+    "a band of chance": Case(f"{CHECK} {RANDOM} {PLACE}.rows=3 {PLACE}.band=low", "band is for", "Leave band out"),
+    "no such band": Case(f"{CHECK} {SURPRISE} {PLACE}.band=top", f"{PLACE}.band", "'high'"),
+    "perplexity of classes": Case(f"{CHECK} recipe=classify {SURPRISE}", "is for recipe=sft", f"Write {RANDOM}"),
+    "perplexity of hidden words": Case(f"{CHECK} recipe=mlm {SURPRISE}", "is for recipe=sft", f"Write {RANDOM}"),
+    "two backbones": Case(
+        f"{CHECK} recipe=distill distill.teacher.id=backbone {SURPRISE}", "a distillation has two", f"Write {RANDOM}"
+    ),
+    "perplexity in a sweep": Case(f"{CHECK} recipe=sweep {SURPRISE}", "is for recipe=sft", f"Write {RANDOM}"),
+    "a backbone in shares": Case(
+        f"{CHECK} {SURPRISE} distributed.zero=3", "distributed cuts it", "Write distributed.zero=0"
+    ),
+    "more than there are, run": Case(
+        f"run my.yaml {PLACE}.by=perplexity {PLACE}.rows=4000 --out two", "nothing is chosen", "Write a smaller", ROWS
     ),
     "no such key": Case(f"{CHECK} {PLACE}.row=8", "row: unknown key", "rows"),
 }

@@ -15,15 +15,35 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 class SelectConfig(Section):
     """Training on a chosen part of the training rows; held-out and test rows are all scored."""
 
-    by: Literal["all", "random", "importance"] = "all"
-    """No choice, even chances (the control of every other choice), or chances by likeness to `target` (DSIR)."""
+    by: Literal["all", "random", "importance", "perplexity", "ifd", "gradient"] = "all"
+    """No choice, even chances (the control of every other choice), or chances by likeness to `target` (DSIR).
+
+    By the backbone before it trains, for recipe sft: a `band` of the `perplexity` of what carries loss (Marion et al.
+    2023), or `ifd`, how little a prompt helps to foresee its answer: the highest are kept of those that it helps at all
+    (Li et al. 2023). `gradient`: rows whose steps would most lower the loss of `target`, at four points of a short
+    training on `warm_up` of the rows (LESS, Xia et al. 2024); it costs about as much as four epochs on all rows."""
     rows: PositiveInt | Share | None = None
     """Training rows that are kept, or their share."""
     tokens: PositiveInt | None = None
     """Tokens (patches of pictures) that the kept rows have at most, in place of `rows`."""
     target: str | None = Field(default=None, min_length=1)
-    """Rows of the kind that by=importance looks for, a file or a hub data set; some hundred do. Not the rows that are
-    scored: what was chosen by them, they flatter."""
+    """Rows of the kind that by=importance and by=gradient look for, a file or a hub data set; some hundred do. Not the
+    rows that are scored: what was chosen by them, they flatter."""
+
+    band: Literal["low", "middle", "high"] = "middle"
+    """by=perplexity: which part of the rows in the order of their loss is kept."""
+    warm_up: Share = 0.05
+    """by=gradient: share of the rows, drawn at random, of the training that it compares gradients in."""
+
+    @property
+    def by_backbone(self) -> bool:
+        """Whether the backbone chooses, so that only a run knows the rows."""
+        return self.by in ("perplexity", "ifd", "gradient")
+
+    @property
+    def by_target(self) -> bool:
+        """Whether rows are chosen by their likeness to those of `target`."""
+        return self.by in ("importance", "gradient")
 
     @model_validator(mode="after")
     def _fits(self) -> SelectConfig:
@@ -32,13 +52,17 @@ class SelectConfig(Section):
         return self
 
     def _contradictions(self) -> Iterator[str]:
+        if self.by != "perplexity" and self.band != "middle":
+            yield f"band is for by=perplexity, not for by={self.by}. Leave band out."
+        if self.by != "gradient" and self.warm_up != type(self).model_fields["warm_up"].default:
+            yield f"warm_up is for by=gradient, not for by={self.by}. Leave warm_up out."
         if self.by == "all":
             if given := [key for key in ("rows", "tokens", "target") if getattr(self, key) is not None]:
                 yield f"{' and '.join(given)} choose rows, and by=all keeps them all. Write data.select.by=random."
             return
         if (self.rows is None) == (self.tokens is None):
             yield f"by={self.by} needs one budget. Write data.select.rows=0.5 (a share or a number), or tokens."
-        if self.by == "importance" and self.target is None:
-            yield "by=importance needs rows to resemble. Write data.select.target=FILE."
-        if self.by == "random" and self.target is not None:
-            yield "target is for by=importance, not for by=random. Leave target out."
+        if self.by_target and self.target is None:
+            yield f"by={self.by} needs rows to resemble. Write data.select.target=FILE."
+        if not self.by_target and self.target is not None:
+            yield f"target is for by=importance and by=gradient, not for by={self.by}. Leave target out."

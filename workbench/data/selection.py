@@ -22,6 +22,7 @@ BUCKETS = 10_000
 """Buckets into which words and pairs of words are hashed, as in the paper."""
 PRIOR = 1_000
 """N-grams of the training rows that count as seen among the target's: what a small target lacks is not impossible."""
+_SCORES = {"perplexity": "loss", "ifd": "difficulty", "gradient": "influence"}
 _PAIRS = HashingVectorizer(
     n_features=BUCKETS, ngram_range=(1, 2), token_pattern=r"\w+|[^\w\s]+", alternate_sign=False, norm=None
 )
@@ -36,6 +37,8 @@ def selected(
     target: Callable[[str], Iterable[str]],
 ) -> tuple[Indices, str]:
     """Numbers of the rows that are kept, in their order, and a note on those that are not.
+
+    Where the backbone chooses, chance stands in for it, as for a plan: `chosen` has its choice.
 
     Args:
         lengths_N: Tokens of each row.
@@ -53,7 +56,49 @@ def selected(
     order_N = gumbel_order(weight_N, seed=seed)
     count = _count(config, lengths_N[order_N])
     like = "" if config.target is None else f" by likeness to {config.target}"
+    like = ", at random for now: the backbone chooses when the run begins" if config.by_backbone else like
     return np.sort(order_N[:count]), f"{len(order_N) - count:,} rows that data.select did not choose{like}"
+
+
+def chosen(config: SelectConfig, lengths_N: Indices, score_N: Floats) -> tuple[Indices, str]:
+    """Numbers of the rows that are kept by a score of the backbone, in their order, and a note on the others.
+
+    Args:
+        lengths_N: Tokens of each row.
+        score_N: Mean loss of each row, its difficulty, or its influence (see `wanted`).
+
+    Raises:
+        ConfigError: The budget holds all rows that are wanted at all.
+        DataError: None fits into the budget, or none is wanted.
+    """
+    order_W = wanted(config, score_N)
+    if not len(order_W):
+        raise DataError(
+            "data.select.by=ifd: no prompt helps the backbone to foresee its answer, so that no row is kept.\n"
+            "  Look whether prompts and answers belong together, or write data.select.by=perplexity."
+        )
+    count = _count(config, lengths_N[order_W])
+    kept_K = np.sort(order_W[:count])
+    low, high = score_N[kept_K].min(), score_N[kept_K].max()
+    what = f"{_SCORES[config.by]} of what is kept: {low:.3g} to {high:.3g}"
+    return kept_K, f"{len(score_N) - count:,} rows that data.select did not choose ({what})"
+
+
+def wanted(config: SelectConfig, score_N: Floats) -> Indices:
+    """Row numbers (W,), the most wanted first.
+
+    By perplexity those whose place in the order of losses is nearest to the `band`: its start, middle or end; of equal
+    ones the earlier row. By instruction-following difficulty the highest below 1: from there on the prompt makes the
+    answer less likely, as in rows whose parts do not belong together (Li et al. 2023, arXiv:2308.12032, section 2.3).
+    By gradient those of the highest influence.
+    """
+    order_N = np.argsort(score_N, kind="stable")
+    if config.by == "gradient":
+        return order_N[::-1]
+    if config.by == "ifd":
+        return order_N[::-1][(score_N < 1)[order_N[::-1]]]
+    place = {"low": 0.0, "middle": (len(order_N) - 1) / 2, "high": len(order_N) - 1.0}[config.band]
+    return order_N[np.argsort(np.abs(np.arange(len(order_N)) - place), kind="stable")]
 
 
 def importance(texts: Iterable[str], target: Iterable[str], *, name: str = "the target") -> Floats:

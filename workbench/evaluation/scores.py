@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -64,6 +65,23 @@ class GeneratedAnswer:
         return text_overlap.rouge_l(self.answer, self.reference)
 
 
+class LikelihoodRows(Protocol):
+    """Rows whose tokens have a likelihood."""
+
+    @property
+    def lengths(self) -> Indices:
+        """Tokens of each row."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+
+    def __getitem__(self, index: int) -> Row:
+        """A row."""
+
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        """The rows `indices`, padded."""
+
+
 def likelihood(
     model: nn.Module, head: Head, tokens: TokenizedSet, *, scoring: ModelResults | None = None
 ) -> Likelihood:
@@ -78,7 +96,7 @@ def likelihood(
 
 
 def row_likelihoods(
-    model: nn.Module, head: Head, tokens: TokenizedSet, *, scoring: ModelResults | None = None
+    model: nn.Module, head: Head, tokens: LikelihoodRows, *, scoring: ModelResults | None = None
 ) -> dict[int, tuple[float, int, int]]:
     """Summed loss in nats, tokens that the model finds most likely, and supervised tokens of each row, by its number.
 
@@ -270,7 +288,7 @@ def _last_turn(row: Row) -> _Turn:
     return _Turn(row.input_ids, row.source or start, start, int(marked[-1]) + 1)
 
 
-def _first(tokens: TokenizedSet, count: int) -> Iterator[Row]:
+def _first(tokens: LikelihoodRows, count: int) -> Iterator[Row]:
     return (tokens[index] for index in range(min(count, len(tokens))))
 
 

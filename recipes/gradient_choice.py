@@ -1,0 +1,116 @@
+"""Scores of training rows by their gradients in a short training, as `data.select.by=gradient` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from workbench.config import RunConfig
+from workbench.config.basic_sections import EvaluateConfig, SaveConfig
+from workbench.config.curriculum_config import CurriculumConfig
+from workbench.config.optimizer_config import OptimizerConfig
+from workbench.config.sampling_config import SamplingConfig
+from workbench.config.select_config import SelectConfig
+from workbench.data import selection
+from workbench.data.text.tokenized import Splits, TokenizedSet
+from workbench.evaluation.result_store import ResultStore
+from workbench.evaluation.row_scores import Floats
+from workbench.recipes.single_run import SingleRun
+from workbench.runs.run_directory import Run
+from workbench.training import influence
+from workbench.training.callbacks import Callback
+
+EPOCHS = 4
+"""Passes over the rows of the warm-up, after each of which gradients are compared, as in the paper."""
+FOLDER = "warm_up"
+"""In a run directory, while rows are being chosen: the warm-up, a run of its own."""
+
+Begin = Callable[[RunConfig, Run, Callback, Splits], SingleRun[Any, Any]]
+"""From a configuration, a run, its callback and its rows to a training with a fresh adapter."""
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """A callback that shows nothing of the warm-up, and asks it to stop where its run is asked to."""
+
+    run: Callback
+
+    def step(self, record: dict[str, Any], *, total: int) -> None:
+        """Ignore a step."""
+
+    def say(self, text: str) -> None:
+        """Ignore a sentence."""
+
+    def stop_requested(self) -> bool:
+        """Whether the run is asked to stop."""
+        return self.run.stop_requested()
+
+
+def scores(
+    rows: TokenizedSet,
+    target: TokenizedSet,
+    config: RunConfig,
+    run: Run,
+    callback: Callback,
+    begin: Begin,
+    store: ResultStore,
+) -> Floats:
+    """Influence (N,) of each row on the loss of the target: its mean over the warm-up, weighed by learning rates.
+
+    Each process computes a share of the rows; all get all scores.
+    """
+    chance_N = np.zeros(len(rows))
+    count = max(config.batch.size, round(config.data.select.warm_up * len(rows)))
+    drawn = np.sort(selection.gumbel_order(chance_N, seed=config.seed)[:count])
+    warm_up, ranks = run.child(FOLDER), run.ranks
+    data = Splits(rows.subset(drawn), target, None)
+    single = begin(warm_up_config(config), warm_up, Unseen(callback), data)
+    _, trainer = single.begun(single.backbone())
+    trainer.work()
+    ranks.wait()
+    own = range(ranks.rank, len(rows), ranks.world)
+    total_N, points = np.zeros(len(own)), ranks.agreed(_checkpoints(warm_up))
+    for checkpoint, rate in points:
+        known = store.by(f"influence {checkpoint.name}").results([rows.digests, target.digests])
+        left = [row for row in own if row not in known]
+        callback.say(f"Comparing gradients at {checkpoint.name} of the warm-up ...")
+        for row, value in influence.at_checkpoint(trainer, checkpoint, rows=rows, target=target, chosen=left):
+            known[row] = value
+            store.stop_if_asked()
+        total_N += rate * np.array([known[row] for row in own])
+    score_N = np.empty(len(rows))
+    for rank, share in enumerate(ranks.gathered(total_N / sum(rate for _, rate in points))):
+        score_N[rank :: ranks.world] = share
+    return score_N
+
+
+def warm_up_config(config: RunConfig) -> RunConfig:
+    """The training in which gradients are compared: AdamW over the whole adapter, rows drawn evenly."""
+    plain = {"select": SelectConfig(), "sampling": SamplingConfig(), "curriculum": CurriculumConfig()}
+    optimizer = config.optimizer
+    return RunConfig(
+        recipe=config.recipe,
+        seed=config.seed,
+        model=config.model,
+        adapter=config.adapter,
+        data=config.data.model_copy(update=plain),
+        batch=config.batch,
+        train=config.train.model_copy(update={"steps": None, "epochs": float(EPOCHS)}),
+        optimizer=OptimizerConfig(name="adamw", betas=optimizer.betas, eps=optimizer.eps),
+        schedule=config.schedule,
+        evaluate=EvaluateConfig(every=None, answers=0, dynamics=False),
+        save=SaveConfig(every=1 / EPOCHS, keep=EPOCHS),
+        distributed=config.distributed,
+    )
+
+
+def _checkpoints(run: Run) -> list[tuple[Path, float]]:
+    """Each checkpoint of the warm-up, and the mean learning rate of the steps that led to it."""
+    rates = [record["learning_rate"] for record in run.metrics()]
+    paths = sorted(run.checkpoints.glob("step-*"))
+    ends = [int(path.name.removeprefix("step-")) for path in paths]
+    return [(path, float(np.mean(rates[start:end]))) for path, start, end in zip(paths, [0, *ends], ends, strict=False)]

@@ -1,0 +1,113 @@
+"""Runs on the rows that the backbone chooses: the same after a restart, and those that its scores say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import workbench
+from tests.stopping import stop_after
+from workbench.cli.console import Terminal
+from workbench.errors import Stopped
+from workbench.evaluation import row_scores
+from workbench.recipes.load import load
+from workbench.recipes.plan import plan
+from workbench.training import influence
+
+RECIPE = """
+recipe: sft
+model: {{id: {model}, weights: float32}}
+adapter: {{method: lora, rank: 4, alpha: 8}}
+data: {{train: {train}, held_out: 0.1, limit: 80, select: {{by: perplexity, rows: 24}}}}
+batch: {{size: 8}}
+train: {{steps: 6}}
+evaluate: {{every: null, answers: 0}}
+save: {{every: 2}}
+"""
+
+
+@pytest.fixture
+def train(tmp_path: Path, stories: str, questions: Path) -> Callable[..., Path]:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE.format(model=stories, train=questions))
+
+    def run(*overrides: str, name: str = "run", resume: bool = False) -> Path:
+        return workbench.run(path, overrides, out=tmp_path / name, resume=resume, quiet=True)
+
+    return run
+
+
+def aimed(folder: Path, questions: Path) -> list[str]:
+    """Words that choose by gradient, for some other rows."""
+    rows = questions.read_text(encoding="utf-8").splitlines()[90:93]
+    (folder / "target.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    return ["data.select.by=gradient", f"data.select.target={folder}/target.jsonl", "data.select.warm_up=0.2"]
+
+
+def test_a_run_trains_on_the_rows_of_most_influence_and_goes_on_where_it_was_stopped(
+    train: Callable[..., Path], tmp_path: Path, questions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = aimed(tmp_path, questions)
+    table = pd.read_parquet(train(*words, name="whole") / "selection.parquet")
+    assert table["score"].abs().max() < 1 and table["score"].nunique() > 70
+    assert table[table["kept"]]["score"].min() >= table[~table["kept"]]["score"].max()
+    computed, real = list[int](), influence.at_checkpoint
+
+    def stopping(*anything: Any, **rows: Any) -> Iterator[tuple[int, float]]:
+        for row, value in real(*anything, **rows):
+            computed.append(row)
+            yield row, value
+
+    with monkeypatch.context() as patch:
+        patch.setattr(influence, "at_checkpoint", stopping)
+        patch.setattr(Terminal, "stop_requested", lambda _: len(computed) == 100)
+        with pytest.raises(Stopped):
+            train(*words, name="broken")
+        again = pd.read_parquet(train(*words, name="broken", resume=True) / "selection.parquet")
+    assert again.equals(table) and len(computed) == 4 * len(table)
+
+
+@pytest.mark.parametrize("by", ["perplexity", "ifd"])
+def test_a_run_trains_on_the_rows_with_the_wanted_scores(train: Callable[..., Path], by: str) -> None:
+    run = train(f"data.select.by={by}")
+    table = pd.read_parquet(run / "selection.parquet")
+    visits = pd.read_parquet(run / "dynamics.parquet")
+    assert set(visits["row"]) == set(table["place"][table["kept"]]) and table["kept"].sum() == 24
+    kept, others = table[table["kept"]]["score"], table[~table["kept"]]["score"]
+    if by == "ifd":
+        assert kept.max() < 1 and others[others < 1].max() < kept.min()
+    else:
+        below, above = others[others <= kept.median()], others[others > kept.median()]
+        assert below.max() <= kept.min() and above.min() >= kept.max()
+
+
+def test_a_resumed_run_reads_its_choice_instead_of_making_it_again(
+    train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(name="whole")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(Stopped):
+            train(name="broken")
+
+    def again(*_: object, **__: object) -> Any:
+        raise AssertionError("the rows were chosen already")
+
+    monkeypatch.setattr(row_scores, "row_scores", again)
+    broken = train(name="broken", resume=True)
+    losses = [
+        [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for run in (whole, broken)
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_a_plan_takes_as_many_rows_without_reading_any(train: Callable[..., Path], tmp_path: Path) -> None:
+    planned = plan(load(str(tmp_path / "recipe.yaml"), ["train.steps=null", "train.epochs=1"]))
+    assert planned.steps == np.ceil(24 / 8)
