@@ -268,9 +268,11 @@ class CrossvalContext:
                 round_number=round_outputs.number - self._before,
             )
             more = training_rounds.added(data, chosen)
+        passes = 1.0
         if self.dropped_N is not None:
+            passes = 1 / float(np.mean(~self.dropped_N))
             data = data._replace(rows=data.rows.subset(~self.dropped_N))
-        folder = training_rounds.refitted(self.fold_context, self.run, data, more, self.callback)
+        folder = training_rounds.refitted(self.fold_context, self.run, data, more, self.callback, passes=passes)
         if self.data.test is None:
             return None
         temperature = combiner.fit(self.known, round_outputs.oof_MNC).temperature

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,8 @@ class FoldAdapter(NamedTuple):
     """Counts the adapters of a fold."""
     also: int | None = None
     """Another fold that it does not train on."""
+    passes: float = 1.0
+    """Times `train.epochs`: an adapter that is to train without some rows takes as many steps as with them."""
 
     @property
     def name(self) -> str:
@@ -63,8 +65,10 @@ class FoldAdapter(NamedTuple):
         return f"repeat-{self.split.repeat}-fold-{folds}-seed-{self.seed}"
 
     def without(self, dropped_N: NDArray[np.bool_]) -> FoldAdapter:
-        """The adapter that does not train on these rows; it is validated on the same ones."""
-        return self._replace(split=self.split._replace(train_N=self.split.train_N & ~dropped_N))
+        """The adapter that takes as many steps on the other rows; it is validated on the same ones."""
+        kept_N = self.split.train_N & ~dropped_N
+        passes = self.passes * float(self.split.train_N.sum() / kept_N.sum())
+        return self._replace(split=self.split._replace(train_N=kept_N), passes=passes)
 
 
 @dataclass(frozen=True)
@@ -77,11 +81,15 @@ class FoldTask:
     train: LabelledSet
     validation: LabelledSet | None
     """Rows whose loss is watched; they choose nothing."""
+    passes: float = 1.0
+    """Times `train.epochs`."""
 
     def config(self, config: RunConfig) -> RunConfig:
         """The run's configuration with what is its own."""
         every = None if self.validation is None else config.evaluate.every
-        own = {"seed": self.seed, "evaluate": config.evaluate.model_copy(update={"every": every})}
+        own: dict[str, Any] = {"seed": self.seed, "evaluate": config.evaluate.model_copy(update={"every": every})}
+        if self.passes != 1 and (config.train.epochs is not None or config.budget.unlimited):
+            own["train"] = config.train.model_copy(update={"epochs": self.passes * (config.train.epochs or 1)})
         return config.model_copy(update=own)
 
 
@@ -126,7 +134,7 @@ def fold_task(who: FoldAdapter, rows: LabelledSet, more: LabelledSet | None, *, 
     own = rows.subset(who.split.train_N)
     drawn = np.random.SeedSequence([seed, who.split.repeat, who.split.fold, who.seed]).generate_state(1)[0]
     train = own if more is None else own.concatenated(more)
-    return FoldTask(who.name, int(drawn) % 2**31, train, rows.subset(who.split.validation_N))
+    return FoldTask(who.name, int(drawn) % 2**31, train, rows.subset(who.split.validation_N), who.passes)
 
 
 def train(room: FoldContext, run: Run, lessons: Sequence[FoldTask], callback: Callback) -> None:

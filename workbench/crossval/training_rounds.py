@@ -105,11 +105,17 @@ def predict(room: FoldContext, folders: Sequence[Path], rows: Sequence[LabelledS
     return [np.stack(each) for each in zip(*found, strict=True)]
 
 
-def refitted(room: FoldContext, run: Run, data: FoldData, more: LabelledSet | None, callback: Callback) -> Path:
-    """One adapter that trained on all rows, saved as the adapter of the run; returns its folder."""
+def refitted(
+    room: FoldContext, run: Run, data: FoldData, more: LabelledSet | None, callback: Callback, *, passes: float = 1.0
+) -> Path:
+    """One adapter that trained on all rows, saved as the adapter of the run; returns its folder.
+
+    Args:
+        passes: Times `train.epochs`.
+    """
     own = run.child("members")
     rows = data.rows if more is None else data.rows.concatenated(more)
-    train(room, own, [FoldTask("refit", room.config.seed, rows, None)], callback)
+    train(room, own, [FoldTask("refit", room.config.seed, rows, None, passes)], callback)
     if run.ranks.first and not run.adapter.exists():
         with files.new_folder(run.adapter) as aside:
             shutil.copytree(own.path / "refit" / "adapter", aside, dirs_exist_ok=True)

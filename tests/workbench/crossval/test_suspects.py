@@ -53,6 +53,7 @@ def test_planted_labels_are_dropped_from_training_alone(case: Case) -> None:
         cleaned = each.without(dropped)
         assert not (cleaned.split.train_N & dropped).any() and cleaned.name == each.name
         assert np.array_equal(cleaned.split.validation_N, each.split.validation_N)
+        assert cleaned.passes * cleaned.split.train_N.sum() == pytest.approx(each.split.train_N.sum()), "as many draws"
     assert np.array_equal(found[0], found[1]), "the seeds of a fold learn from the same rows"
 
 
