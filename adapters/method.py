@@ -38,6 +38,8 @@ class MethodInfo:
     """Reason for which it cannot be added into the backbone's weights; empty where it can."""
     starts_elsewhere: str = ""
     """Reason for which a fresh adapter changes the outputs of the backbone; empty where it does not."""
+    no_packing: str = ""
+    """Reason for which the rows under it cannot lie in one sequence; empty where they can."""
     plans_steps: bool = False
     """Whether it has to know how many steps there will be."""
     no_freezing: str = ""

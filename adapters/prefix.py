@@ -127,6 +127,7 @@ class Prefix(_Prefix):
             paper="Li & Liang 2021, arXiv:2101.00190",
             no_merge=NO_MERGE,
             no_freezing="one set of values serves all layers",
+            no_packing="each row begins with virtual tokens of its own",
             starts_elsewhere="the text attends to the prefix from the start",
         )
     }
@@ -152,6 +153,7 @@ class DeepPrompt(_Prefix):
             paper="Liu et al. 2022, arXiv:2110.07602",
             no_merge=NO_MERGE,
             no_freezing="one set of values serves all layers",
+            no_packing="each row begins with virtual tokens of its own",
             starts_elsewhere="the text attends to the prefix from the start",
         )
     }

@@ -45,6 +45,7 @@ class Prompt(_SoftPrompt):
             paper="Lester et al. 2021, arXiv:2104.08691",
             no_merge=NO_MERGE,
             no_freezing="what it trains stands before the first layer, or in all of them",
+            no_packing="each row begins with virtual tokens of its own",
             starts_elsewhere="the text sees the virtual tokens from the start",
         )
     }
@@ -153,6 +154,7 @@ class PTuning(_SoftPrompt):
             paper="Liu et al. 2021, arXiv:2103.10385",
             no_merge=NO_MERGE,
             no_freezing="what it trains stands before the first layer, or in all of them",
+            no_packing="each row begins with virtual tokens of its own",
             starts_elsewhere="the text sees the virtual tokens from the start",
         )
     }

@@ -189,7 +189,10 @@ def labelled(config: RunConfig, data: ClassSplits, model: Classifier) -> Trainin
     """The training rows with their labels."""
     objective = criterion(config.classes, from_numpy(data.train.targets_NC))
     tap = LabelTap(class_losses(config.classes.kind))
-    return TrainingSignal(balanced(data.train, config), model.row_loss(objective, tap), tap=tap)
+    reads_packed = model.token_head is not None  # an encoder's head looks at the first token of a sequence
+    return TrainingSignal(
+        balanced(data.train, config), model.row_loss(objective, tap), tap=tap, reads_packed=reads_packed
+    )
 
 
 def score(model: Classifier, rows: LabelledSet, scoring: ModelResults | None = None) -> tuple[dict[str, float], Floats]:

@@ -344,6 +344,8 @@ def _of_one_device(config: RunConfig, devices: int, *, accelerated: bool) -> Run
     """A run of a device's own rows, which an accelerator would compute at once, by one that holds everything."""
     rows = -(-config.batch.size // devices)
     batch = config.batch.model_copy(update={"size": rows})
+    if accelerated and batch.packing == "auto":  # rows are packed on CPUs
+        batch = batch.model_copy(update={"packing": False})
     if accelerated and batch.tokens_per_device == "auto":
         batch = batch.model_copy(update={"tokens_per_device": rows * config.data.max_tokens})
     return config.model_copy(update={"batch": batch, "distributed": DistributedConfig()})

@@ -97,7 +97,14 @@ class TextTask(SweepTask):
 
         def objective(hidden_ND: Tensor, labels_N: Tensor, scale: float) -> Tensor:
             return losses.next_token(
-                hidden_ND, labels_N, head.project, vocabulary=head.vocabulary, weights=head.trainable(), scale=scale
+                hidden_ND,
+                labels_N,
+                head.project,
+                vocabulary=head.vocabulary,
+                weights=head.trainable(),
+                scale=scale,
+                smoothing=text.config.regularise.label_smoothing,
+                z_loss=text.config.regularise.z_loss,
             )
 
         return SweepBank(

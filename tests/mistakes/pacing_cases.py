@@ -197,6 +197,7 @@ OPTIMIZERS: Table = {
     "no rate of the head": ("optimizer.head_rate=0", "optimizer.head_rate", "greater than 0, found 0"),
     "penalty": ("optimizer.l1=-1", "optimizer.l1", "greater than or equal to 0, found -1"),
     "no radius": ("optimizer.sam=0", "optimizer.sam", "greater than 0, found 0"),
+    "adaptive nothing": ("optimizer.sam_adaptive=true", "is a kind of SAM, which is off", "Write optimizer.sam=0.5"),
     "interval of nothing": ("optimizer.sam_every=3", "sam_every says when SAM is used", "Write optimizer.sam=0.05"),
     "lookahead of one": ("optimizer.lookahead=1", "optimizer.lookahead", "greater than or equal to 2, found 1"),
     "part of nothing": (

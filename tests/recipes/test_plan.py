@@ -71,6 +71,7 @@ def compare(ledgers: list[MemoryLedger], tmp_path: Path) -> Callable[..., tuple[
 @pytest.mark.parametrize(
     "words",
     [
+        ["batch.packing=true", "adapter.dropout=0.1"],
         ["model.weights=float32"],
         ["model.weights=nf4"],
         *(

@@ -9,6 +9,7 @@ from workbench.adapters import METHODS, Method
 from workbench.adapters.method import HALF_OR_FULL
 from workbench.config.basic_sections import ModelConfig
 from workbench.config.clean_rules import ANSWER_RULES, DUPLICATE_RULES
+from workbench.config.optimizer_config import ADAMS
 from workbench.config.run_sections import RunSections
 from workbench.schema import Section
 
@@ -37,6 +38,9 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from _of_freezing(config)
     yield from config.optimizer.misfits(
         schedule=config.schedule, freeze=config.freeze, batch=config.batch.size, method=config.adapter.method
+    )
+    yield from config.regularise.misfits(
+        recipe=config.recipe, pictures=config.reads_pictures, cache=config.freeze.cache
     )
     yield from _of_averages(config)
     yield from _of_sources(config)
@@ -262,6 +266,8 @@ def _of_recipe(config: RunSections) -> Iterator[str]:
         )
     if config.recipe == "crossval" and config.data.select.by != "all":
         yield "recipe=crossval scores every row that it is given. Leave data.select out, and choose rows beforehand."
+    if config.data.select.by_backbone:
+        yield from _of_choosing_backbones(config)
     if config.data.drop_suspects and config.recipe != "crossval":
         yield (
             f"data.drop_suspects needs predictions out of fold, and recipe={config.recipe} makes none. "
@@ -278,6 +284,27 @@ def _of_recipe(config: RunSections) -> Iterator[str]:
             "data.decontaminate has nothing to compare: recipe crossval holds no rows out, and names no data.test. "
             "Name evaluation files in data.decontaminate.against."
         )
+
+
+def _of_choosing_backbones(config: RunSections) -> Iterator[str]:
+    """Where the backbone cannot choose rows before it trains."""
+    by, distributed = config.data.select.by, config.distributed
+    if config.recipe != "sft":
+        yield f"data.select.by={by} is for recipe=sft, not for recipe={config.recipe}. Write data.select.by=random."
+    if config.data.sources:
+        yield f"data.select.by={by} chooses from one source; data.sources mixes several. Leave one of them out."
+    if distributed.sharded:
+        yield (
+            f"data.select.by={by} asks the whole backbone on each device, and distributed cuts it. "
+            "Write distributed.zero=0, or data.select.by=random."
+        )
+    if by == "gradient" and config.optimizer.name not in ADAMS:
+        yield (
+            f"data.select.by=gradient reads Adam's moments, and optimizer.name={config.optimizer.name} has others. "
+            "Write optimizer.name=adamw, or data.select.by=importance."
+        )
+    if by == "gradient" and config.adapter.method == "full":
+        yield "data.select.by=gradient compares gradients of an adapter, not of adapter.method=full. Write lora."
 
 
 def _of_labelled_rows(config: RunSections) -> Iterator[str]:

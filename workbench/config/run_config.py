@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import model_validator
 
 from workbench.adapters import Method
-from workbench.config import cross_checks, plugins
+from workbench.config import cross_checks, packing_checks, plugins
 from workbench.config.distill_expansion import as_plain_run
 from workbench.config.freeze_config import FreezeConfig
 from workbench.config.run_sections import RunSections
@@ -20,13 +20,14 @@ class RunConfig(RunSections):
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
-        if self.recipe == "sweep":
+        mistakes = list(packing_checks.mistakes(self))
+        if self.recipe == "sweep" and not mistakes:
             trials(self)  # each member is judged as the run that it is
             return self
-        if self.recipe == "distill":
+        if self.recipe == "distill" and not mistakes:
             as_plain_run(self)
             return self
-        if mistakes := list(cross_checks.mistakes(self)):
+        if mistakes := [*mistakes, *cross_checks.mistakes(self)]:
             raise ValueError(" ".join(mistakes))
         return self
 

@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows of similar length, padded on the right.
+    """Rows of similar length, padded on the right, or packed as `workbench.data.arrangement` does.
 
     Attributes:
         inputs: Arguments of the model. Padding is token 0; it comes after every prediction of a causal model or a
@@ -52,6 +52,7 @@ class MicroBatch:
         labels_N: The predicted tokens; for classification a row's weight and targets, (N, 1 + C) float32.
         tokens: Number of tokens without padding.
         lengths_B: Tokens of each row without padding (the decoder's, if any); None where there is an attention mask.
+            Packed rows have theirs among the inputs, as `row_lengths`.
         rows_B: Numbers of the examples in their data set.
     """
 
@@ -69,6 +70,8 @@ class MicroBatch:
         """The row of each label (N,), counted in the batch."""
         if self.labels_N.ndim > 1:  # weight and targets of a row
             return torch.arange(len(self.labels_N))
+        if "row_lengths" in self.inputs:  # packed
+            return torch.searchsorted(self.inputs["row_lengths"].cumsum(0), self.positions_N, right=True)
         ids_BL = self.inputs.get("decoder_input_ids", self.inputs["input_ids"])
         return self.positions_N // ids_BL.shape[1]
 

@@ -26,7 +26,7 @@ from workbench.adapters import anatomy
 from workbench.config import ModelConfig
 from workbench.config.tasks import TEXT, Task
 from workbench.errors import BackboneError
-from workbench.models import origins, pictures, quantisation, short_row_attention, weight_storage
+from workbench.models import origins, packed_attention, pictures, quantisation, weight_storage
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTISED = quantisation.FORMATS
@@ -232,7 +232,7 @@ class _Decided(NamedTuple):
 
 
 def _decided(config: ModelConfig, task: Task, *, trainable: bool) -> _Decided:
-    short_row_attention.register()
+    packed_attention.register()
     hub = task.configured(hub_config(config))
     weights, compute, notes = _precision(config, hub, device(), trainable=trainable)
     stored = DTYPES.get(weights) or _stored_beside(hub, compute)

@@ -8,7 +8,7 @@ from torch import nn
 
 from workbench import adapters
 from workbench.adapters.method import Method
-from workbench.adapters.target_modules import unreached
+from workbench.adapters.target_modules import about_experts
 from workbench.config import RunConfig
 from workbench.models.backbones import QUANTISED, Backbone
 from workbench.runs import units
@@ -19,7 +19,7 @@ def storage(backbone: Backbone, method: Method) -> str:
     size, plain = backbone.weight_bytes, 2 * adapters.count(backbone.model).total
     beside = f" ({units.size(plain)} in bfloat16)" if backbone.weights in QUANTISED else ""
     told = [f"Weights: {backbone.weights}, {units.size(size)}{beside}", *backbone.notes]
-    return "\n  ".join([*told, *filter(None, [unreached(backbone.model, method)])])
+    return "\n  ".join([*told, *filter(None, [about_experts(backbone.model, method)])])
 
 
 def model(config: RunConfig, backbone: Backbone, attached: nn.Module, *, own: int | None = None) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from workbench.models.weight_storage import HALVES
@@ -25,12 +24,7 @@ LONGEST = 512
 _LEAST = torch.finfo(torch.float32).min
 
 
-def register() -> None:
-    """Let every model of this process whose attention is sdpa compute so; on accelerators nothing changes."""
-    AttentionInterface.register("sdpa", _attention)
-
-
-def _attention(
+def attend(
     module: nn.Module,
     query: Tensor,
     key: Tensor,

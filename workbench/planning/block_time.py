@@ -169,8 +169,8 @@ class _Timed:
         return sum(each.numel() for each in self._fit.masters)
 
     def tokens(self, rows: Indices) -> int:
-        """Padding included."""
-        return len(rows) * int(self._fit.train.lengths[rows].max())
+        """Padding included, if there is any."""
+        return self._fit.arrangement.tokens(self._fit.train.lengths[rows])
 
     def seconds(self, rows: Indices) -> float:
         """Seconds of a micro-batch, on average over the run where different layers train in it."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from workbench.adapters import anatomy, picture_tower
+from workbench.data.arrangement import PADDED, Arrangement
 from workbench.data.batching import Examples, Indices, micro_batches
 from workbench.models import weight_storage
 from workbench.planning.dry_trainings import Lengths, Model, Training
@@ -81,7 +82,7 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, beside: Itera
             with ledger.making(OPTIMIZER, OPTIMIZER):
                 fit.update(epoch[0][0])  # what an optimizer keeps, it keeps from here on
             done: list[tuple[MicroBatchTrial, int]] = []
-            for trial in _trials(fit.train, epoch):
+            for trial in _trials(fit.train, epoch, fit.arrangement):
                 if any(trial.takes_less(than, activations, _costs(fit)) for than, activations in done):
                     continue
                 (_give_gradients if trial.later else _drop_gradients)(fit, ledger)
@@ -102,7 +103,7 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, beside: Itera
         at_peak=peaks.highest,
         evaluation=evaluation,
         micro_batches=max(len(each) for each in epoch),
-        padded_tokens=max(_padded(fit.train, each[0]) for each in epoch),
+        padded_tokens=max(fit.arrangement.tokens(fit.train.lengths[each[0]]) for each in epoch),
         flops_per_token=flops / tokens,
         at_gradients=peaks.at_gradients,
         modules={place: peaks.modules[place] for place in sorted(peaks.modules, key=_order(fit))},
@@ -152,7 +153,7 @@ class MicroBatchTrial(NamedTuple):
     """Whether others of its step have left gradients."""
     padded: int
     pairs: int
-    """Pairs of tokens in a row, padding included."""
+    """Pairs of tokens in a row, padding included if there is any."""
     supervised: float
 
     def takes_less(self, than: MicroBatchTrial, activations: int, costs: Costs) -> bool:
@@ -248,7 +249,7 @@ def _hold_masters(ledger: MemoryLedger, fit: Model) -> None:
             ledger.hold([masters[name]], MASTERS, homes.get(name, ELSEWHERE))
 
 
-def _trials(train: Lengths, epoch: list[list[Indices]]) -> list[MicroBatchTrial]:
+def _trials(train: Lengths, epoch: list[list[Indices]], arrangement: Arrangement) -> list[MicroBatchTrial]:
     """The micro-batches that may take most, likeliest first: most tokens with padding, pairs, supervised tokens."""
     longest = int(train.lengths.max())
     measures: list[Callable[[MicroBatchTrial], float]] = [
@@ -259,25 +260,20 @@ def _trials(train: Lengths, epoch: list[list[Indices]]) -> list[MicroBatchTrial]
     ]
     found: dict[int, MicroBatchTrial] = {}
     for parts in ([each[0] for each in epoch], [rows for each in epoch for rows in each[1:]]):
-        every = [_trial(train, rows, later=bool(found)) for rows in parts]
+        every = [_trial(train, rows, arrangement, later=bool(found)) for rows in parts]
         found |= {id(most): most for most in (max(every, key=measure) for measure in measures if every)}
     return sorted(found.values(), key=lambda trial: (trial.padded, trial.later), reverse=True)
 
 
-def _trial(train: Lengths, rows: Indices, *, later: bool) -> MicroBatchTrial:
-    padded = _padded(train, rows)
-    pairs = padded * int(train.lengths[rows].max())
-    return MicroBatchTrial(rows, later, padded, pairs, float(train.supervised[rows].sum()))
+def _trial(train: Lengths, rows: Indices, arrangement: Arrangement, *, later: bool) -> MicroBatchTrial:
+    tokens, pairs = (count(train.lengths[rows]) for count in (arrangement.tokens, arrangement.pairs))
+    return MicroBatchTrial(rows, later, tokens, pairs, float(train.supervised[rows].sum()))
 
 
 def largest_rows(rows: Examples, *, tokens: int) -> list[Indices]:
     """The micro-batches of a whole set that may take most."""
     every = [[part] for part in micro_batches(np.arange(len(rows)), rows.lengths, tokens=tokens)]
-    return [trial.rows for trial in _trials(rows, every)]
-
-
-def _padded(train: Lengths, rows: Indices) -> int:
-    return len(rows) * int(train.lengths[rows].max())
+    return [trial.rows for trial in _trials(rows, every, PADDED)]
 
 
 def _moments(fit: Training) -> tuple[float, ...]:

@@ -12,7 +12,8 @@ from torch import nn
 
 from workbench.adapters import anatomy
 from workbench.config import RunConfig
-from workbench.data.batching import Indices, Weights, micro_batches
+from workbench.data.arrangement import PADDED, Arrangement
+from workbench.data.batching import Indices, Weights
 from workbench.data.mixed_batches import OwnerRows
 from workbench.training.adapter_trainer import AdapterTrainer
 from workbench.training.bank_trainer import BankTrainer
@@ -62,10 +63,12 @@ class Training(Model, Protocol):
     rows: int
     """That one model learns from."""
     steps: int
+    arrangement: Arrangement
+    """How the rows of a micro-batch are laid out."""
 
     @property
     def tokens(self) -> int:
-        """In one forward pass, padding included; known once it is prepared."""
+        """In one forward pass, padding included if there is any; known once it is prepared."""
 
     @property
     def train(self) -> Lengths:
@@ -92,7 +95,7 @@ class SingleTraining:
         self.model, self.masters, self.freezer = fit.model, fit.masters, fit.freezer
         self.config, self.train, self.width = fit.config, fit.train, fit.width
         self.compares = fit.signal.auxiliary is not None
-        self.rows, self.steps = len(fit.train), fit.member.total
+        self.rows, self.steps, self.arrangement = len(fit.train), fit.member.total, fit.arrangement
 
     @property
     def tokens(self) -> int:
@@ -104,7 +107,8 @@ class SingleTraining:
     def micro_batches(self) -> Iterator[list[Indices]]:
         member = self._fit.member
         for step in member.even_order.typical_steps[: member.total]:
-            yield list(micro_batches(member.even_order.rows(step), self.train.lengths, tokens=self._fit.tokens))
+            rows = member.even_order.rows(step)
+            yield list(self.arrangement.cut(rows, self.train.lengths, tokens=self._fit.tokens))
 
     def backward(self, rows: Indices) -> None:
         self._look(rows)
@@ -119,7 +123,7 @@ class SingleTraining:
         """The forward passes in which a sampler looks at `pool` rows for each of `rows`."""
         order = self._fit.member.order
         if isinstance(order, Sampler) and order.looks:
-            batch = self._fit.train.batch(rows).to(self._fit.device)
+            batch = self.arrangement.batch(self._fit.train, rows, epoch=0).to(self._fit.device)
             for _ in range(self.config.data.sampling.pool):
                 with torch.no_grad():
                     self._fit.forward(batch, 1.0)
@@ -144,7 +148,7 @@ class BankTraining:
         self.model, self.masters, self.freezer = fit.model, fit.masters, fit.freezer
         self.config = train_tasks[0].config
         self.width: int = anatomy.hidden_size(fit.freezer.backbone.config)
-        self.compares = False
+        self.compares, self.arrangement = False, PADDED
         counts = [len(each.train) for each in train_tasks]
         self.rows, self.steps = max(counts), max(each.total for each in self._members)
         self._starts = np.cumsum([0, *counts[:-1]])
@@ -164,9 +168,8 @@ class BankTraining:
     def micro_batches(self) -> Iterator[list[Indices]]:
         first = self._members[0]
         for step in first.even_order.typical_steps[: first.total]:
-            yield list(
-                micro_batches(np.concatenate(list(self._batches(step))), self.train.lengths, tokens=self._fit.tokens)
-            )
+            rows = np.concatenate(list(self._batches(step)))
+            yield list(self.arrangement.cut(rows, self.train.lengths, tokens=self._fit.tokens))
 
     def backward(self, rows: Indices) -> None:
         owners = np.searchsorted(self._starts, rows, side="right") - 1

@@ -30,7 +30,7 @@ class StepWork:
     """The micro-batches of an average step on one device, and how to time them."""
 
     padded: float = 0.0
-    """Tokens of its micro-batches, padding included."""
+    """Tokens of its micro-batches, padding included if there is any."""
     tokens: float = 0.0
     """The same without padding."""
     passes: float = 0.0
@@ -56,7 +56,7 @@ def work(fit: Training, **others: Any) -> StepWork:
     steps = list(islice(fit.micro_batches(), STEPS))
     lengths = fit.train.lengths
     return StepWork(
-        padded=mean(sum(len(rows) * int(lengths[rows].max()) for rows in batches) for batches in steps),
+        padded=mean(sum(fit.arrangement.tokens(lengths[rows]) for rows in batches) for batches in steps),
         tokens=mean(sum(int(lengths[rows].sum()) for rows in batches) for batches in steps),
         passes=mean(len(batches) for batches in steps),
         **others,

@@ -27,7 +27,7 @@ from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.trust import Trust
 from workbench.schema import dump_yaml, parse, read_yaml
 
-FREE = ("batch.tokens_per_device", "trackers", "save.keep", "budget.time")
+FREE = ("batch.tokens_per_device", "batch.packing", "trackers", "save.keep", "budget.time")
 """Settings that may change when a run is resumed, besides section `distributed`."""
 _UNKNOWN = re.compile("unknown (method|policy)")
 """Message about an adapter or policy that a plugin may define."""

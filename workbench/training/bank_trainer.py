@@ -26,6 +26,7 @@ from workbench.data.mixed_batches import JoinedRows, OwnerRows, join, mixed_batc
 from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped
 from workbench.losses.label_losses import LabelScorer
+from workbench.models import forward_noise
 from workbench.runs.ranks import ALONE
 from workbench.training import capacity, row_losses
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
@@ -154,6 +155,8 @@ class BankTrainer:
         self._resume()
         self.masters.refresh()
         self.bank.train()
+        first = next(iter(self.members.values())).task.config
+        forward_noise.install(self.freezer.backbone, self.freezer.blocks, first.regularise)
         self.prefix.follow()
         began = time.monotonic() - max(member.progress.elapsed_s for member in self.members.values())
         with closing(Prefetcher(pin=self.device.type == "cuda")) as self.ahead:
@@ -286,7 +289,9 @@ class BankTrainer:
         batch = collated.to(self.device)
         rows = [MemberRows(names[owner], len(indices)) for owner, indices in parts]
         draws = [
-            Draw(members[owner].task.config.seed, members[owner].progress.step, indices) for owner, indices in parts
+            Draw(task.config.seed, members[owner].progress.step, indices, task.train.lengths[indices])
+            for owner, indices in parts
+            for task in [members[owner].task]
         ]
         with self.bank.route(rows, length=padded_length(batch)), drawing(draws, self.device):
             outputs_N, labels_N = self.predict(batch).split(labels), batch.labels_N.split(labels)

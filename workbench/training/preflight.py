@@ -16,8 +16,8 @@ from workbench.data.batching import Examples, Indices
 from workbench.data.text import text_checks
 from workbench.data.text.tokenized import Splits
 from workbench.errors import ConfigError
-from workbench.models import backbones
-from workbench.training import capacity
+from workbench.models import backbones, packed_attention
+from workbench.training import capacity, packing
 from workbench.training.freezing.layer_map import LayerMap, stack
 from workbench.training.optim import optimizers
 
@@ -67,6 +67,10 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
     model = backbones.skeleton(config.model, task=task, trainable=isinstance(config.adapter, Full))
     if not config.reads_pictures:
         _require_positions(config, splits, model)
+    if config.batch.packing is True:
+        first_token = task.head == "classes" and model.config.model_type in packed_attention.ENCODERS
+        longest = int(splits[0].lengths.max())
+        packing.require(packing.refusal(model.config, longest=longest, reads_packed=not first_token))
     adapters.require_fit(model, config.adapter)
     require_recomputable(config, model)
     _require_layers(config, model)

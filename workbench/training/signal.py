@@ -29,6 +29,8 @@ class TrainingSignal(NamedTuple):
     """Settings of the loss on which memory depends and that the run's configuration does not hold, as JSON."""
     tap: LabelTap | None = None
     """Where the losses of single labels can be heard; None where a row has no loss of its own."""
+    reads_packed: bool = False
+    """Whether the loss finds its positions in rows that are packed into one sequence."""
 
 
 @dataclass

@@ -21,9 +21,9 @@ from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError
-from workbench.models import backbones, fused_lora
+from workbench.models import backbones, forward_noise, fused_lora
 from workbench.runs.run_directory import Run
-from workbench.training import capacity, preflight, row_losses
+from workbench.training import capacity, packing, preflight, row_losses
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
 from workbench.training.callbacks import Callback
 from workbench.training.distributed.placement import Placement
@@ -75,6 +75,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self.train, self.loss, auxiliary, *_ = self.signal
         self.device = backbones.device()
+        self.arrangement = packing.arranged(self.config, self.freezer.backbone, self.signal, self.compute, self.width)
         self.ranks = self.run.ranks
         self.placement = Placement(self.config.distributed, self.ranks)
         self.masters: MasterWeights | Sharded
@@ -95,7 +96,7 @@ class Trainer:
         self.ahead: Prefetcher[MicroBatch] | None = None
         """Collates the next micro-batch in a thread, during `work`."""
         self.tokens = 0
-        """Tokens in one forward pass, padding included; known after `prepare`."""
+        """Tokens in one forward pass, padding included if there is any; known after `prepare`."""
         self.member = AdapterTrainer(
             TrainTask(self.train, self._held_out_loss, self.config, self.run, self.held_out_parts),
             trained(self.masters, self.freezer),
@@ -209,7 +210,7 @@ class Trainer:
                 f"device.\n  Write batch.tokens_per_device={tokens} --resume"
             )
         self.callback.say(f"Out of memory: going on with {tokens} tokens in a forward pass.")
-        self.run.note(batch={"tokens_per_device": tokens, "steps": self.member.total})
+        self.run.note(batch=dict(tokens_per_device=tokens, steps=self.member.total, packed=self.arrangement.packed))
         if self.config.batch.tokens_per_device == "auto":
             self._remembered.write(tokens)
         self._free_memory()
@@ -230,8 +231,8 @@ class Trainer:
         self.row_losses.begin()
         loss = self.backward(rows, parts)
         if optimizer.sam is not None and step % optimizer.sam_every == 0:
-            ascended = sam_lookahead.ascended(self.masters, rho=optimizer.sam, refresh=self.masters.refresh)
-            with ascended, self.row_losses.paused():
+            ascended = partial(sam_lookahead.ascended, rho=optimizer.sam, adaptive=optimizer.sam_adaptive)
+            with ascended(self.masters, refresh=self.masters.refresh), self.row_losses.paused():
                 self.backward(rows)
         metrics: dict[str, float] = {}
         if parts is not None:  # last: a step that runs out of memory is done again
@@ -249,16 +250,17 @@ class Trainer:
         """
         supervised = self.train.supervised[rows].sum().item()
         sharded = isinstance(self.masters, Sharded)
-        factor = self.ranks.world if sharded else 1
+        factor, packed = self.ranks.world if sharded else 1, self.arrangement.packed
         loss = torch.zeros((), device=self.device)
         for part_rows in [rows] if parts is None else noise_scale.cut(rows):
             shares = self._row_shares(part_rows)
             for number, (indices, counts) in enumerate(shares):
+                draw = Draw(self.config.seed, self.member.progress.step, indices, self.train.lengths[indices], packed)
                 torch.manual_seed(_dropout_seed(self.config.seed, self.member.progress.step, indices))
                 batch = self._batch(indices, then=shares[number + 1].rows if number + 1 < len(shares) else None)
                 batch = batch if self.weight_N is None else batch.weighted(self.weight_N[indices])
                 with (
-                    drawing([Draw(self.config.seed, self.member.progress.step, indices)], self.device),
+                    drawing([draw], self.device),
                     self.row_losses.of(indices if counts else indices[:0], batch),
                 ):
                     part = self.forward(batch, counts / supervised)
@@ -271,22 +273,20 @@ class Trainer:
         return loss
 
     def _row_shares(self, rows: Indices) -> list[RowShare]:
-        in_step = isinstance(self.masters, Sharded)
-        return share_rows(rows, self.train.lengths, tokens=self.tokens, ranks=self.ranks, in_step=in_step)
+        in_step, form = isinstance(self.masters, Sharded), self.arrangement
+        return share_rows(rows, self.train.lengths, form, tokens=self.tokens, ranks=self.ranks, in_step=in_step)
 
     def _batch(self, rows: Indices, *, then: Indices | None) -> MicroBatch:
         """A micro-batch on the device; a thread collates the following one: `then`, or the next step's first."""
-        epoch = self.member.epoch
+        epoch, collated = self.member.epoch, partial(self.arrangement.batch, self.train)
         if self.ahead is None:
-            return self.train.batch(rows, epoch=epoch).to(self.device)
-        batch = self.ahead.get((epoch, rows.tobytes()), partial(self.train.batch, rows, epoch=epoch)).to(self.device)
+            return collated(rows, epoch=epoch).to(self.device)
+        batch = self.ahead.get((epoch, rows.tobytes()), partial(collated, rows, epoch=epoch)).to(self.device)
         if then is None and self.signal.known:
             upcoming, epoch = self.member.batch_after()
-            then = next(
-                (share.rows for share in self._row_shares(upcoming)), None
-            )  # None: other processes have all of them
+            then = next((share.rows for share in self._row_shares(upcoming)), None)  # None: others have all of them
         if then is not None:
-            self.ahead.expect((epoch, then.tobytes()), partial(self.train.batch, then, epoch=epoch))
+            self.ahead.expect((epoch, then.tobytes()), partial(collated, then, epoch=epoch))
         return batch
 
     def _add_up(self, loss: Tensor, *, gradients: bool) -> None:
@@ -342,6 +342,7 @@ class Trainer:
         """Training mode, gradient checkpointing, compilation, the tokens of a forward pass."""
         self.masters.refresh()
         self.model.train()
+        forward_noise.install(self.freezer.backbone, self.freezer.blocks, self.config.regularise)
         if not self.placement.cuts_weights:
             fused_lora.fuse(self.model)
         if self.config.train.compile:
@@ -358,7 +359,7 @@ class Trainer:
                 tokens = int(remembered)
             elif self.device.type != "cpu":
                 tokens = min(self.ranks.gathered(self._largest_that_fits(tokens)))
-        self.run.note(batch={"tokens_per_device": tokens, "steps": self.member.total})
+        self.run.note(batch=dict(tokens_per_device=tokens, steps=self.member.total, packed=self.arrangement.packed))
         self.tokens = tokens
 
     def _largest_that_fits(self, tokens: int) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from workbench.models import short_row_attention
+from workbench.models import packed_attention, short_row_attention
 
 ROUNDING = 2**-7
 """Relative, of some products in bfloat16, each of which rounds by 2^-9 at most."""
@@ -60,7 +60,7 @@ CASES: dict[str, tuple[list[Tensor], nn.Module, Tensor | None]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_half_precision_rounds_little(case: str) -> None:
-    short_row_attention.register()
+    packed_attention.register()
     inputs, module, mask = CASES[case]
     wide = mask.float() if mask is not None and mask.is_floating_point() else mask
     exact = _both(sdpa_attention_forward, module, [each.float() for each in inputs], wide)
@@ -71,7 +71,7 @@ def test_half_precision_rounds_little(case: str) -> None:
 
 
 def test_a_row_that_sees_nothing_harms_no_other() -> None:
-    short_row_attention.register()
+    packed_attention.register()
     inputs, seen = _inputs(), _hidden_tail()
     known = _both(AttentionInterface()["sdpa"], Attending(), inputs, seen)[0]
     seen[1, :, -1] = False
@@ -82,7 +82,7 @@ def test_a_row_that_sees_nothing_harms_no_other() -> None:
 
 @pytest.mark.parametrize("of", ["dropout", "bias"])
 def test_what_is_random_or_learns_is_computed_in_float32(of: str) -> None:
-    short_row_attention.register()
+    packed_attention.register()
     query, key, value = _inputs()
     bias = torch.randn(1, 4, 12, 12).bfloat16().requires_grad_() if of == "bias" else None
     settings: dict[str, Any] = {"dropout": 0.5 if of == "dropout" else 0.0, "position_bias": bias}
@@ -96,7 +96,7 @@ def test_what_is_random_or_learns_is_computed_in_float32(of: str) -> None:
 
 
 def test_float32_and_long_rows_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    short_row_attention.register()
+    packed_attention.register()
     kernel, module, inputs = AttentionInterface()["sdpa"], Attending(), _inputs()
     wide = [each.float() for each in inputs]
     known = sdpa_attention_forward(module, *wide, None, dropout=0.0)[0]

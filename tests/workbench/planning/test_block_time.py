@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from workbench.config import ModelConfig
+from workbench.data.arrangement import PADDED
 from workbench.models import backbones
 from workbench.planning import block_time, step_time
 from workbench.planning.block_time import Measured, Small, Subject, smaller
@@ -86,6 +87,7 @@ def _training(machine: Machine, small: Small) -> Iterator[Any]:
         config=SimpleNamespace(freeze=SimpleNamespace(fixed=True)),
         freezer=SimpleNamespace(follow=lambda **_: None),
         train=SimpleNamespace(lengths=lengths),
+        arrangement=PADDED,
         masters=Masters([nn.Parameter(torch.ones(1))]),
         micro_batches=lambda: ([np.array([600 + 7 * step])] for step in count()),
         backward=backward,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -86,3 +89,13 @@ def test_nothing_of_a_pass_that_failed_is_alive_when_the_next_one_begins() -> No
         assert alive[-1]() is None
 
     assert capacity.smaller_until_fits(compute, 40, longest=1, retry=retry) == 10
+
+
+@pytest.mark.parametrize(("lengths", "elements"), [([65, 65, 65], 2**20), ([20, 65, 65], 2**18)])
+def test_rows_of_one_length_share_larger_passes_on_a_cpu(lengths: list[int], elements: int) -> None:
+    rows = SimpleNamespace(lengths=np.array(lengths))
+    config = RunConfig.model_validate({"recipe": "sft", "data": {"train": "x.jsonl"}, "batch": {"size": 1000}})
+    tokens = partial(capacity.tokens_per_device, config, cast(Any, rows))
+    assert tokens(torch.device("cpu"), width=160) == elements // 160
+    assert tokens(torch.device("cpu"), width=2**16) == 640, "never fewer than are worth a pass over the weights"
+    assert tokens(torch.device("meta"), width=160) == 65 * 1000, "an accelerator tries the whole batch"

@@ -51,11 +51,13 @@ def _sharded(config: RunConfig) -> Iterator[str]:
         )
     if optimizer.name not in OPTIMIZERS:
         yield f"optimizer.name={optimizer.name} needs whole matrices, and ZeRO cuts them. Write optimizer.name=adamw."
-    for name in ("sam", "noise_scale", "lookahead", "l1", "l2"):
+    for name in ("sam", "noise_scale", "lookahead", "l1", "l2", "l2_start"):
         if getattr(optimizer, name):
             yield f"optimizer.{name} needs all gradients in one place, and ZeRO cuts them. Leave it out, or zero=0."
     if type(config.adapter).train_hook is not Method.train_hook:
         yield f"adapter.method={config.adapter.method} looks at gradients, and ZeRO cuts them. Write zero=0."
+    if getattr(config.adapter, "experts", False):
+        yield "adapter.experts adds updates to whole parameters, and ZeRO cuts them. Leave it out, or zero=0."
     if config.average.method != "none":
         yield "average needs all weights in one place, and ZeRO cuts them. Write average.method=none, or zero=0."
     whole = not layout_settings.cuts_weights(section)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from workbench.data.batching import Indices, micro_batches
+from workbench.data.arrangement import Arrangement
+from workbench.data.batching import Indices
 from workbench.runs.ranks import Ranks
 
 
@@ -16,18 +17,21 @@ class RowShare(NamedTuple):
     """Whether they carry loss; others keep a process in step with those that have one more."""
 
 
-def share_rows(rows: Indices, lengths: Indices, *, tokens: int, ranks: Ranks, in_step: bool) -> list[RowShare]:
+def share_rows(
+    rows: Indices, lengths: Indices, arrangement: Arrangement, *, tokens: int, ranks: Ranks, in_step: bool
+) -> list[RowShare]:
     """The micro-batches of a global batch that this process computes; all processes cut it alike.
 
     Args:
         lengths: Tokens of every example.
-        tokens: In a micro-batch at most, padding included.
+        arrangement: How the rows of a micro-batch are laid out.
+        tokens: In a micro-batch at most.
         in_step: All processes must do the same number of forward passes.
     """
-    parts = list(micro_batches(rows, lengths, tokens=tokens))
+    parts = list(arrangement.cut(rows, lengths, tokens=tokens))
     while len(parts) % ranks.world and max(map(len, parts)) > 1:
         # Everybody gets as many where that is possible: the one with most tokens is the one to halve.
-        widest = max((part for part in parts if len(part) > 1), key=lambda part: len(part) * int(lengths[part[0]]))
+        widest = max((part for part in parts if len(part) > 1), key=lambda part: arrangement.tokens(lengths[part]))
         place = next(number for number, part in enumerate(parts) if part is widest)
         half = (len(widest) + 1) // 2
         parts[place : place + 1] = [widest[:half], widest[half:]]

@@ -98,7 +98,9 @@ class ActivationCallback:
 
 
 def _mask(batch: MicroBatch) -> Tensor | None:
-    """Real tokens (B, L) of a model with one stack of blocks; None where no row is padded, as with pictures."""
+    """Real tokens (B, L) of a model with one stack of blocks; None where no row is padded: pictures, packed rows."""
+    if "row_lengths" in batch.inputs:
+        return None
     if "attention_mask" in batch.inputs:
         return batch.inputs["attention_mask"].bool()
     if batch.lengths_B is None:

@@ -116,7 +116,8 @@ class PrefixCacheManager:
         """Look where the boundary is now; outputs that were cached for another one are dropped."""
         passes = self._work.passes()
         # Processes that share weights have a block whole only in a pass that all of them do.
-        never = self._config.freeze.thaws or layout_settings.cuts_weights(self._config.distributed)
+        config = self._config
+        never = config.freeze.thaws or config.regularise.noisy or layout_settings.cuts_weights(config.distributed)
         depth = 0 if never or passes is None else self._freezer.depth
         if depth == self._depth:
             return

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from workbench.data.arrangement import Arrangement
 from workbench.data.batching import Examples
 from workbench.runs.ranks import Ranks
 from workbench.training import row_losses
@@ -23,6 +24,7 @@ class Training(Protocol):
 
     model: nn.Module
     train: Examples
+    arrangement: Arrangement
     forward: Loss
     masters: MasterWeights | Sharded
     row_losses: RowLossWatch
@@ -37,7 +39,7 @@ def looked_at(shares: Sequence[RowShare], training: Training, *, epoch: int) -> 
     def look() -> list[RowLosses]:
         watch.begin()
         for indices, counts in shares:
-            batch = training.train.batch(indices, epoch=epoch).to(training.device)
+            batch = training.arrangement.batch(training.train, indices, epoch=epoch).to(training.device)
             with torch.no_grad(), watch.of(indices if counts else indices[:0], batch):
                 training.forward(batch, 1.0)
         return training.ranks.gathered(watch.collected())

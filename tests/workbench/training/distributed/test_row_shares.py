@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workbench.data.arrangement import PACKED, PADDED, Arrangement
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed.row_shares import share_rows
 
@@ -13,16 +14,19 @@ from workbench.training.distributed.row_shares import share_rows
     tokens=st.integers(60, 300),
     world=st.integers(1, 5),
     in_step=st.booleans(),
+    form=st.sampled_from([PADDED, PACKED]),
 )
 @settings(max_examples=200, deadline=None)
 def test_each_row_is_one_process_own_and_nobody_waits_for_long(
-    lengths: list[int], tokens: int, world: int, in_step: bool
+    lengths: list[int], tokens: int, world: int, in_step: bool, form: Arrangement
 ) -> None:
     known, rows = np.array(lengths), np.arange(len(lengths))
-    dealt = [share_rows(rows, known, tokens=tokens, ranks=Ranks(rank, world), in_step=in_step) for rank in range(world)]
+    dealt = [
+        share_rows(rows, known, form, tokens=tokens, ranks=Ranks(rank, world), in_step=in_step) for rank in range(world)
+    ]
     counted = [part.rows for own in dealt for part in own if part.counts]
     assert sorted(np.concatenate(counted)) == list(rows)
-    assert all(len(part) * known[part].max() <= tokens for part in counted)
+    assert all(form.tokens(known[part]) <= tokens for part in counted)
     passes = [len(own) for own in dealt]
     assert max(passes) - min(passes) <= (0 if in_step else 1)
     if len(rows) >= world:

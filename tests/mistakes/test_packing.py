@@ -1,0 +1,38 @@
+"""Mistakes with `batch.packing` end in status 2 and a message with place and cure, before training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mistakes.cases import Case, assert_refused
+
+ON = "check my.yaml batch.packing=true"
+CASES = {
+    "no such choice": Case("check my.yaml batch.packing=always", "batch.packing", "auto"),
+    "a teacher": Case(f"{ON} recipe=distill distill.teacher.id=backbone", "recipe=distill", "batch.packing=auto"),
+    "folds": Case(f"{ON} recipe=crossval", "recipe=crossval", "batch.packing=auto"),
+    "a bank": Case(f"{ON} recipe=sweep sweep.over.seed=[0,1]", "recipe=sweep", "batch.packing=auto"),
+    "packing in a sweep": Case(
+        "check my.yaml recipe=sweep sweep.over.batch.packing=[true,false]", "never changes the result", "Leave it"
+    ),
+    "virtual tokens": Case(
+        f"{ON} adapter.method=prefix", "virtual tokens of its own", "batch.packing=auto, or adapter.method=lora"
+    ),
+    "prompts": Case(f"{ON} adapter.method=prompt", "virtual tokens of its own", "adapter.method=lora"),
+    "another kernel": Case(f"{ON} model.attention=eager", "model.attention=eager", "model.attention=auto"),
+    "kept states": Case(
+        f"{ON} freeze.policy=static freeze.layers=1 freeze.cache=memory", "freeze.cache=memory", "freeze.cache=off"
+    ),
+    "noise": Case(f"{ON} regularise.neftune=5", "draw their noise for padded rows", "leave the two out"),
+    "compiled": Case(f"{ON} train.compile=true", "compile again for each combination", "train.compile=false"),
+    "cut weights": Case(f"{ON} distributed.zero=3", "weights that are whole", "distributed.zero=0"),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_message_says_where_and_what_to_write(
+    case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_refused(case, folder, monkeypatch, capsys)

@@ -1,0 +1,122 @@
+"""Packed rows give the losses and gradients that each row gives alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tests.conftest import tiny
+from workbench.data.arrangement import PACKED
+from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
+from workbench.models import output_heads, packed_attention
+from workbench.models.packed_attention import FAMILIES
+
+LENGTHS = (12, 7, 7, 1)
+SHAPES = {
+    "bert": ("Bert", {}),
+    "gemma": ("Gemma", {"head_dim": 8, "num_key_value_heads": 2}),
+    "gpt2": ("GPT2", {"n_positions": 64}),
+    "granite": ("Granite", {"num_key_value_heads": 2}),
+    "llama": ("Llama", {"num_key_value_heads": 2}),
+    "mistral": ("Mistral", {"num_key_value_heads": 2, "sliding_window": 12}),
+    "qwen2": ("Qwen2", {"num_key_value_heads": 2}),
+    "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 8}),
+}
+STILL = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout_prob", "attention_probs_dropout_prob")
+
+
+@pytest.fixture(params=FAMILIES)
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    """A tiny model in training, without dropout."""
+    packed_attention.register()
+    name, shape = SHAPES[request.param]
+    head = "MaskedLM" if name == "Bert" else "CausalLM"
+    return tiny(name, head=head, **shape, **dict.fromkeys(STILL, 0.0)).train()
+
+
+def _rows() -> list[Row]:
+    draw = np.random.default_rng(0)
+    return [Row(draw.integers(3, 64, length), np.ones(length, dtype=bool)) for length in LENGTHS]
+
+
+def _padded(model: PreTrainedModel, rows: list[Row]) -> MicroBatch:
+    """The rows as recipe sft, or of BERT as recipe mlm, pads them."""
+    if model.config.model_type != "bert":
+        return collate(rows)
+    ids = [row.input_ids for row in rows]
+    inputs = encoder_inputs(ids)
+    places = torch.cat([number * max(LENGTHS) + torch.arange(len(row)) for number, row in enumerate(ids)])
+    return MicroBatch(inputs, places, torch.from_numpy(np.concatenate(ids)), sum(map(len, ids)))
+
+
+def _losses(model: PreTrainedModel, batch: MicroBatch, rows: int) -> Tensor:
+    """Summed loss of each row (B,)."""
+    head = output_heads.known(model)
+    logits_NV = head.project(head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N])
+    loss_N = nn.functional.cross_entropy(logits_NV, batch.labels_N, reduction="none")
+    return torch.zeros(rows).index_add(0, batch.row_of_label, loss_N)
+
+
+def test_losses_and_gradients_are_those_of_one_row_at_a_time(model: PreTrainedModel) -> None:
+    rows = _rows()
+    alone = torch.cat([_losses(model, _padded(model, [row]), 1) for row in rows])
+    wanted = torch.autograd.grad(alone.sum(), list(model.parameters()), materialize_grads=True)
+    packed = _losses(model, PACKED.lay(_padded(model, rows)), len(rows))
+    found = torch.autograd.grad(packed.sum(), list(model.parameters()), materialize_grads=True)
+    torch.testing.assert_close(packed, alone, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_another_row_beside_it_changes_no_bit_of_a_row(model: PreTrainedModel) -> None:
+    """Tokens that a row must not see are others; those of the row have the same places and lengths."""
+    rows = _rows()
+    others = [rows[0], *(row._replace(input_ids=row.input_ids[::-1].copy() % 61 + 3) for row in rows[1:])]
+    found, wanted = (
+        model(**PACKED.lay(_padded(model, each)).inputs).logits[0, : LENGTHS[0]] for each in (others, rows)
+    )
+    assert torch.equal(found, wanted)
+
+
+def test_recomputed_activations_give_the_same_gradients(model: PreTrainedModel) -> None:
+    rows = _rows()
+
+    def gradients() -> tuple[Tensor, ...]:
+        loss = _losses(model, PACKED.lay(_padded(model, rows)), len(rows)).sum()
+        return torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)
+
+    wanted = gradients()
+    model.activation_checkpointing_enable()
+    torch.testing.assert_close(gradients(), wanted, rtol=0, atol=0)
+
+
+def test_half_precision_rounds_little(model: PreTrainedModel) -> None:
+    batch = PACKED.lay(_padded(model, _rows()))
+    with torch.no_grad():
+        exact = model(**batch.inputs).logits
+        half = model.bfloat16()(**batch.inputs).logits.float()
+    assert float((half - exact).norm() / exact.norm()) < 0.03
+
+
+def test_attention_that_knows_no_packed_rows_fails_rather_than_leaks() -> None:
+    model = tiny("Llama", num_key_value_heads=4)
+    model.set_attn_implementation("eager")
+    with pytest.raises(RuntimeError):
+        model(**PACKED.lay(collate(_rows())).inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "longest", "why"),
+    [
+        ("Mistral", {"sliding_window": 11}, 12, "reaches back 11 tokens"),
+        ("Gemma2", {}, 4, "gemma2"),
+        ("Llama", {"attn_implementation": "eager"}, 12, "eager"),
+    ],
+    ids=["window", "softcap", "kernel"],
+)
+def test_what_cannot_be_packed_is_told(name: str, changes: dict[str, object], longest: int, why: str) -> None:
+    told = packed_attention.refusal(tiny(name, **changes).config, longest=longest)
+    assert told is not None
+    assert why in told

@@ -1,0 +1,142 @@
+"""Packed rows train as padded ones do, under every setting that meets them, and `auto` takes them where they pay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import workbench
+from tests.conftest import MINILM, save_tiny
+from tests.stopping import stop_after
+from workbench.data.arrangement import PADDED
+from workbench.data.batching import global_batch
+from workbench.errors import Stopped
+from workbench.training import packing
+
+RECIPE = """
+recipe: sft
+model: {{id: {model}, weights: float32, compute: float32}}
+adapter: {{method: lora, rank: 4, alpha: 8}}
+data: {{train: {train}, held_out: 0.1}}
+batch: {{size: 8, tokens_per_device: 400}}
+train: {{steps: 8, learning_rate: 2.0e-3}}
+evaluate: {{every: 4, answers: 0}}
+save: {{every: 3}}
+"""
+WAYS: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    "dropout": ("adapter.dropout=0.3",),
+    "recomputed": ("train.checkpointing=true", "adapter.dropout=0.3"),
+    "weighted rows": ("data.sampling.by=infobatch", "data.limit=24"),
+    "rows that are looked at": ("data.sampling.by=selective",),
+    "a bottleneck": ("adapter={method: houlsby, dropout: 0.2}",),
+    "all weights": ("adapter={method: full}", "train.learning_rate=1e-4"),
+    "frozen layers": ("freeze.policy=egeria", "freeze.every=2", "freeze.cache=off"),
+    "masked words": ("recipe=mlm", "model.id={encoder}", "data.train={texts}"),
+    "classes of a causal model": ("recipe=classify", "data.train={labelled}", "evaluate.every=null"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, questions: Path) -> dict[str, str]:
+    rows = [json.loads(line) for line in questions.read_text().splitlines()]
+    texts, labelled = tmp_path / "texts.jsonl", tmp_path / "labelled.jsonl"
+    said = [" ".join(str(value) for value in row.values()) for row in rows]
+    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in said))
+    labelled.write_text(
+        "".join(json.dumps({"text": text, "label": ["odd", "even"][len(text) % 2]}) + "\n" for text in said)
+    )
+    save_tiny(tmp_path / "encoder", "Bert", "MaskedLM", MINILM)
+    return {"encoder": str(tmp_path / "encoder"), "texts": str(texts), "labelled": str(labelled)}
+
+
+@pytest.fixture
+def train(tmp_path: Path, short_stories: str, questions: Path) -> Callable[..., Path]:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE.format(model=short_stories, train=questions))
+
+    def run(*overrides: str, name: str = "run", resume: bool = False) -> Path:
+        return workbench.run(path, overrides, out=tmp_path / name, resume=resume, quiet=True)
+
+    return run
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(run: Path) -> list[float]:
+    return [record["loss"] for record in records(run)]
+
+
+def is_packed(run: Path) -> bool:
+    return bool(json.loads((run / "manifest.json").read_text())["batch"]["packed"])
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_the_curve_is_that_of_padded_rows(
+    train: Callable[..., Path], way: tuple[str, ...], folder: dict[str, str]
+) -> None:
+    words = [word if "{method" in word else word.format(**folder) for word in way]
+    packed = train(*words, "batch.packing=true", name="packed")
+    padded = train(*words, "batch.packing=false", name="padded")
+    assert is_packed(packed) and not is_packed(padded)
+    assert losses(packed) == pytest.approx(losses(padded), rel=2e-5)
+
+
+def test_a_stopped_run_has_the_same_bits_and_may_go_on_padded(
+    train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["batch.packing=true", "adapter.dropout=0.3"]
+    whole = train(*words, name="whole")
+    for name, more in (("stopped", []), ("other", ["batch.packing=false"])):
+        with monkeypatch.context() as patch:
+            stop_after(patch, step=4)
+            with pytest.raises(Stopped):
+                train(*words, name=name)
+        found = train(*words, *more, name=name, resume=True)
+        if more:
+            assert losses(found) == pytest.approx(losses(whole), rel=1e-5)
+            continue
+        assert losses(found) == losses(whole)
+        tensors, wanted = (load_file(run / "adapter" / "adapter_model.safetensors") for run in (found, whole))
+        assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
+
+
+def test_padding_is_what_a_count_of_the_first_steps_finds() -> None:
+    lengths = np.random.default_rng(0).integers(1, 50, 300)
+    real = computed = 0
+    for step in range(packing.STEPS):
+        for part in PADDED.cut(global_batch(step, rows=300, size=16, seed=3), lengths, tokens=200):
+            real, computed = real + lengths[part].sum(), computed + len(part) * lengths[part].max()
+    assert packing.padding(lengths, batch=16, tokens=200, seed=3) == pytest.approx(1 - real / computed)
+    assert packing.padding(np.full(300, 7), batch=16, tokens=200, seed=3) == 0
+
+
+@pytest.mark.parametrize(("compute", "some", "much"), [("float32", 0.02, 0.04), ("bfloat16", 0.09, 0.11)])
+def test_auto_packs_from_the_share_of_padding_from_which_it_is_faster(compute: str, some: float, much: float) -> None:
+    assert not packing.pays(some, compute=getattr(torch, compute))
+    assert packing.pays(much, compute=getattr(torch, compute))
+    assert not packing.pays(0.9, compute=torch.float16)
+
+
+def test_auto_decides_by_the_rows(train: Callable[..., Path], tmp_path: Path) -> None:
+    answer = {"question": "How many?", "answer": "Twelve of them."}
+    same, ragged = tmp_path / "same.jsonl", tmp_path / "ragged.jsonl"
+    same.write_text("".join(json.dumps(answer | {"question": f"How many {n}?"}) + "\n" for n in range(100, 140)))
+    words = " ".join(["again"] * 30)
+    ragged.write_text(
+        "".join(json.dumps(answer | {"question": f"{words[: 6 * (n % 30)]} {n}?"}) + "\n" for n in range(40))
+    )
+    few = ["train.steps=2", "evaluate.every=null"]
+    assert not is_packed(train(*few, f"data.train={same}", name="same"))
+    assert is_packed(train(*few, f"data.train={ragged}", name="ragged"))
+    refused = train(*few, f"data.train={ragged}", "adapter={method: prefix}", "train.learning_rate=1e-2", name="prefix")
+    assert not is_packed(refused)

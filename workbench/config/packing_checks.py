@@ -1,0 +1,48 @@
+"""Settings under which the rows of a micro-batch cannot be packed into one sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from workbench.config.run_sections import RunSections
+
+ABLE = ("sft", "mlm", "classify")
+"""Recipes that can pack rows."""
+
+
+def mistakes(config: RunSections) -> Iterator[str]:
+    """Contradictions to `batch.packing=true`, one sentence for each."""
+    for why, cure in unpackable(config) if config.batch.packing is True else ():
+        yield f"batch.packing=true {why}. Write batch.packing=auto{cure and f', or {cure}'}."
+
+
+def unpackable(config: RunSections) -> Iterator[tuple[str, str]]:
+    """Yield each reason for which rows cannot be packed, and what to write instead of its cause, if there is anything.
+
+    A sentence about `batch.packing=true` ends with the reason.
+    """
+    if config.recipe not in ABLE:
+        yield f"is for recipe={'|'.join(ABLE)}, and recipe={config.recipe} trains on padded rows", ""
+    if config.reads_pictures:
+        yield "packs rows of text, and pictures have no padding", ""
+    if reason := config.adapter.facts.no_packing:
+        yield f"does not go with adapter.method={config.adapter.method}: {reason}", "adapter.method=lora"
+    if config.model.attention not in ("auto", "sdpa"):
+        yield f"needs sdpa, and model.attention={config.model.attention} is another kernel", "model.attention=auto"
+    if config.freeze.policy != "none" and config.freeze.cache != "off":
+        yield (
+            f"does not go with freeze.cache={config.freeze.cache}, which keeps what padded rows give",
+            "freeze.cache=off",
+        )
+    if config.regularise.noisy:
+        yield (
+            "does not go with regularise.neftune and stochastic_depth, which draw their noise for padded rows",
+            "leave the two out",
+        )
+    if config.train.compile:
+        yield (
+            "does not go with train.compile, which would compile again for each combination of lengths",
+            "train.compile=false",
+        )
+    if config.distributed.sharded:
+        yield "reads weights that are whole, and distributed cuts them", "distributed.zero=0"

@@ -1,0 +1,107 @@
+"""Attention over rows that lie one after another in a single sequence: no row sees another.
+
+Legend: T tokens of all rows, H heads of queries, K of keys and values, D width of a head.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PretrainedConfig
+
+from workbench.models import short_row_attention
+from workbench.models.weight_storage import HALVES
+
+_Attend = Callable[..., tuple[Tensor, None]]
+
+ALIKE = 16
+"""Short rows whose lengths end in the same stretch of as many tokens are padded to the longest of them and computed at
+once in half precision, for which oneDNN compiles a product for every length."""
+SHORT = 128
+"""Tokens of the longest of these."""
+
+FAMILIES = ("bert", "gemma", "gpt2", "granite", "llama", "mistral", "qwen2", "qwen3")
+"""Architectures by transformers' `model_type` of which tests show that packed rows compute what each computes alone."""
+ENCODERS = ("bert",)
+"""Those of them whose classification head reads the first token of a padded row."""
+
+
+def register() -> None:
+    """Let every model of this process whose attention is sdpa read packed rows, and short rows fast."""
+    AttentionInterface.register("sdpa", attend)
+
+
+def refusal(config: PretrainedConfig, *, longest: int) -> str | None:
+    """Why rows cannot be packed for a backbone, and what it is; None where they can.
+
+    Args:
+        longest: Tokens of the longest row.
+    """
+    if config.model_type not in FAMILIES:
+        return f"{config.model_type} is none of the architectures that are known to read packed rows"
+    attention = getattr(config, "_attn_implementation", None)
+    if attention not in (None, "sdpa"):
+        return f"the attention is {attention}, and packed rows need sdpa"
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if window is not None and window < longest:
+        return f"its attention reaches back {window} tokens, and the longest row has {longest}"
+    if getattr(config, "position_embedding_type", "absolute") not in ("absolute", None):
+        return f"its attention adds {config.position_embedding_type} biases to scores"
+    return None
+
+
+def attend(
+    module: nn.Module,
+    query_BHTD: Tensor,
+    key_BKTD: Tensor,
+    value_BKTD: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    row_lengths: Tensor | None = None,
+    is_causal: bool | None = None,
+    **settings: Any,
+) -> tuple[Tensor, None]:
+    """Attention as sdpa computes it; of packed rows (B = 1) within each row alone, in its squared length's time.
+
+    Args:
+        row_lengths: Tokens of each packed row (B,) int64, on the host; None: rows are padded.
+    """
+    if row_lengths is None:
+        inputs = (query_BHTD, key_BKTD, value_BKTD, attention_mask)
+        return short_row_attention.attend(module, *inputs, is_causal=is_causal, **settings)
+    lengths: list[int] = row_lengths.tolist()
+    assert query_BHTD.shape[0] == 1 and query_BHTD.shape[2] == sum(lengths), "packed rows are one sequence"
+    groups = list(_groups(lengths, together=query_BHTD.dtype in HALVES))
+    sizes = [sum(group) for group in groups]
+    parts = zip(groups, *(each.split(sizes, dim=2) for each in (query_BHTD, key_BKTD, value_BKTD)), strict=True)
+    causal: bool = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    alone = partial(short_row_attention.attend, module, is_causal=causal, **settings)
+    attended = [_of_group(group, alone, rows, causal=causal) for group, *rows in parts]
+    return torch.cat(attended, dim=1), None
+
+
+def _groups(lengths: Sequence[int], *, together: bool) -> Iterator[list[int]]:
+    """Neighbours that are computed at once: where `together`, short rows of about the same length; else each alone."""
+    for key, rows in itertools.groupby(lengths, key=lambda length: -(-length // ALIKE)):
+        if together and key * ALIKE <= SHORT:
+            yield list(rows)
+        else:
+            yield from ([row] for row in rows)
+
+
+def _of_group(lengths: list[int], attend: _Attend, rows: Sequence[Tensor], *, causal: bool) -> Tensor:
+    """Attention (1, T, H, D) of neighbours, which are padded to the longest of them."""
+    if len(lengths) == 1:
+        return attend(*rows, None)[0]
+    lengths_B = torch.tensor(lengths)
+    column_BL = torch.arange(max(lengths)).expand(len(lengths), -1)
+    real_BL = column_BL < lengths_B[:, None]
+    place_BL = (lengths_B.cumsum(0) - lengths_B)[:, None] + column_BL.minimum(lengths_B[:, None] - 1)
+    mask = None if causal else real_BL[:, None, None]  # nobody looks ahead, into padding
+    padded_BHLD = [each[0][:, place_BL].transpose(0, 1) for each in rows]
+    return attend(*padded_BHLD, mask)[0][real_BL][None]
