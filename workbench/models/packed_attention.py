@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig
@@ -98,10 +99,10 @@ def _of_group(lengths: list[int], attend: _Attend, rows: Sequence[Tensor], *, ca
     """Attention (1, T, H, D) of neighbours, which are padded to the longest of them."""
     if len(lengths) == 1:
         return attend(*rows, None)[0]
-    lengths_B = torch.tensor(lengths)
-    column_BL = torch.arange(max(lengths)).expand(len(lengths), -1)
+    # Places are counted by numpy: a plan's tensors have no values, and so no number of true ones.
+    lengths_B, column_BL = np.array(lengths), np.broadcast_to(np.arange(max(lengths)), (len(lengths), max(lengths)))
     real_BL = column_BL < lengths_B[:, None]
-    place_BL = (lengths_B.cumsum(0) - lengths_B)[:, None] + column_BL.minimum(lengths_B[:, None] - 1)
-    mask = None if causal else real_BL[:, None, None]  # nobody looks ahead, into padding
+    place_BL = torch.tensor((lengths_B.cumsum() - lengths_B)[:, None] + np.minimum(column_BL, lengths_B[:, None] - 1))
+    mask = None if causal else torch.tensor(real_BL)[:, None, None]  # nobody looks ahead, into padding
     padded_BHLD = [each[0][:, place_BL].transpose(0, 1) for each in rows]
-    return attend(*padded_BHLD, mask)[0][real_BL][None]
+    return attend(*padded_BHLD, mask)[0].flatten(0, 1)[torch.tensor(np.flatnonzero(real_BL))][None]

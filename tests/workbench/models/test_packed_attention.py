@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
 from tests.conftest import tiny
@@ -98,6 +99,15 @@ def test_half_precision_rounds_little(model: PreTrainedModel) -> None:
         exact = model(**batch.inputs).logits
         half = model.bfloat16()(**batch.inputs).logits.float()
     assert float((half - exact).norm() / exact.norm()) < 0.03
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_rows_computed_together_are_planned_without_values(causal: bool) -> None:
+    layer, lengths_B = nn.Identity(), torch.tensor(LENGTHS)
+    with FakeTensorMode():
+        rows = [torch.empty(1, 2, sum(LENGTHS), 8, dtype=torch.bfloat16) for _ in range(3)]
+        attended, _ = packed_attention.attend(layer, *rows, None, row_lengths=lengths_B, is_causal=causal)
+    assert attended.shape == (1, sum(LENGTHS), 2, 8)
 
 
 def test_attention_that_knows_no_packed_rows_fails_rather_than_leaks() -> None:
