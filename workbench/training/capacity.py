@@ -171,7 +171,7 @@ class Remembered:
         key = [
             self.config.model_dump(mode="json", exclude=WITHOUT_TENSORS),
             self.longest,
-            self.signal,
+            dict(self.signal),
             str(torch.accelerator.current_accelerator()),
             device and [device.name, device.total_memory],
         ]

@@ -135,6 +135,19 @@ def test_running_out_of_memory_repeats_the_step_in_smaller_pieces(
     _assert_same_curve(hurt, calm)
 
 
+@pytest.mark.parametrize(("wanted", "kept"), [("auto", 45), (90, None)])
+def test_what_fitted_while_training_is_remembered_where_the_run_chose_it(
+    wanted: str | int, kept: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    config = configured(train={"steps": 1}, batch={"size": 4, "tokens_per_device": wanted})
+    fit = train_tiny(build("Llama"), config, tmp_path / "run").fit
+    assert fit._remembered.read() is None
+    fit._go_on_with(45)
+    assert fit._remembered.read() == kept
+    assert fit._largest_that_fits(90) == (kept or 90)  # a pass over the longest rows, as an accelerator begins with
+
+
 @pytest.mark.parametrize(("family", "recomputes"), [("Bert", True), ("Llama", False)])
 def test_a_prefix_that_needs_no_cache_is_recomputed_where_one_example_does_not_fit(
     family: str, recomputes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
