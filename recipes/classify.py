@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,6 @@ from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
-from workbench.training.distributed.placement import Placement
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.limits import total_steps
 from workbench.training.signal import ProgressClock, TrainingSignal
@@ -84,16 +84,11 @@ def begin(run: Run, data: ClassSplits) -> None:
 
 def probe(config: RunConfig, run: Run, callback: Callback, reader: RowReader, data: ClassSplits) -> FrozenProbe | None:
     """Training and held-out rows as the frozen backbone sees them, where that costs a small share of the run."""
-    if not run.ranks.first or Placement(config.distributed, run.ranks).cuts_weights:
-        return None
     steps = total_steps(config, len(data.train))
     visits = None if steps is None else steps * config.batch.size
-    most = frozen_probe.rows_before_run(config, classifier.task(data.labels, seed=config.seed), visits=visits)
-    if not most:
-        return None
-    found = frozen_probe.of_splits(config, reader, data.train, data.held_out, most=most)
-    frozen_probe.note(found, run.path, callback.say)
-    return found
+    look = partial(frozen_probe.of_splits, config, reader, data.train, data.held_out)
+    task = classifier.task(data.labels, seed=config.seed)
+    return frozen_probe.before_run(config, run, task, look, visits=visits, say=callback.say)
 
 
 @dataclass(frozen=True)
@@ -130,7 +125,7 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
         classifier.save(live, folder)
 
     def load(self) -> Classifier:
-        return classifier.load(self.run.home, self.config, waiting=self.placement.cuts_weights)
+        return classifier.load(self.run.home, self.config, waiting=self.placement.waiting)
 
     def score(self, model: Classifier, rows: LabelledSet, scoring: ModelResults | None = None) -> Scored:
         with self.scoring_time(rows):
@@ -141,10 +136,15 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
         table = predictions(model, self.data.held_out, outputs, labelled=True)
         table.to_parquet(buffer)
         files.write_bytes(self.run.path / "predictions.parquet", buffer.getvalue())
-        whole = None if self.placement.cuts_weights else model
         near = None if self.probed is None else self.probed.write_neighbours(self.run.path, table)
         thumbnails.write(
-            self.run.path, self.reader, self.data.held_out, table, train=self.data.train, model=whole, near=near
+            self.run.path,
+            self.reader,
+            self.data.held_out,
+            table,
+            train=self.data.train,
+            model=self.placement.whole(model),
+            near=near,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,8 @@ class Gap:
 def inspect(config: RunConfig) -> ClassInspection:
     """Everything that `run` does before it trains."""
     reader, data, targets = prepare(config)
+    task = classifier.task(data.labels, seed=config.seed)
+    look = partial(frozen_probe.of_splits, config, reader, data.train, data.held_out)
     drawn = len(class_sampling.balanced(data.train, config))
     pictures = picture_checks.inspect(config, reader, data.train, data.labels)
     return ClassInspection(
@@ -89,25 +92,22 @@ def inspect(config: RunConfig) -> ClassInspection:
         targets=targets,
         drawn=drawn,
         steps=total_steps(config, drawn),
-        notes=[
-            *(f"Left out: {reason}" for reason in data.train.skipped[:5]),
-            *(data.train.contamination.sentences if data.train.contamination else ()),
-            *([data.train.cleaning.sentence] if data.train.cleaning else ()),
-            *cleaning.outlook(map(labelled_data.row_text, () if pictures else data.train.records)),
-            *unequal(data.train, data.labels, config),
-            *(pictures.notes if pictures else ()),
-        ],
+        notes=notes(data.train, data.labels, config, pictures),
         pictures=pictures,
-        probe=_probe(config, reader, data),
+        probe=frozen_probe.in_check(config, task, data.train.lengths, look),
     )
 
 
-def _probe(config: RunConfig, reader: RowReader, data: ClassSplits) -> str:
-    task = classifier.task(data.labels, seed=config.seed)
-    most = frozen_probe.rows_in_check(config, task, data.train.lengths)
-    if not most:
-        return ""
-    return frozen_probe.sentence(frozen_probe.of_splits(config, reader, data.train, data.held_out, most=most).facts)
+def notes(rows: LabelledSet, labels: Labels, config: RunConfig, pictures: PictureFindings | None) -> list[str]:
+    """Sentences of `check` on training rows: what was left out, what is probably wrong, how unequal classes are."""
+    return [
+        *(f"Left out: {reason}" for reason in rows.skipped[:5]),
+        *(rows.contamination.sentences if rows.contamination else ()),
+        *([rows.cleaning.sentence] if rows.cleaning else ()),
+        *cleaning.outlook(map(labelled_data.row_text, () if pictures else rows.records)),
+        *unequal(rows, labels, config),
+        *(pictures.notes if pictures else ()),
+    ]
 
 
 def unequal(rows: LabelledSet, labels: Labels, config: RunConfig) -> list[str]:

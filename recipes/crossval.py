@@ -7,6 +7,7 @@ Legend: M adapters, N labelled rows, T test rows, V views, C outputs (classes, o
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from workbench import report
@@ -32,7 +33,6 @@ from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
 from workbench.training.distributed import layout_checks
-from workbench.training.distributed.placement import Placement
 from workbench.training.limits import total_steps
 from workbench.training.measurements import peak_bytes
 
@@ -88,17 +88,12 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
 
 def probe(config: RunConfig, run: Run, callback: Callback, reader: RowReader, data: FoldData) -> FrozenProbe | None:
     """Rows as the frozen backbone sees them, where that costs a small share of the adapters' training."""
-    if not run.ranks.first or Placement(config.distributed, run.ranks).cuts_weights:
-        return None
     splits = [each.split for each in fold_adapters(data.folds, seeds=config.folds.seeds)]
     steps = [total_steps(config, int(split.train_N.sum())) for split in splits]
     visits = None if None in steps else sum(each or 0 for each in steps) * config.batch.size
-    most = frozen_probe.rows_before_run(config, classifier.task(data.labels, seed=config.seed), visits=visits)
-    if not most:
-        return None
-    found = frozen_probe.of_folds(config, reader, data.rows, data.folds.fold_RN[0], most=most)
-    frozen_probe.note(found, run.path, callback.say)
-    return found
+    look = partial(frozen_probe.of_folds, config, reader, data.rows, data.folds.fold_RN[0])
+    task = classifier.task(data.labels, seed=config.seed)
+    return frozen_probe.before_run(config, run, task, look, visits=visits, say=callback.say)
 
 
 def prepare(config: RunConfig) -> tuple[RowReader, FoldData, list[RowView], list[str], list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -13,13 +14,11 @@ from workbench.crossval import suspects, tta_predict
 from workbench.crossval.fold_adapters import fold_adapters
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.fold_data import FoldData
-from workbench.data.labelled.row_reader import RowReader
-from workbench.data.text.quality import cleaning
 from workbench.errors import ConfigError
 from workbench.evaluation import frozen_probe, row_outputs, target_scores
 from workbench.models import classifier
 from workbench.recipes import picture_checks
-from workbench.recipes.classify_verbs import chosen_examples, unequal
+from workbench.recipes.classify_verbs import chosen_examples, notes
 from workbench.recipes.crossval import prepare
 from workbench.recipes.picture_checks import PictureFindings
 from workbench.training.limits import total_steps
@@ -50,7 +49,9 @@ class CrossvalInspection:
 
 def inspect(config: RunConfig) -> CrossvalInspection:
     """Everything that `run` does before it trains."""
-    reader, data, _, targets, notes = prepare(config)
+    reader, data, _, targets, about_views = prepare(config)
+    task = classifier.task(data.labels, seed=config.seed)
+    look = partial(frozen_probe.of_folds, config, reader, data.rows, data.folds.fold_RN[0])
     members = fold_adapters(data.folds, seeds=config.folds.seeds)
     rows = max(int(each.split.train_N.sum()) for each in members)
     pictures = picture_checks.inspect(config, reader, data.rows, data.labels)
@@ -62,27 +63,12 @@ def inspect(config: RunConfig) -> CrossvalInspection:
         steps=total_steps(config, rows),
         members=len(members),
         notes=[
-            *(f"Left out: {reason}" for reason in data.rows.skipped[:5]),
-            *(data.rows.contamination.sentences if data.rows.contamination else ()),
-            *([data.rows.cleaning.sentence] if data.rows.cleaning else ()),
-            *cleaning.outlook(map(labelled_data.row_text, () if pictures else data.rows.records)),
-            *notes,
+            *notes(data.rows, data.labels, config, pictures),
+            *about_views,
             *([suspects.sentence(data.folds, seeds=config.folds.seeds)] if config.data.drop_suspects else ()),
-            *unequal(data.rows, data.labels, config),
-            *(pictures.notes if pictures else ()),
         ],
         pictures=pictures,
-        probe=_probe(config, reader, data),
-    )
-
-
-def _probe(config: RunConfig, reader: RowReader, data: FoldData) -> str:
-    task = classifier.task(data.labels, seed=config.seed)
-    most = frozen_probe.rows_in_check(config, task, data.rows.lengths)
-    if not most:
-        return ""
-    return frozen_probe.sentence(
-        frozen_probe.of_folds(config, reader, data.rows, data.folds.fold_RN[0], most=most).facts
+        probe=frozen_probe.in_check(config, task, data.rows.lengths, look),
     )
 
 

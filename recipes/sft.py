@@ -157,7 +157,7 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
         exported.save(live.model, folder, self.tokenizer, self.template, live.stop)
 
     def load(self) -> ExportedModel:
-        return exported.load(self.run.home, self.config, waiting=self.placement.cuts_weights)
+        return exported.load(self.run.home, self.config, waiting=self.placement.waiting)
 
     def score(self, model: ExportedModel, rows: TokenizedSet, scoring: ModelResults | None = None) -> Scored:
         with self.scoring_time(rows):

@@ -78,11 +78,7 @@ class SingleRun(ABC, Generic[M, R]):
             supervise: What the model learns from; by default the labels of its rows.
         """
         run = self.run
-        backbone = self.backbone()
-        if self.score_before(backbone) and self.placement.cuts_weights:
-            del backbone  # what was scored is cut
-            backbone = self._loaded()
-        live, trainer = self.begun(backbone, supervise)
+        live, trainer = self.begun(self.placement.unread(self.backbone, self.score_before), supervise)
         trainer.work()
         if trainer.visits is not None:
             visits = trainer.visits.visits()
@@ -145,19 +141,16 @@ class SingleRun(ABC, Generic[M, R]):
 
     def backbone(self) -> Backbone:
         """The backbone that trains; on the host where processes share it."""
-        backbone = self._loaded()
-        self.callback.say(model_summary.storage(backbone, self.config.adapter))
-        return backbone
-
-    def _loaded(self) -> Backbone:
         with self.run.deadline.phase("load"):
-            return self.loader(
+            backbone = self.loader(
                 self.config.model,
                 self.vocabulary,
                 task=self.task,
                 trainable=isinstance(self.config.adapter, Full),
-                waiting=self.placement.cuts_weights,
+                waiting=self.placement.waiting,
             )
+        self.callback.say(model_summary.storage(backbone, self.config.adapter))
+        return backbone
 
     def plan_time(self, live: M | None = None, *, peers: int = 1) -> None:
         """Tell a clock with a limit what the run will do, and how long scoring takes.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,8 @@ from workbench.evaluation.prediction_table import ranked, suspects
 from workbench.evaluation.thumbnails import label_in_words
 from workbench.models import backbones, model_files
 from workbench.runs import files
+from workbench.runs.run_directory import Run
+from workbench.training.distributed.placement import Placement
 
 FILE, NEIGHBOURS_FILE = "probe.json", "neighbours.parquet"
 """In a run directory: scores of the frozen backbone; training rows that are nearest to rows worth looking at."""
@@ -45,6 +47,13 @@ LARGEST = 500_000_000
 CHECK_WORK = {"cpu": 2e12, "cuda": 1e15}
 """Floating-point operations of some seconds, by device, that `check` may do."""
 _COLUMNS = ("row", "neighbour", "text", "label", "similarity")
+
+
+class Look(Protocol):
+    """Compares rows by what the frozen backbone makes of them."""
+
+    def __call__(self, *, most: int) -> FrozenProbe:
+        """Look at so many of the rows."""
 
 
 @dataclass(frozen=True)
@@ -199,12 +208,30 @@ def rows_in_check(config: RunConfig, task: Task, lengths: Indices) -> int:
     return rows if rows >= LEAST and parameters <= LARGEST else 0
 
 
-def note(found: FrozenProbe, folder: Path, say: Callable[[str], None]) -> None:
-    """Write FILE into a run directory, and tell it."""
+def before_run(
+    config: RunConfig, run: Run, task: Task, look: Look, *, visits: int | None, say: Callable[[str], None]
+) -> FrozenProbe | None:
+    """Look at rows in a small share of the run's time, write FILE and tell it; None where nobody looks.
+
+    Args:
+        visits: See `rows_before_run`.
+    """
+    probes = Placement(config.distributed, run.ranks).probes
+    most = rows_before_run(config, task, visits=visits) if probes else 0
+    if not most:
+        return None
+    found = look(most=most)
     facts = found.facts
-    files.write_json(folder / FILE, facts)
-    if told := sentence(facts):
-        say(told)
+    files.write_json(run.path / FILE, facts)
+    if text := sentence(facts):
+        say(text)
+    return found
+
+
+def in_check(config: RunConfig, task: Task, lengths: Indices, look: Look) -> str:
+    """FILE in words, of rows that `check` looks at; empty where it looks at none."""
+    most = rows_in_check(config, task, lengths)
+    return sentence(look(most=most).facts) if most else ""
 
 
 def sentence(facts: Mapping[str, Any], *, after: float | None = None) -> str:

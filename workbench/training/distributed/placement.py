@@ -39,6 +39,16 @@ class Placement:
         return layout_settings.cuts_weights(self.config)
 
     @property
+    def waiting(self) -> bool:
+        """Whether the weights of a model wait on the host, block by block, for the processes that cut them."""
+        return self.cuts_weights
+
+    @property
+    def probes(self) -> bool:
+        """Whether this process alone looks at a backbone before training: the first does that holds all of it."""
+        return self.ranks.first and not self.cuts_weights
+
+    @property
     def scores(self) -> bool:
         """Whether this process scores: the first does, or all of those that share weights."""
         return self.ranks.first or self.cuts_weights
@@ -49,6 +59,22 @@ class Placement:
         Where they do not, work is just done.
         """
         return ShardedReader(model, self.config, self.ranks) if self.cuts_weights else _called
+
+    def unread(self, load: Callable[[], T], read: Callable[[T], bool]) -> T:
+        """A loaded model, after `read` has looked at it; loaded once more where processes had to cut it for that.
+
+        Args:
+            read: Returns whether it did look.
+        """
+        loaded = load()
+        if read(loaded) and self.cuts_weights:
+            del loaded  # before there are two
+            loaded = load()
+        return loaded
+
+    def whole(self, model: T) -> T | None:
+        """A model that `reading` has read, where this process still holds all of it."""
+        return None if self.cuts_weights else model
 
     def shared(self, whole: Trainable, *, sample: Callable[[], MicroBatch]) -> Sharded | None:
         """Trainable parameters in shares of DeepSpeed or FSDP2; None where every process holds all of them.
