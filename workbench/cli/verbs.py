@@ -134,6 +134,33 @@ def features(
 
 
 @app.command()
+def lr(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="Folder for learning_rate.svg and learning_rate.json.")] = Path("lr"),
+    lowest: Annotated[float | None, typer.Option(help="Lowest rate; default the recipe's / 32.")] = None,
+    highest: Annotated[float | None, typer.Option(help="Highest rate; default the recipe's * 32.")] = None,
+    rates: Annotated[int, typer.Option(min=3, max=50, help="How many rates.")] = 11,
+    steps: Annotated[
+        int | None, typer.Option(min=8, help="Steps of each; default 24, or fewer where the run has fewer.")
+    ] = None,
+) -> None:
+    """Find a learning rate: short trainings at many rates over one frozen backbone, on the same rows."""
+    from workbench.recipes.load import load
+    from workbench.runs.process_memory import importing
+
+    with importing():
+        from workbench.cli import rate_table
+        from workbench.cli.console import Terminal
+        from workbench.recipes import rate_finder
+
+    config = load(recipe, overrides or ())
+    with Terminal() as terminal:
+        found = rate_finder.find(config, out, terminal, lowest=lowest, highest=highest, count=rates, steps=steps)
+    rate_table.show(found)
+
+
+@app.command()
 def plan(
     recipe: Recipe,
     overrides: Overrides = None,

@@ -1,0 +1,101 @@
+"""Choice of a learning rate from short trainings that differ in nothing else.
+
+All trainings start from the same values and see the same rows in the same steps, so that their losses differ by the
+rate alone: differences are taken step by step, and the noise of rows, which is far larger, falls out of them.
+
+Legend: K rates, S steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+LATE = 0.5
+"""Share of the steps, at the end, whose losses count."""
+CONFIDENCE = 0.95
+TOLERANCE = 0.01
+"""A rate whose mean loss is higher than the lowest by more than this share is not as good, however noisy it is."""
+
+
+@dataclass(frozen=True)
+class TriedRate:
+    """A rate, and what its training came to."""
+
+    rate: float
+    losses: tuple[float, ...]
+    """Of its steps; a training that exploded has fewer."""
+    mean: float | None
+    """Of the late steps; None where it did not come to its end."""
+    excess: float | None
+    """Mean difference of the late steps from the best rate's, in nats."""
+    error: float | None
+    """Half of the 95 % interval of `excess`, over steps."""
+    alike: bool
+    """Whether it cannot be told apart from the best rate."""
+
+
+@dataclass(frozen=True)
+class RateChoice:
+    """The rates in rising order, and the one to take."""
+
+    tried: tuple[TriedRate, ...]
+    best: TriedRate
+    """That with the lowest mean loss."""
+    suggested: TriedRate
+    """The largest of those around the best one that cannot be told apart from it."""
+    lowest: TriedRate
+    """The smallest of these."""
+    late: int
+    """Steps whose losses count."""
+
+
+def choose(rates: Sequence[float], losses: Sequence[Sequence[float]], *, steps: int) -> RateChoice | None:
+    """The largest rate whose late loss is within noise of the lowest, without a worse one between the two.
+
+    A difference is noise where its interval over steps contains 0 and it is below TOLERANCE of the lowest loss.
+
+    Args:
+        rates: In rising order.
+        losses: Of each rate's steps.
+        steps: Of a training that came to its end.
+
+    Returns:
+        None where no training came to its end.
+    """
+    late = max(2, round(LATE * steps))
+    ended = {number: np.asarray(own[-late:]) for number, own in enumerate(losses) if len(own) == steps}
+    ended = {number: own for number, own in ended.items() if np.isfinite(own).all()}
+    if not ended:
+        return None
+    best = min(ended, key=lambda number: float(ended[number].mean()))
+    tried = tuple(
+        _judged(rate, own, ended.get(number), ended[best])
+        for number, (rate, own) in enumerate(zip(rates, losses, strict=True))
+    )
+    high = low = best
+    while high + 1 < len(tried) and tried[high + 1].alike:
+        high += 1
+    while low > 0 and tried[low - 1].alike:
+        low -= 1
+    return RateChoice(tried, best=tried[best], suggested=tried[high], lowest=tried[low], late=late)
+
+
+def _judged(
+    rate: float,
+    losses: Sequence[float],
+    late: np.ndarray[tuple[int], np.dtype[np.float64]] | None,
+    best: np.ndarray[tuple[int], np.dtype[np.float64]],
+) -> TriedRate:
+    if late is None:
+        return TriedRate(rate, tuple(losses), mean=None, excess=None, error=None, alike=False)
+    apart = late - best
+    excess = float(apart.mean())
+    error = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(apart) - 1) * apart.std(ddof=1) / len(apart) ** 0.5)
+    alike = excess <= min(error, TOLERANCE * float(best.mean()))
+    return TriedRate(
+        rate, tuple(losses), mean=float(late.mean()), excess=excess, error=error, alike=alike or late is best
+    )
