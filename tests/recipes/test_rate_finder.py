@@ -17,7 +17,6 @@ from workbench.errors import ConfigError, TrainingError
 from workbench.recipes import rate_finder
 from workbench.recipes.rate_finder import rates_between
 
-
 pytestmark = pytest.mark.usefixtures("drawn")
 
 
