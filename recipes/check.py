@@ -94,7 +94,8 @@ def _order(found: Found) -> list[str]:
     """
     data = found.config.data
     rows = found.data.rows if isinstance(found, CrossvalInspection) else found.data.train
-    row_order(rows, found.config, found.steps, ALONE)
+    if not data.sources:  # which `_text` has mixed
+        row_order(rows, found.config, found.steps, ALONE)
     ordered = [data.curriculum.in_words()] if data.curriculum.by != "none" else []
     return ordered + ([data.sampling.in_words()] if data.sampling.by != "all" else [])
 
@@ -141,9 +142,13 @@ def _text(config: RunConfig) -> Inspection:
     )
 
 
-def _outlook(rows: TokenizedSet, config: RunConfig) -> list[str]:
-    first = {rows.place(number) for number in range(min(len(rows), cleaning.OUTLOOK))}
-    return cleaning.outlook(cleaning.texts(rows.source, first, config.data))
+def _outlook(rows: TokenizedSet, config: RunConfig) -> Iterator[str]:
+    """Yield a sentence on each source of which many of the first rows are flagged."""
+    for number, (name, own) in enumerate(config.data.training_files.items()):
+        members = np.flatnonzero(rows.source_N == number) if rows.sources else np.arange(len(rows))
+        first = {rows.place(int(row)) for row in members[: cleaning.OUTLOOK]}
+        found = cleaning.outlook(cleaning.texts(own.train, first, own))
+        yield from (f"{name}: {sentence}" if name else sentence for sentence in found)
 
 
 def _first_member(config: RunConfig) -> Inspection | ClassInspection:

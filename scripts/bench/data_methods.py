@@ -52,7 +52,7 @@ ARMS: dict[str, list[str]] = {
 
 def main() -> None:
     arguments = _arguments()
-    _write(arguments.gsm8k, arguments.out)
+    write(arguments.gsm8k, arguments.out)
     recipe = read_yaml(recipes.find("sft/quickstart"))
     folder = arguments.out.resolve()
     shared = [
@@ -83,8 +83,8 @@ def main() -> None:
     measuring.write_report(arguments, machine=machine, arms=loss)
 
 
-def _write(gsm8k: Path, out: Path) -> None:
-    """The mixture, its held-out rows and the target's, the same each time."""
+def write(gsm8k: Path, out: Path) -> None:
+    """The mixture, its parts, its held-out rows and the target's, the same each time."""
     if (out / "train.jsonl").exists():
         return
     chance = random.Random(0)
@@ -104,6 +104,8 @@ def _write(gsm8k: Path, out: Path) -> None:
         for row, other in zip(spoilt, others, strict=True)
     ]
     tales = _read(Path(starter.resolve("starter/fairytaleqa_train.jsonl")))
+    for name, rows in {"sums": own, "tales": tales, "noise": noise}.items():
+        standing.write_rows(rows, out / f"{name}.jsonl")
     mixture = [*own, *tales, *noise]
     chance.shuffle(mixture)
     standing.write_rows(target, out / "target.jsonl")

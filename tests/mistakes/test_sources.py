@@ -11,6 +11,7 @@ from tests.mistakes.cases import Case, assert_refused, lines
 CHECK = "check my.yaml data.train=null"
 A, B = "data.sources.a.path=a.jsonl", "data.sources.b.path=b.jsonl"
 BOTH = f"{CHECK} {A} {B}"
+LEARNED = "data.mix.by=learned"
 
 
 def two(folder: Path) -> None:
@@ -69,6 +70,47 @@ CASES = {
     "no set": Case("check my.yaml 'data.held_out={}'", "names no file", "a share such as", two),
     "a set without a file": Case("check my.yaml 'data.test={a: c.jsonl}'", "c.jsonl: no such file", "jsonl", two),
     "an odd set": Case("check my.yaml 'data.test={a/b: a.jsonl}'", "test.a/b: names have letters", "digits", two),
+    "learns from one": Case("check my.yaml data.mix.by=learned", "there is one", "leave mix out"),
+    "a mix misspelt": Case(f"{BOTH} data.mix.by=learnt", "data.mix.by", "'learned'", two),
+    "a step of what is not learnt": Case(
+        f"{BOTH} data.mix.step_size=2", "for mix.by=learned, not for mix.by=size", "Leave step_size out", two
+    ),
+    "windows of weights": Case(
+        f"{BOTH} data.mix.by=weight data.mix.every=5", "for mix.by=learned", "Leave every out", two
+    ),
+    "no step": Case(f"{BOTH} {LEARNED} data.mix.step_size=0", "data.mix.step_size", "greater than 0", two),
+    "nothing but the beginning": Case(f"{BOTH} {LEARNED} data.mix.smoothing=1", "data.mix.smoothing", "1", two),
+    "windows of nothing": Case(f"{BOTH} {LEARNED} data.mix.every=0", "data.mix.every", "0", two),
+    "half of the references": Case(
+        f"{BOTH} {LEARNED} 'data.mix.reference={{a: 1.5}}'",
+        "mix.reference names a, and sources a, b",
+        "Write the loss of each source",
+        two,
+    ),
+    "a reference in words": Case(
+        f"{BOTH} {LEARNED} 'data.mix.reference={{a: 1.5, b: low}}'", "data.mix.reference.b", "number", two
+    ),
+    "a negative reference": Case(
+        f"{BOTH} {LEARNED} 'data.mix.reference={{a: 1.5, b: -1}}'", "data.mix.reference.b", "0", two
+    ),
+    "too few passes to learn in": Case(
+        f"{BOTH} {LEARNED} train.steps=90 data.sources.a.passes=2 data.sources.b.passes=1",
+        "their `passes` allow 96 rows",
+        "Write more passes",
+        two,
+    ),
+    "passes of a budget, learned": Case(
+        f"{BOTH} {LEARNED} data.sources.a.passes=2 train.epochs=null train.steps=null budget.tokens=9999",
+        "nobody knows how many passes",
+        "train.steps",
+        two,
+    ),
+    "members that learn": Case(
+        f"{BOTH} {LEARNED} recipe=sweep 'sweep={{of: sft, over: {{seed: [0, 1]}}}}' evaluate.every=0.5",
+        "by=learned gives each member rows of its own",
+        "data.mix.by=weight",
+        two,
+    ),
     "with a teacher": Case(
         f"{BOTH} recipe=distill distill.teacher.id=backbone",
         "a teacher is asked about the rows of one",

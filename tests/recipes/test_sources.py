@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import workbench
@@ -78,6 +79,29 @@ def test_a_stopped_run_in_small_micro_batches_goes_on_to_the_same_losses(
     assert small == pytest.approx([line["loss"] for line in _lines(taught)], rel=1e-5)
 
 
+def test_a_learned_mixture_is_the_same_after_a_stop_and_in_small_micro_batches(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned = ["data.mix.by=learned", "data.mix.every=3", "data.sources.tales.passes=5", "evaluate.every=null"]
+    learned += ["batch.tokens_per_device=100000"]
+    whole = train("learned", *learned)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5)  # in the middle of a window
+        with pytest.raises(Stopped):
+            train("learned broken", *learned)
+    wanted = [(line["loss"], line["mix_share[tales]"]) for line in _lines(whole)]
+    broken = _lines(train("learned broken", *learned, resume=True))
+    assert [(line["loss"], line["mix_share[tales]"]) for line in broken] == wanted
+    small = _lines(train("learned small", *learned, "batch.tokens_per_device=60"))
+    found = [(line["loss"], line["mix_share[tales]"]) for line in small]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+    assert len({share for _, share in wanted}) == 4, "12 steps, 3 a window"
+    visits = pd.read_parquet(whole / "dynamics.parquet")
+    assert visits["visits"][visits["row"].str.startswith("tales")].sum() <= 5 * 9
+    page = (whole / "report.html").read_text()
+    assert "Share of each source" in page and "Mean over the run: sums" in page
+
+
 def test_evaluation_sets_have_names_and_scores_of_their_own_beside_a_single_source(
     tmp_path: Path, stories: str
 ) -> None:
@@ -94,6 +118,16 @@ def test_evaluation_sets_have_names_and_scores_of_their_own_beside_a_single_sour
     together = evaluate(run, [f"data.test={named}"])
     for name in NAMES:
         assert after[f"loss[{name}]"] == together[f"loss[{name}]"] == alone[name]
+
+
+def test_check_tells_of_each_source_and_of_what_is_learned(tmp_path: Path) -> None:
+    for name, size in zip(NAMES, (30, 10), strict=True):
+        rows = [{"question": f"{name} {n}?", "answer": "I cannot help with that."} for n in range(size)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [f"data.sources.{name}.path={tmp_path}/{name}.jsonl" for name in NAMES]
+    notes = "\n".join(check(load("sft/quickstart", [*words, "data.held_out=0.2", "data.mix.by=learned"])).notes)
+    assert "sums: 24 rows" in notes and "75.0% of the draws" in notes and "Mixture (learned)" in notes
+    assert "tales: Of the first 8 training rows 100% are flagged (refusal 8" in notes
 
 
 def test_sources_take_the_place_of_a_recipes_own_rows(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def outcome(run: Path) -> None:
     for when in found:
         table.add_column("baseline" if classifies and when == "before" else when, justify="right")
     for name in found["after"]:
-        table.add_row(name, *(f"{found[when].get(name, float('nan')):.4f}" for when in found))
+        table.add_row(Text(name), *(f"{found[when].get(name, float('nan')):.4f}" for when in found))
     _out.print(table)
     _swept(run)
     if classifies:
@@ -291,7 +291,7 @@ def scores(found: Mapping[str, float]) -> None:
     """One column of scores."""
     table = Table("score", "value")
     for name, value in found.items():
-        table.add_row(name, f"{value:.4f}")
+        table.add_row(Text(name), f"{value:.4f}")
     _out.print(table)
 
 

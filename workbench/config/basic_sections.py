@@ -152,8 +152,11 @@ class DataConfig(Section):
             raise ValueError("sources mixes two or more; write data.train for a single one.")
         if self.mix != MixConfig() and not self.sources:
             raise ValueError("mix says how sources are mixed, and there is one. Write data.sources, or leave mix out.")
-        if self.mix.by == "weight" and self.mix.temperature != 1:
-            raise ValueError("mix.temperature weakens sizes, and mix.by=weight has none. Leave one of them out.")
+        if self.mix.reference and self.mix.reference.keys() != self.sources.keys():
+            raise ValueError(
+                f"mix.reference names {', '.join(self.mix.reference)}, and sources {', '.join(self.sources)}. "
+                "Write the loss of each source, or leave mix.reference out."
+            )
         for key, files in {"sources": self.sources, "held_out": self.held_out, "test": self.test}.items():
             names = list(files) if isinstance(files, dict) else []
             if bad := [name for name in names if not name.replace("_", "").replace("-", "").isalnum()]:

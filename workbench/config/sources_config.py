@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from workbench.schema import Section
 
@@ -24,15 +24,55 @@ class SourceConfig(Section):
     """Renames its columns, as `data.columns`, which holds where this is empty."""
 
 
+LEARNING = ("reference", "step_size", "smoothing", "every")
+"""Settings of `MixConfig` that only by=learned reads."""
+
+
 class MixConfig(Section):
     """How often rows of each source are drawn."""
 
-    by: Literal["size", "weight"] = "size"
+    by: Literal["size", "weight", "learned"] = "size"
     """`size`: a source's chance is its rows (to the power of 1 / temperature) times its weight; `weight`: its weight
-    alone, so that weights are proportions."""
+    alone, so that weights are proportions; `learned`: begins as `size` does, and goes on to draw more from the sources
+    whose loss is furthest above its reference (after DoReMi, Xie et al. 2023, arXiv:2305.10429)."""
     temperature: Annotated[float, Field(ge=1)] = 1.0
-    """With by=size: 1 draws each row equally often; higher values draw those of small sources more often (mT5: 3.3)."""
+    """1 draws each row equally often; higher values draw those of small sources more often (mT5: 3.3). Not with
+    by=weight."""
     unit: Literal["rows", "tokens"] = "rows"
     """Unit that chances divide up; with `tokens` a source of long rows is drawn less often."""
     rows: PositiveInt | None = None
     """Rows of an epoch; null: as many as all sources have together."""
+    reference: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    """learned: the loss of each source, in nats per token, that it is compared with; those of a model that was trained
+    on an even mixture, as in the paper: `loss[NAME]` in the scores.json of such a run. Empty: the backbone's own,
+    before it trains; then the sources that have gained least are drawn more, also those of which there is nothing to
+    learn."""
+    step_size: PositiveFloat = 1.0
+    """learned: a source whose loss is one nat further above its reference than that of another has its share raised by
+    exp(step_size) more in each update."""
+    smoothing: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """learned: this part of each share is that of the beginning, so that no source is given up (the paper: 0.001)."""
+    every: PositiveInt = 10
+    """learned: steps between updates; each is drawn from with whole numbers of rows of each source."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> MixConfig:
+        if self.by == "weight" and self.temperature != 1:
+            raise ValueError("temperature weakens sizes, and mix.by=weight has none. Leave one of them out.")
+        defaults = MixConfig.model_construct()
+        given = [key for key in LEARNING if getattr(self, key) != getattr(defaults, key)]
+        if self.by != "learned" and given:
+            raise ValueError(
+                f"{', '.join(given)}: for mix.by=learned, not for mix.by={self.by}. Leave {' and '.join(given)} out."
+            )
+        return self
+
+    def in_words(self) -> str:
+        """One sentence on what is learnt; empty where nothing is."""
+        if self.by != "learned":
+            return ""
+        what = "given losses" if self.reference else "the backbone's own"
+        return (
+            f"Mixture (learned): shares as above at the beginning; every {self.every} steps those of the sources "
+            f"whose losses are furthest above {what} rise."
+        )

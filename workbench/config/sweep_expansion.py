@@ -126,6 +126,8 @@ def _misfits(config: RunSections) -> list[tuple[str, str]]:
         found.append(("data.select", f"by={config.data.select.by} is for recipe=sft. Write data.select.by=random."))
     if config.data.sampling.by != "all":
         found.append(("data.sampling", "members of a sweep train on the same rows. Leave it out."))
+    if config.data.mix.by == "learned":
+        found.append(("data.mix", "by=learned gives each member rows of its own. Write data.mix.by=weight."))
     if config.budget.timed:
         found.append(("budget", "a sweep cannot end in time. Write train.steps or budget.tokens, of each member."))
     if config.trackers:

@@ -20,7 +20,7 @@ from workbench.training.bank_trainer import BankTrainer
 from workbench.training.distributed.sharding import Sharded
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.master_weights import MasterWeights
-from workbench.training.sampling.sampler import Sampler
+from workbench.training.sampling.pools import PoolSampler
 from workbench.training.trainer import Trainer
 
 
@@ -122,7 +122,7 @@ class SingleTraining:
     def _look(self, rows: Indices) -> None:
         """The forward passes in which a sampler looks at `pool` rows for each of `rows`."""
         order = self._fit.member.order
-        if isinstance(order, Sampler) and order.looks:
+        if isinstance(order, PoolSampler) and order.looks:
             batch = self.arrangement.batch(self._fit.train, rows, epoch=0).to(self._fit.device)
             for _ in range(self.config.data.sampling.pool):
                 with torch.no_grad():

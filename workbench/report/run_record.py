@@ -106,8 +106,12 @@ class RunRecord:
     @property
     def held_out_sets(self) -> list[str]:
         """Names of the held-out sets that have a loss of their own."""
+        return self.named("held_out_loss")
+
+    def named(self, measure: str) -> list[str]:
+        """Names of what has a column of `measure` of its own, `measure[name]`."""
         known = (name.partition("[") for name in self.metrics.columns)
-        return [rest.removesuffix("]") for _, bracket, rest in known if bracket]
+        return [rest.removesuffix("]") for first, bracket, rest in known if bracket and first == measure]
 
     @property
     def best_step(self) -> tuple[int, float] | None:
@@ -256,5 +260,5 @@ def _metrics(path: Path) -> pd.DataFrame:
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     # A live run may be in the middle of its last line: only what ends in a line break is whole.
     rows = files.json_lines(text[: text.rfind("\n") + 1])
-    by_set = dict.fromkeys(name for row in rows for name in row if name.startswith("held_out_loss["))
-    return pd.DataFrame(rows).reindex(columns=[*COLUMNS, *by_set]).astype(float)
+    named = dict.fromkeys(name for row in rows for name in row if "[" in name)
+    return pd.DataFrame(rows).reindex(columns=[*COLUMNS, *named]).astype(float)

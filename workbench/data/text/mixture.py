@@ -5,6 +5,7 @@ Legend: S sources, N rows, M draws of an epoch.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TypeAlias
@@ -73,7 +74,7 @@ def shares(sources: list[SourceConfig], mix: MixConfig, size_S: Indices, token_S
     """
     weight_S = np.asarray([source.weight for source in sources])
     amount_S = size_S if mix.unit == "rows" else token_S
-    chance_S = weight_S * (amount_S ** (1 / mix.temperature) if mix.by == "size" else 1)
+    chance_S = weight_S * (1 if mix.by == "weight" else amount_S ** (1 / mix.temperature))
     if mix.unit == "tokens":
         chance_S = chance_S / (token_S / size_S)
     share_S: Floats = chance_S / chance_S.sum()
@@ -89,13 +90,26 @@ def counts(share_S: Floats, draws: int, epoch: int) -> tuple[Indices, Indices]:
     owed_S, before_S = np.zeros(len(share_S)), np.zeros(len(share_S), dtype=np.int64)
     for each in range(epoch + 1):
         quota_S = share_S * draws + owed_S
-        count_S = np.maximum(np.floor(quota_S), 0).astype(np.int64)
-        most = np.argsort(-(quota_S - count_S), kind="stable")[: draws - count_S.sum()]
-        count_S[most] += 1
+        count_S = rounded(quota_S, draws)
         owed_S = quota_S - count_S
         if each < epoch:
             before_S += count_S
     return before_S, count_S
+
+
+def rounded(quota_S: Floats, draws: int) -> Indices:
+    """Whole numbers near `quota_S` that add up to `draws`, by the largest remainder."""
+    count_S = np.maximum(np.floor(quota_S), 0).astype(np.int64)
+    most = np.argsort(-(quota_S - count_S), kind="stable")[: draws - count_S.sum()]
+    count_S[most] += 1
+    return count_S
+
+
+def allowed(train: MixedRows, config: RunConfig) -> Floats:
+    """Rows of each source that its `passes` allow in the whole run; infinite where there is no limit."""
+    passes_S = [math.inf if source.passes is None else source.passes for source in config.data.sources.values()]
+    allowed_S: Floats = np.floor(np.asarray(passes_S) * [len(own) for own in train.members] + 1e-9)
+    return allowed_S
 
 
 def require_passes(train: Examples, config: RunConfig, steps: int | None) -> None:
@@ -114,6 +128,9 @@ def require_passes(train: Examples, config: RunConfig, steps: int | None) -> Non
         )
     assert isinstance(train, MixedRows)
     drawn = steps * config.batch.size
+    if config.data.mix.by == "learned":
+        _require_enough(train, config, drawn)
+        return
     for number, name in enumerate(config.data.sources):
         size, most = len(train.members[number]), limited.get(name)
         passes = train.share_S[number] * drawn / size
@@ -125,6 +142,16 @@ def require_passes(train: Examples, config: RunConfig, steps: int | None) -> Non
             )
 
 
+def _require_enough(train: MixedRows, config: RunConfig, drawn: int) -> None:
+    """Raise ConfigError where all sources together may not be read as often as the run draws."""
+    most = allowed(train, config).sum()
+    if most < drawn:
+        raise ConfigError(
+            f"data.sources: their `passes` allow {most:,.0f} rows altogether, and the run draws {drawn:,}.\n"
+            "  Write more passes, leave those of one source out, or write fewer train.epochs or train.steps."
+        )
+
+
 def in_words(train: Examples, config: RunConfig, steps: int | None) -> list[str]:
     """A line for each source: rows, tokens, share of the draws, and passes over its rows."""
     if not isinstance(train, MixedRows):
@@ -132,10 +159,12 @@ def in_words(train: Examples, config: RunConfig, steps: int | None) -> list[str]
     lines = []
     for number, name in enumerate(config.data.sources):
         members, share = train.members[number], float(train.share_S[number])
-        passes = "" if steps is None else f", {share * steps * config.batch.size / len(members):.2f} passes"
+        known = steps is not None and config.data.mix.by != "learned"
+        passes = f", {share * (steps or 0) * config.batch.size / len(members):.2f} passes" if known else ""
         tokens = int(train.lengths[members].sum())
         lines.append(f"  {name}: {len(members):,} rows, {tokens:,} tokens; {share:.1%} of the draws{passes}")
-    return [f"Sources, {train.draws:,} rows an epoch:", *lines]
+    learned = config.data.mix.in_words()
+    return [f"Sources, {train.draws:,} rows an epoch:", *lines, *([learned] if learned else [])]
 
 
 @lru_cache(maxsize=2)

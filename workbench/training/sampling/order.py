@@ -1,4 +1,4 @@
-"""The rows of each step, as `data.sampling` and `data.curriculum` say."""
+"""The rows of each step, as `data.sampling`, `data.mix` and `data.curriculum` say."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from workbench.data.batching import Examples
 from workbench.data.row_order import RowOrder
 from workbench.runs.ranks import Ranks
 from workbench.training.sampling.infobatch import InfoBatch
+from workbench.training.sampling.learned_mix import LearnedMix
 from workbench.training.sampling.pools import ImportanceSampling, SelectiveBackprop
 from workbench.training.sampling.sampler import Sampler
 
@@ -24,5 +25,5 @@ def row_order(train: Examples, config: RunConfig, steps: int | None, ranks: Rank
         ConfigError: The sampler would never act.
         DataError: No row is easier than another, for a curriculum.
     """
-    sampler = SAMPLERS.get(config.data.sampling.by)
+    sampler = LearnedMix if config.data.mix.by == "learned" else SAMPLERS.get(config.data.sampling.by)
     return RowOrder(train, config, steps) if sampler is None else sampler(train, config, steps, ranks)

@@ -42,8 +42,10 @@ OVER_CUT = {
     "probe": ["adapter={method: linear-probe}"],
 }
 """What is trained besides where weights are cut: over 4-bit ones, and over blocks that are frozen for good."""
-SAMPLED = {"infobatch": ["ddp"], "selective": ["ddp", "zero3"]}
+SAMPLED = {"infobatch": ["ddp"], "selective": ["ddp", "zero3"], "learned mix": ["ddp"]}
 """Rows drawn by losses that other processes have measured."""
+MIXED = ["data.train=null", "data.mix.by=learned", "data.mix.every=2"]
+MIXED += [f"data.sources.{name}.path={{}}/{name}.jsonl" for name in ("rows", "more")]
 RESUMED = {
     "zero2 to ddp": ("zero2", "ddp"),
     "ddp to zero3": ("ddp", "zero3"),
@@ -96,7 +98,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
         workbench.run(str(folder / "recipe.yaml"), words, out=folder / f"{over} alone", quiet=True)
         jobs += [(f"{over} {name}", [*words, f"distributed={LAYOUTS[name]}"], None) for name in CUTTING]
     for by, names in SAMPLED.items():
-        words = [f"adapter={METHODS['lora']}", f"data.sampling.by={by}", "batch.size=15"]
+        chosen = (
+            [word.replace("path=", f"path={folder}/") for word in MIXED] if " " in by else [f"data.sampling.by={by}"]
+        )
+        words = [f"adapter={METHODS['lora']}", *chosen, "batch.size=15"]
         workbench.run(str(folder / "recipe.yaml"), words, out=folder / f"{by} alone", quiet=True)
         jobs += [(f"{by} {name}", [*words, f"distributed={LAYOUTS[name]}"], None) for name in names]
     words = [f"adapter={METHODS['full']}", f"batch.tokens_per_device={BUDGETS[0]}"]
@@ -111,6 +116,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
 def write_recipe(folder: Path, model: Path) -> None:
     rows = [{"question": f"How many is {n} and one?", "answer": f"{n + 1}" + " it is" * (n % 7)} for n in range(96)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    more = [{"question": f"Who is {n}?", "answer": "A number."} for n in range(30)]
+    (folder / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in more))
     recipe = {
         "recipe": "sft",
         "model": {"id": str(model), "weights": "float32", "compute": "float32"},
