@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.adapters.target_modules import about_experts
 from workbench.config import RunConfig, sweep_expansion, tasks
+from workbench.data import row_weights
 from workbench.data.batching import Row
 from workbench.data.text import mixture, tokenized
 from workbench.data.text.quality import cleaning
@@ -86,7 +87,7 @@ def _scored_sets(splits: Mapping[str, TokenizedSet | None]) -> Iterator[str]:
 
 
 def _order(found: Found) -> list[str]:
-    """Sentence on the curriculum or the sampler, if there is one.
+    """Sentences on the weights of rows, and on the curriculum or the sampler, if there is any.
 
     Raises:
         ConfigError: The sampler would never act.
@@ -97,7 +98,9 @@ def _order(found: Found) -> list[str]:
     if not data.sources:  # which `_text` has mixed
         row_order(rows, found.config, found.steps, ALONE)
     ordered = [data.curriculum.in_words()] if data.curriculum.by != "none" else []
-    return ordered + ([data.sampling.in_words()] if data.sampling.by != "all" else [])
+    weight_N = rows.weights if isinstance(rows, TokenizedSet) else rows.supervised
+    weighed = row_weights.in_words(weight_N) if data.weighs else []
+    return weighed + ordered + ([data.sampling.in_words()] if data.sampling.by != "all" else [])
 
 
 def _blocks(found: Found) -> int | None:

@@ -122,7 +122,8 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         )
     accelerated = elsewhere or backbones.device().type != "cpu"
     process = 0 if accelerated else psutil.Process().memory_info().rss
-    config = _untimed(config)
+    # Weights of rows change neither.
+    config = _untimed(config.model_copy(update={"data": config.data.unweighted}))
     own = _of_one_device(config, devices, accelerated=accelerated)
     with tempfile.TemporaryDirectory() as folder, plan_blocks.planned_run(own, Path(folder)) as run:
         parts = ways[config.recipe](own, run)

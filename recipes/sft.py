@@ -21,6 +21,7 @@ from workbench.config.regularise_config import RegulariseConfig
 from workbench.config.select_config import SelectConfig
 from workbench.config.tasks import TEXT, Task
 from workbench.data.batching import MicroBatch
+from workbench.data.row_weights import weighted
 from workbench.data.text import contamination, mixture, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.row_encoder import row_encoder
@@ -198,7 +199,7 @@ def fitting(
         return found.loss
 
     loss = next_token_loss(model, head, tap, config.regularise)
-    rows = mixture.mixed(data.train, config)
+    rows = weighted(mixture.mixed(data.train, config), data.train.weights)
     supervise = supervise or (lambda *_: TrainingSignal(rows, loss, tap=tap, reads_packed=True))
     return Trainer(
         model=model,

@@ -159,12 +159,12 @@ CASES = {
     "smoothing": Case("classes.smoothing: expected less than 1", "found 1", "classes.smoothing=1"),
     "kind": Case("classes.kind: expected 'one', 'several', 'number' or 'pair'", "'two'", "classes.kind=two"),
     "no weight column": Case(
-        "classes.row_weight: rows.jsonl has no column `w`", "Known: label, text", "classes.row_weight=w"
+        "data.columns: rows.jsonl has no column `w`", "Known: label, text", "'data.columns={weight: w}'"
     ),
     "weight": Case(
-        "row 2: `w` must be a number above 0, found -1",
-        "Correct them",
-        "classes.row_weight=w",
+        "row 2: `w` must be a number from 1e-06 to 1e+06, found -1",
+        "Leave out rows that are not to count",
+        "'data.columns={weight: w}'",
         rows=[{**row, "w": 1 - 2 * (n == 1)} for n, row in enumerate(ROWS)],
     ),
     # What belongs to other recipes, and what this one cannot do.

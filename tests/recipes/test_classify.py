@@ -107,7 +107,7 @@ def test_same_curve_for_any_micro_batch(train: Train, taught: Path) -> None:
     rows = taught.parent / "taught.jsonl"
     parts = train("parts", rows, "batch.tokens_per_device=40")
     assert _losses(parts) == pytest.approx(_losses(taught), rel=1e-4)
-    weighted = ["classes.weights=balanced", "classes.row_weight=weight", "train.steps=4"]
+    weighted = ["classes.weights=balanced", "data.columns={weight: weight}", "train.steps=4"]
     uneven = [{**row, "weight": 0.1 + n % 5 / 7} for n, row in enumerate(weather(60, rare=12))]
     whole = train("whole", uneven, *weighted)
     pieces = train("pieces", taught.parent / "whole.jsonl", *weighted, "batch.tokens_per_device=40")

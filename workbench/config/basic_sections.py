@@ -23,6 +23,8 @@ from workbench.config.select_config import SelectConfig
 from workbench.config.sources_config import MixConfig, SourceConfig
 from workbench.schema import Section, did_you_mean
 
+WEIGHT = "weight"
+"""Column with how often a training row counts, which is read only where `data.columns` names it."""
 Share = Annotated[float, Field(gt=0, lt=1)]
 Every = PositiveInt | Share
 """A number of steps, or a share of the run between 0 and 1."""
@@ -87,7 +89,8 @@ class DataConfig(Section):
     ] = "auto"
     """How a row is read. `auto` looks at its columns; `image`: a labelled picture, for a vision backbone."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Renames columns: {wanted: found}, such as {prompt: question, completion: solution}."""
+    """Renames columns: {wanted: found}, such as {prompt: question, completion: solution}. {weight: found} names one
+    with how often each training row counts in the loss, 1e-6 to 1e6; the loss is divided by the sum of the weights."""
     limit: PositiveInt | None = None
     """Use only the first `limit` rows of `train`; of class folders of pictures as many of each class, as far as it has
     them."""
@@ -122,6 +125,17 @@ class DataConfig(Section):
     def training_files(self) -> dict[str, DataConfig]:
         """Each source of training rows by name (empty where there is one), as if it were the only one."""
         return {name: self._of(source) for name, source in self.sources.items()} or {"": self}
+
+    @property
+    def weighs(self) -> bool:
+        """Whether a column says how often training rows count."""
+        return any(WEIGHT in own.columns for own in self.training_files.values())
+
+    @property
+    def unweighted(self) -> DataConfig:
+        """The same for rows that count once each, such as those that are scored."""
+        columns = {name: found for name, found in self.columns.items() if name != WEIGHT}
+        return self if columns == self.columns else self.model_copy(update={"columns": columns})
 
     @property
     def held_out_files(self) -> dict[str, str]:

@@ -42,8 +42,6 @@ class ClassesConfig(Section):
     """Part of a column that stays when it is cut: its start, its end, half of each, or its middle."""
     separator: str | None = Field(default=None, min_length=1)
     """Separator of the classes of a label, such as ",", where `kind` is several and labels are not lists."""
-    row_weight: str | None = Field(default=None, min_length=1)
-    """A column with a positive number: the weight of a training row in the loss, instead of 1."""
     every_class: bool = True
     """The held-out rows must show every class; false accepts classes that are learnt but not measured."""
     weights: Literal["none", "balanced", "effective"] = "none"

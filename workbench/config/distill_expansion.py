@@ -48,6 +48,9 @@ def as_plain_run(config: Run) -> Run:
         mistakes.append(("data.select", f"{why}. Write data.select.by=random."))
     if config.data.sampling.by != "all":
         mistakes.append(("data.sampling", "a distillation measures no losses of rows. Leave it out."))
+    if config.data.weighs and section.of != "classify":
+        why = "a divergence from a teacher counts each token once"
+        mistakes.append(("data.columns.weight", f"{why}. Leave it out; distill.of=classify weighs rows."))
     if config.data.sources:
         mistakes.append(("data.sources", "a teacher is asked about the rows of one source. Write data.train."))
     try:

@@ -80,6 +80,12 @@ class RunSections(Section):
         """Whether rows are labelled pictures rather than text."""
         return self.data.format == "image"
 
+    @property
+    def labelled(self) -> bool:
+        """Whether the run, or each member of a sweep, learns the labels of rows rather than tokens."""
+        of = {"sweep": self.sweep.of, "distill": self.distill.of}.get(self.recipe, self.recipe)
+        return of in ("classify", "crossval")
+
     @model_validator(mode="before")
     @classmethod
     def _plugins_first(cls, values: Any) -> Any:

@@ -61,6 +61,7 @@ def refusal(config: RunConfig) -> str | None:
         "train.checkpointing": (config.train.checkpointing is True, "a bank recomputes no activations"),
         "train.compile": (config.train.compile, "a bank's layers are not compiled"),
         "freeze.policy": (not config.freeze.fixed, "the members of a bank would freeze different layers"),
+        "data.columns.weight": (config.data.weighs and not config.labelled, "a bank weighs rows, and no tokens"),
         "data.sampling": (config.data.sampling.by != "all", "the rows of each member would depend on its own losses"),
         "optimizer.sam": (config.optimizer.sam is not None, "a bank computes each gradient once"),
         "optimizer.noise_scale": (config.optimizer.noise_scale is not None, "a bank does not compute a batch in parts"),

@@ -75,12 +75,15 @@ class PictureReader:
         """None: no text is read."""
         return None
 
-    def read(self, source: str, *, limit: int | None = None, labelled: bool = True) -> RecordSource:
+    def read(
+        self, source: str, *, limit: int | None = None, labelled: bool = True, weighted: bool = False
+    ) -> RecordSource:
         """Read, decode and prepare the pictures of a folder, an archive, a table or a hub data set.
 
         Raises:
             DataError: Rows are malformed, or a column is missing.
         """
+        data = self.data if weighted else self.data.unweighted
 
         def converter(first: RawRow) -> Callable[[RawRow], LabelledRecord]:
             if labelled and picture_sources.lacks_classes(source, first):
@@ -88,8 +91,8 @@ class PictureReader:
                     f"{source}: holds pictures without class folders, so that they have no labels. Name the folder "
                     "above, with a folder for each class, or a table of paths and labels."
                 )
-            records.require_label_columns(source, first, self.data, self.classes, labelled=labelled)
-            return partial(records.labelled_record, config=self.data, classes=self.classes, labelled=labelled)
+            records.require_label_columns(source, first, data, self.classes, labelled=labelled)
+            return partial(records.labelled_record, config=data, classes=self.classes, labelled=labelled)
 
         skipped: list[str] = []
         refuse = self.data.on_bad_row == "refuse"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.config import DataConfig
+from workbench.config.basic_sections import WEIGHT
 from workbench.config.classes_config import PAIR_FIELDS, ClassesConfig
+from workbench.data import row_weights
 from workbench.data.folds.similarity import normalised
 from workbench.data.labelled import labels
 from workbench.data.labelled.labels import Label
@@ -75,17 +77,25 @@ class RecordSource:
 
 
 def read(
-    source: str, config: DataConfig, classes: ClassesConfig, *, limit: int | None = None, labelled: bool = True
+    source: str,
+    config: DataConfig,
+    classes: ClassesConfig,
+    *,
+    limit: int | None = None,
+    labelled: bool = True,
+    weighted: bool = False,
 ) -> RecordSource:
     """Read the rows of a file, a folder or a hub data set.
 
     Args:
         limit: Rows to read; None for all.
         labelled: Whether every row must have a label; labels are ignored otherwise.
+        weighted: Whether to read how often each row counts, where `config.columns` says in which column.
 
     Raises:
         DataError: As `convert_rows`; or a column is missing.
     """
+    config = config if weighted else config.unweighted
 
     def converter(first: RawRow) -> Callable[[RawRow], LabelledRecord]:
         _require_columns(source, first, config, classes, labelled=labelled)
@@ -97,7 +107,7 @@ def read(
 
 
 def _require_columns(source: str, row: RawRow, config: DataConfig, classes: ClassesConfig, *, labelled: bool) -> None:
-    known = (*classes.fields, classes.label)
+    known = (*classes.fields, classes.label, WEIGHT)
     for name, in_file in config.columns.items():
         if name not in known:
             raise DataError(
@@ -119,23 +129,22 @@ def labelled_record(
     """A row with its label and weight, where it is `labelled`; raises DataError where they are malformed."""
     if not labelled:
         return LabelledRecord(row, fields)
-    label = labels.read(renamed(row.columns, config.columns).get(classes.label), classes)
+    columns = renamed(row.columns, config.columns)
+    label = labels.read(columns.get(classes.label), classes)
     if label is None:
         raise DataError(
             f"`{classes.label}` is empty: the row has no label. Move unlabelled rows to a file of their own."
         )
-    return LabelledRecord(row, fields, label, _weight(row.columns, classes.row_weight))
+    named = config.columns.get(WEIGHT)
+    return LabelledRecord(row, fields, label, 1.0 if named is None else row_weights.read(columns.get(WEIGHT), named))
 
 
 def require_label_columns(
     source: str, row: RawRow, config: DataConfig, classes: ClassesConfig, *, labelled: bool
 ) -> None:
     """Raise DataError where the first row of a source has no label or no weight."""
-    if labelled and classes.row_weight and classes.row_weight not in row.columns:
-        raise DataError(
-            f"classes.row_weight: {source} has no column `{classes.row_weight}`."
-            f"{did_you_mean(classes.row_weight, list(row.columns))}"
-        )
+    if (named := config.columns.get(WEIGHT)) is not None and named not in row.columns:
+        raise DataError(f"data.columns: {source} has no column `{named}`.{did_you_mean(named, list(row.columns))}")
     if labelled:
         _require_column(source, row, config, classes.label)
 
@@ -169,15 +178,3 @@ def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"`{name}` must be text, found {excerpt(value)}.")
     return value
-
-
-def _weight(columns: Mapping[str, Any], name: str | None) -> float:
-    if name is None:
-        return 1.0
-    try:
-        weight = float(columns[name])
-    except (KeyError, TypeError, ValueError):
-        weight = 0.0
-    if not 0 < weight < float("inf"):
-        raise DataError(f"`{name}` must be a number above 0, found {excerpt(columns.get(name))}.")
-    return weight

@@ -40,12 +40,15 @@ class RowReader(Protocol):
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         """Decides how large the vocabulary is; None for pictures."""
 
-    def read(self, source: str, *, limit: int | None = None, labelled: bool = True) -> RecordSource:
+    def read(
+        self, source: str, *, limit: int | None = None, labelled: bool = True, weighted: bool = False
+    ) -> RecordSource:
         """Read the rows of a file, a folder or a hub data set.
 
         Args:
             limit: Rows to read; None for all.
             labelled: Whether every row must have a label; labels are ignored otherwise.
+            weighted: Whether to read how often each counts, where `data.columns` says in which column; else once each.
 
         Raises:
             DataError: Rows are malformed, or a column is missing.

@@ -46,9 +46,11 @@ class TextReader:
         """Tokenises rows of columns."""
         return FieldTokenizer(self.tokenizer, self.classes, max_tokens=self.data.max_tokens)
 
-    def read(self, source: str, *, limit: int | None = None, labelled: bool = True) -> RecordSource:
+    def read(
+        self, source: str, *, limit: int | None = None, labelled: bool = True, weighted: bool = False
+    ) -> RecordSource:
         """Read the rows of a file, a folder or a hub data set; raises what `records.read` does."""
-        return records.read(source, self.data, self.classes, limit=limit, labelled=labelled)
+        return records.read(source, self.data, self.classes, limit=limit, labelled=labelled, weighted=weighted)
 
     def reread(self, source: str, fingerprint: str, rows: Sequence[NamedColumns]) -> RecordSource:
         """The rows that another reader read, as this one reads them, without labels."""

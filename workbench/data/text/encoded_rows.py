@@ -38,6 +38,7 @@ FEATURES = Features(
         "ends": Value("int32"),
         "truncated": Value("bool"),
         "chat": Value("bool"),
+        "weight": Value("float64"),
     }
 )
 
@@ -274,6 +275,7 @@ def _append(
             "ends": cut.ends,
             "truncated": len(cut.input_ids) < len(whole.input_ids),
             "chat": bool(part.messages),
+            "weight": part.weight,
         }
         for name, value in row.items():
             columns[name].append(value)

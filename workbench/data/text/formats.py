@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.config import DataConfig
+from workbench.config.basic_sections import WEIGHT
+from workbench.data import row_weights
 from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint
 from workbench.data.text.messages import Message, last_answer_only, message_of, messages_of, tools_of, without_loss
 from workbench.errors import DataError
@@ -32,9 +34,13 @@ class Example:
     """Tools that the conversation may call, each as {type: function, function: {name, description, parameters}}."""
     text: tuple[tuple[str, bool], ...] = ()
     """Raw text pieces, each with whether it carries loss. Empty for chat."""
+    weight: float = 1.0
+    """How often it counts in the loss."""
 
 
-def read(source: str, config: DataConfig, *, skipped: list[str], limit: int | None = None) -> Iterator[Example]:
+def read(
+    source: str, config: DataConfig, *, skipped: list[str], limit: int | None = None, weighted: bool = False
+) -> Iterator[Example]:
     """Iterate over the examples of a file, a folder or a hub data set, in their order.
 
     Args:
@@ -42,10 +48,12 @@ def read(source: str, config: DataConfig, *, skipped: list[str], limit: int | No
         config: Its format, columns and on_bad_row are used.
         skipped: Place and reason of every skipped row are appended.
         limit: Rows to read; None for all.
+        weighted: Whether to read how often each counts, where `config.columns` says in which column; else once each.
 
     Raises:
         DataError: As `convert_rows`; or no format fits the columns.
     """
+    config = config if weighted else config.unweighted
 
     def converter(first: RawRow) -> Callable[[RawRow], Example | None]:
         row_format = _detect(source, first.columns, config)
@@ -63,6 +71,7 @@ def read(source: str, config: DataConfig, *, skipped: list[str], limit: int | No
 
 def convert(row: RawRow, config: DataConfig) -> Example | None:
     """One row as an example, whatever `on_bad_row` says; None for an answer that is labelled as not preferred."""
+    config = config.unweighted
     if row.mistake:
         raise DataError(f"{row.place}: {row.mistake}")
     row_format = _detect(row.place, row.columns, config)
@@ -79,7 +88,10 @@ def _example(row: RawRow, row_format: _Format, renames: Mapping[str, str]) -> Ex
             f"data.format {row_format.name} needs {row_format.requirement}; the row has "
             f"{', '.join(columns) or 'no column'}. Name the row's format, or rename its columns with data.columns."
         )
-    return row_format.convert(row.place, columns)
+    example = row_format.convert(row.place, columns)
+    if example is None or WEIGHT not in renames:
+        return example
+    return replace(example, weight=row_weights.read(columns.get(WEIGHT), renames[WEIGHT]))
 
 
 def _detect(source: str, columns: Columns, config: DataConfig) -> _Format:
@@ -318,4 +330,5 @@ _FORMATS = (
 _COLUMNS = (
     *("messages", "conversations", "instruction", "input", "output", "prompt", "completion", "question", "answer"),
     *("answers", "text", "label", "chosen", "rejected", "message_tree_id", "context", "system", "tools", "history"),
+    WEIGHT,
 )

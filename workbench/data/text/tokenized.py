@@ -127,6 +127,12 @@ class TokenizedSet:
         return self._column("targets")
 
     @cached_property
+    def weights(self) -> npt.NDArray[np.float64]:
+        """How often each example counts in the loss."""
+        weights: npt.NDArray[np.float64] = self.table.data.column("weight").to_numpy()[self.rows]
+        return weights
+
+    @cached_property
     def ends(self) -> Indices:
         """Supervised end-of-turn tokens of each example."""
         return self._column("ends")
@@ -203,7 +209,7 @@ def _split(
     Args:
         held_out: Held-out rows; None where a share of the training rows is held out.
     """
-    train = read(config.train, config, tokenizer, template, limit=config.limit)
+    train = read(config.train, config, tokenizer, template, limit=config.limit, weighted=True)
     if held_out is None:
         assert config.own_share is not None
         train, held_out = hold_out(train, share=config.own_share, seed=seed)
@@ -239,9 +245,14 @@ def read(
     template: RowEncoder,
     *,
     limit: int | None = None,
+    weighted: bool = False,
 ) -> TokenizedSet:
-    """One source, tokenised; from the cache where the same bytes were tokenised in the same way before."""
-    path = starter.resolve(source)
+    """One source, tokenised; from the cache where the same bytes were tokenised in the same way before.
+
+    Args:
+        weighted: See `formats.read`.
+    """
+    path, config = starter.resolve(source), config if weighted else config.unweighted
     fingerprint = formats.fingerprint(path)
     used = {"format", "columns", "max_tokens", "truncate", "loss_on", "on_bad_row"}
     settings = config.model_dump(mode="json", include=used)
@@ -253,7 +264,8 @@ def read(
     arrow, notes = folder / f"{name}.arrow", folder / f"{name}.json"
     if not notes.exists():
         skipped: list[str] = []
-        chunks = encoded_rows.chunks(formats.read(path, config, skipped=skipped, limit=limit), skipped)
+        examples = formats.read(path, config, skipped=skipped, limit=limit, weighted=weighted)
+        chunks = encoded_rows.chunks(examples, skipped)
         encode = partial(encoded_rows.encode, config=config, encoder=template)
         written = encoded_rows.write(arrow, ordered_processes.results(encode, chunks), config)
         files.write_bytes(notes, json.dumps(written).encode())
