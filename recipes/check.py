@@ -11,14 +11,17 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.adapters.target_modules import about_experts
 from workbench.config import RunConfig, sweep_expansion, tasks
+from workbench.config.curriculum_config import CurriculumConfig
 from workbench.data import row_weights
-from workbench.data.batching import Row
+from workbench.data.batching import Examples, Row
+from workbench.data.labelled.fold_data import FoldData
+from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.text import mixture, tokenized
 from workbench.data.text.quality import cleaning
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.tokenized import Splits, TokenizedSet
 from workbench.models import backbones, classifier
-from workbench.recipes import classify_verbs, crossval_verbs, distill_verbs, start_checks, sweep
+from workbench.recipes import classify_verbs, crossval_verbs, distill_verbs, row_difficulty, start_checks, sweep
 from workbench.recipes.classify_verbs import ClassInspection
 from workbench.recipes.crossval_verbs import CrossvalInspection
 from workbench.recipes.sft import read_template
@@ -94,13 +97,29 @@ def _order(found: Found) -> list[str]:
         DataError: No row is easier than another.
     """
     data = found.config.data
-    rows = found.data.rows if isinstance(found, CrossvalInspection) else found.data.train
+    rows = _of_a_fold(found.data) if isinstance(found, CrossvalInspection) else found.data.train
     if not data.sources:  # which `_text` has mixed
         row_order(rows, found.config, found.steps, ALONE)
-    ordered = [data.curriculum.in_words()] if data.curriculum.by != "none" else []
+    ordered = [data.curriculum.in_words(), *_extremes(rows, data.curriculum)] if data.curriculum.by != "none" else []
     weight_N = rows.weights if isinstance(rows, TokenizedSet) else rows.supervised
     weighed = row_weights.in_words(weight_N) if data.weighs else []
     return weighed + ordered + ([data.sampling.in_words()] if data.sampling.by != "all" else [])
+
+
+def _of_a_fold(data: FoldData) -> LabelledSet:
+    """The training rows of the fold that has the most."""
+    return data.rows.subset(max((split.train_N for split in data.folds.splits()), key=np.count_nonzero))
+
+
+def _extremes(rows: Examples, curriculum: CurriculumConfig) -> list[str]:
+    """Sentence on the easiest and the hardest row, where that is known before a run."""
+    if curriculum.by == "perplexity":
+        return ["  A run begins with reading all rows to find it, a forward pass without gradients."]
+    if curriculum.by == "self_paced":
+        return []
+    difficulty_N = rows.lengths if rows.difficulty is None else rows.difficulty
+    ends = {"Lowest": int(difficulty_N.argmin()), "highest": int(difficulty_N.argmax())}
+    return ["  " + ", ".join(f"{end} {difficulty_N[row]:g} ({rows.place(row)})" for end, row in ends.items()) + "."]
 
 
 def _blocks(found: Found) -> int | None:
@@ -121,6 +140,7 @@ def _text(config: RunConfig) -> Inspection:
     tokenizer = backbones.tokenizer(config.model)
     template = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
     data = tokenized.load(config.data, tokenizer, template, seed=config.seed)
+    data = data._replace(train=row_difficulty.graded(data.train, config))
     targets = preflight.require_runnable(config, data)
     train = mixture.mixed(data.train, config)
     steps = total_steps(config, len(train))

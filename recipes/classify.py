@@ -67,6 +67,7 @@ def prepare(config: RunConfig) -> tuple[RowReader, ClassSplits, list[str]]:
     classifier.require_known_form(config)
     reader = row_readers.of_backbone(config)
     data = labelled_data.load(config, reader)
+    data = data._replace(train=data.train.graded(config.data.curriculum))
     splits = [data.train, data.held_out, *([data.test] if data.test else [])]
     modules = preflight.require_backbone(config, splits, classifier.task(data.labels, seed=config.seed))
     return reader, data, modules

@@ -104,6 +104,8 @@ def prepare(config: RunConfig) -> tuple[RowReader, FoldData, list[RowView], list
     classifier.require_known_form(config)
     reader = row_readers.of_backbone(config)
     data = fold_data.load(config, reader, frozen_features.of_sources(config.model, reader))
+    unlabelled = data.unlabelled and data.unlabelled.graded(config.data.curriculum)
+    data = data._replace(rows=data.rows.graded(config.data.curriculum), unlabelled=unlabelled)
     neighbour_correction.require_rows(config.correction, data.folds, data.cluster_N)
     if config.data.drop_suspects:
         suspects.require_classes(data.folds, data.labels, data.rows.targets_NC)

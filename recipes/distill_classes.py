@@ -60,6 +60,7 @@ def prepare(
 ) -> LabelledSet | None:
     """The rows without labels; refuses, before a weight is read, a teacher that could not be asked."""
     extra = class_distillation.unlabelled(config, data, reader)
+    extra = extra and extra.graded(base.data.curriculum)
     sets = [data.train, *([] if extra is None else [extra])]
     if extra is not None:
         preflight.require_backbone(base, sets, task(data.labels, seed=base.seed))

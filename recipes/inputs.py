@@ -14,7 +14,7 @@ from workbench.runs.run_directory import Run
 
 def require_same(config: RunConfig, run: Run) -> None:
     """Note what the run reads; raises ResumeError where it goes on with other files than it began with."""
-    own = [*config.plugins, *([config.tta.function] if config.tta.function else [])]
+    own = [*config.plugins, *filter(None, (config.tta.function, config.data.curriculum.function))]
     provenance.note_files(run, "your code", plugins.fingerprints(own))
     if config.model.id != TEACHER:
         provenance.note_files(run, "backbone", model_files.digests(config.model))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench.config import RunConfig
+from workbench.config import RunConfig, curriculum_checks
 from workbench.config.sweep_config import shown
 from workbench.config.sweep_expansion import Trial
 from workbench.errors import ConfigError, TrainingError
@@ -165,6 +165,8 @@ def _require_able(config: RunConfig) -> None:
             f"data.sampling.by={data.sampling.by} draws rows by their losses, so that rates would not be compared on "
             "the same rows. Write data.sampling.by=all."
         )
+    if reason := curriculum_checks.refusal(config, "the search for a rate"):
+        raise ConfigError(f"data.curriculum: {reason}")
     if data.select.by_backbone:
         raise ConfigError(
             f"data.select.by={data.select.by} asks the backbone about every row first. Write data.select.by=random: "

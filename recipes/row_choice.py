@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -61,7 +62,9 @@ def chosen(
             target = tokenized.read(aim, plain, tokenizer, template)
             score_N = gradient_choice.scores(rows, target, config, run, callback, begin, store)
         else:
-            score_N = _scores(rows, config, run, tokenizer, store)
+            by = config.data.select.by
+            assert by == "perplexity" or by == "ifd"
+            score_N = backbone_scores(by, rows, config, run, tokenizer, store)
     kept_K, note = selection.chosen(config.data.select, rows.lengths, score_N)
     if first and not known:
         kept_N = np.isin(np.arange(len(rows)), kept_K)
@@ -75,12 +78,19 @@ def chosen(
     return rows.subset(kept_K, note)
 
 
-def _scores(
-    rows: TokenizedSet, config: RunConfig, run: Run, tokenizer: PreTrainedTokenizerBase, store: ResultStore
+def backbone_scores(
+    by: Literal["perplexity", "ifd"],
+    rows: TokenizedSet,
+    config: RunConfig,
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    store: ResultStore,
 ) -> Floats:
-    """Scores of all rows by their losses, the same in all processes, each of which computes a share."""
-    by = config.data.select.by
-    assert by == "perplexity" or by == "ifd"
+    """Scores of all rows by their losses before training, the same in all processes, each of which computes a share.
+
+    Raises:
+        ConfigError: The backbone does not read and write one text.
+    """
     backbone = backbones.load(config.model, tokenizer, task=TEXT)
     if by == "ifd" and backbone.model.config.is_encoder_decoder:
         raise ConfigError(
@@ -95,7 +105,7 @@ def _scores(
         output_heads.find(backbone.model, backbone.model),
         rows.subset(np.arange(ranks.rank, len(rows), ranks.world)),
         start=0 if start is None else start,
-        scoring=lambda name: store.by(f"selection {name}"),
+        scoring=lambda name: store.by(f"{by} {name}"),
     )
     score_N = np.empty(len(rows))
     for rank, share in enumerate(ranks.gathered(found)):

@@ -30,12 +30,13 @@ from workbench.data.text.tokenized import Splits, TokenizedSet
 from workbench.errors import ConfigError
 from workbench.evaluation import GeneratedAnswer
 from workbench.evaluation.result_store import ModelResults, stored_results
+from workbench.evaluation.row_scores import Floats
 from workbench.losses.label_losses import LabelTap, token_losses
 from workbench.models import backbones, exported, output_heads
 from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel
 from workbench.models.output_heads import Head
-from workbench.recipes import row_choice
+from workbench.recipes import row_choice, row_difficulty
 from workbench.recipes.single_run import Scored, SingleRun
 from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
@@ -56,7 +57,12 @@ Supervise = Callable[[nn.Module, Head, Backbone, Callable[[], float]], TrainingS
 def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     """Train as `config` says; returns scores before and after, as they stand in scores.json."""
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
-    tokenizer, template, data = prepare(config, run, choose=partial(_chosen, callback=callback))
+    tokenizer, template, data = prepare(
+        config,
+        run,
+        choose=partial(_chosen, callback=callback),
+        measure=partial(row_difficulty.measured, config=config, run=run, callback=callback),
+    )
     if data.train.cleaning is not None:
         callback.say(data.train.cleaning.sentence)
     text = TextRun(config, run, callback, tokenizer, template, data)
@@ -65,12 +71,13 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
 
 
 def prepare(
-    config: RunConfig, run: Run, *, choose: Choice | None = None
+    config: RunConfig, run: Run, *, choose: Choice | None = None, measure: Callable[..., Floats] | None = None
 ) -> tuple[PreTrainedTokenizerBase, ChatEncoder | MlmEncoder, Splits]:
     """Tokenizer, form of the rows, and data; refuses what would fail or teach nothing.
 
     Args:
         choose: The backbone's choice of training rows, where `data.select` asks for it; None: chance stands in.
+        measure: Asks the backbone how difficult training rows are, where `data.curriculum` wants that, the same way.
     """
     tokenizer = backbones.tokenizer(config.model)
     template = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
@@ -80,6 +87,8 @@ def prepare(
         data = data._replace(train=choose(data.train, config, run, tokenizer=tokenizer, template=template))
     else:
         data = tokenized.load(config.data, tokenizer, template, seed=config.seed)
+    asked = None if measure is None else partial(measure, tokenizer=tokenizer)
+    data = data._replace(train=row_difficulty.graded(data.train, config, measure=asked))
     preflight.require_runnable(config, data)
     train = mixture.mixed(data.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))

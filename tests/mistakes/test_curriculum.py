@@ -6,11 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.mistakes.cases import Case, assert_refused, lines
+from tests.mistakes.cases import Case, assert_refused, file, lines
 
 PLACE = "data.curriculum"
 ON = f"{PLACE}.by=length"
 CHECK = "check my.yaml"
+JUDGE = f"{CHECK} {PLACE}.by=function {PLACE}.function="
+COLUMN = f"{PLACE}.by=column {PLACE}.column"
+DEF = "def difficulty(row):"
+FAILS = file("fails.py", f"{DEF}\n    return 1 / 0\n")
+OVER = "'{train.learning_rate: [1.0e-4, 1.0e-3]}'"
 TEXTS = lines(
     [{"text": f"The {name} said {n}.", "label": name} for n in range(3, 8) for name in ("cat", "dog")], "t.jsonl"
 )
@@ -26,7 +31,63 @@ CASES = {
         "budget alone ends the run",
         "train.epochs",
     ),
-    "pictures": Case(f"{CHECK} {ON} recipe=classify data.format=image", "as many patches", f"Leave {PLACE} out"),
+    "pictures": Case(f"{CHECK} {ON} recipe=classify data.format=image", "as many patches", f"leave {PLACE} out"),
+    "a column without a name": Case(f"{CHECK} {PLACE}.by=column", "by=column needs its name", f"{PLACE}.column=NAME"),
+    "a column of tokens": Case(f"{CHECK} {ON} {PLACE}.column=n", "column is for by=column", "Leave column out"),
+    "no such column": Case(
+        f"{CHECK} {PLACE}.by=column {PLACE}.column=qestion", "no `qestion`", "Did you mean `question`"
+    ),
+    "a column of words": Case(
+        f"{CHECK} {PLACE}.by=column {PLACE}.column=question", "rows.jsonl, row 2", "Write a number"
+    ),
+    "a column of words, run": Case(
+        f"run my.yaml {PLACE}.by=column {PLACE}.column=question --out two", "`question` is to say", "Write a number"
+    ),
+    "a column of names, labelled": Case(
+        f"{CHECK} recipe=classify data.train=t.jsonl data.held_out=0.2 {COLUMN}=label",
+        "t.jsonl, row",
+        "Write a number",
+        TEXTS,
+    ),
+    "a function without a file": Case(
+        f"{CHECK} {PLACE}.by=function", "by=function needs its name", f"{PLACE}.function=my_difficulty.py"
+    ),
+    "no such file": Case(f"{JUDGE}my.py", "my.py is no Python file", "Write the path of one"),
+    "no such function": Case(
+        f"{JUDGE}my.py", "my.py defines no function difficulty", "Write `def difficulty", file("my.py", "x = 1\n")
+    ),
+    "a function that fails": Case(
+        f"{JUDGE}fails.py",
+        "line 2: ZeroDivisionError",
+        "Correct the file",
+        FAILS,
+    ),
+    "a function without a number": Case(
+        f"{JUDGE}none.py", "returned null", "Return a number", file("none.py", f"{DEF}\n    return None\n")
+    ),
+    "perplexity of classes": Case(
+        f"{CHECK} recipe=classify {PLACE}.by=perplexity", "which is for recipe=sft", f"Write {ON}, column"
+    ),
+    "perplexity in a sweep": Case(
+        f"{CHECK} recipe=sweep sweep.over={OVER} {PLACE}.by=perplexity", "a sweep has several", "Write by=length"
+    ),
+    "a sweep at its own pace": Case(
+        f"{CHECK} recipe=sweep sweep.over={OVER} {PLACE}.by=self_paced", "a sweep has several", "Write by=length"
+    ),
+    "a student at its own pace": Case(
+        f"{CHECK} recipe=distill distill.teacher.id=backbone {PLACE}.by=self_paced",
+        "a distillation has several",
+        "Write by=length",
+    ),
+    "a backbone in shares": Case(
+        f"{CHECK} {PLACE}.by=perplexity distributed.zero=3", "distributed cuts it", "Write distributed.zero=0"
+    ),
+    "one pass at its own pace": Case(
+        f"{CHECK} {PLACE}.by=self_paced", "the run ends with it", "Write more train.epochs"
+    ),
+    "noise of even batches": Case(
+        f"{CHECK} {PLACE}.by=self_paced optimizer.noise_scale=5", "rows that are drawn evenly", "Leave it out"
+    ),
     "two ways of drawing": Case(
         f"{CHECK} {ON} recipe=classify classes.sampling=even",
         "classes.sampling=even does not",
@@ -39,7 +100,7 @@ CASES = {
     ),
     "one length": Case(
         f"{CHECK} {ON} recipe=classify data.train=t.jsonl data.held_out=0.2",
-        "tokens, so that none is easier",
+        "number of tokens (8), so that none is easier",
         "Leave",
         TEXTS,
     ),

@@ -21,6 +21,9 @@ CASES = {
     "rows by the backbone": Case(
         f"{LR} data.select.by=perplexity data.select.rows=5", "data.select.by=perplexity", "data.select.by=random"
     ),
+    "an order by losses": Case(
+        f"{LR} data.curriculum.by=self_paced", "the search for a rate has several", "Write by=length"
+    ),
     "no rate": Case(f"{LR} --lowest 0", "--lowest 0", "Write --lowest 1e-4 --highest 1e-1"),
     "rates the wrong way round": Case(f"{LR} --lowest 1e-2 --highest 1e-4", "--highest 0.0001", "the higher one last"),
     "rates without end": Case(f"{LR} --highest inf", "--highest inf", "expected two rates"),

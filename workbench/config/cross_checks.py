@@ -7,6 +7,7 @@ from typing import Any
 
 from workbench.adapters import METHODS, Method
 from workbench.adapters.method import HALF_OR_FULL
+from workbench.config import curriculum_checks
 from workbench.config.basic_sections import ModelConfig
 from workbench.config.clean_rules import ANSWER_RULES, DUPLICATE_RULES
 from workbench.config.optimizer_config import ADAMS
@@ -45,7 +46,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from _of_averages(config)
     yield from _of_sources(config)
     yield from _of_evaluation_sets(config)
-    yield from _of_order(config)
+    yield from curriculum_checks.mistakes(config)
     yield from _of_sampling(config)
     yield from _of_recipe(config)
     if config.recipe in ("classify", "crossval"):
@@ -168,24 +169,6 @@ def _of_evaluation_sets(config: RunSections) -> Iterator[str]:
                 f"data.decontaminate compares one file of data.{key}, and several are named. "
                 f"Write data.{key}=FILE, and the others in data.decontaminate.against."
             )
-
-
-def _of_order(config: RunSections) -> Iterator[str]:
-    """Where rows cannot be drawn in an order of difficulty."""
-    if config.data.curriculum.by == "none":
-        return
-    if config.train.epochs is None and config.train.steps is None and not config.budget.unlimited:
-        yield (
-            "data.curriculum opens rows over a known number of steps, and budget alone ends the run. "
-            "Write train.epochs or train.steps too."
-        )
-    if config.reads_pictures:
-        yield "data.curriculum.by=length: all pictures have as many patches. Leave data.curriculum out."
-    if (sampling := config.classes.sampling) not in ("auto", "none"):
-        yield (
-            f"data.curriculum draws each row equally often, and classes.sampling={sampling} does not. "
-            "Leave one of them out; classes.weights=balanced goes with a curriculum."
-        )
 
 
 def _of_sampling(config: RunSections) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
@@ -18,8 +19,15 @@ class CurriculumConfig(Section):
     Every row is drawn as often as without a curriculum: only when it is drawn changes.
     """
 
-    by: Literal["none", "length"] = "none"
-    """Difficulty of a row: its tokens."""
+    by: Literal["none", "length", "perplexity", "column", "function", "self_paced"] = "none"
+    """Difficulty of a row: its tokens; its mean loss by the backbone before it trains (recipe sft); a number in a
+    `column` of the rows; what a `function` of yours says; or `self_paced`, the loss that the run itself has measured
+    last (Kumar et al. 2010): a first pass takes all rows, and the pace is that of the rest of the run."""
+    column: str | None = Field(default=None, min_length=1)
+    """by=column: name of the column in the file. Each training row has a number in it, higher where it is harder."""
+    function: Path | None = None
+    """by=function: a Python file of yours with difficulty(row: dict[str, Any]) -> float. It gets the columns of a row
+    as they stand in the file; higher is harder. Only a file you trust."""
     first: Literal["easy", "hard"] = "easy"
     """Which rows are open from the start; `hard` is the anti-curriculum."""
     pace: Literal["linear", "root", "step"] = "root"
@@ -28,7 +36,7 @@ class CurriculumConfig(Section):
     start: Share = 0.1
     """Share of the rows that is open from the start."""
     until: Share = 0.5
-    """Share of the run after which all rows are open."""
+    """Share of the run after which all rows are open; by=self_paced: of what comes after the first pass."""
     stages: PositiveInt | None = None
     """Steps of pace=step, which are 4 unless said otherwise."""
 
@@ -43,10 +51,29 @@ class CurriculumConfig(Section):
         if self.by == "none" and any(getattr(self, key) != type(self).model_fields[key].default for key in unused):
             told = " and ".join(unused)
             yield f"{told} pace a curriculum, and by=none orders nothing. Write data.curriculum.by=length."
+        yield from self._misnamed()
         if self.stages is not None and self.pace != "step":
             yield f"stages are for pace=step, not for pace={self.pace}. Write pace=step, or leave stages out."
         if self.by != "none" and self.start == 1:
             yield "start=1 opens all rows at once, which orders nothing. Write data.curriculum.start=0.1, or by=none."
+
+    def _misnamed(self) -> Iterator[str]:
+        for key, example in (("column", "NAME"), ("function", "my_difficulty.py")):
+            given = getattr(self, key) is not None
+            if self.by == key and not given:
+                yield f"by={key} needs its name. Write data.curriculum.{key}={example}."
+            if given and self.by not in (key, "none"):
+                yield f"{key} is for by={key}, not for by={self.by}. Leave {key} out."
+
+    @property
+    def graded(self) -> bool:
+        """Whether each row has a difficulty of its own, beside its length."""
+        return self.by in ("perplexity", "column", "function")
+
+    @property
+    def direction(self) -> int:
+        """Sign of the difficulty by which rows are sorted: those of the lowest product come first."""
+        return 1 if self.first == "easy" else -1
 
     def open_share(self, progress: float) -> float:
         """Share of the rows that is open after `progress`, a share of the run: from `start` to 1."""
@@ -63,8 +90,24 @@ class CurriculumConfig(Section):
 
     def in_words(self) -> str:
         """One sentence on what it does."""
-        last, first = ("longest", "shortest") if self.first == "easy" else ("shortest", "longest")
+        begins, last = ("lowest", "highest") if self.first == "easy" else ("highest", "lowest")
+        if self.by == "self_paced":
+            return (
+                f"Curriculum: after a first pass over all rows it goes on with the {self.start:.0%} of them of "
+                f"the {begins} loss so far; those of the {last} are open after {self.until:.0%} of the rest of the run."
+            )
         return (
-            f"Curriculum: begins with the {first} {self.start:.0%} of the rows; the {last} are open after "
-            f"{self.until:.0%} of the run."
+            f"Curriculum: begins with the {self.start:.0%} of the rows of the {begins} {self.measure}; those of the "
+            f"{last} are open after {self.until:.0%} of the run."
         )
+
+    @property
+    def measure(self) -> str:
+        """The measure of difficulty, in words."""
+        measures = {
+            "length": "number of tokens",
+            "perplexity": "loss by the backbone before training",
+            "column": f"`{self.column}`",
+            "function": f"difficulty by {self.function}",
+        }
+        return measures[self.by]

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from workbench.config import curriculum_checks
 from workbench.config.distill_config import STUDENT, TEACHER, StudentConfig
 from workbench.config.run_sections import RunSections
 from workbench.schema import Mistakes, explain
@@ -43,6 +44,8 @@ def as_plain_run(config: Run) -> Run:
     if section.on_policy.share and config.data.curriculum.by != "none":
         what = "distill.on_policy replaces answers, and with them how difficult a row is. Leave one of them out."
         mistakes.append(("data.curriculum", what))
+    if reason := curriculum_checks.refusal(config, "a distillation"):
+        mistakes.append(("data.curriculum", reason))
     if config.data.select.by_backbone:
         why = f"by={config.data.select.by} asks a backbone before it trains, and a distillation has two"
         mistakes.append(("data.select", f"{why}. Write data.select.by=random."))

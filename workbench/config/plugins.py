@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from workbench.errors import ConfigError
 
@@ -43,6 +44,18 @@ def module(path: Path, *, key: str) -> ModuleType:
     except Exception as error:  # a user's code: whatever it raises, it cannot be used
         del sys.modules[name]
         raise failed(path, error, key=key) from error
+    return found
+
+
+def function(path: Path, name: str, signature: str, *, key: str) -> Callable[..., Any]:
+    """The function of that name in a user's file.
+
+    Raises:
+        ConfigError: There is none, which the message tells with its signature, or `module` raises it.
+    """
+    found: Callable[..., Any] | None = vars(module(path, key=key)).get(name)
+    if not callable(found):
+        raise ConfigError(f"{key}: {path} defines no function {name}. Write `{signature}` in it.")
     return found
 
 

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 Indices = npt.NDArray[np.int64]
-Weights = npt.NDArray[np.int64] | npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
+Weights = npt.NDArray[np.int64] | Floats
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 PASS_OVERHEAD = 100
@@ -119,6 +120,10 @@ class Examples(Protocol):
     @property
     def supervised(self) -> Weights:
         """Weight of each example in the mean loss: its number of predicted tokens, or the weight of its label."""
+
+    @property
+    def difficulty(self) -> Floats | None:
+        """How hard each example is, higher is harder; None where nobody has said so."""
 
     def __len__(self) -> int:
         """Number of draws in one pass over the data; the number of examples, where each is drawn once."""

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from workbench.data.batching import Examples, Indices, MicroBatch, Weights
+from workbench.data.batching import Examples, Floats, Indices, MicroBatch, Weights
 
 R = TypeVar("R", bound=Examples)
 
@@ -28,6 +28,11 @@ class ResampledRows(Generic[R]):
     def supervised(self) -> Weights:
         """Weight of each row."""
         return self.rows.supervised
+
+    @property
+    def difficulty(self) -> Floats | None:
+        """How hard each row is, where that is known."""
+        return self.rows.difficulty
 
     def place(self, index: int) -> str:
         """File and row of row `index`."""

@@ -9,16 +9,20 @@ from functools import cached_property
 import numpy as np
 
 from workbench.config import RunConfig
-from workbench.data.batching import Examples, Indices, global_batch, steps_per_epoch
+from workbench.config.curriculum_config import CurriculumConfig
+from workbench.data.batching import Examples, Indices, Weights, global_batch, steps_per_epoch
 from workbench.errors import DataError
 
 
 @dataclass(frozen=True)
 class RowOrder:
-    """Rows of every step of a training.
+    """Rows of every step of a training, as far as they are known before it.
 
     Args:
         steps: Optimizer steps of the run; None where a budget alone ends it.
+
+    Raises:
+        DataError: No row is easier than another, for a curriculum.
     """
 
     train: Examples
@@ -26,21 +30,21 @@ class RowOrder:
     steps: int | None
 
     def __post_init__(self) -> None:
-        if self.config.data.curriculum.by == "none":
+        if not self._paces:
             return
         assert self.steps is not None, "a curriculum with a budget alone is refused"
-        lengths = self.train.lengths
-        if lengths.min() == lengths.max():
+        difficulty_N = self._difficulty
+        if difficulty_N.min() == difficulty_N.max():
+            by, measure = self._curriculum.by, self._curriculum.measure
             raise DataError(
-                f"data.curriculum.by=length: all {len(lengths):,} training rows have {lengths[0]:,} tokens, so that "
-                "none is easier.\n  Leave data.curriculum out."
+                f"data.curriculum.by={by}: all {len(difficulty_N):,} training rows have the same {measure} "
+                f"({difficulty_N[0]:g}), so that none is easier.\n  Leave data.curriculum out."
             )
 
     @property
     def typical_steps(self) -> range:
         """Steps that are like all others of the run: those of one pass, or where rows open, all."""
-        every = self.config.data.curriculum.by != "none"
-        return range(self.steps if every and self.steps is not None else self.steps_per_epoch)
+        return range(self.steps if self._paces and self.steps is not None else self.steps_per_epoch)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -57,7 +61,7 @@ class RowOrder:
 
     def rows(self, step: int) -> Indices:
         """Rows of step `step` (from 0); a curriculum has none of its own beyond the last step."""
-        if self.config.data.curriculum.by != "none":
+        if self._paces:
             return self._paced[min(step, len(self._paced) - 1)]
         size, seed = self.config.batch.size, self.config.seed
         draws = global_batch(step, rows=len(self.train), size=size, seed=seed)
@@ -67,13 +71,33 @@ class RowOrder:
     def _paced(self) -> Sequence[Indices]:
         """Rows of all steps of a curriculum."""
         assert self.steps is not None
-        config, curriculum = self.config, self.config.data.curriculum
-        size, rows = config.batch.size, len(self.train)
-        last = rows - size * (self.steps_per_epoch - 1)
-        sizes = [last if (step + 1) % self.steps_per_epoch == 0 else size for step in range(self.steps)]
-        lengths = self.train.lengths if curriculum.first == "easy" else -self.train.lengths
-        share = curriculum.open_share
-        return list(paced(np.argsort(lengths, kind="stable"), sizes, share, seed=config.seed))
+        order_N = np.argsort(self._difficulty * self._curriculum.direction, kind="stable")
+        sizes = step_sizes(len(self.train), self.config.batch.size, self.steps)
+        return list(paced(order_N, sizes, self._curriculum.open_share, seed=self.config.seed))
+
+    @property
+    def _curriculum(self) -> CurriculumConfig:
+        return self.config.data.curriculum
+
+    @property
+    def _paces(self) -> bool:
+        """Whether rows open by a difficulty that is known before the training."""
+        return self._curriculum.by not in ("none", "self_paced")
+
+    @property
+    def _difficulty(self) -> Weights:
+        """Difficulty of each row."""
+        if not self._curriculum.graded:
+            return self.train.lengths
+        assert self.train.difficulty is not None, "whoever reads the rows asks for their difficulty"
+        return self.train.difficulty
+
+
+def step_sizes(rows: int, size: int, steps: int) -> list[int]:
+    """Rows of each of so many steps: the last one of each pass takes what is left of it."""
+    passes = steps_per_epoch(rows, size)
+    last = rows - size * (passes - 1)
+    return [last if (step + 1) % passes == 0 else size for step in range(steps)]
 
 
 def paced(rows_N: Indices, sizes: Sequence[int], share: Callable[[float], float], *, seed: int) -> Iterator[Indices]:
@@ -90,9 +114,7 @@ def paced(rows_N: Indices, sizes: Sequence[int], share: Callable[[float], float]
     """
     generator = np.random.default_rng([seed, 5])
     total, count = sum(sizes), len(rows_N)
-    passes, rest = divmod(total, count)
-    cards_N = np.full(count, passes)
-    cards_N[generator.permutation(count)[:rest]] += 1
+    cards_N = _dealt(count, total, generator)
     until_N = np.concatenate([[0], np.cumsum(cards_N)])  # cards of the first n rows
     deck, drawn, opened = np.empty(total, dtype=np.int64), 0, 0
     for size in sizes:
@@ -108,3 +130,15 @@ def paced(rows_N: Indices, sizes: Sequence[int], share: Callable[[float], float]
         kept = filled - size  # the last cards fill the gaps
         deck[chosen[chosen < kept]] = np.delete(deck[kept:filled], chosen[chosen >= kept] - kept)
         drawn += size
+
+
+def draws_of_rows(count: int, total: int, *, seed: int) -> Indices:
+    """How often each of `count` rows is drawn in a run that draws `total`: once for each whole pass, some once more."""
+    return _dealt(count, total, np.random.default_rng([seed, 5]))
+
+
+def _dealt(count: int, total: int, generator: np.random.Generator) -> Indices:
+    passes, rest = divmod(total, count)
+    draws_N: Indices = np.full(count, passes)
+    draws_N[generator.permutation(count)[:rest]] += 1
+    return draws_N

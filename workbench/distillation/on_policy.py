@@ -73,6 +73,10 @@ class OnPolicy:
         """Predicted tokens of each example, in the step that was drawn last."""
         return self._supervised
 
+    @property
+    def difficulty(self) -> None:
+        """None: answers that are replaced have no known difficulty."""
+
     def place(self, index: int) -> str:
         """File and row that example `index` came from."""
         return self.train.place(index)

@@ -63,6 +63,10 @@ def refusal(config: RunConfig) -> str | None:
         "freeze.policy": (not config.freeze.fixed, "the members of a bank would freeze different layers"),
         "data.columns.weight": (config.data.weighs and not config.labelled, "a bank weighs rows, and no tokens"),
         "data.sampling": (config.data.sampling.by != "all", "the rows of each member would depend on its own losses"),
+        "data.curriculum": (
+            config.data.curriculum.by == "self_paced",
+            "the order of each member's rows would depend on its own losses",
+        ),
         "optimizer.sam": (config.optimizer.sam is not None, "a bank computes each gradient once"),
         "optimizer.noise_scale": (config.optimizer.noise_scale is not None, "a bank does not compute a batch in parts"),
     }

@@ -23,6 +23,7 @@ class Lengths:
     """Examples of which only the lengths are known."""
 
     lengths: Indices
+    difficulty: Any = None
 
     @property
     def supervised(self) -> Indices:
@@ -41,7 +42,9 @@ class Lengths:
         raise NotImplementedError
 
 
-def order(lengths: Indices, steps: int, *, size: int = 4, seed: int = 0, **curriculum: Any) -> RowOrder:
+def order(
+    lengths: Indices, steps: int, *, size: int = 4, seed: int = 0, difficulty: Any = None, **curriculum: Any
+) -> RowOrder:
     config = RunConfig.model_validate(
         {
             "recipe": "sft",
@@ -51,7 +54,7 @@ def order(lengths: Indices, steps: int, *, size: int = 4, seed: int = 0, **curri
             "train": {"steps": steps},
         }
     )
-    return RowOrder(Lengths(lengths), config, steps)
+    return RowOrder(Lengths(lengths, difficulty), config, steps)
 
 
 @given(
@@ -137,6 +140,25 @@ def test_without_a_curriculum_it_is_the_seeded_permutation() -> None:
         assert np.array_equal(found.rows(step), global_batch(step, rows=14, size=4, seed=3))
 
 
+@pytest.mark.parametrize(
+    "by", [{"by": "perplexity"}, {"by": "column", "column": "n"}, {"by": "function", "function": "f"}]
+)
+def test_another_difficulty_takes_the_place_of_the_length(by: dict[str, str]) -> None:
+    """The same order as by length, for rows whose difficulty is what the length was."""
+    hard = np.random.default_rng(2).permutation(30) + 1
+    for first in ("easy", "hard"):
+        wanted = order(hard, 12, by="length", first=first)
+        found = order(np.ones(30, dtype=np.int64), 12, difficulty=hard / 7, first=first, **by)
+        assert all(np.array_equal(found.rows(step), wanted.rows(step)) for step in range(12))
+
+
+def test_what_the_run_measures_orders_nothing_beforehand() -> None:
+    found = order(np.full(14, 5), 9, by="self_paced", seed=3)
+    assert all(np.array_equal(found.rows(step), global_batch(step, rows=14, size=4, seed=3)) for step in range(9))
+
+
 def test_rows_of_one_length_have_no_order() -> None:
-    with pytest.raises(DataError, match=r"all 7 training rows have 5 tokens[^\n]*\n  Leave data.curriculum out"):
+    with pytest.raises(
+        DataError, match=r"all 7 training rows have the same number of tokens \(5\)[^\n]*\n  Leave data.curriculum out"
+    ):
         order(np.full(7, 5), 3, by="length")

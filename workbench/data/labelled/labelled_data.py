@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 
 from workbench.config import RunConfig
-from workbench.data import dataset_facts, selection
+from workbench.config.curriculum_config import CurriculumConfig
+from workbench.data import dataset_facts, difficulty, selection
 from workbench.data.batching import Indices, MicroBatch, Weights
 from workbench.data.folds import stratification
 from workbench.data.folds.stratified_holdout import hold_out
@@ -54,6 +55,8 @@ class LabelledSet:
     """Rows that held the text of evaluation rows, where they were looked for."""
     cleaning: Cleaning | None = None
     """Rows that `data.clean` left out."""
+    difficulty: Floats | None = None
+    """How hard each row is, where `data.curriculum` asks for it."""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -98,12 +101,15 @@ class LabelledSet:
             supervised=self.supervised[numbers],
             skipped=(note, *self.skipped) if note else self.skipped,
             extra_targets_NC=None if self.extra_targets_NC is None else self.extra_targets_NC[numbers],
+            difficulty=None if self.difficulty is None else self.difficulty[numbers],
         )
 
     def concatenated(self, other: LabelledSet) -> LabelledSet:
         """These rows, followed by those of `other`."""
         extra = [rows.extra_targets_NC for rows in (self, other) if rows.extra_targets_NC is not None]
         assert len(extra) in (0, 2), "labels of the two sets would differ in length"
+        graded = [rows.difficulty for rows in (self, other) if rows.difficulty is not None]
+        assert len(graded) in (0, 2), "rows without a difficulty would have no place in an order"
         return replace(
             self,
             records=(*self.records, *other.records),
@@ -111,7 +117,19 @@ class LabelledSet:
             targets_NC=np.concatenate([self.targets_NC, other.targets_NC]),
             supervised=np.concatenate([self.supervised, other.supervised]),
             extra_targets_NC=np.concatenate(extra) if extra else None,
+            difficulty=np.concatenate(graded) if graded else None,
         )
+
+    def graded(self, curriculum: CurriculumConfig) -> LabelledSet:
+        """The same rows with their difficulty, where a column or a user's function says it.
+
+        Raises:
+            ConfigError: The user's file is wrong.
+            DataError: A row has no number in the column.
+        """
+        if not curriculum.graded:
+            return self
+        return replace(self, difficulty=difficulty.of_rows(curriculum, (record.row for record in self.records)))
 
     def with_targets(self, targets_NC: Targets) -> LabelledSet:
         """The same rows with other targets, such as a teacher's probabilities."""

@@ -21,7 +21,8 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
 from workbench.data import dataset_facts, ordered_processes, selection, starter
-from workbench.data.batching import Collate, Indices, MicroBatch, Row, collate
+from workbench.data.batching import Collate, Floats, Indices, MicroBatch, Row, collate
+from workbench.data.rows import RawRow, read_rows
 from workbench.data.text import contamination, encoded_rows, formats
 from workbench.data.text.contamination import Contamination
 from workbench.data.text.decontamination import TextRow
@@ -59,6 +60,8 @@ class TokenizedSet:
     """The first row of the table that each of several sources has; empty where there is one."""
     cleaning: Cleaning | None = None
     """Rows that `data.clean` left out."""
+    difficulty: Floats | None = None
+    """How hard each example is, where `data.curriculum` asks for it."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -94,7 +97,12 @@ class TokenizedSet:
 
     def subset(self, keep: Indices | npt.NDArray[np.bool_], note: str | None = None) -> TokenizedSet:
         """The examples that `keep` indexes or marks."""
-        return replace(self, rows=self.rows[keep], skipped=[note, *self.skipped] if note else self.skipped)
+        return replace(
+            self,
+            rows=self.rows[keep],
+            skipped=[note, *self.skipped] if note else self.skipped,
+            difficulty=None if self.difficulty is None else self.difficulty[keep],
+        )
 
     @property
     def source_N(self) -> Indices:
@@ -366,6 +374,16 @@ def _selected(train: TokenizedSet, config: DataConfig, *, seed: int) -> Tokenize
         config.select, train.lengths, seed=seed, texts=texts, target=partial(contamination.texts_of, config)
     )
     return train.subset(kept, note)
+
+
+def raw_rows(tokens: TokenizedSet, config: DataConfig) -> Iterator[RawRow]:
+    """The row of the file that each example came from, in their order, which is that of the file."""
+    groups = itertools.groupby(map(_example_of, tokens.places()))
+    following = next(groups, None)
+    for row in itertools.islice(read_rows(starter.resolve(tokens.source)), config.limit):
+        if following is not None and row.place == following[0]:
+            yield from itertools.repeat(row, len(list(following[1])))
+            following = next(groups, None)
 
 
 def _texts(tokens: TokenizedSet, config: DataConfig, *, limit: int | None = None) -> Iterator[TextRow]:

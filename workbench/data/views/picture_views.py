@@ -24,7 +24,7 @@ from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
 from workbench.data.labelled.row_reader import RowReader
 from workbench.data.rows import excerpt
-from workbench.data.views.user_views import KEY, function_of, require_used
+from workbench.data.views.user_views import KEY, require_used
 from workbench.errors import ConfigError
 
 Picture: TypeAlias = NDArray[np.uint8]
@@ -141,7 +141,7 @@ class _UserPictures:
 
     def __init__(self, path: Path, *, example: Picture, row: int) -> None:
         self._path = path
-        self._function = function_of(path, "views", "def views(picture: ndarray) -> list[ndarray]")
+        self._function = plugins.function(path, "views", "def views(picture: ndarray) -> list[ndarray]", key=KEY)
         self._example_row = row
         views = self._called(example, row)
         if not views:

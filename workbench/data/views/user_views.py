@@ -37,7 +37,9 @@ class UserViews:
 
     def __init__(self, path: Path, *, columns: Fields, example: Fields, place: str) -> None:
         self._path, self._columns, self._example_place = path, columns, place
-        self._function = function_of(path, "views", "def views(row: dict[str, str]) -> list[dict[str, str]]")
+        self._function = plugins.function(
+            path, "views", "def views(row: dict[str, str]) -> list[dict[str, str]]", key=KEY
+        )
         views = self._call(example, place)
         if not views:
             raise self._error(place, "returned no view. Return a list of one or more rows")
@@ -117,7 +119,7 @@ def user_merge(config: TtaConfig) -> UserMerge | None:
     path = config.function
     if path is None or config.merge != "user":
         return None
-    merge = function_of(path, "merge", "def merge(p: ndarray) -> ndarray")
+    merge = plugins.function(path, "merge", "def merge(p: ndarray) -> ndarray", key=KEY)
 
     def called(values_VNC: Floats) -> Floats:
         try:
@@ -126,11 +128,3 @@ def user_merge(config: TtaConfig) -> UserMerge | None:
             raise plugins.failed(path, error, key=KEY) from error
 
     return called
-
-
-def function_of(path: Path, name: str, signature: str) -> Callable[..., Any]:
-    """The function of that name in a user's file; raises ConfigError with its signature where there is none."""
-    function: Callable[..., Any] | None = vars(plugins.module(path, key=KEY)).get(name)
-    if not callable(function):
-        raise ConfigError(f"{KEY}: {path} defines no function {name}. Write `{signature}` in it.")
-    return function

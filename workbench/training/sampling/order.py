@@ -10,6 +10,7 @@ from workbench.training.sampling.infobatch import InfoBatch
 from workbench.training.sampling.learned_mix import LearnedMix
 from workbench.training.sampling.pools import ImportanceSampling, SelectiveBackprop
 from workbench.training.sampling.sampler import Sampler
+from workbench.training.sampling.self_paced import SelfPaced
 
 SAMPLERS: dict[str, type[Sampler]] = {
     "infobatch": InfoBatch,
@@ -22,8 +23,13 @@ def row_order(train: Examples, config: RunConfig, steps: int | None, ranks: Rank
     """The rows of each step of a run of `steps` optimizer steps; None where a budget alone ends it.
 
     Raises:
-        ConfigError: The sampler would never act.
+        ConfigError: The sampler or the curriculum would never act.
         DataError: No row is easier than another, for a curriculum.
     """
-    sampler = LearnedMix if config.data.mix.by == "learned" else SAMPLERS.get(config.data.sampling.by)
+    data = config.data
+    sampler: type[Sampler] | None = SAMPLERS.get(data.sampling.by)
+    if data.mix.by == "learned":
+        sampler = LearnedMix
+    elif data.curriculum.by == "self_paced":
+        sampler = SelfPaced
     return RowOrder(train, config, steps) if sampler is None else sampler(train, config, steps, ranks)

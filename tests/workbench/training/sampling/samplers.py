@@ -20,6 +20,7 @@ class Tokens:
     """Examples of so many tokens, all of which carry loss."""
 
     lengths: Indices
+    difficulty: Any = None
 
     @property
     def supervised(self) -> Indices:

@@ -1,0 +1,66 @@
+"""The difficulty of training rows of text for `data.curriculum`, by their file, a user's function or the backbone."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+from transformers import PreTrainedTokenizerBase
+
+from workbench.config import RunConfig
+from workbench.data import difficulty
+from workbench.data.text.tokenized import TokenizedSet, raw_rows
+from workbench.evaluation.result_store import ResultStore
+from workbench.evaluation.row_scores import Floats
+from workbench.recipes import row_choice
+from workbench.runs import files
+from workbench.runs.run_directory import Run
+from workbench.training.callbacks import Callback
+
+FILE = "difficulty.parquet"
+"""In a run directory: place and loss of every training row by the backbone before training."""
+Measure = Callable[[TokenizedSet], Floats]
+"""From training rows to their loss (N,) by the backbone."""
+
+
+def graded(rows: TokenizedSet, config: RunConfig, *, measure: Measure | None = None) -> TokenizedSet:
+    """The rows with their difficulty, where the curriculum has one beside their length.
+
+    Args:
+        measure: Asks the backbone; None: chance stands in for what it would say.
+
+    Raises:
+        ConfigError: The user's file is wrong.
+        DataError: A row has no number in the column.
+    """
+    curriculum = config.data.curriculum
+    if not curriculum.graded:
+        return rows
+    if curriculum.by != "perplexity":
+        return replace(rows, difficulty=difficulty.of_rows(curriculum, raw_rows(rows, config.data)))
+    found_N = difficulty.by_chance(len(rows), seed=config.seed) if measure is None else measure(rows)
+    return replace(rows, difficulty=found_N)
+
+
+def measured(
+    rows: TokenizedSet, config: RunConfig, run: Run, callback: Callback, tokenizer: PreTrainedTokenizerBase
+) -> Floats:
+    """Loss (N,) of each row by the backbone before training, the same in all processes; a resumed run reads `FILE`."""
+    known, first = (run.home / FILE).exists(), run.ranks.first
+    run.ranks.wait()
+    if known:
+        read_N: Floats = pd.read_parquet(run.home / FILE)["loss"].to_numpy(dtype=np.float64)
+        return read_N
+    callback.say(f"Reading {len(rows):,} rows with the backbone, to order them by their loss ...")
+    store = ResultStore(run.path if run.ranks.alone else None, callback.stop_requested, run.deadline)
+    loss_N = row_choice.backbone_scores("perplexity", rows, config, run, tokenizer, store)
+    if first:
+        buffer = io.BytesIO()
+        pd.DataFrame({"place": list(rows.places()), "loss": loss_N}).to_parquet(buffer)
+        files.write_bytes(run.path / FILE, buffer.getvalue())
+        store.clear()
+    run.ranks.wait()
+    return loss_N
