@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from transformers import PreTrainedTokenizerBase
 
-from workbench.config import DataConfig, RunConfig, distill_expansion, sweep_expansion, tasks
+from workbench.config import DataConfig, RunConfig, distill_expansion, sweep_expansion
 from workbench.config.distill_config import TEACHER
 from workbench.data import starter
 from workbench.data.batching import Indices
@@ -21,24 +20,22 @@ from workbench.data.labelled.labels import Label
 from workbench.data.labelled.records import RecordSource
 from workbench.data.labelled.row_reader import RowReader
 from workbench.data.labelled.text_reader import TextReader
-from workbench.data.text import formats, tokenized
+from workbench.data.text import formats
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.quality import row_texts, survey
 from workbench.data.text.quality.row_texts import RowText
 from workbench.data.text.quality.survey import Findings, SourceRows
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder
-from workbench.errors import ConfigError, DataError
-from workbench.evaluation import scores
-from workbench.models import backbones, output_heads, row_readers
-from workbench.recipes import distill
+from workbench.errors import DataError
+from workbench.models import backbones, row_readers
+from workbench.recipes import distill, row_perplexities
+from workbench.recipes.row_perplexities import SampleSize
 from workbench.recipes.sft import read_template
 from workbench.report import data_page
 from workbench.runs import files
 
-PAGE, FLAGS = "data.html", "flags.parquet"
-PERPLEXITIES = 1000
-"""Rows of a source, evenly spaced, whose perplexity is computed."""
+PAGE, FLAGS, PERPLEXITIES = "data.html", "flags.parquet", "perplexity.parquet"
 
 Encoder = ChatEncoder | MlmEncoder
 
@@ -53,32 +50,30 @@ class DataReport(NamedTuple):
     flags: Path
 
 
-def write(config: RunConfig, out: Path, *, name: str = "", perplexity: bool = False) -> DataReport:
+def write(config: RunConfig, out: Path, *, name: str = "", perplexity: str = "auto") -> DataReport:
     """Read the rows that a recipe names and write data.html and flags.parquet into the folder `out`.
+
+    Where the backbone reads rows, there is perplexity.parquet too: split, row, perplexity.
 
     Rows that a run would refuse are reported too; nothing is changed.
 
     Args:
         name: Title of the page; the recipe's where it is empty.
-        perplexity: Whether the backbone reads a sample of the rows, which takes longest.
+        perplexity: Rows of each file that the backbone reads: `auto`, as many as are cheap, `all`, `off`, or a number.
 
     Raises:
-        ConfigError: The recipe has no perplexity.
+        ConfigError: `perplexity` is none of these, or the recipe has none.
         DataError: A file cannot be read, or has no usable row.
     """
     config = _plain(config)
-    if perplexity and config.recipe not in ("sft", "mlm"):
-        raise ConfigError(
-            f"--perplexity is measured on the tokens that a recipe learns, and recipe={config.recipe} learns labels. "
-            "Leave it out."
-        )
+    size = row_perplexities.sample_size(perplexity, config)
     files.require_writable(out / PAGE)
     lenient = config.model_copy(update={"data": config.data.model_copy(update={"on_bad_row": "skip"})})
-    read = _labelled(lenient) if config.recipe in ("classify", "crossval") else _text(lenient, perplexity=perplexity)
+    read = _labelled(lenient) if config.recipe in ("classify", "crossval") else _text(lenient, size)
     report = DataReport(config, survey.examine(read), out / PAGE, out / FLAGS)
-    buffer = io.BytesIO()
-    _table(report.found).to_parquet(buffer)
-    files.write_bytes(report.flags, buffer.getvalue())
+    _write(_table(report.found), report.flags)
+    if any(each.read.perplexities for each in report.found):
+        _write(_perplexity_table(report.found), out / PERPLEXITIES)
     files.write_bytes(report.page, data_page.page(name or config.recipe, config.data, report.found).encode())
     return report
 
@@ -108,14 +103,16 @@ def _titled(title: str, name: str) -> str:
     return f"{title}: {name}" if name else title
 
 
-def _text(config: RunConfig, *, perplexity: bool) -> list[SourceRows]:
+def _text(config: RunConfig, size: SampleSize | None) -> list[SourceRows]:
     tokenizer = backbones.tokenizer(config.model)
     template = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
-    read = [_encoded(own, template, title) for title, own in _sources(config)]
-    if not perplexity:
+    sources = list(_sources(config))
+    read = [_encoded(own, template, title) for title, own in sources]
+    if size is None:
         return read
-    found = _perplexities(config, tokenizer, template)
-    return [replace(each, perplexities=_numbered(each, found[each.title])) for each in read]
+    found, note = row_perplexities.measure(config, sources, tokenizer, template, size)
+    read[0] = replace(read[0], notes=(note,) if note else ())
+    return [replace(each, perplexities=_numbered(each, found.get(each.title, {}))) for each in read]
 
 
 def _numbered(read: SourceRows, by_place: Mapping[str, float]) -> dict[int, float]:
@@ -138,22 +135,6 @@ def _encoded(config: DataConfig, template: Encoder, title: str) -> SourceRows:
         rows.append(row_texts.of_example(example))
         tokens.append(max(lengths, default=0))
     return SourceRows(title, config.train, rows, np.asarray(tokens, dtype=np.int64), unreadable=tuple(skipped))
-
-
-def _perplexities(
-    config: RunConfig, tokenizer: PreTrainedTokenizerBase, template: Encoder
-) -> dict[str, dict[str, float]]:
-    """Perplexity of the supervised tokens of a sample of each source's rows, by file and row."""
-    backbone = backbones.load(config.model, tokenizer, task=tasks.of(config))
-    head = output_heads.find(backbone.model, backbone.model)
-    found = {}
-    for title, own in _sources(config):
-        rows = tokenized.read(own.train, own, tokenizer, template, limit=own.limit)
-        chosen = np.unique(np.linspace(0, len(rows) - 1, num=min(PERPLEXITIES, len(rows)), dtype=np.int64))
-        sample = rows.subset(chosen)
-        losses = scores.row_likelihoods(backbone.model, head, sample)
-        found[title] = {sample.place(row): float(np.exp(loss / count)) for row, (loss, _, count) in losses.items()}
-    return found
 
 
 def _labelled(config: RunConfig) -> list[SourceRows]:
@@ -186,6 +167,22 @@ def _names(label: Label | None) -> tuple[str, ...]:
 def _lengths(reader: TextReader, source: RecordSource) -> Indices:
     texts = [reader.describe(record) for record in source.records]
     return np.asarray([len(ids) for ids in reader.tokenizer(texts, verbose=False)["input_ids"]], dtype=np.int64)
+
+
+def _write(table: pd.DataFrame, path: Path) -> None:
+    buffer = io.BytesIO()
+    table.to_parquet(buffer)
+    files.write_bytes(path, buffer.getvalue())
+
+
+def _perplexity_table(found: list[Findings]) -> pd.DataFrame:
+    """A line for each row that the backbone read."""
+    lines = [
+        (each.read.title, each.read.rows[row].place, value)
+        for each in found
+        for row, value in each.read.perplexities.items()
+    ]
+    return pd.DataFrame(lines, columns=["split", "row", "perplexity"])
 
 
 def _table(found: list[Findings]) -> pd.DataFrame:

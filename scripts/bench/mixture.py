@@ -1,6 +1,6 @@
 """Effect of the ways to mix sources, over paired seeds, at equal steps.
 
-    python scripts/bench/mixture.py gsm8k/ --out runs/mixture [--steps 90] [--seeds 3] [--json FILE]
+    python scripts/bench/mixture.py gsm8k/ --out runs/mixture [--steps 30] [--seeds 3] [--json FILE]
 
 The folder has GSM8K's train.jsonl (Cobbe et al. 2021). The starter, 6 M parameters, trains by LoRA on three sources:
 1,000 rows of GSM8K, the shipped 2,000 questions about fairy tales, and 500 rows of noise, which are questions of GSM8K
@@ -30,8 +30,8 @@ CONTROL, GIVEN = "by size", "learned, given"
 ARMS: dict[str, list[str]] = {
     CONTROL: [],
     "even": ["data.mix.by=weight"],
-    "learned": ["data.mix.by=learned", "data.mix.every=5"],
-    GIVEN: ["data.mix.by=learned", "data.mix.every=5"],
+    "learned": ["data.mix.by=learned", "data.mix.every=3"],
+    GIVEN: ["data.mix.by=learned", "data.mix.every=3"],
 }
 
 
@@ -93,7 +93,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gsm8k", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs/mixture"))
-    parser.add_argument("--steps", type=int, default=90)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write everything that was measured to this file")
     return parser.parse_args()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mistakes.cases import Case, assert_refused, file, lines
+from tests.mistakes.cases import Case, assert_refused, backbone, file, lines, removed
 
 TEXTS = lines(
     [{"text": f"The {name} said {n}.", "label": name} for n in range(9) for name in ("cat", "dog")], "t.jsonl"
@@ -64,7 +64,17 @@ CASES = {
     "unknown columns": Case("data my.yaml data.train=u.jsonl", "`said`, fit no known format", "data.columns=", SAID),
     "the folder is a file": Case("data my.yaml --out there/x", "there", "name another", file("there", "")),
     "perplexity of labels": Case(
-        f"data my.yaml {CLASSIFY} --perplexity", "--perplexity is measured on the tokens", "Leave it out", TEXTS
+        f"data my.yaml {CLASSIFY} --perplexity all", "--perplexity is measured on the tokens", "Leave it out", TEXTS
+    ),
+    "perplexity of some": Case(
+        "data my.yaml --perplexity some", "--perplexity=some: write auto, all, off", "a number of rows such as 500"
+    ),
+    "perplexity of no row": Case("data my.yaml --perplexity 0", "--perplexity=0", "a number of rows such as 500"),
+    "perplexity without weights": Case(
+        "data my.yaml --perplexity all model.id=./m",
+        "no weights (*.safetensors)",
+        "fetch all of it",
+        backbone(removed("m/model.safetensors")),
     ),
     "a student of no one": Case(
         "data distill/quickstart", "distill.teacher: runs/sft-full is no run directory", "Write a folder"

@@ -10,10 +10,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 
 from tests.conftest import MINILM
 from workbench.cli.verbs import main
+from workbench.data.text import tokenized
+from workbench.data.text.chat import ChatEncoder
+from workbench.models import backbones
+from workbench.recipes import row_perplexities
 from workbench.recipes.check import check
 from workbench.recipes.load import load
 
@@ -34,6 +39,7 @@ batch: {size: 4}
 train: {steps: 2}
 evaluate: {every: null, answers: 0}
 """
+SAMPLED = [("rows", 1), ("rows", 8), ("rows", 16), ("other", 1), ("other", 2)]
 LABELLED = RECIPE.replace("held_out: other.jsonl", "held_out: 0.25").replace(", answers: 0", "")
 
 
@@ -68,7 +74,7 @@ def _flags(folder: str = "data-report") -> dict[str, list[str]]:
 
 def test_rows_of_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     Path("rows.jsonl").write_text(Path("rows.jsonl").read_text() + json.dumps(BROKEN) + "\n")
-    _finish(monkeypatch, "data", "my.yaml", "data.overlap=drop", "--perplexity")
+    _finish(monkeypatch, "data", "my.yaml", "data.overlap=drop")
     found = _flags()
     assert found["refusal"] == ["rows.jsonl, row 2", "other.jsonl, row 1"]
     assert found["answer_repeats_prompt"] == ["rows.jsonl, row 14"]
@@ -78,7 +84,36 @@ def test_rows_of_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     said = " ".join(capsys.readouterr().out.split())
     assert "of 16 training rows" in said and "data-report/data.html" in said
     page = Path("data-report/data.html").read_text()
-    assert "&lt;script&gt;alert(1)" in page and "<script" not in page and "Perplexity by the backbone" in page
+    assert "&lt;script&gt;alert(1)" in page and "<script" not in page
+    assert "Perplexity of a row by the backbone" in page
+    assert "Train: the 8 most surprising rows" in page and "Held-out: the 1 least surprising rows" in page
+
+
+def test_perplexities_are_of_a_sample_or_of_all_rows_and_by_file(stories: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equation a second time: the exponential of the mean loss that `transformers` finds of the row's labels."""
+    _finish(monkeypatch, "data", "my.yaml", "data.overlap=drop", "--perplexity", "all", "--out", "all")
+    every = pd.read_parquet("all/perplexity.parquet")
+    assert every["split"].value_counts().to_dict() == {"Train": 16, "Held-out": 2}
+    _finish(monkeypatch, "data", "my.yaml", "data.overlap=drop", "--perplexity", "3", "--out", "three")
+    three = pd.read_parquet("three/perplexity.parquet")
+    assert three["row"].tolist() == [f"{each}.jsonl, row {row}" for each, row in SAMPLED]
+    pd.testing.assert_frame_equal(three, every[every["row"].isin(three["row"])].reset_index(drop=True))
+    config = load("my.yaml", ["data.overlap=drop"])
+    tokenizer = backbones.tokenizer(config.model)
+    model = backbones.load(config.model, tokenizer).model.eval()
+    rows = tokenized.read("rows.jsonl", config.data, tokenizer, ChatEncoder(tokenizer))
+    for number in (0, 7, 15):
+        row = rows[number]
+        ids = torch.from_numpy(row.input_ids)[None]
+        labels = torch.where(torch.from_numpy(row.supervised)[None], ids, -100)
+        with torch.no_grad():
+            wanted = float(model(input_ids=ids, labels=labels).loss.exp())
+        assert every["perplexity"][number] == pytest.approx(wanted, rel=1e-4)
+    _finish(monkeypatch, "data", "my.yaml", "--perplexity", "off", "data.overlap=drop", "--out", "off")
+    assert not Path("off/perplexity.parquet").exists()
+    monkeypatch.setattr(row_perplexities, "LARGEST", 1000)
+    _finish(monkeypatch, "data", "my.yaml", "data.overlap=drop", "--out", "large")
+    assert "Perplexities were not measured" in Path("large/data.html").read_text()
 
 
 @pytest.mark.parametrize("recipe", ["classify", "crossval"])
@@ -157,7 +192,7 @@ def test_recipes_of_several_members(words: list[str], monkeypatch: pytest.Monkey
 
 
 def test_encoders_and_encoder_decoders(encoder_decoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    _finish(monkeypatch, "data", "my.yaml", f"model.id={encoder_decoder}", "--perplexity", "--out", "seq2seq")
+    _finish(monkeypatch, "data", "my.yaml", f"model.id={encoder_decoder}", "--out", "seq2seq")
     assert _flags("seq2seq")["answer_repeats_prompt"] == ["rows.jsonl, row 14"]
     _write("texts.jsonl", [{"text": f"A story of {n} foxes."} for n in range(9)] + [{"text": "A STORY of 3 foxes"}])
     words = [f"model.id={MINILM}", "recipe=mlm", "data.train=texts.jsonl", "data.held_out=0.2"]

@@ -93,8 +93,9 @@ def data(
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="Folder for data.html and flags.parquet.")] = Path("data-report"),
     perplexity: Annotated[
-        bool, typer.Option("--perplexity", help="Let the backbone read a sample of the rows as well.")
-    ] = False,
+        str,
+        typer.Option(help="Rows of each file that the backbone reads: auto (what is cheap), all, off, a number."),
+    ] = "auto",
 ) -> None:
     """Show what is in the rows and what is wrong with them: lengths, languages, duplicates, rules of quality."""
     from workbench.recipes.load import load

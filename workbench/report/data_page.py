@@ -13,14 +13,13 @@ from workbench.config.clean_rules import CLEAN_RULES
 from workbench.data.text.quality import survey
 from workbench.data.text.quality.flagging import Flag
 from workbench.data.text.quality.survey import Findings
+from workbench.report.perplexity_section import ends, surprises
 from workbench.report.plots import Axis, Plot, Series, draw
 from workbench.report.rendering import render
 from workbench.runs import units
 
 SHOWN = 12
 """Rows of a rule that the page shows, from all over the file."""
-LONGEST = 350
-"""Characters that it shows of the beginning of a row, and of its end."""
 LISTED = 12
 """Lines of a table that are not folded away."""
 BINS = 40
@@ -78,6 +77,8 @@ def page(name: str, config: DataConfig, found: Sequence[Findings]) -> str:
         held_out=_held_out(config),
         lengths=length_rows(found, config),
         plots=_plots(found, config),
+        surprises=surprises(found),
+        perplexities=_perplexity_plot(found),
         tables=[table for table in _tables(found) if table.rows],
         rules=[(heading, group) for heading, group in _grouped(rules(found)) if group],
         shown=SHOWN,
@@ -182,16 +183,25 @@ def _plots(found: Sequence[Findings], config: DataConfig) -> list[Plot]:
     wanted: list[tuple[str, str, Callable[[Findings], Floats], Axis]] = [
         ("Tokens of a row", cut, _tokens, Axis("tokens", "count", marks=marks)),
         ("Characters of a row", "", _characters, Axis("characters", "count")),
-        ("Perplexity by the backbone", "Of a sample of the rows.", _perplexities, Axis("log10 of the perplexity")),
         ("Labels", "", _numbers, Axis("label")),
     ]
-    plots = []
-    for title, caption, measure, axis in wanted:
-        measured = [(each.read.title, measure(each)) for each in found]
-        series = [_histogram(name, values, at) for at, (name, values) in enumerate(measured) if len(values)]
-        if series:
-            plots.append(draw(title, series, x=axis, y=Axis("share of rows", "none", from_zero=True), caption=caption))
-    return plots
+    return [plot for each in wanted for plot in _distributions(found, *each)]
+
+
+def _perplexity_plot(found: Sequence[Findings]) -> list[Plot]:
+    axis = Axis("log10 of the perplexity")
+    return _distributions(found, "Perplexity of a row by the backbone", "", _perplexities, axis)
+
+
+def _distributions(
+    found: Sequence[Findings], title: str, caption: str, measure: Callable[[Findings], Floats], axis: Axis
+) -> list[Plot]:
+    """The histogram of a measure of each source; none where no row has it."""
+    measured = [(each.read.title, measure(each)) for each in found]
+    series = [_histogram(name, values, at) for at, (name, values) in enumerate(measured) if len(values)]
+    if not series:
+        return []
+    return [draw(title, series, x=axis, y=Axis("share of rows", "none", from_zero=True), caption=caption)]
 
 
 def _histogram(title: str, values: Floats, colour: int) -> Series:
@@ -254,9 +264,4 @@ def _row(found: Findings, flag: Flag) -> FlaggedRow:
     text = found.read.rows[flag.row].text if flag.row >= 0 else ""
     whole = flag.value == round(flag.value)
     value = "" if flag.value == 1 else f"{flag.value:,.0f}" if whole else units.number(flag.value)
-    return FlaggedRow(flag.place, value, flag.note, _ends(text))
-
-
-def _ends(text: str) -> str:
-    """The beginning and the end of a long text: prompts stand first, answers last."""
-    return text if len(text) <= 2 * LONGEST else f"{text[:LONGEST].rstrip()} … {text[-LONGEST:].lstrip()}"
+    return FlaggedRow(flag.place, value, flag.note, ends(text))

@@ -336,7 +336,7 @@ def _cleaned(train: TokenizedSet, config: DataConfig) -> TokenizedSet:
     """`train` without the rows that `data.clean` flags. Held-out rows are chosen before: other rules, same scores."""
     if not config.clean:
         return train
-    places = [_example_of(place) for place in train.places()]
+    places = [example_of(place) for place in train.places()]
     found = cleaning.find(train.source, cleaning.texts(train.source, places, config, limit=config.limit), config.clean)
     return replace(train.subset(found.kept(places)), cleaning=found)
 
@@ -356,7 +356,7 @@ def _decontaminated(
     if wanted.action != "drop" or not found.matches:
         return train
     dropped = {match.train for match in found.matches}
-    kept = np.fromiter((_example_of(place) not in dropped for place in train.places()), dtype=bool, count=len(train))
+    kept = np.fromiter((example_of(place) not in dropped for place in train.places()), dtype=bool, count=len(train))
     return train.subset(kept, f"{len(found.matches)} rows that hold the text of evaluation rows")
 
 
@@ -366,7 +366,7 @@ def _selected(train: TokenizedSet, config: DataConfig, *, seed: int) -> Tokenize
         return train
 
     def texts() -> Iterator[str]:
-        rows_of = (len(list(rows)) for _, rows in itertools.groupby(map(_example_of, train.places())))
+        rows_of = (len(list(rows)) for _, rows in itertools.groupby(map(example_of, train.places())))
         for row, count in zip(_texts(train, config, limit=config.limit), rows_of, strict=True):
             yield from itertools.repeat(" ".join(row.texts), count)
 
@@ -388,7 +388,7 @@ def raw_rows(tokens: TokenizedSet, config: DataConfig) -> Iterator[RawRow]:
 
 def _texts(tokens: TokenizedSet, config: DataConfig, *, limit: int | None = None) -> Iterator[TextRow]:
     """The texts of the rows of a set, in their order, which is that of the file; rows of one example have one."""
-    wanted = (place for place, _ in itertools.groupby(map(_example_of, tokens.places())))
+    wanted = (place for place, _ in itertools.groupby(map(example_of, tokens.places())))
     following = next(wanted, None)
     for example in formats.read(starter.resolve(tokens.source), config, skipped=[], limit=limit):
         if example.place == following:
@@ -396,6 +396,6 @@ def _texts(tokens: TokenizedSet, config: DataConfig, *, limit: int | None = None
             following = next(wanted, None)
 
 
-def _example_of(place: str) -> str:
+def example_of(place: str) -> str:
     """Place of the example that was expanded into the row of a place, `rows.jsonl, row 3, answer 1 of 2`."""
     return re.sub(r", answer \d+ of \d+$", "", place)

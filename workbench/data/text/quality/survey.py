@@ -55,6 +55,8 @@ class SourceRows:
     """Duplicates by the recipe's own measure; None where texts are compared to flagging.NEAR."""
     perplexities: Mapping[int, float] = field(default_factory=dict)
     """Perplexity of some rows, by their number, by the backbone."""
+    notes: tuple[str, ...] = ()
+    """Measures that could not be taken, and why."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def examine(read: Sequence[SourceRows]) -> list[Findings]:
 
 
 def _examined(read: SourceRows) -> Findings:
-    flags, notes = [_unreadable(reason) for reason in read.unreadable], []
+    flags, notes = [_unreadable(reason) for reason in read.unreadable], list(read.notes)
     rows = read.rows
     clusters = read.clusters
     files = Counter(row.place.rpartition(", row ")[0] or row.place for row in rows)

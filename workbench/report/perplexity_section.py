@@ -1,0 +1,66 @@
+"""The part of a page on data that tells how likely the backbone finds the rows: most and least surprising ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from workbench.data.text.quality.survey import Findings
+from workbench.runs import units
+
+SHOWN = 8
+"""Rows at each end."""
+
+
+LONGEST = 350
+"""Characters that are shown of the beginning of a row, and of its end."""
+
+
+class SurprisingRow(NamedTuple):
+    """A row at one end."""
+
+    place: str
+    perplexity: str
+    text: str
+
+
+class Surprise(NamedTuple):
+    """The perplexities of one source."""
+
+    title: str
+    read: str
+    """Rows that the backbone read, of all."""
+    quantiles: tuple[str, ...]
+    """At 5, 50 and 95 per cent of the rows."""
+    most: tuple[SurprisingRow, ...]
+    least: tuple[SurprisingRow, ...]
+
+
+def surprises(found: Sequence[Findings]) -> list[Surprise]:
+    """The perplexities of each source of which the backbone read rows."""
+    return [_surprise(each) for each in found if each.read.perplexities]
+
+
+def _surprise(found: Findings) -> Surprise:
+    known = found.read.perplexities
+    ordered = sorted(known, key=lambda number: (known[number], number))
+    ends = min(SHOWN, len(ordered) // 2 or 1)
+    return Surprise(
+        title=found.read.title,
+        read=f"{len(known):,} of {len(found.read.rows):,}",
+        quantiles=tuple(map(units.number, np.quantile(list(known.values()), [0.05, 0.5, 0.95]).tolist())),
+        most=tuple(_row(found, number) for number in reversed(ordered[-ends:])),
+        least=tuple(_row(found, number) for number in ordered[:ends]),
+    )
+
+
+def _row(found: Findings, number: int) -> SurprisingRow:
+    row = found.read.rows[number]
+    return SurprisingRow(row.place, units.number(found.read.perplexities[number]), ends(row.text))
+
+
+def ends(text: str) -> str:
+    """The beginning and the end of a long text: prompts stand first, answers last."""
+    return text if len(text) <= 2 * LONGEST else f"{text[:LONGEST].rstrip()} … {text[-LONGEST:].lstrip()}"
