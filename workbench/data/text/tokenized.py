@@ -378,7 +378,7 @@ def _selected(train: TokenizedSet, config: DataConfig, *, seed: int) -> Tokenize
 
 def raw_rows(tokens: TokenizedSet, config: DataConfig) -> Iterator[RawRow]:
     """The row of the file that each example came from, in their order, which is that of the file."""
-    groups = itertools.groupby(map(_example_of, tokens.places()))
+    groups = itertools.groupby(map(example_of, tokens.places()))
     following = next(groups, None)
     for row in itertools.islice(read_rows(starter.resolve(tokens.source)), config.limit):
         if following is not None and row.place == following[0]:
