@@ -25,8 +25,8 @@ def load(model: PreTrainedModel, folders: Mapping[str, Path]) -> PeftModel:
     configs = {name: PeftConfig.from_pretrained(str(folder)) for name, folder in folders.items()}
     kinds = {name: _kind(config) for name, config in configs.items()}
     if len(set(kinds.values())) > 1:
-        said = ", ".join(f"{name} {kind}" for name, kind in kinds.items())
-        raise ConfigError(f"Adapters of different kinds ({said}) do not go on one backbone. Load those of one kind.")
+        shown = ", ".join(f"{name} {kind}" for name, kind in kinds.items())
+        raise ConfigError(f"Adapters of different kinds ({shown}) do not go on one backbone. Load those of one kind.")
     rows = [name for name, config in configs.items() if getattr(config, "trainable_token_indices", None)]
     if rows and len(configs) > 1:
         raise ConfigError(

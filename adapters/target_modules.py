@@ -130,17 +130,19 @@ def about_experts(model: PreTrainedModel, method: Method) -> str | None:
     if not experts or not isinstance(method, OnLinear):
         return None
     if getattr(method, "experts", False):
-        told = ["Mixture of experts: each expert has an update of its own; what chooses among them stays frozen."]
+        sentences = ["Mixture of experts: each expert has an update of its own; what chooses among them stays frozen."]
     else:
         share = sum(each.numel() for each in experts.values()) / sum(each.numel() for each in model.parameters())
-        told = [
+        sentences = [
             f"Mixture of experts: {share:.0%} of the weights are experts, whose matrices stand in one "
             f"parameter ({', '.join(sorted({_leaf(name) for name in experts}))}); they stay frozen. "
             "Lora, rslora and lora+ change them with adapter.experts=true."
         ]
     if method.targets == "all-linear" and (lost := sorted({*resolve(model, "all-linear")} - {*method.modules(model)})):
-        told.append(f"{', '.join(lost)} outside of the experts stay frozen: PEFT takes their names for the experts'.")
-    return "\n  ".join(told) or None
+        sentences.append(
+            f"{', '.join(lost)} outside of the experts stay frozen: PEFT takes their names for the experts'."
+        )
+    return "\n  ".join(sentences) or None
 
 
 def linear_layers(model: PreTrainedModel, targets: str | Sequence[str]) -> dict[str, nn.Module]:

@@ -182,8 +182,8 @@ def _first_member(config: RunConfig) -> Inspection | ClassInspection:
     names = [trial.name for trial in trials]
     why = sweep.apart(config)
     how = "together in one bank" if why is None else f"one after another: {why}"
-    told = f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
-    return replace(found, notes=[f"{len(names)} members, {how}. The first is shown: {told}.", *found.notes])
+    shown = f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+    return replace(found, notes=[f"{len(names)} members, {how}. The first is shown: {shown}.", *found.notes])
 
 
 def pieces(row: Row, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool]]:

@@ -132,7 +132,7 @@ def unequal(rows: LabelledSet, labels: Labels, config: RunConfig) -> list[str]:
 def chosen_examples(rows: LabelledSet, reader: RowReader) -> list[tuple[str, str, str]]:
     """Place, what the model reads, and the label of rows from all over the file."""
     chosen = np.unique(np.linspace(0, len(rows) - 1, num=min(SHOWN, len(rows)), dtype=np.int64)).tolist()
-    return [(rows.place(i), reader.rendered(rows.inputs, i), picture_checks.said(rows.labels[i])) for i in chosen]
+    return [(rows.place(i), reader.rendered(rows.inputs, i), picture_checks.in_words(rows.labels[i])) for i in chosen]
 
 
 def evaluate(run: Path, config: RunConfig) -> dict[str, float]:

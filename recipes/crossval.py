@@ -114,5 +114,5 @@ def prepare(config: RunConfig) -> tuple[RowReader, FoldData, list[RowView], list
     views = row_views.make(config, data.labels, data.rows)
     views, notes = row_views.useful(views, data.rows, reader)
     if (merge := user_merge(config.tta)) is not None:
-        tta.rehearse(data.labels, 1 + len(views), merge)
+        tta.try_merge(data.labels, 1 + len(views), merge)
     return reader, data, views, modules, notes

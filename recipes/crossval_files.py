@@ -60,9 +60,9 @@ def write(
     files.write_json(context.run.path / "decision.json", decided(context, round_outputs, combiner, decision, corrected))
     folds, summary = _folds(context, round_outputs, combiner)
     context.log.write(folds=folds, summary=summary, duplicates=_duplicates(context))
-    said_NC = target_scores.baseline(labels, data.rows.targets_NC, rows=len(data.rows))
+    baseline_NC = target_scores.baseline(labels, data.rows.targets_NC, rows=len(data.rows))
     scores: Scores = {
-        "before": target_scores.scores(labels, said_NC, data.rows.targets_NC),
+        "before": target_scores.scores(labels, baseline_NC, data.rows.targets_NC),
         "after": target_scores.value_scores(labels, predictions.oof_NC, data.rows.targets_NC),
     }
     if data.test is not None and predictions.test_TC is not None:
@@ -115,18 +115,18 @@ def _pictures(
     context: CrossvalContext, round_outputs: RoundOutputs, table: pd.DataFrame, near: LabelledSet | None
 ) -> None:
     """Pictures of the rows out of fold; the adapter of one fold explains what it says of its rows."""
-    data, room = context.data, context.fold_context
-    if not room.config.reads_pictures:
+    data, fold_context = context.data, context.fold_context
+    if not fold_context.config.reads_pictures:
         return
     (one, *_), places = context.members, {place for cluster in data.conflicts for place in cluster}
     (folder,) = training_rounds.adapters(context.run, round_outputs.number, [one])
     thumbnails.write(
         context.run.path,
-        room.reader,
+        fold_context.reader,
         data.rows,
         table,
         train=data.rows.subset(one.split.train_N),
-        model=classifier.load(folder.parent, room.config),
+        model=classifier.load(folder.parent, fold_context.config),
         explain=np.flatnonzero(one.split.validation_N).tolist(),
         first=[row for row, record in enumerate(data.rows.records) if record.place in places],
         near=near,

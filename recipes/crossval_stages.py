@@ -94,8 +94,8 @@ class CrossvalContext:
         Returns:
             The context of the stages that follow, and the outputs of the adapters that stay.
         """
-        room, data = self.fold_context, self.data
-        if not room.config.data.drop_suspects:
+        fold_context, data = self.fold_context, self.data
+        if not fold_context.config.data.drop_suspects:
             return self, round_outputs
         name, title = "drop_suspects", "Suspected labels dropped"
         targets_NC, before_NC = data.rows.targets_NC, self.log.predictions.oof_NC
@@ -103,7 +103,7 @@ class CrossvalContext:
         alone = data._replace(test=None, unlabelled=None)
         self.callback.say(f"{len(pairs)} adapters that leave two folds out look for wrong labels ...")
         asked = training_rounds.train_round(
-            room, self.run, alone, pairs, [None] * len(pairs), self.callback, number=PAIRS
+            fold_context, self.run, alone, pairs, [None] * len(pairs), self.callback, number=PAIRS
         )
         dropped = suspects.dropped(data.labels, targets_NC, self.members, pairs, asked.oof_MNC)
         rows = [int(dropped_N.sum()) for dropped_N in dropped]
@@ -117,10 +117,10 @@ class CrossvalContext:
             self.log.abstain(name, title, facts, why="No label is suspected.")
             return self, round_outputs
         members = [each.without(dropped_N) for each, dropped_N in zip(self.members, dropped, strict=True)]
-        taught = training_rounds.train_round(
-            room, self.run, data, members, [None] * len(members), self.callback, number=CLEANED
+        retrained = training_rounds.train_round(
+            fold_context, self.run, data, members, [None] * len(members), self.callback, number=CLEANED
         )
-        predictions = self.predictions(combiner, taught)
+        predictions = self.predictions(combiner, retrained)
         judges_N = suspects.judges(targets_NC, before_NC, predictions.oof_NC)
         facts["judges"] = int(judges_N.sum())
         if len(np.unique(data.cluster_N[judges_N])) < 2:
@@ -128,7 +128,7 @@ class CrossvalContext:
             return self, round_outputs
         if not self.log.offer(name, title, predictions, facts, judges_N=judges_N):
             return self, round_outputs
-        return replace(self, members=members, dropped_N=suspects.suspected(targets_NC, before_NC)), taught
+        return replace(self, members=members, dropped_N=suspects.suspected(targets_NC, before_NC)), retrained
 
     def pseudo_label(self, round_outputs: RoundOutputs, combiner: Combiner) -> RoundOutputs:
         """Rounds of pseudo-labels, for as long as each makes the labels of its folds' rows likelier."""
@@ -149,13 +149,13 @@ class CrossvalContext:
                 self.log.abstain(name, title, facts, why=chosen[0].reason)
                 break
             more = [training_rounds.added(self.data, each) for each in chosen]
-            taught = training_rounds.train_round(
+            retrained = training_rounds.train_round(
                 self.fold_context, self.run, self.data, self.members, more, self.callback, number=self._before + number
             )
-            predictions = self.predictions(combiner, taught)
+            predictions = self.predictions(combiner, retrained)
             if not self.log.offer(name, title, predictions, facts, least=config.least_gain, sure=config.sure):
                 break
-            round_outputs = taught._replace(taught_by=round_outputs.number)
+            round_outputs = retrained._replace(taught_by=round_outputs.number)
         return round_outputs
 
     def merge(self, round_outputs: RoundOutputs, combiner: Combiner) -> Combiner:
@@ -207,14 +207,14 @@ class CrossvalContext:
         if not config.is_on:
             return None
         bank, test_TD = neighbour_bank.of_run(self.fold_context, self.run, self.data, before.oof_NC)
-        asked = bank.asked(config.asked, self.data.cluster_N, max(config.candidates))
+        neighbours = bank.neighbours(config.asked, self.data.cluster_N, max(config.candidates))
         correction, oof_NC = neighbour_correction.fit(
-            config, labels, before.oof_NC, self.data.rows.targets_NC, asked, self.known.part_N
+            config, labels, before.oof_NC, self.data.rows.targets_NC, neighbours, self.known.part_N
         )
         test_TC = before.test_TC
         if test_TC is not None and test_TD is not None:
             test_TC = bank.corrected(correction, test_TC, test_TD)
-        similarity_NK = asked[correction.ask].found.similarity_NK[:, : correction.neighbours]
+        similarity_NK = neighbours[correction.ask].found.similarity_NK[:, : correction.neighbours]
         facts = {
             **correction.facts,
             "similarity": float(similarity_NK.mean()),

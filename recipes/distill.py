@@ -149,7 +149,7 @@ def supervise(
     section = config.distill
     cached = cache(config, base, source, run, data, tokenizer, callback) if section.cache.folder is not None else None
 
-    def taught(model: nn.Module, head: Head, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
+    def signal(model: nn.Module, head: Head, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         matching: FeatureMatching | None = None
         teacher: Teacher
         train: Examples = data.train
@@ -178,7 +178,7 @@ def supervise(
             train, loss, matching, known=not section.on_policy.share, settings=section.model_dump(mode="json")
         )
 
-    return taught
+    return signal
 
 
 def cache(

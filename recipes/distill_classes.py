@@ -92,10 +92,10 @@ def _supervise(
     teacher_outputs: TeacherOutputs,
 ) -> classify.Supervise:
     """The student's training signal: labels, teacher outputs, and matched layers."""
-    rows = soft_labels.taught(data.train, teacher_outputs.train_NC, labelled=True)
+    rows = soft_labels.with_teacher(data.train, teacher_outputs.train_NC, labelled=True)
     if extra is not None:
         assert teacher_outputs.extra_NC is not None
-        extra = soft_labels.taught(extra, teacher_outputs.extra_NC, labelled=False)
+        extra = soft_labels.with_teacher(extra, teacher_outputs.extra_NC, labelled=False)
     examples = soft_labels.examples(base, rows, extra)
     hard = criterion(base.classes, from_numpy(data.train.targets_NC))
 

@@ -47,19 +47,19 @@ def write(config: RunConfig, out: Path | None) -> Found:
     seen = {"train": data.train, "held_out": data.held_out}
     computed = frozen_features(config.model, reader, [rows.inputs for rows in seen.values()])
     found = dict(zip(seen, computed, strict=True))
-    told = {name: [str(label) for label in rows.labels] for name, rows in seen.items()}
+    labels = {name: [str(label) for label in rows.labels] for name, rows in seen.items()}
     if out is not None:
-        tables = [_table(name, rows, found[name], told[name], reader) for name, rows in seen.items()]
+        tables = [_table(name, rows, found[name], labels[name], reader) for name, rows in seen.items()]
         buffer = io.BytesIO()
         pd.concat(tables, ignore_index=True).to_parquet(buffer)
         files.write_bytes(out, buffer.getvalue())
-    names, counts = np.unique(told["train"], return_counts=True)
+    names, counts = np.unique(labels["train"], return_counts=True)
     return Found(
         rows=sum(map(len, found.values())),
         width=found["train"].shape[1],
         classes=len(names),
-        probe=probe(found["train"], told["train"], found["held_out"], told["held_out"]),
-        likeliest=float(np.mean([label == names[counts.argmax()] for label in told["held_out"]])),
+        probe=probe(found["train"], labels["train"], found["held_out"], labels["held_out"]),
+        likeliest=float(np.mean([label == names[counts.argmax()] for label in labels["held_out"]])),
     )
 
 

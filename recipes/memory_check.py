@@ -37,9 +37,9 @@ def require_memory(config: RunConfig, ranks: Ranks) -> None:
     needed = planned.needed - planned.process
     if needed > CERTAIN * memory:
         parts = sorted(planned.at_peak.items(), key=lambda part: -part[1])
-        told = ", ".join(f"{name} {units.size(size)}" for name, size in parts[:3])
+        largest = ", ".join(f"{name} {units.size(size)}" for name, size in parts[:3])
         raise ConfigError(
-            f"The run would need {units.size(needed)} of memory, and {units.size(memory)} are free ({told}).\n"
+            f"The run would need {units.size(needed)} of memory, and {units.size(memory)} are free ({largest}).\n"
             "  The fastest way that fits, if there is one, is found by: workbench plan RECIPE ... "
             "model.weights=auto train.checkpointing=auto distributed.zero=auto"
         )

@@ -22,12 +22,12 @@ def sentences(recipe: str, overrides: Sequence[str]) -> list[str]:
     except (WorkbenchError, OSError):
         return [f"{recipe}: reading the recipe ..."]
     first, second = _work(values)
-    told = [f"{recipe}: {first}", f"  {second}"]
+    sentences = [f"{recipe}: {first}", f"  {second}"]
     if recipe in recipes.shipped():
         lines = (line.removeprefix("# ") for line in text.splitlines())
         unchanged = "" if not overrides else "As it is shipped: "
-        told += [f"  {unchanged}{line}" for line in lines if line.startswith(_MEASURED)][:1]
-    return [*told, "Loading torch, data and model ..."]
+        sentences += [f"  {unchanged}{line}" for line in lines if line.startswith(_MEASURED)][:1]
+    return [*sentences, "Loading torch, data and model ..."]
 
 
 def _work(values: Mapping[str, Any]) -> tuple[str, str]:

@@ -52,7 +52,7 @@ class PictureFindings:
     def sheet(self) -> Image.Image:
         """Draw some rows of all classes: as they come, after each preparation, in several epochs, and in views."""
         return contact_sheet.contact_sheet([
-            (f"label {said(self.rows.labels[row])}: {_name(self.reader, self.rows, row)}", list(self._states(row)))
+            (f"label {in_words(self.rows.labels[row])}: {_name(self.reader, self.rows, row)}", list(self._states(row)))
             for row in _of_all_classes(self.rows.labels)
         ])  # fmt: skip
 
@@ -72,7 +72,7 @@ class PictureFindings:
         for epoch in np.linspace(0, last, EPOCHS).round().astype(int).tolist():
             picture, other, share = inputs.augmented(row, epoch=epoch)
             mix = {row: share, other: 1 - share} if share < 0.995 else {}
-            parts = [f"{said(self.rows.labels[each])} ({part:.0%})" for each, part in mix.items() if part >= 0.005]
+            parts = [f"{in_words(self.rows.labels[each])} ({part:.0%})" for each, part in mix.items() if part >= 0.005]
             yield f"epoch {epoch + 1}{': ' * bool(parts)}{' + '.join(parts)}", picture
 
 
@@ -91,7 +91,7 @@ def inspect(config: RunConfig, reader: RowReader, rows: LabelledSet, labels: Lab
         ("image.prepare", descriptions.preparation(config.image.prepare, reader.format)),
         ("image.augment", descriptions.augmentation(config.image.augment) or "nothing changes"),
     ]
-    examples = [(_name(reader, rows, row), said(rows.labels[row])) for row in _of_all_classes(rows.labels)[:SHOWN]]
+    examples = [(_name(reader, rows, row), in_words(rows.labels[row])) for row in _of_all_classes(rows.labels)[:SHOWN]]
     notes = pitfalls(config.image.augment, config.tta, names, grey=all(grey))
     views = picture_views.make(config.tta, config.classes, example=inputs.picture(0)) if config.tta.views else []
     return PictureFindings(reader, rows, facts, examples, notes, views[:VIEWS])
@@ -102,7 +102,7 @@ def _squares(reader: PictureReader, inputs: PictureRows) -> str:
     return f"{inputs.patches:,} squares of {_size((reader.patch, reader.patch))}"
 
 
-def said(label: Label | None) -> str:
+def in_words(label: Label | None) -> str:
     """A label in words."""
     return ", ".join(label) if isinstance(label, tuple) else f"{label:g}" if isinstance(label, float) else str(label)
 
@@ -117,16 +117,16 @@ def _sizes(reader: PictureReader, rows: LabelledSet, sample: list[int]) -> str:
     sizes = sorted(((*reader.size(rows.records[index]), index) for index in sample), key=lambda each: each[0] * each[1])
     among = "" if len(sample) == len(rows) else f" ({len(sample):,} of {len(rows):,} looked at)"
     if sizes[0][:2] == sizes[-1][:2]:
-        said = f"all {_size(sizes[0])} pixels{among}"
+        sentence = f"all {_size(sizes[0])} pixels{among}"
     else:
         low, middle, high = sizes[0], sizes[len(sizes) // 2], sizes[-1]
-        said = (
+        sentence = (
             f"smallest {_size(low)} pixels ({_name(reader, rows, low[2])}), median {_size(middle)}, "
             f"largest {_size(high)} ({_name(reader, rows, high[2])}){among}"
         )
     wanted = min(reader.format.height, reader.format.width)
     small = sum(min(each[:2]) < wanted for each in sizes)
-    return f"{said}; {percent(small / len(sizes))} are enlarged, which adds no detail" if small else said
+    return f"{sentence}; {percent(small / len(sizes))} are enlarged, which adds no detail" if small else sentence
 
 
 def _colours(grey: list[bool]) -> str:

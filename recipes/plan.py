@@ -54,7 +54,7 @@ def solve(config: RunConfig, *, devices: int = 1, memory: int | None = None, els
     """The fastest way to carry out a run that fits; every `auto` of its settings decided. Arguments as of `plan`."""
 
     def timing(found: Plan) -> Timed:
-        flops = found.rehearsed.flops_per_token
+        flops = found.dry_run.flops_per_token
         return step_time.assumed(found.work, flops) if elsewhere else step_time.timed(found.work, flops)
 
     if not elsewhere and backbones.device().type == "cpu" and config.recipe in ("sft", "mlm"):
@@ -91,7 +91,7 @@ class DryRunParts(NamedTuple):
     backbone: Backbone
     size: AdapterSize
     training: Training
-    rehearsed: DryRun
+    dry_run: DryRun
     work: StepWork
     contents: Contents
 
@@ -106,7 +106,7 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
     Raises:
         WorkbenchError: the run would be refused, or its recipe cannot be planned.
     """
-    ways = {"sft": _text, "mlm": _text, "classify": _classes, "distill": _taught, "crossval": _bank, "sweep": _bank}
+    ways = {"sft": _text, "mlm": _text, "classify": _classes, "distill": _student, "crossval": _bank, "sweep": _bank}
     if config.recipe not in ways:
         known = ", ".join(ways)
         raise ConfigError(f"recipe={config.recipe}: `plan` knows the recipes {known}. Plan one of its members as such.")
@@ -137,7 +137,7 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         steps=limits.total_steps(config, fit.rows) or fit.steps,
         tokens_per_device=min(fit.tokens, longest * own.batch.size) if auto else fit.tokens,
         longest=longest,
-        rehearsed=parts.rehearsed,
+        dry_run=parts.dry_run,
         work=parts.work,
         contents=parts.contents,
         process=process,
@@ -187,7 +187,7 @@ def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> DryR
         found = dry_run(
             fit,
             lambda: [evaluation.likelihood(fit.model, head, rows) for rows in worst],
-            beside=[each.model for each in teachers],
+            others=[each.model for each in teachers],
         )
         work = replace(step_time.work(fit), teacher=supervise is not None)
     return _parts(config, task, backbone, fit, found, work, training)
@@ -216,7 +216,7 @@ def _classes(config: RunConfig, run: Run) -> DryRunParts:
     return _parts(config, task, backbone, fit, found, work, training)
 
 
-def _taught(config: RunConfig, run: Run) -> DryRunParts:
+def _student(config: RunConfig, run: Run) -> DryRunParts:
     """A student with its teacher beside it."""
     from workbench.distillation import students
     from workbench.recipes import distill
@@ -315,7 +315,7 @@ def _parts(
         backbone=backbone,
         size=adapter_sizes.predict(config.model, config.adapter, task=task, below=below),
         training=fit,
-        rehearsed=found,
+        dry_run=found,
         work=replace(
             work,
             weight_bytes=_read_bytes(backbone, held),

@@ -57,8 +57,8 @@ def run(config: RunConfig, *, out: Path, resume: bool, callback: Callback, began
         directory.note(**directory.before)
         raise
     except BaseException as error:
-        told = isinstance(error, WorkbenchError)
-        directory.note(status="failed", reason=str(error) if told else f"{type(error).__name__}: {error}")
+        expected = isinstance(error, WorkbenchError)
+        directory.note(status="failed", reason=str(error) if expected else f"{type(error).__name__}: {error}")
         _report(directory)
         raise
     finally:

@@ -149,8 +149,8 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
         scoring = stored_results(self.config, run, self.callback.stop_requested, model="before")
         read = self.placement.reading(backbone.model)
         scores, answers = read(lambda: self.score(bare, self.data.held_out, scoring))
-        said = {each.place: each.answer for each in answers}
-        files.write_json(run.path / "before.json", {"scores": scores, "answers": said})
+        by_place = {each.place: each.answer for each in answers}
+        files.write_json(run.path / "before.json", {"scores": scores, "answers": by_place})
         scoring.store.clear()
         return True
 

@@ -181,9 +181,9 @@ def explain(section: type[Section], values: Mapping[str, Any], error: Validation
     """Place and cure of every mistake that pydantic found in `values`."""
     found: dict[str, list[str]] = {}
     for item in error.errors(include_url=False):
-        told = item.get("ctx", {}).get("error")
-        if isinstance(told, Mistakes):
-            for place, text in told.mistakes:
+        mistakes = item.get("ctx", {}).get("error")
+        if isinstance(mistakes, Mistakes):
+            for place, text in mistakes.mistakes:
                 found.setdefault(place, []).append(text)
             continue
         path = _locate(item["loc"], values)

@@ -58,7 +58,7 @@ def _timed(name: str, index: EvaluationIndex, rows: list[TextRow], share: float)
     rate = len(rows) / (time.perf_counter() - began)
     print(f"{name:24} {len(found):7,} of {len(rows):,} found  {rate:8,.0f} rows/s")
     if name == "unrelated":
-        print("".join(f"  {contamination.told(match)}\n" for match in found[:5]), end="")
+        print("".join(f"  {contamination.match_text(match)}\n" for match in found[:5]), end="")
 
 
 def _read(source: str) -> Iterator[TextRow]:

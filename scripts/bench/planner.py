@@ -78,7 +78,7 @@ def main() -> None:
         if arguments.only and not any(word in name for word in arguments.only):
             continue
         began = time.monotonic()
-        planned = plan(load(recipe, [*words, *SHORT])).rehearsed.peak
+        planned = plan(load(recipe, [*words, *SHORT])).dry_run.peak
         took = time.monotonic() - began
         measured = _measured(recipe, [*words, *SHORT])
         errors.append(planned / measured - 1)

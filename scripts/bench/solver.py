@@ -136,7 +136,7 @@ def _choose(name: str, limit: int) -> SolverChoice:
     return choose(
         load(recipe, [*words, *SHORT, f"train.steps={PLANNED}"]),
         lambda config: replace(plan(config, memory=limit), process=0),
-        lambda found: timed(found.work, found.rehearsed.flops_per_token, clock=time.process_time),
+        lambda found: timed(found.work, found.dry_run.flops_per_token, clock=time.process_time),
     )
 
 

@@ -122,7 +122,7 @@ def _both(recipe: str, words: list[str], clock: Clock, count: int) -> tuple[list
     """Predictions, the seconds of single steps, and the seconds that predictions took."""
     config = load(recipe, words)
     planned = plan(config)
-    work, flops = planned.work, planned.rehearsed.flops_per_token
+    work, flops = planned.work, planned.dry_run.flops_per_token
     predictions: list[Timed] = []
     steps: list[float] = []
     took: list[float] = []

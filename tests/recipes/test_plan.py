@@ -38,7 +38,7 @@ def ledgers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[MemoryLedger]]:
         def counting(training: Any) -> None:
             loaded = [each for each in _models() if not any(each is other for other in left)]
             with MemoryLedger() as ledger:
-                hold(ledger, training, beside=loaded)
+                hold(ledger, training, others=loaded)
                 work(training)
             found.append(ledger)
 
@@ -50,7 +50,7 @@ def ledgers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[MemoryLedger]]:
 
 
 def _models() -> list[PreTrainedModel]:
-    """All that are in memory, imagined ones aside."""
+    """All that are in memory, fake ones aside."""
     gc.collect()
     models = [each for each in gc.get_objects() if issubclass(type(each), PreTrainedModel)]
     return [each for each in models if not isinstance(next(each.parameters()), FakeTensor)]
@@ -92,8 +92,8 @@ def compare(ledgers: list[MemoryLedger], tmp_path: Path) -> Callable[..., tuple[
 )
 def test_a_plan_predicts_the_peak(words: list[str], compare: Callable[..., tuple[Plan, int]]) -> None:
     planned, measured = compare("sft/quickstart", "data.limit=100", "data.held_out=0.1", "batch.size=8", *words)
-    assert measured * 0.97 <= planned.rehearsed.peak <= measured * 1.05
-    assert sum(planned.rehearsed.at_peak.values()) <= planned.rehearsed.peak
+    assert measured * 0.97 <= planned.dry_run.peak <= measured * 1.05
+    assert sum(planned.dry_run.at_peak.values()) <= planned.dry_run.peak
 
 
 def test_of_a_classifier_too(compare: Callable[..., tuple[Plan, int]], tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_of_a_classifier_too(compare: Callable[..., tuple[Plan, int]], tmp_path:
         tmp_path / "bert", "Bert", "SequenceClassification", MINILM, num_hidden_layers=4, max_position_embeddings=128
     )
     planned, measured = compare("classify/quickstart", f"model.id={bert}", "adapter={method: full}", "data.limit=300")
-    assert measured * 0.97 <= planned.rehearsed.peak <= measured * 1.05
+    assert measured * 0.97 <= planned.dry_run.peak <= measured * 1.05
 
 
 def test_a_plan_counts_what_a_run_counts(compare: Callable[..., tuple[Plan, int]], tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_plan_counts_what_a_run_counts(compare: Callable[..., tuple[Plan, int]
     assert planned.size.trainable == manifest["model"]["trainable"]
     assert planned.size.file_bytes == (tmp_path / "run" / "adapter" / "adapter_model.safetensors").stat().st_size
     assert planned.tokens_per_device == manifest["batch"]["tokens_per_device"]
-    assert planned.rehearsed.at_peak["weights"] >= manifest["model"]["weight_bytes"]
+    assert planned.dry_run.at_peak["weights"] >= manifest["model"]["weight_bytes"]
     assert planned.steps == 8
 
 
@@ -120,7 +120,7 @@ def test_the_rows_that_a_sampler_looks_at_are_counted() -> None:
     def operations(**sampling: object) -> float:
         return plan(
             load("sft/quickstart", ["data.limit=60", f"data.sampling={sampling}", *SHORT])
-        ).rehearsed.flops_per_token
+        ).dry_run.flops_per_token
 
     plain, pruned, two, four = (
         operations(**words)
@@ -136,15 +136,15 @@ def test_it_says_what_fits() -> None:
     assert not tight.fits and "are missing" in tight.reasons[0]
     assert wide.fits and "are left" in wide.reasons[0]
     facts = json.loads(json.dumps(wide.facts))
-    assert facts["fits"] is True and facts["bytes"]["peak"] == wide.rehearsed.peak
+    assert facts["fits"] is True and facts["bytes"]["peak"] == wide.dry_run.peak
     assert {"weights", "gradients", "optimizer", "activations", "peak"} <= set(facts["bytes"])
 
 
 def test_of_a_student_and_a_teacher_beside_it(compare: Callable[..., tuple[Plan, int]], stories: str) -> None:
     words = [f"distill.teacher.id={stories}", "distill.match=[{what: hidden_mse}]", "data.held_out=0.2", *FEW]
     planned, measured = compare("distill/quickstart", *words)
-    assert planned.rehearsed.peak == pytest.approx(measured, rel=0.01)
-    assert planned.rehearsed.at_peak["teacher"] > planned.rehearsed.at_peak["weights"]
+    assert planned.dry_run.peak == pytest.approx(measured, rel=0.01)
+    assert planned.dry_run.at_peak["teacher"] > planned.dry_run.at_peak["weights"]
 
 
 def test_of_a_teacher_on_the_backbone_of_its_student(
@@ -155,22 +155,22 @@ def test_of_a_teacher_on_the_backbone_of_its_student(
     planned, measured = compare(
         "distill/quickstart", f"distill.teacher.id={teacher}", "distill.student={layers: all}", *words
     )
-    assert planned.rehearsed.peak == pytest.approx(measured, rel=0.01)
-    assert "teacher" not in planned.rehearsed.at_peak
+    assert planned.dry_run.peak == pytest.approx(measured, rel=0.01)
+    assert "teacher" not in planned.dry_run.at_peak
 
 
 def test_of_a_bank(compare: Callable[..., tuple[Plan, int]], stories: str) -> None:
     planned, measured = compare("crossval/quickstart", f"model.id={stories}", *FEW, "data.limit=400", "folds.k=2")
-    assert planned.rehearsed.peak == pytest.approx(measured, rel=0.01)
+    assert planned.dry_run.peak == pytest.approx(measured, rel=0.01)
 
 
 def test_every_byte_of_the_peak_is_at_home_somewhere() -> None:
     planned = plan(load("sft/quickstart", ["data.limit=100", *SHORT]))
-    modules = planned.rehearsed.modules
-    assert sum(modules.values()) == sum(planned.rehearsed.at_peak.values())
+    modules = planned.dry_run.modules
+    assert sum(modules.values()) == sum(planned.dry_run.at_peak.values())
     assert list(modules)[:4] == ["embeddings", "block 1", "adapter of block 1", "block 2"]
     assert modules["block 2"] == modules["block 3"]  # of the same shape
-    assert modules["optimizer"] == planned.rehearsed.at_peak["optimizer"]
+    assert modules["optimizer"] == planned.dry_run.at_peak["optimizer"]
 
 
 def test_what_cannot_be_planned_is_refused() -> None:

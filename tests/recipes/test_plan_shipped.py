@@ -43,7 +43,7 @@ def test_every_shipped_recipe_is_planned_or_refused_with_a_sentence(
     assert 0 < planned.interval[0] <= planned.seconds <= planned.interval[1]
 
 
-def test_weights_that_cannot_fit_are_refused_before_anything_is_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.recipes.plan.dry_run", lambda *_, **__: pytest.fail("rehearsed"))
+def test_weights_that_cannot_fit_are_refused_before_a_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.recipes.plan.dry_run", lambda *_, **__: pytest.fail("a dry run"))
     with pytest.raises(ConfigError, match="its weights alone take"):
         solve(load("sft/quickstart"), memory=1_000_000)

@@ -1,4 +1,4 @@
-"""The picture of `check --plot`: the course of a run and, where rows are pictures, these as the model sees them."""
+"""The picture of `check --plot`: the schedule of a run and, where rows are pictures, these as the model sees them."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ def write(path: Path, found: Found) -> None:
         schedule_plot.write(path, found.config, steps=found.steps, blocks=found.blocks)
         return
     require_new(path, found.config)
-    course = Image.open(io.BytesIO(schedule_plot.draw(found.config, steps=found.steps, blocks=found.blocks)))
+    schedule = Image.open(io.BytesIO(schedule_plot.draw(found.config, steps=found.steps, blocks=found.blocks)))
     buffer = io.BytesIO()
-    _stacked(pictures.sheet(), course).save(buffer, Image.registered_extensions()[path.suffix.lower()], quality=92)
+    _stacked(pictures.sheet(), schedule).save(buffer, Image.registered_extensions()[path.suffix.lower()], quality=92)
     files.write_bytes(path, buffer.getvalue())
 
 
-def _stacked(sheet: Image.Image, course: Image.Image) -> Image.Image:
+def _stacked(sheet: Image.Image, schedule: Image.Image) -> Image.Image:
     """One picture above the other; the lower one is made narrower where it is wider."""
-    if course.width > sheet.width:
-        course = course.resize((sheet.width, course.height * sheet.width // course.width), Image.Resampling.LANCZOS)
-    both = Image.new("RGB", (sheet.width, sheet.height + course.height), "white")
+    if schedule.width > sheet.width:
+        schedule = schedule.resize(
+            (sheet.width, schedule.height * sheet.width // schedule.width), Image.Resampling.LANCZOS
+        )
+    both = Image.new("RGB", (sheet.width, sheet.height + schedule.height), "white")
     both.paste(sheet)
-    both.paste(course.convert("RGB"), (0, sheet.height))
+    both.paste(schedule.convert("RGB"), (0, sheet.height))
     return both

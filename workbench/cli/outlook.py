@@ -38,27 +38,27 @@ def _end(config: RunConfig, steps: int | None) -> str | None:
     limits += [] if budget.tokens is None else [f"{budget.tokens:,} tokens"]
     limits += [] if budget.seconds is None else [units.duration(budget.seconds)]
     limits += ["the time of its Slurm job"] if budget.time == "slurm" else []
-    said = f"Ends after {_listed(limits, 'or')}{', whichever comes first' if limits[1:] else ''}."
+    sentence = f"Ends after {_listed(limits, 'or')}{', whichever comes first' if limits[1:] else ''}."
     if budget.timed:
-        said = f"{said[:-1]}; scores and reports are part of the time."
-    return said
+        sentence = f"{sentence[:-1]}; scores and reports are part of the time."
+    return sentence
 
 
 def _optimizer(config: RunConfig) -> str | None:
     """Sentence on the optimizer; None for plain AdamW."""
     settings, rate = config.optimizer, config.train.learning_rate
-    said = []
+    parts = []
     if settings.sam is not None:
-        said.append("SAM in each step" if settings.sam_every == 1 else f"SAM every {settings.sam_every:,} steps")
+        parts.append("SAM in each step" if settings.sam_every == 1 else f"SAM every {settings.sam_every:,} steps")
     if settings.lookahead is not None:
-        said.append(f"Lookahead every {settings.lookahead} steps")
+        parts.append(f"Lookahead every {settings.lookahead} steps")
     if settings.layer_decay < 1:
-        said.append(f"each layer at {settings.layer_decay:.3g} times the rate of the one above it")
+        parts.append(f"each layer at {settings.layer_decay:.3g} times the rate of the one above it")
     if settings.scaling != "none":
-        said.append(
+        parts.append(
             f"learning rate {rate:.3g} of {settings.reference_batch} rows scaled to {optimizers.peak_rate(config):.3g}"
         )
-    return f"Optimizer: {', '.join([settings.name, *said])}." if said or settings.name != "adamw" else None
+    return f"Optimizer: {', '.join([settings.name, *parts])}." if parts or settings.name != "adamw" else None
 
 
 def _layers(config: RunConfig, *, steps: int | None, blocks: int) -> str:
@@ -70,13 +70,13 @@ def _layers(config: RunConfig, *, steps: int | None, blocks: int) -> str:
     first = policy.plan(Moment(0, 0.0, config.seed), blocks=blocks).trains
     last = policy.plan(Moment(count - 1, (count - 1) / count, config.seed), blocks=blocks).trains
     if policy.fixed:
-        said = f"{_named([not each for each in first])} of {blocks} never train"
+        sentence = f"{_named([not each for each in first])} of {blocks} never train"
     elif policy.thaws:
-        said = f"{sum(first)} of {blocks + 2} layers may train at a time, at first {_named(first)}"
+        sentence = f"{sum(first)} of {blocks + 2} layers may train at a time, at first {_named(first)}"
     else:
-        said = f"at first {_named(first)} may train, at the end {_named(last)}"
+        sentence = f"at first {_named(first)} may train, at the end {_named(last)}"
     share = freeze_plot.frozen_share(freeze_plot.rates(policy, steps=count, blocks=blocks, seed=config.seed))
-    return f"{said}; {units.percent(share)} of the layer-steps are frozen"
+    return f"{sentence}; {units.percent(share)} of the layer-steps are frozen"
 
 
 def _too_late(policy: FreezeConfig, steps: int | None) -> str:

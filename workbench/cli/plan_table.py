@@ -18,15 +18,15 @@ def parts(found: Plan) -> Iterator[Table | Text | str]:
         yield from (_timeline(found), Text())
     if len(found.tried) > 1:
         yield from (_tried(found), Text())
-    rehearsed, batch, time = found.rehearsed, units.count(found.tokens_per_device), ""
+    dry_run, batch, time = found.dry_run, units.count(found.tokens_per_device), ""
     if found.seconds is not None:
         time = (
             f", {_step(found.seconds)} a step{_interval(found)}, {units.duration(found.seconds * found.steps)} in all"
         )
     yield (
         f"{found.size.trainable:,} of {found.size.total:,} parameters train ({found.weights} weights); the adapter's "
-        f"file has {units.size(found.size.file_bytes)}.\n{found.steps:,} steps, {rehearsed.micro_batches} passes of at "
-        f"most {batch} tokens each; {rehearsed.flops_per_token / 1e6:,.1f} MFLOP a token{time}."
+        f"file has {units.size(found.size.file_bytes)}.\n{found.steps:,} steps, {dry_run.micro_batches} passes of at "
+        f"most {batch} tokens each; {dry_run.flops_per_token / 1e6:,.1f} MFLOP a token{time}."
     )
     verdict = "Fits" if found.fits else "Does not fit"
     where = f"{found.device}, zero={found.distributed.zero}" if found.devices > 1 else found.device

@@ -75,13 +75,13 @@ def _next(run: Path) -> None:
     method = METHODS[section["method"]].model_validate(section)
     commands = {f'workbench generate {run} "..."': "ask it something"} if recipe == "sft" else {}
     if recipe != "mlm":
-        commands[f"workbench predict {run} FILE --out said.csv"] = "answer every row of a file"
+        commands[f"workbench predict {run} FILE --out answers.csv"] = "answer every row of a file"
     commands[f"workbench evaluate {run} data.test=FILE"] = "score it on other rows"
     if not method.facts.no_merge and (recipe != "crossval" or (values.get("folds") or {}).get("refit")):
         commands[f"workbench merge {run} --out merged"] = "write a stock model"
     width = max(map(len, commands))
-    for number, (command, told) in enumerate(commands.items()):
-        _out.print(f"{'Next:' if number == 0 else '':6}{command:{width}}  {told}", markup=False, soft_wrap=True)
+    for number, (command, purpose) in enumerate(commands.items()):
+        _out.print(f"{'Next:' if number == 0 else '':6}{command:{width}}  {purpose}", markup=False, soft_wrap=True)
 
 
 def plan(found: Plan) -> None:
@@ -189,11 +189,11 @@ def crossval_inspection(found: CrossvalInspection) -> None:
     data = found.data
     splits = {"train": data.rows, "test": data.test, "unlabelled": data.unlabelled}
     _labelled(found.examples, splits, found.pictures)
-    _out.print(_dealt(data))
+    _out.print(_fold_table(data))
     _out.print(_duplicates(data), markup=False)
     times = {"deals of the rows": len(data.folds.fold_RN), "seeds": found.config.folds.seeds}
-    said = [f"{data.folds.k} folds", *(f"{count} {name}" for name, count in times.items() if count > 1)]
-    _out.print(f"\n{found.members} adapters ({', '.join(said)}), each trained as follows.")
+    counts = [f"{data.folds.k} folds", *(f"{count} {name}" for name, count in times.items() if count > 1)]
+    _out.print(f"\n{found.members} adapters ({', '.join(counts)}), each trained as follows.")
     _plan(found)
 
 
@@ -220,21 +220,23 @@ def _labelled(
     _out.print(_histogram(there["train"].lengths))
 
 
-def _dealt(data: FoldData) -> Table:
+def _fold_table(data: FoldData) -> Table:
     """Rows of each fold of the first deal, and of its classes or the mean of its numbers."""
     from workbench.data.labelled.labels import counts
 
-    dealt = [data.rows.subset(data.folds.fold_RN[0] == fold).labels for fold in range(data.folds.k)]
+    fold_labels = [data.rows.subset(data.folds.fold_RN[0] == fold).labels for fold in range(data.folds.k)]
     table = Table("", box=None, title="Folds", title_justify="left")
     for name in data.folds.names:
         table.add_column(escape(f"fold {name}"), justify="right")
-    table.add_row("rows", *(f"{len(labels):,}" for labels in dealt))
+    table.add_row("rows", *(f"{len(labels):,}" for labels in fold_labels))
     if data.labels.kind == "number":
-        means = (sum(float(label) for label in labels if isinstance(label, float)) / len(labels) for labels in dealt)
+        means = (
+            sum(float(label) for label in labels if isinstance(label, float)) / len(labels) for labels in fold_labels
+        )
         table.add_row("mean label", *(f"{mean:.4g}" for mean in means))
         return table
     total = counts([label for label in data.rows.labels if label is not None])
-    own = [counts([label for label in labels if label is not None]) for labels in dealt]
+    own = [counts([label for label in labels if label is not None]) for labels in fold_labels]
     names = sorted(total, key=lambda name: -total[name])
     if len(names) > CLASSES:
         table.title = f"Folds, with the {CLASSES} rarest of {len(names)} classes"
@@ -248,15 +250,15 @@ def _duplicates(data: FoldData) -> str:
     found = data.duplicates
     if found is None:
         return "\nduplicates.on_duplicate=ignore: near-duplicates were not looked for."
-    said = f"\nDuplicates: {found.exact:,} equal rows, {found.clusters:,} clusters of near-duplicates"
+    sentence = f"\nDuplicates: {found.exact:,} equal rows, {found.clusters:,} clusters of near-duplicates"
     if found.clusters:
-        said += (
+        sentence += (
             f" with {found.clustered:,} rows (largest {found.largest:,}, least similar rows {found.least_similar:.2f})"
         )
     if data.conflicts:
-        said += f"; {len(data.conflicts):,} clusters carry different labels, such as {', '.join(data.conflicts[0])}"
+        sentence += f"; {len(data.conflicts):,} clusters carry different labels, such as {', '.join(data.conflicts[0])}"
     leak = f"{data.leak:,} rows ({data.leak / max(1, found.rows):.1%})"
-    return f"{said}.\nFolds that ignore them would validate {leak} beside a near-duplicate that trains."
+    return f"{sentence}.\nFolds that ignore them would validate {leak} beside a near-duplicate that trains."
 
 
 def _plan(found: Inspection | ClassInspection | CrossvalInspection) -> None:
@@ -304,8 +306,8 @@ def merged(found: Merged, out: Path) -> None:
 def combined(found: Combined, out: Path) -> None:
     """Print a sum of adapters, and the layers where it is least exact."""
     low, high = found.ranks
-    said = f"rank {high}" if low == high else f"ranks {low} to {high}"
-    _out.print(f"Combined adapter of {said}, {found.parameters:,} parameters: {out}", markup=False)
+    ranks = f"rank {high}" if low == high else f"ranks {low} to {high}"
+    _out.print(f"Combined adapter of {ranks}, {found.parameters:,} parameters: {out}", markup=False)
     _out.print(f"Against the weighted sum: relative error {found.error.overall:.2e} (Frobenius norm, all layers).")
     if found.error.overall < 1e-6:
         return
@@ -354,7 +356,7 @@ def methods(found: SizeTable) -> None:
     """Print a table of methods: description, size on one backbone, and reasons where one does not apply."""
     from workbench.runs import units
 
-    told = Table("method", "what trains", "paper", box=None)
+    descriptions = Table("method", "what trains", "paper", box=None)
     title = Text(f"\nOn {found.model.id}, {found.parameters:,} parameters")
     sizes = Table("method", box=None, title=title, title_justify="left")
     for column in ("trainable", "share", "file"):
@@ -364,14 +366,14 @@ def methods(found: SizeTable) -> None:
     refused = Table("method", "does not work here", box=None)
     for name, size in found.found.items():
         about = METHODS[name].about[name]
-        told.add_row(*map(Text, (name, about.trains, about.paper)))
+        descriptions.add_row(*map(Text, (name, about.trains, about.paper)))
         if isinstance(size, str):
             refused.add_row(Text(name), Text(size))
             continue
         numbers = (f"{size.trainable:,}", units.percent(size.share), units.size(size.file_bytes))
         formats = "all" if about.weights == WEIGHTS else " ".join(about.weights)
         sizes.add_row(*map(Text, (name, *numbers, "no" if about.no_merge else "yes", formats)))
-    _out.print(told, sizes, *([Text(), refused] if refused.row_count else []))
+    _out.print(descriptions, sizes, *([Text(), refused] if refused.row_count else []))
 
 
 def methods_json(found: SizeTable) -> None:

@@ -158,8 +158,8 @@ class DistillConfig(Section):
         return self
 
     def _misfit(self) -> str | None:
-        cached, taught = self.cache.folder is not None, self.teacher.id is not None
-        if self.peers is not None and taught:
+        cached, has_teacher = self.cache.folder is not None, self.teacher.id is not None
+        if self.peers is not None and has_teacher:
             return "peers teach each other: leave distill.teacher.id out, or distill.peers."
         if self.peers is not None and (cached or self.match or self.on_policy.share):
             return "peers compare their outputs alone: leave distill.cache, match and on_policy out."

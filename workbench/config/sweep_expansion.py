@@ -206,5 +206,5 @@ def _name(settings: Mapping[str, Any]) -> str:
     """A folder's name; keys by their last part where that is enough."""
     lasts = [key.rpartition(".")[2] for key in settings]
     keys = lasts if len(set(lasts)) == len(lasts) else list(settings)
-    told = ",".join(f"{key}={shown(value)}" for key, value in zip(keys, settings.values(), strict=True))
-    return re.sub(r"[^\w.,=+-]", "_", told)[:LONGEST_NAME]
+    name = ",".join(f"{key}={shown(value)}" for key, value in zip(keys, settings.values(), strict=True))
+    return re.sub(r"[^\w.,=+-]", "_", name)[:LONGEST_NAME]

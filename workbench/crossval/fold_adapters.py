@@ -125,72 +125,78 @@ def fold_adapters(folds: FoldAssignment, *, seeds: int) -> list[FoldAdapter]:
     return [FoldAdapter(split, seed) for split in folds.splits() for seed in range(seeds)]
 
 
-def fold_task(who: FoldAdapter, rows: LabelledSet, more: LabelledSet | None, *, seed: int) -> FoldTask:
+def fold_task(adapter: FoldAdapter, rows: LabelledSet, more: LabelledSet | None, *, seed: int) -> FoldTask:
     """The training task of an adapter: the rows of its folds, and rows that are added to them.
 
     Args:
         seed: Of the run.
     """
-    own = rows.subset(who.split.train_N)
-    drawn = np.random.SeedSequence([seed, who.split.repeat, who.split.fold, who.seed]).generate_state(1)[0]
+    own = rows.subset(adapter.split.train_N)
+    drawn = np.random.SeedSequence([seed, adapter.split.repeat, adapter.split.fold, adapter.seed]).generate_state(1)[0]
     train = own if more is None else own.concatenated(more)
-    return FoldTask(who.name, int(drawn) % 2**31, train, rows.subset(who.split.validation_N), who.passes)
+    return FoldTask(adapter.name, int(drawn) % 2**31, train, rows.subset(adapter.split.validation_N), adapter.passes)
 
 
-def train(room: FoldContext, run: Run, lessons: Sequence[FoldTask], callback: Callback) -> None:
+def train(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], callback: Callback) -> None:
     """Train what each lesson says and save it in `run`/NAME/adapter; finished adapters are not trained again.
 
-    Several processes train a share of the lessons each, and wait for the others.
+    Several processes train a share of the tasks each, and wait for the others.
 
     Raises:
         TrainingError: the loss of one exploded: the cross-validation would lack a fold.
         Stopped: the callback asked for it; every adapter has a checkpoint.
     """
-    places = [run.home / each.name / "adapter" for each in lessons]
+    places = [run.home / each.name / "adapter" for each in fold_tasks]
     if not all(place.exists() for place in run.ranks.share(places)):
-        mine = run.ranks.share(lessons)
+        mine = run.ranks.share(fold_tasks)
         reason = (
-            "folds.together=false asks for it" if not room.config.folds.together else bank_trainer.refusal(room.config)
+            "folds.together=false asks for it"
+            if not context.config.folds.together
+            else bank_trainer.refusal(context.config)
         )
         if reason is None:
-            _together(room, run, mine, callback)
+            _together(context, run, mine, callback)
         else:
             callback.say(f"One after another over the same backbone: {reason}.")
-            _apart(room, run, mine, callback)
+            _apart(context, run, mine, callback)
     barrier.wait_for_ranks(lambda: all(place.exists() for place in places), callback)
 
 
-def outputs(room: FoldContext, folders: Sequence[Path], wanted: Sequence[Sequence[LabelledSet]]) -> list[list[Floats]]:
+def outputs(
+    context: FoldContext, folders: Sequence[Path], wanted: Sequence[Sequence[LabelledSet]]
+) -> list[list[Floats]]:
     """Outputs (N, C) of each saved adapter for each set of rows that is asked of it.
 
     Args:
         folders: Of adapters, each with its reader and classes.json.
         wanted: Sets of rows for each adapter.
     """
-    mine = room.ranks.share(list(zip(folders, wanted, strict=True)))
-    return room.ranks.collected(_asked(room, *zip(*mine, strict=True)) if mine else [])
+    mine = context.ranks.share(list(zip(folders, wanted, strict=True)))
+    return context.ranks.collected(_share_of_outputs(context, *zip(*mine, strict=True)) if mine else [])
 
 
-def _asked(room: FoldContext, folders: Sequence[Path], wanted: Sequence[Sequence[LabelledSet]]) -> list[list[Floats]]:
-    if bank.refusal(room.config.adapter) is not None:
+def _share_of_outputs(
+    context: FoldContext, folders: Sequence[Path], wanted: Sequence[Sequence[LabelledSet]]
+) -> list[list[Floats]]:
+    if bank.refusal(context.config.adapter) is not None:
         return [
-            _said(room, classifier.load(folder.parent, room.config), sets, folder)
+            _member_outputs(context, classifier.load(folder.parent, context.config), sets, folder)
             for folder, sets in zip(folders, wanted, strict=True)
         ]
-    backbone = room.backbone()
+    backbone = context.backbone()
     together = bank.load(backbone.model, folders)
     found = []
     for member, folder, sets in zip(together.members, folders, wanted, strict=True):
         with together.only(member):
-            model = classifier.classification_model(together.model, backbone.model, room.reader, room.labels)
-            found.append(_said(room, model, sets, folder))
+            model = classifier.classification_model(together.model, backbone.model, context.reader, context.labels)
+            found.append(_member_outputs(context, model, sets, folder))
     return found
 
 
-def _said(room: FoldContext, model: Classifier, sets: Sequence[LabelledSet], folder: Path) -> list[Floats]:
+def _member_outputs(context: FoldContext, model: Classifier, sets: Sequence[LabelledSet], folder: Path) -> list[Floats]:
     name = "/".join(folder.parts[-3:-1])  # round-0/repeat-0-fold-1-seed-0
-    scoring = None if room.scored is None else room.scored.by(name)
-    with reading(room.kept, model.backbone):
+    scoring = None if context.scored is None else context.scored.by(name)
+    with reading(context.kept, model.backbone):
         return [row_outputs.outputs(model.model, model.outputs, rows, scoring=scoring) for rows in sets]
 
 
@@ -203,42 +209,45 @@ class FoldBank(NamedTuple):
     progress: BankProgress
 
 
-def fold_bank(room: FoldContext, run: Run, lessons: Sequence[FoldTask], callback: Callback) -> FoldBank:
-    """All lessons in one bank, training not begun."""
-    backbone = room.backbone()
-    callback.say(model_summary.storage(backbone, room.config.adapter))
+def fold_bank(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], callback: Callback) -> FoldBank:
+    """The tasks in one bank, training not begun."""
+    backbone = context.backbone()
+    callback.say(model_summary.storage(backbone, context.config.adapter))
     together, freezer = freezing.attach_bank(
-        backbone.model, room.config, [room.config.adapter] * len(lessons), seeds=[each.seed for each in lessons]
+        backbone.model,
+        context.config,
+        [context.config.adapter] * len(fold_tasks),
+        seeds=[each.seed for each in fold_tasks],
     )
     own = sum(each.numel() for each in together.parameters_of(together.members[0]).values())
-    run.note(model=model_summary.model(room.config, backbone, together.model, own=own))
+    run.note(model=model_summary.model(context.config, backbone, together.model, own=own))
     with together.only(together.members[0]):
-        model = classifier.classification_model(together.model, backbone.model, room.reader, room.labels)
+        model = classifier.classification_model(together.model, backbone.model, context.reader, context.labels)
     train_tasks = [
-        _train_task(run.own(each.name), room.config, each, model, partial(together.only, member))
-        for each, member in zip(lessons, together.members, strict=True)
+        _train_task(run.own(each.name), context.config, each, model, partial(together.only, member))
+        for each, member in zip(fold_tasks, together.members, strict=True)
     ]
     progress = BankProgress(
-        callback, {member: each.name for each, member in zip(lessons, together.members, strict=True)}
+        callback, {member: each.name for each, member in zip(fold_tasks, together.members, strict=True)}
     )
     trainer = BankTrainer(
         together,
         train_tasks,
         freezer=freezer,
-        rows=room.rows,
-        kept=room.kept,
-        objectives=[_objective(room.config, each) for each in lessons],
+        rows=context.rows,
+        kept=context.kept,
+        objectives=[_objective(context.config, each) for each in fold_tasks],
         predict=model.outputs,
         compute=backbone.compute,
         tokens=_tokens(run, train_tasks, model),
         callback=progress,
-        label_losses=class_losses(room.labels.kind),
+        label_losses=class_losses(context.labels.kind),
     )
     return FoldBank(trainer, model, train_tasks, progress)
 
 
-def _together(room: FoldContext, run: Run, lessons: Sequence[FoldTask], callback: Callback) -> None:
-    fit, model, train_tasks, progress = fold_bank(room, run, lessons, callback)
+def _together(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], callback: Callback) -> None:
+    fit, model, train_tasks, progress = fold_bank(context, run, fold_tasks, callback)
     try:
         fit.work()
     finally:
@@ -253,28 +262,28 @@ def _together(room: FoldContext, run: Run, lessons: Sequence[FoldTask], callback
             classifier.save(model, task.run.adapter, adapter=partial(fit.bank.save, member))
 
 
-def _apart(room: FoldContext, run: Run, lessons: Sequence[FoldTask], callback: Callback) -> None:
+def _apart(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], callback: Callback) -> None:
     """One lesson after another; the backbone is loaded again only where a method has changed it."""
     backbone: Backbone | None = None
-    for each in lessons:
+    for each in fold_tasks:
         own = run.own(each.name)
         if own.adapter.exists():
             continue
-        backbone = backbone or room.backbone()
+        backbone = backbone or context.backbone()
         freezer = freezing.attach(
-            backbone.model, room.config, seed=each.seed, sample=partial(first_rows, each.train, seed=each.seed)
+            backbone.model, context.config, seed=each.seed, sample=partial(first_rows, each.train, seed=each.seed)
         )
         attached = freezer.model
-        run.note(model=model_summary.model(room.config, backbone, attached))
-        model = classifier.classification_model(attached, backbone.model, room.reader, room.labels)
-        task = _train_task(own, room.config, each, model, nullcontext)
-        tap = LabelTap(class_losses(room.labels.kind))
+        run.note(model=model_summary.model(context.config, backbone, attached))
+        model = classifier.classification_model(attached, backbone.model, context.reader, context.labels)
+        task = _train_task(own, context.config, each, model, nullcontext)
+        tap = LabelTap(class_losses(context.labels.kind))
         fit = Trainer(
             model=attached,
-            signal=TrainingSignal(task.train, model.row_loss(_objective(room.config, each), tap), tap=tap),
+            signal=TrainingSignal(task.train, model.row_loss(_objective(context.config, each), tap), tap=tap),
             freezer=freezer,
-            held_out=room.rows,
-            kept=room.kept,
+            held_out=context.rows,
+            kept=context.kept,
             width=anatomy.hidden_size(backbone.model.config),
             held_out_loss=task.held_out_loss,
             config=task.config,

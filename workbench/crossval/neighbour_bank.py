@@ -16,7 +16,7 @@ from safetensors import numpy as safetensors
 from workbench.config.correction_config import Ask
 from workbench.crossval import neighbour_correction
 from workbench.crossval.fold_adapters import FoldContext
-from workbench.crossval.neighbour_correction import Asked, Correction, Features, Ints
+from workbench.crossval.neighbour_correction import AnsweringRows, Correction, Features, Ints
 from workbench.data.labelled.fold_data import FoldData
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
@@ -34,15 +34,15 @@ class NeighbourBank(NamedTuple):
 
     features_ND: Features
     fold_N: Ints
-    said: dict[Ask, Floats]
+    answers: dict[Ask, Floats]
     """Predictions (N, C) by adapters that did not train on the row, not corrected, and labels."""
 
-    def asked(self, asks: Sequence[Ask], cluster_N: Ints, count: int) -> dict[Ask, Asked]:
+    def neighbours(self, asks: Sequence[Ask], cluster_N: Ints, count: int) -> dict[Ask, AnsweringRows]:
         """The rows that each of them may ask, and the answers."""
         centred_ND = self._centred(self.features_ND)
         return {
-            ask: Asked(
-                neighbour_correction.across_folds(ask, centred_ND, self.fold_N, cluster_N, count), self.said[ask]
+            ask: AnsweringRows(
+                neighbour_correction.across_folds(ask, centred_ND, self.fold_N, cluster_N, count), self.answers[ask]
             )
             for ask in asks
         }
@@ -54,15 +54,15 @@ class NeighbourBank(NamedTuple):
             values_TC: By all adapters together.
             rows_TD: Frozen features of the rows.
         """
-        known_ND, said_NC = self._centred(self.features_ND), self.said[correction.ask]
+        known_ND, answers_NC = self._centred(self.features_ND), self.answers[correction.ask]
         return neighbour_correction.corrected(
-            correction, values_TC, self._centred(rows_TD), known_ND, said_NC, self.fold_N
+            correction, values_TC, self._centred(rows_TD), known_ND, answers_NC, self.fold_N
         )
 
     def save(self, run: Path) -> None:
         """Write it into a run directory, for `read`."""
         arrays: dict[str, NDArray[Any]] = {"features": self.features_ND, "fold": self.fold_N}
-        arrays |= {ask: said_NC for ask, said_NC in self.said.items()}
+        arrays |= {ask: answers_NC for ask, answers_NC in self.answers.items()}
         files.write_bytes(run / FILE, safetensors.save(arrays))
 
     def _centred(self, rows_XD: Features) -> Features:
@@ -79,7 +79,7 @@ def read(run: Path) -> NeighbourBank:
     )
 
 
-def of_run(room: FoldContext, run: Run, data: FoldData, values_NC: Floats) -> tuple[NeighbourBank, Features | None]:
+def of_run(context: FoldContext, run: Run, data: FoldData, values_NC: Floats) -> tuple[NeighbourBank, Features | None]:
     """The bank of a run that has not ended, and features (T, D) of its test rows where it has some.
 
     Args:
@@ -87,17 +87,17 @@ def of_run(room: FoldContext, run: Run, data: FoldData, values_NC: Floats) -> tu
     """
     if not run.ranks.agreed((run.home / _FEATURES).exists()):
         sets = {"train": data.rows} | ({} if data.test is None else {"test": data.test})
-        found = dict(zip(sets, _frozen(room, list(sets.values())), strict=True))
+        found = dict(zip(sets, _frozen(context, list(sets.values())), strict=True))
         files.write_bytes(run.path / _FEATURES, safetensors.save(found))
         run.ranks.wait()
     found = safetensors.load_file(run.home / _FEATURES)
     fold_N = np.asarray(data.folds.fold_RN[0], dtype=np.int64)
-    said = neighbour_correction.said(data.labels, values_NC, data.rows.targets_NC)
-    return NeighbourBank(found["train"], fold_N, said), found.get("test")
+    answers = neighbour_correction.answers(data.labels, values_NC, data.rows.targets_NC)
+    return NeighbourBank(found["train"], fold_N, answers), found.get("test")
 
 
 def corrected(
-    run: Path, room: FoldContext, rows: LabelledSet, values_TC: Floats, decided: dict[str, Any] | None
+    run: Path, context: FoldContext, rows: LabelledSet, values_TC: Floats, decided: dict[str, Any] | None
 ) -> Floats:
     """Values (T, C) of other rows as the finished run at `run` decided to correct them.
 
@@ -107,9 +107,9 @@ def corrected(
     """
     if decided is None:
         return values_TC
-    (rows_TD,) = _frozen(room, [rows])
+    (rows_TD,) = _frozen(context, [rows])
     return read(run).corrected(Correction(**decided), values_TC, rows_TD)
 
 
-def _frozen(room: FoldContext, sets: Sequence[LabelledSet]) -> list[Features]:
-    return frozen_features(room.config.model, room.reader, [rows.inputs for rows in sets])
+def _frozen(context: FoldContext, sets: Sequence[LabelledSet]) -> list[Features]:
+    return frozen_features(context.config.model, context.reader, [rows.inputs for rows in sets])

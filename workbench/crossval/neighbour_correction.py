@@ -71,11 +71,11 @@ class Neighbours(NamedTuple):
         return Neighbours(self.row_NK[rows_N], self.similarity_NK[rows_N])
 
 
-class Asked(NamedTuple):
+class AnsweringRows(NamedTuple):
     """The rows that each labelled row may ask, and the answers."""
 
     found: Neighbours
-    said_NC: Floats
+    answers_NC: Floats
     """Predictions or labels of all labelled rows, as Labels.values gives them."""
 
 
@@ -103,13 +103,13 @@ class Correction:
             f"temperature {self.temperature:g}."
         )
 
-    def consensus(self, found: Neighbours, said_PC: Floats) -> Floats:
+    def consensus(self, found: Neighbours, answers_PC: Floats) -> Floats:
         """Weighted means (N, C) of what neighbours say."""
         nearest = slice(self.neighbours)
         weight_NK = special.softmax(found.similarity_NK[:, nearest] / self.temperature, axis=1)
-        consensus_NC: Floats = np.zeros((len(weight_NK), said_PC.shape[1]))
+        consensus_NC: Floats = np.zeros((len(weight_NK), answers_PC.shape[1]))
         for weight_N, row_N in zip(weight_NK.T, found.row_NK[:, nearest].T, strict=True):
-            consensus_NC += weight_N[:, None] * said_PC[row_N]
+            consensus_NC += weight_N[:, None] * answers_PC[row_N]
         return consensus_NC
 
     def apply(self, values_NC: Floats, consensus_NC: Floats) -> Floats:
@@ -151,7 +151,7 @@ def across_folds(ask: Ask, features_ND: Features, fold_N: Ints, cluster_N: Ints,
     return Neighbours(row_NK, similarity_NK)
 
 
-def said(labels: Labels, values_NC: Floats, targets_NC: OneHot) -> dict[Ask, Floats]:
+def answers(labels: Labels, values_NC: Floats, targets_NC: OneHot) -> dict[Ask, Floats]:
     """Answers of labelled rows (N, C), in the unit of `Labels.values`."""
     true_NC = targets_NC.astype(np.float64)
     return {"predictions": values_NC, "labels": labels.values(true_NC) if labels.kind == "number" else true_NC}
@@ -162,7 +162,7 @@ def fit(
     labels: Labels,
     values_NC: Floats,
     targets_NC: OneHot,
-    asked: Mapping[Ask, Asked],
+    asked: Mapping[Ask, AnsweringRows],
     part_N: NDArray[Any],
 ) -> tuple[Correction, Floats]:
     """The correction with the lowest out-of-fold loss, of all that the configuration leaves open.
@@ -173,14 +173,14 @@ def fit(
     Args:
         values_NC: As Labels.values gives, by adapters that did not train on the row.
         targets_NC: What Labels.targets gives.
-        asked: By `across_folds` and `said`, with as many neighbours as the largest number to choose from.
+        asked: By `across_folds` and `answers`, with as many neighbours as the largest number to choose from.
         part_N: Rows of one part are judged by what was fitted on the others.
     """
     fitted = partial(_fitted, config, labels, values_NC, targets_NC, asked)
 
     def apply(correction: Correction, rows_N: Mask) -> Floats:
         each = asked[correction.ask]
-        return correction.apply(values_NC[rows_N], correction.consensus(each.found.of(rows_N), each.said_NC))
+        return correction.apply(values_NC[rows_N], correction.consensus(each.found.of(rows_N), each.answers_NC))
 
     judged_NC = calibration.cross_fitted(part_N, fitted, apply)
     return fitted(np.ones(len(part_N), dtype=bool)), judged_NC
@@ -221,7 +221,7 @@ def gain(
 
 
 def corrected(
-    correction: Correction, values_TC: Floats, rows_TD: Features, asked_ND: Features, said_NC: Floats, fold_N: Ints
+    correction: Correction, values_TC: Floats, rows_TD: Features, asked_ND: Features, answers_NC: Floats, fold_N: Ints
 ) -> Floats:
     """Corrected values (T, C) of rows that no adapter trained on.
 
@@ -229,16 +229,16 @@ def corrected(
         values_TC: Their values by all adapters together.
         rows_TD: Their features.
         asked_ND: Features of the labelled rows.
-        said_NC: What the labelled rows answer.
+        answers_NC: What the labelled rows answer.
         fold_N: The fold of each labelled row.
     """
     if not correction.strength or not len(values_TC):
         return values_TC
-    heard = []
+    consensus = []
     for _, asked in _folds(correction.ask, fold_N):
         found = nearest(rows_TD, asked_ND[asked], correction.neighbours)
-        heard.append(correction.consensus(found, said_NC[asked]))
-    return correction.apply(values_TC, np.mean(heard, axis=0))
+        consensus.append(correction.consensus(found, answers_NC[asked]))
+    return correction.apply(values_TC, np.mean(consensus, axis=0))
 
 
 def changed(labels: Labels, before_NC: Floats, after_NC: Floats) -> float | None:
@@ -295,7 +295,7 @@ def _fitted(
     labels: Labels,
     values_NC: Floats,
     targets_NC: OneHot,
-    asked: Mapping[Ask, Asked],
+    asked: Mapping[Ask, AnsweringRows],
     rows_N: Mask,
 ) -> Correction:
     """Fitted to the labels of the rows of a mask; labels that are asked for are those of other rows."""
@@ -304,7 +304,7 @@ def _fitted(
     def tried(ask: Ask, neighbours: int, temperature: float) -> tuple[float, Correction]:
         """The lowest loss, and the correction that has it."""
         whole = Correction(ask, neighbours, 1.0, temperature)
-        consensus_nC = whole.consensus(asked[ask].found.of(rows_N), asked[ask].said_NC)
+        consensus_nC = whole.consensus(asked[ask].found.of(rows_N), asked[ask].answers_NC)
         strength = config.strength
         if strength is None:
             strength = _strength(labels, plain_nC, consensus_nC, targets_nC)

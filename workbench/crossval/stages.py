@@ -144,8 +144,8 @@ class StageLog:
 
     def write(self, **more: Any) -> None:
         """stages.json. The test rows are looked at here, when no stage can change any more."""
-        told = [self._record(stage) for stage in self.stages]
-        files.write_json(self.run.path / "stages.json", {"stages": told, **more})
+        records = [self._record(stage) for stage in self.stages]
+        files.write_json(self.run.path / "stages.json", {"stages": records, **more})
 
     def _enter(self, stage: StageResult) -> None:
         """Seconds of a stage that was done before a restart are those that it took then."""

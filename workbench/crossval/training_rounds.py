@@ -42,16 +42,16 @@ class RoundOutputs(NamedTuple):
     """The round whose adapters gave pseudo-labels to this one; None where rows have none."""
 
 
-def folder(number: int, who: FoldAdapter | None = None) -> str:
+def folder(number: int, adapter: FoldAdapter | None = None) -> str:
     """Where a round stands in a run directory, or one adapter of it."""
-    return f"members/round-{number}" + (f"/{who.name}" if who else "")
+    return f"members/round-{number}" + (f"/{adapter.name}" if adapter else "")
 
 
 def train_round(
-    room: FoldContext,
+    context: FoldContext,
     run: Run,
     data: FoldData,
-    who: Sequence[FoldAdapter],
+    members: Sequence[FoldAdapter],
     more: Sequence[LabelledSet | None],
     callback: Callback,
     *,
@@ -60,20 +60,21 @@ def train_round(
     """Train the adapters of a round, each with its own further rows; what is saved is loaded again and asked."""
     own = run.child("members").child(f"round-{number}")
     if not run.ranks.agreed((own.home / OUTPUTS).exists()):
-        lessons = [
-            fold_task(each, data.rows, added, seed=room.config.seed) for each, added in zip(who, more, strict=True)
+        fold_tasks = [
+            fold_task(each, data.rows, added, seed=context.config.seed)
+            for each, added in zip(members, more, strict=True)
         ]
-        train(room, own, lessons, callback)
+        train(context, own, fold_tasks, callback)
         if run.ranks.first:
             run.note(model=own.manifest["model"])
         callback.say("Asking what was saved ...")
-        beside = [rows for rows in (data.test, data.unlabelled) if rows is not None]
+        others = [rows for rows in (data.test, data.unlabelled) if rows is not None]
         found = outputs(
-            room,
-            adapters(run, number, who),
-            [[data.rows.subset(each.split.validation_N), *beside] for each in who],
+            context,
+            adapters(run, number, members),
+            [[data.rows.subset(each.split.validation_N), *others] for each in members],
         )
-        files.write_bytes(own.path / OUTPUTS, safetensors.save(_arrays(data, who, found)))
+        files.write_bytes(own.path / OUTPUTS, safetensors.save(_arrays(data, members, found)))
         run.ranks.wait()
     return read(run, number)
 
@@ -84,29 +85,29 @@ def read(run: Run, number: int) -> RoundOutputs:
     return RoundOutputs(number, found["oof"], found.get("test"), found.get("unlabelled"))
 
 
-def adapters(run: Run, number: int, who: Sequence[FoldAdapter]) -> list[Path]:
+def adapters(run: Run, number: int, members: Sequence[FoldAdapter]) -> list[Path]:
     """Folders of the adapters of a round."""
-    return [run.home / folder(number, each) / "adapter" for each in who]
+    return [run.home / folder(number, each) / "adapter" for each in members]
 
 
 def viewed(
-    room: FoldContext, folders: Sequence[Path], who: Sequence[FoldAdapter], views: Sequence[LabelledSet]
+    context: FoldContext, folders: Sequence[Path], members: Sequence[FoldAdapter], views: Sequence[LabelledSet]
 ) -> Iterator[Floats]:
     """Outputs (M, N, C) of each view of the labelled rows, by the adapters that did not train on them."""
-    masks = [each.split.validation_N for each in who]
-    found = outputs(room, folders, [[rows.subset(mask_N) for rows in views] for mask_N in masks])
+    masks = [each.split.validation_N for each in members]
+    found = outputs(context, folders, [[rows.subset(mask_N) for rows in views] for mask_N in masks])
     for number in range(len(views)):
         yield _placed([each[number] for each in found], masks)
 
 
-def predict(room: FoldContext, folders: Sequence[Path], rows: Sequence[LabelledSet]) -> list[Floats]:
+def predict(context: FoldContext, folders: Sequence[Path], rows: Sequence[LabelledSet]) -> list[Floats]:
     """Outputs (M, X, C) of all adapters, of each of several sets of rows that none of them trained on."""
-    found = outputs(room, folders, [rows] * len(folders))
+    found = outputs(context, folders, [rows] * len(folders))
     return [np.stack(each) for each in zip(*found, strict=True)]
 
 
 def refitted(
-    room: FoldContext, run: Run, data: FoldData, more: LabelledSet | None, callback: Callback, *, passes: float = 1.0
+    context: FoldContext, run: Run, data: FoldData, more: LabelledSet | None, callback: Callback, *, passes: float = 1.0
 ) -> Path:
     """One adapter that trained on all rows, saved as the adapter of the run; returns its folder.
 
@@ -115,7 +116,7 @@ def refitted(
     """
     own = run.child("members")
     rows = data.rows if more is None else data.rows.concatenated(more)
-    train(room, own, [FoldTask("refit", room.config.seed, rows, None, passes)], callback)
+    train(context, own, [FoldTask("refit", context.config.seed, rows, None, passes)], callback)
     if run.ranks.first and not run.adapter.exists():
         with files.new_folder(run.adapter) as aside:
             shutil.copytree(own.path / "refit" / "adapter", aside, dirs_exist_ok=True)
@@ -124,9 +125,9 @@ def refitted(
 
 
 def choices(
-    room: FoldContext,
+    context: FoldContext,
     data: FoldData,
-    who: Sequence[FoldAdapter],
+    members: Sequence[FoldAdapter],
     known: OutOfFold,
     outputs: RoundOutputs,
     *,
@@ -142,18 +143,18 @@ def choices(
     """
     assert outputs.unlabelled_MUC is not None
     found: dict[tuple[int, int], PseudoLabels] = {}
-    for each in who:
+    for each in members:
         key = each.split.repeat, each.split.fold
         if key not in found:
-            mine_M = np.asarray([other.split.repeat == key[0] and other.split.fold == key[1] for other in who])
-            same_M = np.asarray([other.split.repeat == key[0] for other in who])
+            mine_M = np.asarray([other.split.repeat == key[0] and other.split.fold == key[1] for other in members])
+            same_M = np.asarray([other.split.repeat == key[0] for other in members])
             heat = temperature(known.only(same_M), outputs, each.split.train_N) if calibrate else 1.0
-            found[key] = _choose(room, data, outputs.unlabelled_MUC[mine_M] / heat, each.split.train_N, round_number)
-    return [found[each.split.repeat, each.split.fold] for each in who]
+            found[key] = _choose(context, data, outputs.unlabelled_MUC[mine_M] / heat, each.split.train_N, round_number)
+    return [found[each.split.repeat, each.split.fold] for each in members]
 
 
 def all_choices(
-    room: FoldContext,
+    context: FoldContext,
     data: FoldData,
     known: OutOfFold,
     outputs: RoundOutputs,
@@ -165,7 +166,7 @@ def all_choices(
     assert outputs.unlabelled_MUC is not None
     every_N = np.ones(len(data.rows), dtype=bool)
     heat = temperature(known, outputs, every_N) if calibrate else 1.0
-    return _choose(room, data, outputs.unlabelled_MUC / heat, every_N, round_number)
+    return _choose(context, data, outputs.unlabelled_MUC / heat, every_N, round_number)
 
 
 def added(data: FoldData, chosen: PseudoLabels) -> LabelledSet | None:
@@ -176,14 +177,14 @@ def added(data: FoldData, chosen: PseudoLabels) -> LabelledSet | None:
     return data.unlabelled.subset(chosen.rows).with_targets(chosen.targets_nC).reweighted(chosen.weights_n)
 
 
-def temperature(known: OutOfFold, said: RoundOutputs, mask_N: Mask) -> float:
-    """Fitted on what was said out of fold of the rows of the mask."""
-    return Combiner(calibrate=True, how="mean").fit(known, said.oof_MNC, mask_N).temperature
+def temperature(known: OutOfFold, round_outputs: RoundOutputs, mask_N: Mask) -> float:
+    """Fitted on out-of-fold outputs of the rows of the mask."""
+    return Combiner(calibrate=True, how="mean").fit(known, round_outputs.oof_MNC, mask_N).temperature
 
 
-def _choose(room: FoldContext, data: FoldData, outputs_MUC: Floats, train_N: Mask, number: int) -> PseudoLabels:
+def _choose(context: FoldContext, data: FoldData, outputs_MUC: Floats, train_N: Mask, number: int) -> PseudoLabels:
     return pseudo_labels.choose(
-        room.config.pseudo_label,
+        context.config.pseudo_label,
         data.labels,
         np.stack([data.labels.values(outputs_UC) for outputs_UC in outputs_MUC]),
         labelled_C=data.rows.targets_NC[train_N].astype(np.float64).sum(0),
@@ -191,15 +192,15 @@ def _choose(room: FoldContext, data: FoldData, outputs_MUC: Floats, train_N: Mas
     )
 
 
-def _arrays(data: FoldData, who: Sequence[FoldAdapter], found: Sequence[Sequence[Floats]]) -> dict[str, Floats]:
+def _arrays(data: FoldData, members: Sequence[FoldAdapter], found: Sequence[Sequence[Floats]]) -> dict[str, Floats]:
     names = [name for name, rows in (("test", data.test), ("unlabelled", data.unlabelled)) if rows is not None]
-    beside = {name: np.stack([each[1 + number] for each in found]) for number, name in enumerate(names)}
-    return {"oof": _placed([each[0] for each in found], [each.split.validation_N for each in who]), **beside}
+    others = {name: np.stack([each[1 + number] for each in found]) for number, name in enumerate(names)}
+    return {"oof": _placed([each[0] for each in found], [each.split.validation_N for each in members]), **others}
 
 
-def _placed(said: Sequence[Floats], masks: Sequence[Mask]) -> Floats:
+def _placed(outputs: Sequence[Floats], masks: Sequence[Mask]) -> Floats:
     """Outputs of some rows each, among zeros (M, N, C)."""
-    found_MNC = np.zeros((len(said), len(masks[0]), said[0].shape[1]))
-    for outputs_NC, values_nC, mask_N in zip(found_MNC, said, masks, strict=True):
+    found_MNC = np.zeros((len(outputs), len(masks[0]), outputs[0].shape[1]))
+    for outputs_NC, values_nC, mask_N in zip(found_MNC, outputs, masks, strict=True):
         outputs_NC[mask_N] = values_nC
     return found_MNC

@@ -206,7 +206,7 @@ class _Fitter:
         return _merged(how, found, self.labels, values_VNC, self.user_merge)
 
 
-def rehearse(labels: Labels, views: int, user_merge: UserMerge) -> None:
+def try_merge(labels: Labels, views: int, user_merge: UserMerge) -> None:
     """Try a user's function on made-up values of so many views, before anything is trained.
 
     Raises:

@@ -37,40 +37,40 @@ def fold_context(run: Path, config: RunConfig) -> FoldContext:
     return FoldContext(config, classifier.read_labels(run), row_readers.of_run(member, config))
 
 
-def decided(run: Path, room: FoldContext, rows: LabelledSet) -> Floats:
+def decided(run: Path, context: FoldContext, rows: LabelledSet) -> Floats:
     """Values (T, C) of other rows, by all that the cross-validation at `run` decided."""
     known = files.read_json(run / "decision.json")
     weights_M = None if known["weights"] is None else np.asarray(known["weights"])
     fitted = FittedCombination(known["temperature"], known["how"], weights_M)
     folders = [run / training_rounds.folder(known["round"]) / name / "adapter" for name in known["members"]]
-    (outputs_MTC,) = training_rounds.predict(room, folders, [rows])
-    values_TC = fitted.values(room.labels, outputs_MTC)
+    (outputs_MTC,) = training_rounds.predict(context, folders, [rows])
+    values_TC = fitted.values(context.labels, outputs_MTC)
     if known["tta"] is not None:
-        seen = row_views.make(room.config, room.labels, rows)
+        seen = row_views.make(context.config, context.labels, rows)
         decision = TtaDecision.from_facts(known["tta"])
         judged = [view for view in seen if view.name in decision.names]
-        values_TC = merged(room, folders, fitted, decision, judged, rows, values_TC)
-    return neighbour_bank.corrected(run, room, rows, values_TC, known.get("correction"))
+        values_TC = merged(context, folders, fitted, decision, judged, rows, values_TC)
+    return neighbour_bank.corrected(run, context, rows, values_TC, known.get("correction"))
 
 
 def out_of_fold(
-    room: FoldContext,
+    context: FoldContext,
     run: Run,
-    who: Sequence[FoldAdapter],
+    members: Sequence[FoldAdapter],
     known: OutOfFold,
-    said: RoundOutputs,
+    round_outputs: RoundOutputs,
     combiner: Combiner,
     seen: Sequence[RowView],
     rows: LabelledSet,
 ) -> Floats:
     """Values (V, N, C) of the labelled rows in all views, of adapters that did not train on them."""
-    path = training_rounds.folder(said.number) + "/views.safetensors"
+    path = training_rounds.folder(round_outputs.number) + "/views.safetensors"
     if not run.ranks.agreed((run.home / path).exists()):
-        shown = [view.rows(rows, room.reader) for view in seen]
-        found = [combiner.out_of_fold(known, said.oof_MNC)]
-        folders = training_rounds.adapters(run, said.number, who)
-        for view, outputs_MNC in zip(seen, training_rounds.viewed(room, folders, who, shown), strict=True):
-            found.append(combiner.out_of_fold(known, said.oof_MNC, _own(view, outputs_MNC)))
+        shown = [view.rows(rows, context.reader) for view in seen]
+        found = [combiner.out_of_fold(known, round_outputs.oof_MNC)]
+        folders = training_rounds.adapters(run, round_outputs.number, members)
+        for view, outputs_MNC in zip(seen, training_rounds.viewed(context, folders, members, shown), strict=True):
+            found.append(combiner.out_of_fold(known, round_outputs.oof_MNC, _own(view, outputs_MNC)))
         files.write_bytes(run.path / path, safetensors.save({"oof": np.stack(found)}))
         run.ranks.wait()
     values_VNC: Floats = safetensors.load_file(run.home / path)["oof"]
@@ -78,7 +78,7 @@ def out_of_fold(
 
 
 def merged(
-    room: FoldContext,
+    context: FoldContext,
     folders: Sequence[Path],
     fitted: FittedCombination,
     decision: TtaDecision,
@@ -97,10 +97,10 @@ def merged(
         return plain_TC
     some, values_VTC = rows.subset(needed_T), np.stack([plain_TC] * len(decision.names))
     used = [(place, view) for place, view in enumerate(seen, start=1) if view.name in decision.used]
-    shown = [view.rows(some, room.reader) for _, view in used]
-    for (place, view), outputs_MTC in zip(used, training_rounds.predict(room, folders, shown), strict=True):
-        values_VTC[place, needed_T] = fitted.values(room.labels, _own(view, outputs_MTC))
-    return tta.apply(decision, room.labels, values_VTC, user_merge(room.config.tta))
+    shown = [view.rows(some, context.reader) for _, view in used]
+    for (place, view), outputs_MTC in zip(used, training_rounds.predict(context, folders, shown), strict=True):
+        values_VTC[place, needed_T] = fitted.values(context.labels, _own(view, outputs_MTC))
+    return tta.apply(decision, context.labels, values_VTC, user_merge(context.config.tta))
 
 
 def _own(view: RowView, outputs_MXC: Floats) -> Floats:

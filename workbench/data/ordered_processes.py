@@ -118,9 +118,9 @@ class _Others(Generic[ItemT, ResultT]):
         self._processes = [_started() for _ in range(count)]
         self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="workbench-processes")
-        told = pickle.dumps(function)
+        pickled = pickle.dumps(function)
         for process in self._processes:
-            self._threads.submit(self._tell, process, told)
+            self._threads.submit(self._tell, process, pickled)
 
     def __enter__(self) -> _Others[ItemT, ResultT]:
         return self

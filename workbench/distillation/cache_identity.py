@@ -65,20 +65,20 @@ def identity(config: DistillConfig, source: TeacherSource | None, tokenizer: Pre
 
 def require_same(folder: Path, found: Mapping[str, str], wanted: CacheIdentity) -> None:
     """Raise ConfigError, which names what differs, where `found` was said by the files of another cache."""
-    asked = wanted.made_by()
-    asked.pop("name", None)
-    if wrong := [name for name, value in asked.items() if found.get(name) != value]:
-        told = [f"{name}: {_shown(name, found)} there, {_shown(name, wanted.made_by())} asked for" for name in wrong]
+    makers = wanted.made_by()
+    makers.pop("name", None)
+    if wrong := [name for name, value in makers.items() if found.get(name) != value]:
+        lines = [f"{name}: {_shown(name, found)} there, {_shown(name, wanted.made_by())} asked for" for name in wrong]
         raise ConfigError(
-            "\n  ".join([f"distill.cache.folder={folder} holds the cache of another configuration:", *told])
+            "\n  ".join([f"distill.cache.folder={folder} holds the cache of another configuration:", *lines])
             + "\n  Write another distill.cache.folder, or delete this one to have it made anew."
         )
 
 
-def _shown(name: str, said: Mapping[str, str]) -> str:
-    value = said.get(name, "none")
+def _shown(name: str, makers: Mapping[str, str]) -> str:
+    value = makers.get(name, "none")
     if name == "teacher":
-        return f"{said.get('name', 'unnamed')} (digest {value})"
+        return f"{makers.get('name', 'unnamed')} (digest {value})"
     return f"digest {value}" if name == "tokenizer" else value
 
 

@@ -140,12 +140,12 @@ def _classifiers(source: TeacherSource, student: RunConfig, labels: Labels) -> l
 def _crossval(source: TeacherSource) -> ClassTeacher:
     assert source.run is not None
     run, config = source.run, _config(source, source.run)
-    room = tta_predict.fold_context(run, config)
+    context = tta_predict.fold_context(run, config)
 
     def predict(rows: LabelledSet) -> Floats:
-        return target_scores.outputs(room.labels, tta_predict.decided(run, room, rows))
+        return target_scores.outputs(context.labels, tta_predict.decided(run, context, rows))
 
-    return ClassTeacher(source.name, room.labels, config, room.reader, predict)
+    return ClassTeacher(source.name, context.labels, config, context.reader, predict)
 
 
 def _config(source: TeacherSource, run: Path) -> RunConfig:

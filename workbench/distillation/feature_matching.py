@@ -136,10 +136,10 @@ def require_layers(terms: Sequence[MatchConfig], student: PretrainedConfig, teac
             raise ConfigError(f"distill.match.{number}.layers: names no layer. Write last, uniform, or {{1: 2}}.")
         for who, count, asked in zip(("student", "teacher"), counts, ([*chosen], [*chosen.values()]), strict=True):
             if odd := [layer for layer in asked if not first <= layer <= count]:
-                beside = ", 0 being what enters the first" if first == 0 else f"; {term.what} looks inside of one"
+                meaning = ", 0 being what enters the first" if first == 0 else f"; {term.what} looks inside of one"
                 raise ConfigError(
                     f"distill.match.{number}.layers: the {who} has no layer {odd[0]} for {term.what}. "
-                    f"Write {first} to {count}{beside}."
+                    f"Write {first} to {count}{meaning}."
                 )
 
 

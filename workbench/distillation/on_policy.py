@@ -158,17 +158,17 @@ def require_room(config: RunConfig, train: TokenizedSet, model: PreTrainedModel)
     row, most = int(lengths.argmax()), int(lengths.max())
     limit, budget = preflight.longest_sequence(model.config), config.batch.tokens_per_device
     room = most if limit is None else limit - config.adapter.extra_positions(model)
-    told = (
+    where = (
         f"distill.on_policy.max_new_tokens={settings.max_new_tokens}: with an answer of this length {train.place(row)}"
     )
     if most > room:
         raise ConfigError(
-            f"{told} has {most} tokens, but {config.model.id} has room for {room}. Lower it by {most - room}, or write "
-            "a smaller data.max_tokens, which cuts longer rows."
+            f"{where} has {most} tokens, but {config.model.id} has room for {room}. Lower it by {most - room}, or "
+            "write a smaller data.max_tokens, which cuts longer rows."
         )
     if budget != "auto" and budget < most:
         raise ConfigError(
-            f"{told} has {most} tokens, above batch.tokens_per_device={budget}. Raise that to {most}, or write auto."
+            f"{where} has {most} tokens, above batch.tokens_per_device={budget}. Raise that to {most}, or write auto."
         )
 
 

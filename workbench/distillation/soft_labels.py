@@ -32,7 +32,7 @@ def soft_criterion(
     """(1 - alpha) * `hard` of the rows that have labels + alpha * divergence from the teacher of all rows.
 
     Its labels (B, 2 + 2C) are a row's weight, which multiplies both parts, its targets, the teacher's outputs, and
-    whether it has a label (1 or 0), as `taught` rows give them.
+    whether it has a label (1 or 0), as `with_teacher` rows give them.
 
     Args:
         hard: The loss of the labels.
@@ -71,7 +71,7 @@ def divergence(
     return (each_B * weight_B).sum()
 
 
-def taught(rows: LabelledSet, outputs_NC: Floats, *, labelled: bool) -> LabelledSet:
+def with_teacher(rows: LabelledSet, outputs_NC: Floats, *, labelled: bool) -> LabelledSet:
     """Rows that carry what a teacher says of them, and whether their own targets are labels."""
     known_N1 = np.full((len(rows), 1), float(labelled))
     return replace(rows, extra_targets_NC=np.concatenate([outputs_NC, known_N1], axis=1).astype(np.float32))

@@ -73,11 +73,11 @@ def arrays(hidden: Tensor) -> int:
 def mixed(signal: TeacherSignal, alpha: float) -> Criterion:
     """Logits (n, V), labels (n,) and the signal's tensors to (1 - alpha) * cross-entropy + alpha * divergence."""
 
-    def criterion(logits_nV: Tensor, labels_n: Tensor, *taught: Tensor) -> Tensor:
+    def criterion(logits_nV: Tensor, labels_n: Tensor, *teacher: Tensor) -> Tensor:
         terms = []
         # The divergence first: what it takes for a moment is free again before the labels' loss takes its own.
         if alpha > 0:
-            terms.append(alpha * signal.loss(logits_nV, *taught))
+            terms.append(alpha * signal.loss(logits_nV, *teacher))
         if alpha < 1:
             terms.append((1 - alpha) * cross_entropy(logits_nV, labels_n))
         return sum(terms[1:], terms[0])

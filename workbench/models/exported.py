@@ -81,14 +81,14 @@ def load(run: Path, config: RunConfig, *, waiting: bool = False) -> ExportedMode
     return ExportedModel(model, head, tokenizer, template, [stop] if isinstance(stop, int) else list(stop))
 
 
-def require_saved(run: Path, config: RunConfig, *beside: str) -> None:
-    """Raise an error where the run at `run` has saved nothing yet, or a file of its adapter or `beside` is missing."""
+def require_saved(run: Path, config: RunConfig, *more: str) -> None:
+    """Raise an error where the run at `run` has saved nothing yet, or a file of its adapter or of `more` is missing."""
     folder = run / "adapter"
     if not folder.exists():
         raise ConfigError(f"{run}: no adapter there yet. Finish the run first: {_again(run)}")
     full = isinstance(config.adapter, Full)
     needed = ("config.json",) if full else ("adapter_config.json", "adapter_model.safetensors")
-    missing = [name for name in (*needed, *beside) if not (folder / name).is_file()]
+    missing = [name for name in (*needed, *more) if not (folder / name).is_file()]
     if missing:
         raise FileError(
             f"{folder}: {', '.join(missing)} missing. Restore it, or write the adapter again: {_again(run)}"

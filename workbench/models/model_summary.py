@@ -17,9 +17,9 @@ from workbench.runs import units
 def storage(backbone: Backbone, method: Method) -> str:
     """How the weights are stored, what they take and what they would take unquantised, and what is unusual there."""
     size, plain = backbone.weight_bytes, 2 * adapters.count(backbone.model).total
-    beside = f" ({units.size(plain)} in bfloat16)" if backbone.weights in QUANTISED else ""
-    told = [f"Weights: {backbone.weights}, {units.size(size)}{beside}", *backbone.notes]
-    return "\n  ".join([*told, *filter(None, [about_experts(backbone.model, method)])])
+    in_bfloat16 = f" ({units.size(plain)} in bfloat16)" if backbone.weights in QUANTISED else ""
+    lines = [f"Weights: {backbone.weights}, {units.size(size)}{in_bfloat16}", *backbone.notes]
+    return "\n  ".join([*lines, *filter(None, [about_experts(backbone.model, method)])])
 
 
 def model(config: RunConfig, backbone: Backbone, attached: nn.Module, *, own: int | None = None) -> dict[str, Any]:

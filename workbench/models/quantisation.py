@@ -163,12 +163,12 @@ def _not_yet(weight: Any, shape: torch.Size) -> nn.Parameter:
 
     known: Any = QuantState  # without types
 
-    def imagined(size: int) -> Tensor:
+    def fake(size: int) -> Tensor:
         return torch.empty(1, dtype=torch.uint8).expand(size)
 
-    state = known(absmax=imagined(shape.numel() // 64), shape=shape, quant_type=weight.quant_type)
+    state = known(absmax=fake(shape.numel() // 64), shape=shape, quant_type=weight.quant_type)
     found: nn.Parameter = type(weight)(
-        imagined(shape.numel() // 2)[:, None], quant_state=state, quant_type=weight.quant_type
+        fake(shape.numel() // 2)[:, None], quant_state=state, quant_type=weight.quant_type
     )
     return found
 

@@ -60,18 +60,18 @@ class DryRun:
         return self.peak > self.evaluation
 
 
-def dry_run(fit: Training, held_out_loss: Callable[[], object], *, beside: Iterable[nn.Module] = ()) -> DryRun:
+def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Iterable[nn.Module] = ()) -> DryRun:
     """Carry out the parts of steps of `fit` that take most memory, on fake tensors.
 
     Args:
         held_out_loss: Computes what the run evaluates, on its largest micro-batch.
-        beside: Other models that are there: a teacher.
+        others: Other models that are there: a teacher.
     """
     fit.prepare()
     fit.freezer.follow(step=0, share=0)
     epoch = list(fit.micro_batches())
     with MemoryLedger() as ledger, ledger.placing(_modules(fit)):
-        hold(ledger, fit, beside=beside)
+        hold(ledger, fit, others=others)
         peaks = _Peaks(ledger)
         _tell_gradients(fit, ledger, peaks.gradient)
         flops, tokens = 0, 0
@@ -224,11 +224,11 @@ def _homes(fit: Model) -> dict[str, str]:
     return homes
 
 
-def hold(ledger: MemoryLedger, fit: Model, *, beside: Iterable[nn.Module] = ()) -> None:
+def hold(ledger: MemoryLedger, fit: Model, *, others: Iterable[nn.Module] = ()) -> None:
     """Count what a training begins with: every parameter and buffer, and the masters.
 
     Args:
-        beside: Other models that are there.
+        others: Other models that are there.
     """
     homes, computing = _homes(fit), fit.masters.computing()
     for name, home in homes.items():
@@ -237,7 +237,7 @@ def hold(ledger: MemoryLedger, fit: Model, *, beside: Iterable[nn.Module] = ()) 
     for place, module in _modules(fit).items():
         ledger.hold(chain(weight_storage.held(module), module.buffers()), WEIGHTS, place)
     ledger.hold(chain(weight_storage.held(fit.model), fit.model.buffers()), WEIGHTS)
-    for model in beside:
+    for model in others:
         ledger.hold(chain(weight_storage.held(model), model.buffers()), TEACHER, TEACHER)
 
 

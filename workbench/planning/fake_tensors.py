@@ -66,10 +66,10 @@ def to_fake(model: nn.Module, device: torch.device) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = known.setdefault(id(buffer), _like(buffer, device))
-        for beside in vars(module).values():  # the ids of PEFT's virtual tokens
-            for key, tensor in beside.items() if isinstance(beside, dict) else ():
+        for holder in vars(module).values():  # the ids of PEFT's virtual tokens
+            for key, tensor in holder.items() if isinstance(holder, dict) else ():
                 if isinstance(tensor, Tensor) and tensor.is_meta:
-                    beside[key] = _like(tensor, device)
+                    holder[key] = _like(tensor, device)
 
 
 def _like(tensor: Tensor, device: torch.device) -> Tensor:

@@ -45,7 +45,7 @@ class Plan:
     """In one forward pass at most, padding included."""
     longest: int
     """Tokens of the longest row."""
-    rehearsed: DryRun
+    dry_run: DryRun
     """On one device, that holds everything."""
     work: StepWork
     """Work of that device in a step."""
@@ -69,7 +69,7 @@ class Plan:
 
     def held(self, moment: Moment) -> HeldBytes:
         """Bytes of the model's state at a moment of a step."""
-        passes = self.rehearsed.micro_batches
+        passes = self.dry_run.micro_batches
         return zero_memory.states(self.contents, self.distributed, devices=self.devices, moment=moment, passes=passes)
 
     @property
@@ -78,16 +78,16 @@ class Plan:
         if self.distributed.zero == 0:
             held = self.held("last gradients").device
             travels = {zero_memory.BUCKETS: held[zero_memory.BUCKETS]} if zero_memory.BUCKETS in held else {}
-            return {**self.rehearsed.at_peak, **travels}
+            return {**self.dry_run.at_peak, **travels}
         return max((held.device for held in self.timeline.values()), key=lambda sizes: sum(sizes.values()))
 
     @property
     def evaluation(self) -> int:
         """The most that is alive on a device while the held-out loss is computed."""
         if self.distributed.zero == 0:
-            return self.rehearsed.evaluation
-        standing = sum(self.rehearsed.at_peak.get(name, 0) for name in (WEIGHTS, MASTERS, OPTIMIZER))
-        return self.rehearsed.evaluation - standing + sum(self.held("forward").device.values())
+            return self.dry_run.evaluation
+        standing = sum(self.dry_run.at_peak.get(name, 0) for name in (WEIGHTS, MASTERS, OPTIMIZER))
+        return self.dry_run.evaluation - standing + sum(self.held("forward").device.values())
 
     @property
     def peak(self) -> int:
@@ -125,11 +125,11 @@ class Plan:
     def timeline(self) -> dict[Moment, HeldBytes]:
         """Bytes by purpose in each part of a step, activations at their most."""
         found = {moment: self.held(moment) for moment in zero_memory.MOMENTS}
-        most = self.rehearsed.at_peak.get(ACTIVATIONS, 0)
+        most = self.dry_run.at_peak.get(ACTIVATIONS, 0)
         # The loss computes the gradient of a head in the forward pass, unless its weights are cut.
         found["forward"].device[ACTIVATIONS] = most - (4 * self.contents.head if self.distributed.zero == 3 else 0)
         left = zero_memory.left_at_first_bucket(self.contents, self.distributed)
-        found["backward"].device[ACTIVATIONS] = round(self.rehearsed.at_gradients * left)
+        found["backward"].device[ACTIVATIONS] = round(self.dry_run.at_gradients * left)
         return found
 
     @property
@@ -143,7 +143,7 @@ class Plan:
     @property
     def facts(self) -> dict[str, Any]:
         """Everything, for a program."""
-        rehearsed = self.rehearsed
+        dry_run = self.dry_run
         hours = None if self.seconds is None else self.seconds * self.steps / 3600
         return {
             "device": self.device,
@@ -157,12 +157,12 @@ class Plan:
             "disk_bytes": self.disk * self.devices,
             "memory_bytes": self.memory,
             "adapter_bytes": self.size.file_bytes,
-            "flops_per_token": round(rehearsed.flops_per_token),
+            "flops_per_token": round(dry_run.flops_per_token),
             "steps": self.steps,
             "seconds_per_step": self.seconds,
             "seconds_per_step_interval": self.interval,
             "hours": hours,
-            "batch": {"tokens_per_device": self.tokens_per_device, "micro_batches": rehearsed.micro_batches},
+            "batch": {"tokens_per_device": self.tokens_per_device, "micro_batches": dry_run.micro_batches},
             "zero": {"stage": self.distributed.zero, "offload": self.offload},
             "timeline": {moment: vars(held) for moment, held in self.timeline.items()},
             "tried": [vars(each) for each in self.tried],

@@ -30,7 +30,7 @@ from workbench.runs import units
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import layout_checks
 
-Rehearse = Callable[[RunConfig], Plan]
+PlanMaker = Callable[[RunConfig], Plan]
 """From a configuration to its plan: recipes.plan.plan with devices and memory given."""
 Timing = Callable[[Plan], Timed]
 """From a plan to the seconds of a step on a device."""
@@ -58,13 +58,13 @@ class SolverChoice:
         return self
 
 
-def choose(config: RunConfig, rehearse: Rehearse, timing: Timing) -> SolverChoice:
+def choose(config: RunConfig, make_plan: PlanMaker, timing: Timing) -> SolverChoice:
     """The fastest way that fits, or the one that takes least and what would have to change.
 
     Raises:
         WorkbenchError: the run would be refused, whatever the memory.
     """
-    steady = _Steady(rehearse)
+    steady = _Steady(make_plan)
     found = _best(config, steady, timing)
     if found.plan.fits:
         return found
@@ -74,12 +74,12 @@ def choose(config: RunConfig, rehearse: Rehearse, timing: Timing) -> SolverChoic
 class _Steady:
     """Plans always with the memory of the first time: earlier dry runs are no part of a run."""
 
-    def __init__(self, rehearse: Rehearse) -> None:
-        self._rehearse = rehearse
+    def __init__(self, make_plan: PlanMaker) -> None:
+        self._make_plan = make_plan
         self._first: Plan | None = None
 
     def __call__(self, config: RunConfig) -> Plan:
-        plan = self._rehearse(config)
+        plan = self._make_plan(config)
         self._first = self._first or plan
         return replace(plan, process=self._first.process, memory=self._first.memory)
 
@@ -89,13 +89,13 @@ class _Way(NamedTuple):
 
     config: RunConfig
     plan: Plan
-    rehearsed: bool
+    confirmed: bool
 
 
-def _best(config: RunConfig, rehearse: Rehearse, timing: Timing) -> SolverChoice:
+def _best(config: RunConfig, make_plan: PlanMaker, timing: Timing) -> SolverChoice:
     tried: list[_Way] = []
     for weights in formats(config):
-        solver = _Solver(_with(config, "model", weights=weights), rehearse, timing)
+        solver = _Solver(_with(config, "model", weights=weights), make_plan, timing)
         tried += solver.ways()
         if any(way.plan.fits for way in tried):
             break
@@ -103,7 +103,7 @@ def _best(config: RunConfig, rehearse: Rehearse, timing: Timing) -> SolverChoice
     if not fitting:
         return _chosen(min(tried, key=lambda way: way.plan.needed), tried)
     best = min(fitting, key=lambda way: way.plan.seconds or 0.0)
-    while not best.rehearsed:
+    while not best.confirmed:
         sure = solver.confirmed(best)
         tried = [sure if way is best else way for way in tried]
         fitting = [way for way in tried if way.plan.fits]
@@ -112,8 +112,8 @@ def _best(config: RunConfig, rehearse: Rehearse, timing: Timing) -> SolverChoice
 
 
 def _chosen(way: _Way, tried: list[_Way]) -> SolverChoice:
-    told = tuple(_candidate(each.plan) for each in tried)
-    return SolverChoice(way.config, replace(way.plan, tried=told))
+    candidates = tuple(_candidate(each.plan) for each in tried)
+    return SolverChoice(way.config, replace(way.plan, tried=candidates))
 
 
 def _candidate(plan: Plan) -> Candidate:
@@ -127,8 +127,8 @@ def _candidate(plan: Plan) -> Candidate:
 class _Solver:
     """The ways of one configuration over weights of one format."""
 
-    def __init__(self, config: RunConfig, rehearse: Rehearse, timing: Timing) -> None:
-        self._config, self._rehearse, self._timing = config, rehearse, timing
+    def __init__(self, config: RunConfig, make_plan: PlanMaker, timing: Timing) -> None:
+        self._config, self._make_plan, self._timing = config, make_plan, timing
         self._known: dict[tuple[bool | str, int | str], Plan] = {}
 
     def ways(self) -> list[_Way]:
@@ -142,7 +142,7 @@ class _Solver:
             config = _with(self._config, "train", checkpointing=checkpointing)
             for layout in _layouts(config, self._first):
                 found.append(self._largest(_with_layout(config, layout)))
-                if len(found) == 1 and found[0].plan.fits and found[0].rehearsed and self._is_largest(found[0]):
+                if len(found) == 1 and found[0].plan.fits and found[0].confirmed and self._is_largest(found[0]):
                     return found
         return found
 
@@ -167,7 +167,7 @@ class _Solver:
     def _first(self) -> Plan:
         """Plan of the configuration without anything that saves memory."""
         config = _with(self._config, "train", checkpointing=_checkpointing(self._config)[0])
-        return self._rehearsed(config, self._config.batch.tokens_per_device)
+        return self._dry_plan(config, self._config.batch.tokens_per_device)
 
     def _is_largest(self, way: _Way) -> bool:
         return way.plan.tokens_per_device == self._first.tokens_per_device
@@ -184,23 +184,23 @@ class _Solver:
         tokens = _fitting(least, most)
         return self._way(config, _between(least, most, tokens), tokens == least.tokens_per_device)
 
-    def _way(self, config: RunConfig, plan: Plan, rehearsed: bool) -> _Way:
-        return _Way(_with(config, "batch", tokens_per_device=plan.tokens_per_device), plan, rehearsed)
+    def _way(self, config: RunConfig, plan: Plan, confirmed: bool) -> _Way:
+        return _Way(_with(config, "batch", tokens_per_device=plan.tokens_per_device), plan, confirmed)
 
     def _plan(self, config: RunConfig, tokens: int | str) -> Plan:
         """With what devices hold and wait for in the layout of `config`."""
-        plan = replace(self._rehearsed(config, tokens), distributed=config.distributed)
+        plan = replace(self._dry_plan(config, tokens), distributed=config.distributed)
         rates = traffic.CPU if plan.device == "cpu" else traffic.ACCELERATOR
-        passes, computing = plan.rehearsed.micro_batches, plan.seconds or 0.0
+        passes, computing = plan.dry_run.micro_batches, plan.seconds or 0.0
         waits = traffic.seconds(plan.contents, plan.distributed, rates, devices=plan.devices, passes=passes)
         return replace(plan, seconds=computing + waits)
 
-    def _rehearsed(self, config: RunConfig, tokens: int | str) -> Plan:
+    def _dry_plan(self, config: RunConfig, tokens: int | str) -> Plan:
         """Plan of one device that holds everything; `seconds` are those that it computes."""
         key = (config.train.checkpointing, tokens)
         if key not in self._known:
             alone = _with_layout(_with(config, "batch", tokens_per_device=tokens), DistributedConfig())
-            plan = self._rehearse(alone)
+            plan = self._make_plan(alone)
             timed = self._timing(plan)
             self._known[key] = replace(plan, seconds=timed.seconds, timed=timed)
         return self._known[key]
@@ -225,13 +225,13 @@ def _is_worth_it(low: Plan, high: Plan, tokens: int) -> bool:
 def _between(least: Plan, most: Plan, tokens: int) -> Plan:
     """Plan between two dry runs: bytes grow evenly with the tokens of a forward pass, seconds with passes."""
     share = (tokens - least.tokens_per_device) / (most.tokens_per_device - least.tokens_per_device)
-    low, high = least.rehearsed, most.rehearsed
+    low, high = least.dry_run, most.dry_run
     at_peak = {**high.at_peak, ACTIVATIONS: _mix(low.at_peak[ACTIVATIONS], high.at_peak[ACTIVATIONS], share)}
     fewer = _fewer(least.tokens_per_device, tokens) / _fewer(least.tokens_per_device, most.tokens_per_device)
     passes = _mix(low.micro_batches, high.micro_batches, fewer)
-    rehearsed = replace(high, at_peak=at_peak, micro_batches=max(1, passes), padded_tokens=tokens)
+    dry_run = replace(high, at_peak=at_peak, micro_batches=max(1, passes), padded_tokens=tokens)
     seconds = (1 - fewer) * (least.seconds or 0.0) + fewer * (most.seconds or 0.0)
-    return replace(most, tokens_per_device=tokens, rehearsed=rehearsed, seconds=seconds)
+    return replace(most, tokens_per_device=tokens, dry_run=dry_run, seconds=seconds)
 
 
 def _fewer(tokens: int, more: int) -> float:
@@ -298,21 +298,21 @@ def _with_layout(config: RunConfig, layout: DistributedConfig) -> RunConfig:
     return config.model_copy(update={"distributed": layout})
 
 
-def _cure(config: RunConfig, least: SolverChoice, rehearse: Rehearse, timing: Timing) -> str:
+def _cure(config: RunConfig, least: SolverChoice, make_plan: PlanMaker, timing: Timing) -> str:
     """Setting to change, or memory to add, so that the run would fit."""
     plan = least.plan
     missing = plan.needed - plan.memory
-    said = (
+    sentence = (
         f"The run does not fit into {units.size(plan.memory)} of each device ({plan.device}): the least that any way "
         f"takes is {units.size(plan.needed)}, {missing:,} bytes more."
     )
-    for words, changed in _changes(config, least, rehearse):
-        if _best(changed, rehearse, timing).plan.fits:
-            return f"{said}\n  The smallest change that fits: {words}."
-    return f"{said}\n  No setting alone helps: take a smaller model.id, or devices with that much more memory."
+    for words, changed in _changes(config, least, make_plan):
+        if _best(changed, make_plan, timing).plan.fits:
+            return f"{sentence}\n  The smallest change that fits: {words}."
+    return f"{sentence}\n  No setting alone helps: take a smaller model.id, or devices with that much more memory."
 
 
-def _changes(config: RunConfig, least: SolverChoice, rehearse: Rehearse) -> Iterator[tuple[str, RunConfig]]:
+def _changes(config: RunConfig, least: SolverChoice, make_plan: PlanMaker) -> Iterator[tuple[str, RunConfig]]:
     """Single changes, those that lose least first."""
     if config.batch.tokens_per_device != "auto":
         yield "batch.tokens_per_device=auto", _with(config, "batch", tokens_per_device="auto")
@@ -322,7 +322,7 @@ def _changes(config: RunConfig, least: SolverChoice, rehearse: Rehearse) -> Iter
         yield "distributed.zero=auto", _with(config, "distributed", zero="auto")
     if len(formats(_with(config, "model", weights="auto"))) > 1 and config.model.weights not in ("auto", "nf4"):
         yield "model.weights=nf4", _with(config, "model", weights="nf4")
-    if least.plan.peak - least.plan.rehearsed.at_peak.get(ACTIVATIONS, 0) < least.plan.memory:
+    if least.plan.peak - least.plan.dry_run.at_peak.get(ACTIVATIONS, 0) < least.plan.memory:
         for tokens in (int(share * least.plan.longest) for share in SHORTER):
             if tokens >= 8:
                 shorter = _with(least.config, "data", max_tokens=tokens)

@@ -87,8 +87,8 @@ def classified(run: RunRecord) -> ClassSection | None:
     names = class_names(found)
     if not names:
         off_N = (found["predicted"] - found["label"]).abs()
-        said = off_N.map(lambda off: f"off by {units.number(off)}")
-        return ClassSection([], [], [], _samples(run, found, off_N, said))
+        distances = off_N.map(lambda off: f"off by {units.number(off)}")
+        return ClassSection([], [], [], _samples(run, found, off_N, distances))
     several = isinstance(found["label"].iloc[0], (list, np.ndarray))
     true_NC, predicted_NC = (hot(found[column], names) for column in ("label", "predicted"))
     p_NC = found[[f"p_{name}" for name in names]].to_numpy()

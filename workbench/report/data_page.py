@@ -90,9 +90,9 @@ def verdict(found: Sequence[Findings]) -> str:
     train, rows = found[0], max(1, len(found[0].read.rows))
     own = {flag.place for flag in train.flags if survey.origin(flag.rule) == "workbench"}
     documents = {flag.place for flag in train.flags} - own
-    said = f"{len(own):,} of {len(train.read.rows):,} training rows ({units.percent(len(own) / rows)}) are flagged"
+    sentence = f"{len(own):,} of {len(train.read.rows):,} training rows ({units.percent(len(own) / rows)}) are flagged"
     more = f"; {len(documents):,} others only by rules that were made for web documents" if documents else ""
-    return f"{said}{more}."
+    return f"{sentence}{more}."
 
 
 def rules(found: Sequence[Findings]) -> list[RuleRows]:
@@ -133,8 +133,8 @@ def length_rows(found: Sequence[Findings], config: DataConfig) -> list[tuple[str
             continue
         tokens_N = each.read.tokens_N.astype(np.float64)
         cut = each.cut(config.max_tokens)
-        told = f"{cut:,} ({units.percent(cut / len(tokens_N))})"
-        rows.append((each.read.title, "tokens", *_quantiles(tokens_N), told))
+        cut_share = f"{cut:,} ({units.percent(cut / len(tokens_N))})"
+        rows.append((each.read.title, "tokens", *_quantiles(tokens_N), cut_share))
         rows.append((each.read.title, "characters", *_quantiles(_characters(each)), ""))
     return rows
 
@@ -158,13 +158,13 @@ def _tiles(found: Sequence[Findings], config: DataConfig) -> list[tuple[str, str
     cut = train.cut(config.max_tokens)
     known = {name: count for name, count in train.languages.items() if name}
     common = max(known, key=lambda name: known[name], default=units.NOTHING)
-    spoken = units.percent(known.get(common, 0) / max(1, sum(known.values())))
+    share = units.percent(known.get(common, 0) / max(1, sum(known.values())))
     return [
         rows,
         ("Tokens", units.count(float(train.read.tokens_N.sum())), "before rows are cut"),
         ("Cut", units.percent(cut / total), f"{cut:,} rows have over {config.max_tokens:,} tokens"),
         duplicated,
-        ("Language", common, f"{spoken} of {sum(known.values()):,} rows that are long enough to tell"),
+        ("Language", common, f"{share} of {sum(known.values()):,} rows that are long enough to tell"),
     ]
 
 
@@ -230,14 +230,14 @@ def _numbers(found: Findings) -> Floats:
 def _tables(found: Sequence[Findings]) -> list[CountTable]:
     labels = "Labels" if found[0].read.labels is not None else "Answers that come again and again"
     return [
-        _counted("Languages of rows", [_told(each.languages) for each in found]),
+        _counted("Languages of rows", [_named_languages(each.languages) for each in found]),
         _counted("Scripts of letters", [each.scripts for each in found]),
         _counted("Files", [each.files for each in found]),
         _counted(labels, [each.classes for each in found]),
     ]
 
 
-def _told(languages: Mapping[str, int]) -> dict[str, int]:
+def _named_languages(languages: Mapping[str, int]) -> dict[str, int]:
     return {name or "too short to tell": count for name, count in languages.items()}
 
 

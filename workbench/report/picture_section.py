@@ -222,10 +222,10 @@ def _doubtful(card: Card, row: pd.Series) -> Card:
         p_C = p_C.iloc[np.argsort((p_C - 0.5).abs().to_numpy(), kind="stable")]
     names = [_cut(str(name).removeprefix("p_")) for name in p_C.index[:2]]
     # The space does not break, so that a probability stays beside its class.
-    said = (", " if several else " or ").join(
+    predicted = (", " if several else " or ").join(
         f"{name}\u00a0({p:.2f})" for name, p in zip(names, p_C.iloc[:2], strict=True)
     )
-    return replace(card, predicted=said, chance="")
+    return replace(card, predicted=predicted, chance="")
 
 
 def _panels(found: pd.DataFrame, cards: list[Card], sure_N: Floats) -> dict[tuple[str, str], Panel]:

@@ -207,13 +207,13 @@ def _draw_moments(axes: Any, config: RunConfig, span: Span, colours: dict[str, s
     """A row of ticks for the evaluations, and one for the checkpoints."""
     _draw_row(axes, 1, span.moments(config.evaluate.every), colours["series-3"])
     _draw_row(axes, 0, span.moments(config.save.every) | {float(span.end)}, colours["series-5"])
-    beside = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "va": "center"}
+    place = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "va": "center"}
     for row, every, colour in ((1, config.evaluate.every, "series-3"), (0, config.save.every, "series-5")):
         label = "only before and after training" if row == 1 and every is None else None
         if span.steps is None and isinstance(every, int):
             label = f"every {every:,} steps, and at the end"
         if label is not None:
-            axes.annotate(label, (0, row), (10, 0), **beside, color=colours[colour], backgroundcolor=colours["surface"])
+            axes.annotate(label, (0, row), (10, 0), **place, color=colours[colour], backgroundcolor=colours["surface"])
     axes.set_ylim(-0.6, 1.6)
     axes.set_yticks([0, 1], ["save", "evaluate"])
     axes.set_xlabel(_unit(span))

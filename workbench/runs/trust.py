@@ -59,9 +59,9 @@ def without(values: Mapping[str, Any], folder: Path, trust: Trust) -> dict[str, 
 def say(values: Mapping[str, Any], folder: Path, trust: Trust) -> None:
     """Tell a person which code of a run directory is left out."""
     if named := code(values):
-        told = ", ".join(f"{key}={_shown(value)}" for key, value in named.items())
+        shown = ", ".join(f"{key}={_shown(value)}" for key, value in named.items())
         _log.warning(
-            f"{folder}: left out {told}, Python code that its config.yaml names. If you trust who made this run, "
+            f"{folder}: left out {shown}, Python code that its config.yaml names. If you trust who made this run, "
             f"write {trust.cure} to execute it."
         )
 

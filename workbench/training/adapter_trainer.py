@@ -70,7 +70,7 @@ class AdapterTrainer:
         groups = optimizers.groups(trainable, config, layers=trained.layers, blocks=trained.blocks, fresh=trained.fresh)
         self._optimizer = optimizers.build(groups, config)
         self._start = optimizers.starting_values(trainable, config)
-        self._optimizer_step = trained.stepper(self._optimizer, trainable)
+        self._optimizer_step = trained.optimizer_step(self._optimizer, trainable)
         self._evicted = EvictedStates(task.run.path / "evicted")
         self._rates: Sequence[float] | None = None
         self._frozen: Collection[str] | None = None

@@ -16,7 +16,7 @@ class BankProgress:
     """
 
     def __init__(self, callback: Callback, names: Mapping[str, str]) -> None:
-        self._watcher = callback
+        self._callback = callback
         self._names = names
         self._round: dict[str, dict[str, Any]] = {}
         self._total = 0
@@ -32,11 +32,11 @@ class BankProgress:
         """Show a sentence, with displayed names."""
         for member, name in self._names.items():
             text = text.replace(member, name)
-        self._watcher.say(text)
+        self._callback.say(text)
 
     def stop_requested(self) -> bool:
         """Whether to finish the step, save, and end."""
-        return self._watcher.stop_requested()
+        return self._callback.stop_requested()
 
     def flush(self) -> None:
         """Report the last step of all members."""
@@ -50,4 +50,4 @@ class BankProgress:
             "loss": sum(record["loss"] for record in records) / len(records),
             "tokens_per_second": sum(record["tokens_per_second"] for record in records),
         }
-        self._watcher.step({**summary, "held_out_loss": min(held_out)} if held_out else summary, total=self._total)
+        self._callback.step({**summary, "held_out_loss": min(held_out)} if held_out else summary, total=self._total)

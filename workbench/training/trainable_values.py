@@ -28,7 +28,7 @@ class TrainableValues:
     """Names of values that start at random, such as a classification head's."""
     refresh: Callable[[], None]
     """Copies the values into the parameters that compute."""
-    stepper: Callable[[torch.optim.Optimizer, Mapping[str, nn.Parameter]], OptimizerStep] = LocalStep
+    optimizer_step: Callable[[torch.optim.Optimizer, Mapping[str, nn.Parameter]], OptimizerStep] = LocalStep
     """Takes the optimizer's steps, locally or on shards."""
 
 
@@ -40,5 +40,5 @@ def trained(masters: MasterWeights | Sharded, freezer: Freezer) -> TrainableValu
         blocks=len(freezer.blocks),
         fresh=freezer.fresh,
         refresh=masters.refresh,
-        stepper=masters.adopt if isinstance(masters, Sharded) else LocalStep,
+        optimizer_step=masters.adopt if isinstance(masters, Sharded) else LocalStep,
     )

@@ -50,9 +50,9 @@ def chosen(case: Any, unlabelled_MUC: Any, targets_NC: Any | None = None) -> lis
         labels, targets_NC, [each.split for each in case.who], cluster_N=np.arange(ROWS), seed=0
     )
     data: Any = SimpleNamespace(labels=labels, rows=SimpleNamespace(targets_NC=targets_NC))
-    room: Any = SimpleNamespace(config=config)
+    context: Any = SimpleNamespace(config=config)
     return training_rounds.choices(
-        room, data, case.who, known, RoundOutputs(0, case.oof_MNC, None, unlabelled_MUC), calibrate=True
+        context, data, case.who, known, RoundOutputs(0, case.oof_MNC, None, unlabelled_MUC), calibrate=True
     )
 
 

@@ -230,14 +230,14 @@ def test_mistakes_of_a_users_merge_are_told_before_training(tmp_path: Path, body
     mine = user_merge(users(tmp_path, body))
     assert mine is not None
     with pytest.raises(ConfigError, match=wanted):
-        tta.rehearse(ONE, 4, mine)
+        tta.try_merge(ONE, 4, mine)
 
 
 @pytest.mark.parametrize("labels", [ONE, SEVERAL, NUMBER], ids=lambda labels: labels.kind)
-def test_a_good_merge_of_a_users_passes_the_rehearsal(tmp_path: Path, labels: Labels) -> None:
+def test_a_good_merge_of_a_users_passes_the_trial(tmp_path: Path, labels: Labels) -> None:
     mine = user_merge(users(tmp_path, "return np.median(p, axis=0) if p.shape[2] == 1 else p.mean(0)"))
     assert mine is not None
-    tta.rehearse(labels, 4, mine)
+    tta.try_merge(labels, 4, mine)
 
 
 def test_a_file_without_merge_is_refused(tmp_path: Path) -> None:

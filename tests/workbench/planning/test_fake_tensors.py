@@ -66,10 +66,10 @@ def test_a_family_computes_the_same_shapes_and_kernels(name: str) -> None:
     with fake_tensors():
         other = _imagined(lambda: _shapes(name))
         with _Kernels() as imagined_kernels:
-            imagined = other(input_ids=ids_BL, use_cache=False).logits
+            fake = other(input_ids=ids_BL, use_cache=False).logits
     with _Kernels() as kernels:
         wanted = real(input_ids=ids_BL, use_cache=False).logits
-    assert imagined.shape == wanted.shape and imagined.dtype == wanted.dtype
+    assert fake.shape == wanted.shape and fake.dtype == wanted.dtype
     assert imagined_kernels.products == kernels.products
 
 

@@ -1,4 +1,4 @@
-"""A plan for several devices: the rehearsal of one, and arithmetic."""
+"""A plan for several devices: the dry run of one, and arithmetic."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def planned(devices: int = 4, device: str = "accelerator", **settings: Any) -> P
     return replace(plan, distributed=DistributedConfig.model_validate({"bucket_bytes": 4000, **settings}))
 
 
-def test_one_device_takes_what_was_rehearsed() -> None:
+def test_one_device_takes_what_its_dry_run_takes() -> None:
     plan = planned(1)
-    assert plan.at_peak == plan.rehearsed.at_peak
-    assert (plan.peak, plan.evaluation) == (plan.rehearsed.peak, plan.rehearsed.evaluation)
+    assert plan.at_peak == plan.dry_run.at_peak
+    assert (plan.peak, plan.evaluation) == (plan.dry_run.peak, plan.dry_run.evaluation)
     assert plan.host == plan.disk == 0
 
 

@@ -24,14 +24,14 @@ FIXED = 16 * COUNT
 SHARED = {"zero": "auto", "bucket_bytes": 40_000}
 
 
-class Rehearsals:
-    """Stands in for rehearsals: everything trains in float32, and activations take 1,000 bytes a token."""
+class DryRuns:
+    """Stands in for dry runs: everything trains in float32, and activations take 1,000 bytes a token."""
 
     def __init__(self, memory: int, *, devices: int = 1, device: str = "accelerator", floor: int = 0) -> None:
         self._memory, self._devices, self._device, self._floor = memory, devices, device, floor
         self.recomputable = True
         self.seen: list[tuple[object, object, int]] = []
-        """Weights, checkpointing and tokens of each rehearsal."""
+        """Weights, checkpointing and tokens of each dry run."""
 
     def __call__(self, config: RunConfig) -> Plan:
         rows, wanted = ROWS // self._devices, config.batch.tokens_per_device
@@ -50,7 +50,7 @@ class Rehearsals:
             steps=10,
             tokens_per_device=tokens,
             longest=length,
-            rehearsed=DryRun(
+            dry_run=DryRun(
                 at_peak={"weights": weights, **rest, "activations": activations},
                 evaluation=weights + 8 * COUNT + 1000,
                 micro_batches=-(-rows * length // tokens),
@@ -76,7 +76,7 @@ def exactly(seconds: float) -> Timed:
 
 
 def seconds_of(plan: Plan) -> float:
-    return 1.0 + 0.33 * plan.checkpointing + 0.2 * (plan.weights == "nf4") + 0.001 * plan.rehearsed.micro_batches
+    return 1.0 + 0.33 * plan.checkpointing + 0.2 * (plan.weights == "nf4") + 0.001 * plan.dry_run.micro_batches
 
 
 def choose(
@@ -88,16 +88,16 @@ def choose(
     recomputable: bool = True,
     timing: Callable[[Plan], Timed] = timing,
     **sections: Any,
-) -> tuple[SolverChoice, Rehearsals]:
-    rehearsals = Rehearsals(memory, devices=devices, device=device, floor=floor)
-    rehearsals.recomputable = recomputable
+) -> tuple[SolverChoice, DryRuns]:
+    dry_runs = DryRuns(memory, devices=devices, device=device, floor=floor)
+    dry_runs.recomputable = recomputable
     values = {"recipe": "sft", "data": {"train": "rows.jsonl"}, "batch": {"size": ROWS}, **sections}
-    return solver.choose(RunConfig.model_validate(values), rehearsals, timing), rehearsals
+    return solver.choose(RunConfig.model_validate(values), dry_runs, timing), dry_runs
 
 
-def test_what_fits_as_it_is_is_rehearsed_once() -> None:
-    found, rehearsals = choose(FIXED + 1000 * ROWS * LENGTH)
-    assert len(rehearsals.seen) == 1
+def test_what_fits_as_it_is_is_tried_once() -> None:
+    found, dry_runs = choose(FIXED + 1000 * ROWS * LENGTH)
+    assert len(dry_runs.seen) == 1
     assert found.cure is None and found.require() is found
     assert found.config.batch.tokens_per_device == ROWS * LENGTH
     assert found.config.train.checkpointing is False and found.config.distributed.zero == 0
@@ -105,11 +105,11 @@ def test_what_fits_as_it_is_is_rehearsed_once() -> None:
 
 @pytest.mark.parametrize("tokens", [101, 700, 3199])
 def test_smaller_micro_batches_come_before_computing_twice(tokens: int) -> None:
-    found, rehearsals = choose(FIXED + 1000 * tokens)
+    found, dry_runs = choose(FIXED + 1000 * tokens)
     assert found.config.batch.tokens_per_device in (tokens - 1, tokens)
     assert found.config.train.checkpointing is False
-    assert found.plan.fits and len(rehearsals.seen) <= 6
-    assert ("auto", False, found.config.batch.tokens_per_device) in rehearsals.seen, "what is chosen was rehearsed"
+    assert found.plan.fits and len(dry_runs.seen) <= 6
+    assert ("auto", False, found.config.batch.tokens_per_device) in dry_runs.seen, "what is chosen was tried"
 
 
 def test_where_bytes_do_not_grow_evenly_the_micro_batch_still_fills_the_memory() -> None:
@@ -117,20 +117,20 @@ def test_where_bytes_do_not_grow_evenly_the_micro_batch_still_fills_the_memory()
     assert found.plan.fits and 2200 <= found.plan.tokens_per_device <= 2400
 
 
-def test_what_would_not_be_faster_is_not_rehearsed() -> None:
+def test_what_would_not_be_faster_is_not_tried() -> None:
     """Where larger micro-batches take longer, as they hold more padding, so does computing twice."""
-    found, rehearsals = choose(
+    found, dry_runs = choose(
         FIXED + 1000 * 700, timing=lambda plan: exactly(seconds_of(plan) + 1e-3 * plan.tokens_per_device)
     )
     assert found.plan.fits and found.config.batch.tokens_per_device == LENGTH
-    assert [checkpointing for _, checkpointing, _ in rehearsals.seen] == [False, False]
+    assert [checkpointing for _, checkpointing, _ in dry_runs.seen] == [False, False]
 
 
 def test_checkpointing_is_compared_where_the_backbone_allows_it() -> None:
     """Prefixes stand in a cache, which checkpointing does without, in some backbones and not in others."""
     assert choose(FIXED + 50_000, adapter={"method": "prefix"})[0].config.train.checkpointing is True
-    _, rehearsals = choose(FIXED + 50_000, recomputable=False)
-    assert not any(checkpointing for _, checkpointing, _ in rehearsals.seen)
+    _, dry_runs = choose(FIXED + 50_000, recomputable=False)
+    assert not any(checkpointing for _, checkpointing, _ in dry_runs.seen)
 
 
 def test_then_checkpointing_and_quantised_weights_last() -> None:
@@ -156,8 +156,8 @@ def test_every_way_that_was_compared_is_told() -> None:
 
 
 def test_stages_differ_by_arithmetic_alone() -> None:
-    _, rehearsals = choose(FIXED // 2, devices=4, distributed=SHARED)
-    assert len(rehearsals.seen) <= 5, "two micro-batches, with and without checkpointing, and the choice"
+    _, dry_runs = choose(FIXED // 2, devices=4, distributed=SHARED)
+    assert len(dry_runs.seen) <= 5, "two micro-batches, with and without checkpointing, and the choice"
 
 
 def test_what_was_written_stays_and_a_cpu_is_its_own_host() -> None:

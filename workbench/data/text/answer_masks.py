@@ -34,7 +34,7 @@ class AnswerSpan(NamedTuple):
 class Conversation:
     """The messages of one example, and the template that writes them."""
 
-    writer: ChatTokenizer
+    tokenizer: ChatTokenizer
     place: str
     messages: Sequence[Message]
     tools: Sequence[Message]
@@ -45,10 +45,10 @@ class Conversation:
         """The conversation as Transformers writes it when it serves; `prompt` asks for the next answer."""
         try:
             with time_limit(self.endless):
-                text = self.writer.tokenizer.apply_chat_template(
+                text = self.tokenizer.tokenizer.apply_chat_template(
                     self.bare(None),
                     tools=list(self.tools) or None,
-                    chat_template=self.writer.source,
+                    chat_template=self.tokenizer.source,
                     add_generation_prompt=prompt,
                     tokenize=False,
                 )
@@ -68,7 +68,7 @@ class Conversation:
         except Exception:  # The same template wrote `text`, so it is the marks that it cannot live with.
             found = None
         if found is None or found.text != text:
-            raise self.writer.refusal("computes with the text of whole messages")
+            raise self.tokenizer.refusal("computes with the text of whole messages")
         return found
 
     def part(self, *, stop: int | None = None, prompt: bool = False) -> Rendering:
@@ -80,7 +80,7 @@ class Conversation:
         except Exception as error:
             raise self._refused(error) from None
         if found is None:
-            raise self.writer.refusal("computes with the text of whole messages")
+            raise self.tokenizer.refusal("computes with the text of whole messages")
         return found
 
     def answer(self, number: int) -> str:
@@ -98,15 +98,15 @@ class Conversation:
         Args:
             text: What the template writes without marks, where that is known.
         """
-        found = self.writer.instrumented.render(
-            self.bare(stop), self.tools, prompt=prompt, special_tokens=self.writer.special_tokens, text=text
+        found = self.tokenizer.instrumented.render(
+            self.bare(stop), self.tools, prompt=prompt, special_tokens=self.tokenizer.special_tokens, text=text
         )
         return found and replace(found, text=found.text.replace(HIDDEN, CLOSING))
 
     def endless(self) -> BackboneError:
         """The error for a template that is not done in time."""
         return BackboneError(
-            f"{self.place}: {self.writer.name} was not done with it after {SECONDS:g} seconds of computing. Does it "
+            f"{self.place}: {self.tokenizer.name} was not done with it after {SECONDS:g} seconds of computing. Does it "
             "loop without an end?\n  Correct it, or give another one with model.chat_template=FILE."
         )
 
@@ -119,7 +119,7 @@ class Conversation:
 
     def _refused(self, error: Exception) -> DataError:
         return DataError(
-            f"{self.place}: {self.writer.name} refuses this conversation: {error}\n"
+            f"{self.place}: {self.tokenizer.name} refuses this conversation: {error}\n"
             "  Change the row, write data.on_bad_row=skip, or give another template with model.chat_template=FILE."
         )
 
@@ -132,13 +132,13 @@ def wholes(conversations: Sequence[Conversation]) -> list[Rendering]:
     """
     if not conversations:
         return []
-    writer = conversations[0].writer
-    checked = conversations if writer.instrumented.captures else conversations[:1]
+    tokenizer = conversations[0].tokenizer
+    checked = conversations if tokenizer.instrumented.captures else conversations[:1]
     found: list[Rendering] = []
     try:
         with time_limit(conversations[0].endless):
             bare = [conversation.bare(None) for conversation in checked]
-            written: Any = writer.tokenizer.apply_chat_template(bare, chat_template=writer.source, tokenize=False)
+            written: Any = tokenizer.tokenizer.apply_chat_template(bare, chat_template=tokenizer.source, tokenize=False)
             for conversation, text in zip_longest(conversations, written):
                 whole = conversation.marked(text=text)
                 if whole is None or (text is not None and whole.text != str(text).replace(HIDDEN, CLOSING)):
@@ -152,8 +152,8 @@ def wholes(conversations: Sequence[Conversation]) -> list[Rendering]:
 class AnswerMasker:
     """Finds the answers in conversations; remembers what is the same in all conversations of a template."""
 
-    def __init__(self, writer: ChatTokenizer) -> None:
-        self._writer = writer
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
         self._header: str | None = None
         self._header_ids: dict[str, list[int]] = {}
         self._generated_ends: dict[int, bool] = {}
@@ -162,22 +162,22 @@ class AnswerMasker:
         self, conversation: Conversation, whole: Rendering, numbers: Sequence[int]
     ) -> tuple[TokenSpans, list[AnswerSpan]]:
         """The tokens of a conversation, rendered, and what the model generates for the assistant's messages."""
-        tokens = self._writer.tokenise(whole.text)
+        tokens = self._tokenizer.tokenise(whole.text)
         spans: list[tuple[int, int, int]] = []
         for number in numbers:
             found = list(self._spans(conversation, whole, tokens, number))
             _check_written(conversation, number, "".join(whole.text[start:stop] for start, stop in found))
             spans += [(number, start, stop) for start, stop in found]
         if any(tokens.straddles(start) for _, start, _ in spans):
-            tokens = self._writer.tokenise(whole.text, [start for _, start, _ in spans])
-        answer = self._tagged if self._writer.instrumented.tagged else self._untagged
+            tokens = self._tokenizer.tokenise(whole.text, [start for _, start, _ in spans])
+        answer = self._tagged if self._tokenizer.instrumented.tagged else self._untagged
         return tokens, [answer(conversation, tokens, *span) for span in spans]
 
     def _spans(
         self, conversation: Conversation, whole: Rendering, tokens: TokenSpans, number: int
     ) -> Iterable[tuple[int, int]]:
         """Characters of an answer: from where generation takes over to the end of what belongs to the message."""
-        if self._writer.instrumented.tagged:
+        if self._tokenizer.instrumented.tagged:
             return _tagged_spans(whole, conversation.messages, number)
         segment = self._segment(conversation, whole, number)
         return [(self._start(conversation, whole, tokens, segment), segment.end)]
@@ -186,7 +186,7 @@ class AnswerMasker:
         first, last = tokens.between(start, stop)
         end = tokens.visible(range(last - 1, first - 1, -1))
         # Generation stops at the end of the turn; blank text that the template writes after it is no answer.
-        if end is not None and tokens.ids[end] in self._writer.special:
+        if end is not None and tokens.ids[end] in self._tokenizer.special:
             return AnswerSpan(first, end + 1, end)
         return AnswerSpan(first, last, None)
 
@@ -195,14 +195,14 @@ class AnswerMasker:
     ) -> AnswerSpan:
         first, last = tokens.between(start, stop)
         end = tokens.visible(range(last - 1, first - 1, -1))
-        if end is not None and tokens.ids[end] in self._writer.special:
+        if end is not None and tokens.ids[end] in self._tokenizer.special:
             generated = self._is_generated(conversation, tokens, number, end)
             return AnswerSpan(first, end + generated, end if generated else None)
         # Some families (GLM) write no end: the next turn's role token, or eos after the last turn, stops generation.
         following = tokens.visible(range(last, len(tokens.ids)))
-        if following is None and self._writer.eos is not None:
+        if following is None and self._tokenizer.eos is not None:
             return AnswerSpan(first, len(tokens.ids) + 1, len(tokens.ids))
-        if following is not None and tokens.ids[following] in self._writer.special:
+        if following is not None and tokens.ids[following] in self._tokenizer.special:
             return AnswerSpan(first, following + 1, following)
         return AnswerSpan(first, first if end is None else end + 1, None)
 
@@ -210,10 +210,10 @@ class AnswerMasker:
         """The one place where the template writes an assistant's message."""
         segments = whole.of(number)
         if len(segments) != 1:
-            raise self._writer.refusal(f"writes an assistant's message {len(segments)} times in loops over messages")
+            raise self._tokenizer.refusal(f"writes an assistant's message {len(segments)} times in loops over messages")
         segment = segments[0]
         if any(segment.start <= other.start < segment.end for other in whole.segments if other is not segment):
-            raise self._writer.refusal("writes other messages inside an assistant's")
+            raise self._tokenizer.refusal("writes other messages inside an assistant's")
         if number + 1 < len(conversation.messages) and not whole.of(number + 1):
             # Gemma 4 writes tool results into the pass of the assistant that called: keep what stands there before.
             written = whole.text[segment.start : segment.end]
@@ -230,25 +230,25 @@ class AnswerMasker:
         ends = segment.message + 1 == len(conversation.messages)
         if ends and thoughts(message) and written_out(thoughts(message), written):
             raise DataError(
-                f"{conversation.place}: message {segment.message + 1} has reasoning, but {self._writer.name} asks for "
-                f"answers with {header!r}, after which it is not generated.\n  Give another template with "
+                f"{conversation.place}: message {segment.message + 1} has reasoning, but {self._tokenizer.name} asks "
+                f"for answers with {header!r}, after which it is not generated.\n  Give another template with "
                 "model.chat_template=FILE, take the reasoning out of the row, or write data.on_bad_row=skip."
             )
         # A prompt may lead further than this turn goes (`<think>` before a turn without reasoning). Whole tokens are
         # compared: by characters, the `<` of an answer in HTML would pass for the prompt's.
         if header not in self._header_ids:
-            self._header_ids[header] = self._writer.tokenise(header).ids
+            self._header_ids[header] = self._tokenizer.tokenise(header).ids
         first, last = tokens.between(segment.start, segment.end)
         shared = len(_shared(self._header_ids[header], tokens.ids[first:last]))
         if not shared:
-            raise self._writer.refusal(
+            raise self._tokenizer.refusal(
                 f"asks for an answer with {header!r}, but starts one with {written[:40]!r} ({conversation.place})"
             )
         return tokens.ends[first + shared - 1]
 
     def _generation_prompt(self, conversation: Conversation, whole: Rendering, segment: Segment) -> str:
         """Text by which the template asks for the answer that `segment` holds."""
-        if self._writer.instrumented.constant_header:
+        if self._tokenizer.instrumented.constant_header:
             if self._header is None:
                 asked = conversation.part(prompt=True)
                 self._header = asked.text[asked.loop_end :]
@@ -286,8 +286,8 @@ def _check_written(conversation: Conversation, number: int, written: str) -> Non
     message = conversation.messages[number]
     if number + 1 == len(conversation.messages) and not written_out(thoughts(message), written):
         raise DataError(
-            f"{conversation.place}: {conversation.writer.name} leaves out the reasoning of message {number + 1}, and "
-            "the model would learn to answer without.\n  Give another template with model.chat_template=FILE, take "
+            f"{conversation.place}: {conversation.tokenizer.name} leaves out the reasoning of message {number + 1}, "
+            "and the model would learn to answer without.\n  Give another template with model.chat_template=FILE, take "
             "the reasoning out of the row, or write data.on_bad_row=skip."
         )
     calls = [call.get("function", call)["name"] for call in message.get("tool_calls") or []]
@@ -297,7 +297,7 @@ def _check_written(conversation: Conversation, number: int, written: str) -> Non
         missing.append("the answer")
     if missing:
         raise DataError(
-            f"{conversation.place}: {conversation.writer.name} leaves out {missing[0]} in message {number + 1}.\n"
+            f"{conversation.place}: {conversation.tokenizer.name} leaves out {missing[0]} in message {number + 1}.\n"
             "  Change the row, write data.on_bad_row=skip, or give another template with model.chat_template=FILE."
         )
 

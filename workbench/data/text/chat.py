@@ -128,8 +128,8 @@ class ChatEncoder:
         own = tokenizer.get_chat_template() if tokenizer.chat_template else None
         self.source: str = template if template is not None else own or default
         self._one_of_several = template is None and isinstance(tokenizer.chat_template, dict)
-        self._writer = ChatTokenizer(tokenizer, self.source)
-        self._finder = AnswerMasker(self._writer)
+        self._tokenizer = ChatTokenizer(tokenizer, self.source)
+        self._masker = AnswerMasker(self._tokenizer)
 
     def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
         """The example's ids with the mask that `loss_on` asks for.
@@ -148,7 +148,7 @@ class ChatEncoder:
 
         What is remembered of the template is forgotten first: the result depends on nothing but these examples.
         """
-        self._finder = AnswerMasker(self._writer)
+        self._masker = AnswerMasker(self._tokenizer)
         chats = {
             number: self._rendered_conversation(example)
             for number, example in enumerate(examples)
@@ -166,7 +166,7 @@ class ChatEncoder:
             return self._encode_chat(example, conversation, rendered.get(number) or conversation.whole(), loss_on)
 
         known = [*pieces, *(whole.text for whole in rendered.values())]
-        with self._writer.tokenised(known, without_offsets=raw):
+        with self._tokenizer.tokenised(known, without_offsets=raw):
             return outcomes(encoded, range(len(examples)))
 
     @property
@@ -244,12 +244,12 @@ class ChatEncoder:
         if example.messages:
             return self.prompt(example.messages, example.tools)
         ids = self._encode_text(example, "all").input_ids
-        return ids[:-1] if ids[-1] == self._writer.eos else ids
+        return ids[:-1] if ids[-1] == self._tokenizer.eos else ids
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
         """Ids of the conversation with the generation prompt: what generation starts from."""
         conversation = self._conversation("the conversation", messages, tools)
-        return self._writer.tokenise(conversation.text(prompt=True)).ids
+        return self._tokenizer.tokenise(conversation.text(prompt=True)).ids
 
     def stops(self) -> list[int]:
         """Ids that end an answer: the tokenizer's eos, and what the template writes after one."""
@@ -257,16 +257,16 @@ class ChatEncoder:
         first = Example("a first conversation", messages=probe * 2)
         conversation = self._rendered_conversation(first)
         encoded = self._encode_chat(first, conversation, conversation.whole(), "assistant")
-        eos = set() if self._writer.eos is None else {self._writer.eos}
+        eos = set() if self._tokenizer.eos is None else {self._tokenizer.eos}
         return sorted(eos | {encoded.input_ids[end] for end in encoded.end_positions})
 
     def _conversation(self, place: str, messages: Sequence[Message], tools: Sequence[Message]) -> Conversation:
         if tools and self._one_of_several:
             raise DataError(
-                f"{place}: has tools, but {self._writer.name} is one of several by name.\n"
+                f"{place}: has tools, but {self._tokenizer.name} is one of several by name.\n"
                 "  Write the one for tools to a file and give it as model.chat_template=FILE."
             )
-        return Conversation(self._writer, place, messages, tools)
+        return Conversation(self._tokenizer, place, messages, tools)
 
     def _rendered_conversation(self, example: Example) -> Conversation:
         conversation = self._conversation(example.place, example.messages, example.tools)
@@ -274,18 +274,18 @@ class ChatEncoder:
         return replace(conversation, restored=True) if restored else conversation
 
     def _encode_chat(self, example: Example, conversation: Conversation, whole: Rendering, loss_on: LossOn) -> Encoded:
-        tokens, answers = self._finder.find(conversation, whole, learnt(example.messages, loss_on))
+        tokens, answers = self._masker.find(conversation, whole, learnt(example.messages, loss_on))
         ids = list(tokens.ids)
         supervised = [False] * len(ids)
         for answer in answers:
-            if self._writer.eos is not None and answer.last > len(ids):
-                ids.append(self._writer.eos)
+            if self._tokenizer.eos is not None and answer.last > len(ids):
+                ids.append(self._tokenizer.eos)
                 supervised.append(True)
             supervised[answer.first : answer.last] = [True] * (answer.last - answer.first)
         ends = [answer.end for answer in answers if answer.end is not None]
         if loss_on == "all":
             supervised = [True] * len(ids)
-        return Encoded(ids, supervised, tuple(ends), ids[:1] == [self._writer.tokenizer.bos_token_id])
+        return Encoded(ids, supervised, tuple(ends), ids[:1] == [self._tokenizer.tokenizer.bos_token_id])
 
     def _encode_text(self, example: Example, loss_on: LossOn) -> Encoded:
         """Raw pieces as one string, between the tokenizer's own BOS and an EOS that belongs to the last piece."""
@@ -294,23 +294,23 @@ class ChatEncoder:
             last = max((number for number, loss in enumerate(wanted) if loss), default=None)
             wanted = [number == last for number in range(len(wanted))]
         if len(wanted) == 1:
-            ids = self._writer.ids(example.text[0][0])
+            ids = self._tokenizer.ids(example.text[0][0])
             supervised = wanted * len(ids)
         else:
             ids, supervised = self._encode_pieces(example, wanted)
-        eos = self._writer.eos
+        eos = self._tokenizer.eos
         if eos is not None and ids[-1:] != [eos]:
             ids, supervised = [*ids, eos], [*supervised, wanted[-1]]
         if self._bos is not None and ids[:1] != [self._bos]:
             ids, supervised = [self._bos, *ids], [loss_on == "all", *supervised]
         ends = (len(ids) - 1,) if supervised[-1] and ids[-1] == eos else ()
-        return Encoded(ids, supervised, ends, ids[0] == self._writer.tokenizer.bos_token_id)
+        return Encoded(ids, supervised, ends, ids[0] == self._tokenizer.tokenizer.bos_token_id)
 
     def _encode_pieces(self, example: Example, wanted: Sequence[bool]) -> tuple[list[int], list[bool]]:
         """Ids of several pieces as one text, and whether each belongs to a wanted one."""
         stops = list(accumulate(len(text) for text, _ in example.text))
         starts = [start for start, (_, loss) in zip([0, *stops], example.text, strict=False) if loss]
-        tokens = self._writer.tokenise("".join(text for text, _ in example.text), starts)
+        tokens = self._tokenizer.tokenise("".join(text for text, _ in example.text), starts)
         supervised: list[bool] = []
         for stop, loss in zip(stops, wanted, strict=True):
             supervised += [loss] * (tokens.between(0, stop)[1] - len(supervised))

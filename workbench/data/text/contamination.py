@@ -47,10 +47,10 @@ class Contamination:
     @property
     def sentences(self) -> list[str]:
         """How many rows were found, and the first of them with the common text."""
-        said = f"{len(self.matches):,} of {self.rows:,} training rows hold text of {' or '.join(self.sets)}"
+        sentence = f"{len(self.matches):,} of {self.rows:,} training rows hold text of {' or '.join(self.sets)}"
         done = {"keep": "kept", "drop": "dropped from training"}.get(self.config.action, "refused")
-        listed = [f"  {told(match)}" for match in self.matches[:_TOLD]]
-        return [f"Contamination: {said}{f'; {done}' if self.matches else ''}.", *listed]
+        listed = [f"  {match_text(match)}" for match in self.matches[:_TOLD]]
+        return [f"Contamination: {sentence}{f'; {done}' if self.matches else ''}.", *listed]
 
     def facts(self) -> dict[str, Any]:
         """For the manifest and the report."""
@@ -65,7 +65,7 @@ def write(found: Contamination | None, run: Run) -> None:
         files.write_json(run.path / FILE, {**found.facts(), "matches": [match._asdict() for match in found.matches]})
 
 
-def told(match: Match) -> str:
+def match_text(match: Match) -> str:
     """A match for a person."""
     return f'{match.train} holds {match.share:.0%} of {match.evaluation} ({match.source}): "{match.text}"'
 
@@ -147,8 +147,8 @@ def text_row(example: Example) -> TextRow:
     """The prompt and the answer of an example, without what its system prompt says; or its raw text."""
     if not example.messages:
         return TextRow(example.place, ("".join(text for text, _ in example.text),))
-    said = {"user": "", "assistant": ""}
+    by_role = {"user": "", "assistant": ""}
     for message in example.messages:
-        if message["role"] in said:
-            said[message["role"]] += f"{message.get('content') or ''}\n"
-    return TextRow(example.place, tuple(said.values()))
+        if message["role"] in by_role:
+            by_role[message["role"]] += f"{message.get('content') or ''}\n"
+    return TextRow(example.place, tuple(by_role.values()))

@@ -228,8 +228,8 @@ def _no_collection() -> Iterator[None]:
 
 
 def _characters(example: formats.Example) -> int:
-    said = sum(len(str(message.get("content") or "")) for message in example.messages)
-    return said + sum(len(text) for text, _ in example.text)
+    characters = sum(len(str(message.get("content") or "")) for message in example.messages)
+    return characters + sum(len(text) for text, _ in example.text)
 
 
 def _cut(part: formats.Example, whole: chat.Encoded, config: DataConfig) -> chat.Encoded:

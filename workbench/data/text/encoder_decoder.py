@@ -64,15 +64,18 @@ class Seq2SeqEncoder(ChatEncoder):
                 "data.loss_on=all: an encoder-decoder predicts only the answer, not the prompt. Leave data.loss_on out."
             )
         source, answer = self._text_pair(example) if example.text else self._chat_pair(example, loss_on)
-        target, eos = list(self._writer.tokenizer(text_target=answer, verbose=False)["input_ids"]), self._writer.eos
+        target, eos = (
+            list(self._tokenizer.tokenizer(text_target=answer, verbose=False)["input_ids"]),
+            self._tokenizer.eos,
+        )
         if eos is not None and target[-1:] != [eos]:
             target.append(eos)
         return Encoded(
             input_ids=[*source, self._start, *target],
             supervised=[False] * (len(source) + 1) + [True] * len(target),
             end_positions=(len(source) + len(target),) if target[-1] == eos else (),
-            bos=source[0] == self._writer.tokenizer.bos_token_id,
-            kept=int(source[-1] in self._writer.special) + 1 + len(target),
+            bos=source[0] == self._tokenizer.tokenizer.bos_token_id,
+            kept=int(source[-1] in self._tokenizer.special) + 1 + len(target),
             source=len(source),
         )
 
@@ -111,10 +114,10 @@ class Seq2SeqEncoder(ChatEncoder):
                 "backbone can write. Use such a backbone, or write data.on_bad_row=skip."
             )
         conversation = self._conversation(example.place, before, example.tools)
-        return self._writer.tokenise(conversation.text(prompt=True)).ids, message["content"]
+        return self._tokenizer.tokenise(conversation.text(prompt=True)).ids, message["content"]
 
     def _read(self, text: str) -> list[int]:
-        return list(self._writer.tokenizer(text, verbose=False)["input_ids"])
+        return list(self._tokenizer.tokenizer(text, verbose=False)["input_ids"])
 
     def _conversation(self, place: str, messages: Sequence[Message], tools: Sequence[Message]) -> Conversation:
         if tools and self._plain:

@@ -36,7 +36,7 @@ class ShardedReader:
         model: What is outside of its blocks is whole as long as a pass goes on.
         section: The stage, and what is offloaded to the host.
         compute: Precision of matrix products; None: that of the stored weights.
-        beside: A module that trains with the model.
+        auxiliary: A module that trains with the model.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ShardedReader:
         ranks: Ranks,
         *,
         compute: torch.dtype | None = None,
-        beside: nn.Module | None = None,
+        auxiliary: nn.Module | None = None,
     ) -> None:
         device = backbones.device()
         _connect()
@@ -60,7 +60,7 @@ class ShardedReader:
             ),
             "offload_policy": _offloading(section, device),
         }
-        self.module = _Called(model, beside)
+        self.module = _Called(model, auxiliary)
         for part in place_model(self.module):  # masters are never here for more than one block
             for parameter in part.parameters():
                 if parameter.requires_grad and not isinstance(parameter, DTensor):
@@ -81,7 +81,9 @@ class FullySharded(Sharded):
 
     def __init__(self, whole: Trainable) -> None:
         self._loss, section = whole.loss, whole.config.distributed
-        self._shared = ShardedReader(whole.model, section, whole.ranks, compute=whole.compute, beside=whole.beside)
+        self._shared = ShardedReader(
+            whole.model, section, whole.ranks, compute=whole.compute, auxiliary=whole.auxiliary
+        )
         super().__init__(whole)
         self._homes = {name: _homes(self._shared.module, parameter) for name, parameter in self._named.items()}
         self._optimizer: torch.optim.Optimizer | None = None
@@ -165,9 +167,9 @@ class FullySharded(Sharded):
 class _Called(nn.Module):
     """Does any work with a model as one pass, whose beginning and end FSDP2 sees."""
 
-    def __init__(self, model: nn.Module, beside: nn.Module | None) -> None:
+    def __init__(self, model: nn.Module, auxiliary: nn.Module | None) -> None:
         super().__init__()
-        self.model, self.beside = model, beside
+        self.model, self.auxiliary = model, auxiliary
 
     def forward(self, work: Callable[[], T]) -> T:
         return work()

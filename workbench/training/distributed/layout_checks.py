@@ -22,9 +22,9 @@ OPTIMIZERS = ("adamw", "sgd", "lion")
 def require(config: RunConfig, ranks: Ranks) -> None:
     """Refuse layouts that would fail, hang or silently compute something else; raises ConfigError with the remedies."""
     layout_settings.read(config.distributed)
-    told = [*([] if ranks.alone else _together(config)), *(_sharded(config) if config.distributed.sharded else [])]
-    if told:
-        raise ConfigError("\n  ".join(["This run cannot be shared as it is:", *told]))
+    refusals = [*([] if ranks.alone else _together(config)), *(_sharded(config) if config.distributed.sharded else [])]
+    if refusals:
+        raise ConfigError("\n  ".join(["This run cannot be shared as it is:", *refusals]))
 
 
 def require_members(count: int, ranks: Ranks) -> None:

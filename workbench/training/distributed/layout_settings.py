@@ -106,9 +106,9 @@ def read(section: DistributedConfig) -> Settings:
         raise ConfigError(f"distributed.deepspeed: {path} holds no JSON object.")
     ours = {key: value for key, value in found.items() if key in OURS and value != "auto"}
     if ours:
-        told = "\n".join(f"  {key}: the recipe says it, in {OURS[key]}" for key in ours)
+        lines = "\n".join(f"  {key}: the recipe says it, in {OURS[key]}" for key in ours)
         raise ConfigError(
-            f"distributed.deepspeed: {path} says again what the recipe says, and both cannot hold.\n{told}\n"
+            f"distributed.deepspeed: {path} says again what the recipe says, and both cannot hold.\n{lines}\n"
             '  Leave these out of the file, or write "auto" for them.'
         )
     if "zero_optimization" not in found:

@@ -60,14 +60,14 @@ class Trainable:
     compute: torch.dtype
     """Precision of matrix products."""
     ranks: Ranks
-    beside: nn.Module | None = None
+    auxiliary: nn.Module | None = None
     """A module that trains with the model and is not shipped."""
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """By their names in the model."""
         yield from self.model.named_parameters()
-        if self.beside is not None:
-            yield from self.beside.named_parameters(prefix=AUXILIARY)
+        if self.auxiliary is not None:
+            yield from self.auxiliary.named_parameters(prefix=AUXILIARY)
 
 
 class Sharded(OptimizerStep, ABC):

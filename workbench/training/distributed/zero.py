@@ -37,7 +37,7 @@ class ZeroParameters(Sharded):
 
     def __init__(self, whole: Trainable, *, sample: Callable[[], MicroBatch]) -> None:
         super().__init__(whole)
-        self._module, self._sample = _Forward(whole.model, whole.loss, whole.beside), sample
+        self._module, self._sample = _Forward(whole.model, whole.loss, whole.auxiliary), sample
         self._compute, self._cuts = whole.compute, layout_settings.cuts_weights(whole.config.distributed)
         trained = sum(parameter.numel() for parameter in self._named.values())
         self._settings = layout_settings.deepspeed(
@@ -175,9 +175,9 @@ class ZeroParameters(Sharded):
 class _Forward(nn.Module):
     """A model, what trains beside it, and its loss as one module: DeepSpeed follows a backward pass from its result."""
 
-    def __init__(self, model: nn.Module, loss: Loss, beside: nn.Module | None) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, auxiliary: nn.Module | None) -> None:
         super().__init__()
-        self.model, self.beside = model, beside
+        self.model, self.auxiliary = model, auxiliary
         self._loss = loss
 
     def forward(self, batch: MicroBatch, scale: float) -> Tensor:

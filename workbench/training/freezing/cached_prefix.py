@@ -87,7 +87,7 @@ class CachedPrefix:
         self._read = reader(backbone, trailing=trailing)
         self._batch_of = batch_of
         self._names = list(inspect.signature(self._stack.forward).parameters)
-        self._beside: dict[int, tuple[None, ...] | None] = {}
+        self._more_outputs: dict[int, tuple[None, ...] | None] = {}
         """The outputs of a block beside hidden states, by its number: as many None as there are (attention weights, if
         anything), which `cache_estimate.refusal` tries, or None where a block gives no tuple."""
         self._dtype = states.dtype
@@ -122,7 +122,7 @@ class CachedPrefix:
             self.passed += 1
             return
         self._fetch(call, rows)
-        if len(self._beside) < len(self._prefix):
+        if len(self._more_outputs) < len(self._prefix):
             self._compute(call, rows, [0])  # which shows what the blocks' outputs look like
         self.read += len(rows.keys)
         read = call.get(_TOKENS, call.get(_PIXELS))
@@ -207,11 +207,11 @@ class CachedPrefix:
                 hidden_BLD = arguments[0] if arguments else named["hidden_states"]
                 if last:  # above, the call is an ordinary one, and holds on to nothing
                     hidden_BLD, self._given_BLD = self._given_BLD, None
-                beside = self._beside[number]
-                return hidden_BLD if beside is None else (hidden_BLD, *beside)
+                more = self._more_outputs[number]
+                return hidden_BLD if more is None else (hidden_BLD, *more)
             output = original(*arguments, **named)
             if self._catching:
-                hidden_BLD, self._beside[number] = parts(output)
+                hidden_BLD, self._more_outputs[number] = parts(output)
                 if last:
                     self._dtype = hidden_BLD.dtype
                     raise _Reached(hidden_BLD)

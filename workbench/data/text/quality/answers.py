@@ -53,8 +53,8 @@ def refuses(row: RowText) -> float | None:
 
 def empty_turns(row: RowText) -> float | None:
     """Turns without a letter or a digit; None without turns."""
-    said = row.turns or [part for exchange in row.exchanges for part in exchange]
-    return float(sum(not any(map(str.isalnum, turn)) for turn in said)) if said else None
+    turns = row.turns or [part for exchange in row.exchanges for part in exchange]
+    return float(sum(not any(map(str.isalnum, turn)) for turn in turns)) if turns else None
 
 
 def _repeated(exchange: Exchange) -> float:

@@ -103,10 +103,10 @@ def of_example(example: Example) -> RowText:
         return RowText(
             example.place, "".join(pieces), exchanges=(Exchange(asked, answered),) if asked and answered else ()
         )
-    said = [message for message in example.messages if message["role"] in ("user", "assistant")]
-    turns = tuple(message["content"] for message in said if not message.get("tool_calls"))
+    messages = [message for message in example.messages if message["role"] in ("user", "assistant")]
+    turns = tuple(message["content"] for message in messages if not message.get("tool_calls"))
     exchanges, asked = [], ""
-    for message in said:
+    for message in messages:
         if message["role"] == "user":
             asked = message["content"]
         elif not message.get("tool_calls"):

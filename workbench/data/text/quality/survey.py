@@ -154,9 +154,9 @@ def _conflicts(read: SourceRows, clusters: DuplicateClusters | None) -> list[Fla
         return []
     flags = []
     for numbers in duplicates.report(clusters, read.labels).conflicts:
-        told = [f"{', '.join(read.labels[number])} ({read.rows[number].place})" for number in numbers[:4]]
+        labels = [f"{', '.join(read.labels[number])} ({read.rows[number].place})" for number in numbers[:4]]
         flags += [
-            Flag(number, read.rows[number].place, "conflicting_label", 1.0, "; ".join(told)) for number in numbers
+            Flag(number, read.rows[number].place, "conflicting_label", 1.0, "; ".join(labels)) for number in numbers
         ]
     return flags
 
