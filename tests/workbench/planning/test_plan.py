@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.workbench.planning.test_solver import COUNT, Rehearsals
+from tests.workbench.planning.test_solver import COUNT, DryRuns
 from workbench.cli import render
 from workbench.config import RunConfig
 from workbench.config.distributed_config import DistributedConfig
@@ -17,7 +17,7 @@ from workbench.planning.plan import Candidate, Plan
 
 def planned(devices: int = 4, device: str = "accelerator", **settings: Any) -> Plan:
     config = RunConfig.model_validate({"recipe": "sft", "data": {"train": "rows.jsonl"}})
-    plan = Rehearsals(100 * COUNT, devices=devices, device=device)(config)
+    plan = DryRuns(100 * COUNT, devices=devices, device=device)(config)
     return replace(plan, distributed=DistributedConfig.model_validate({"bucket_bytes": 4000, **settings}))
 
 
