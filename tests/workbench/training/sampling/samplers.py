@@ -20,7 +20,10 @@ class Tokens:
     """Examples of so many tokens, all of which carry loss."""
 
     lengths: Indices
-    difficulty: Any = None
+
+    @property
+    def difficulty(self) -> None:
+        return None
 
     @property
     def supervised(self) -> Indices:
