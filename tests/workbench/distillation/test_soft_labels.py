@@ -18,7 +18,7 @@ from workbench.data.labelled.records import LabelledRecord
 from workbench.data.labelled.text_fields import FieldTokens
 from workbench.data.labelled.token_rows import TokenRows
 from workbench.data.rows import RawRow
-from workbench.distillation.soft_labels import examples, soft_criterion, taught
+from workbench.distillation.soft_labels import examples, soft_criterion, with_teacher
 from workbench.losses.criterion import Objective, criterion
 
 B, C, SCALE = 6, 3, 1 / 6
@@ -142,7 +142,7 @@ NONE = -1
 @pytest.mark.parametrize("sampling", ["none", "over", "under"])
 def test_further_rows_are_drawn_once_beside_balanced_ones(sampling: str) -> None:
     train, extra = rows([0] * 7 + [1] * 2 + [2] * 4), rows([NONE] * 5, name="extra")
-    both = [taught(each, np.zeros((len(each), C)), labelled=True) for each in (train, extra)]
+    both = [with_teacher(each, np.zeros((len(each), C)), labelled=True) for each in (train, extra)]
     drawn = examples(config(sampling=sampling), both[0], both[1])
     each = {"none": None, "over": 7, "under": 2}[sampling]
     assert len(drawn) == (13 if each is None else 3 * each) + 5
@@ -158,15 +158,15 @@ def test_further_rows_are_drawn_once_beside_balanced_ones(sampling: str) -> None
 
 def test_class_weights_leave_further_rows_their_weight() -> None:
     train, extra = rows([0] * 6 + [1] * 2 + [2] * 4), rows([NONE] * 3)
-    both = [taught(each, np.zeros((len(each), C)), labelled=True) for each in (train, extra)]
+    both = [with_teacher(each, np.zeros((len(each), C)), labelled=True) for each in (train, extra)]
     drawn = examples(config(weights="balanced"), both[0], both[1])
     np.testing.assert_allclose(drawn.supervised[[0, 6, 8, 12]], [4 / 6, 4 / 2, 4 / 4, 1], rtol=1e-6)
 
 
 def test_a_batch_carries_what_was_said_of_its_rows() -> None:
     said = np.arange(12.0).reshape(4, C)
-    train = taught(rows([0, 1, 2, 0]), said, labelled=True)
-    joined = train.subset(np.asarray([3, 1])).concatenated(taught(rows([NONE]), -said[:1], labelled=False))
+    train = with_teacher(rows([0, 1, 2, 0]), said, labelled=True)
+    joined = train.subset(np.asarray([3, 1])).concatenated(with_teacher(rows([NONE]), -said[:1], labelled=False))
     found = joined.batch(np.asarray([2, 0])).labels_N
     wanted = [[1, 0, 0, 0, -0.0, -1, -2, 0], [1, 1, 0, 0, 9, 10, 11, 1]]
     torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float32))

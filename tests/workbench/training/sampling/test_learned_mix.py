@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ REFERENCE = {"a": 1.0, "b": 2.0, "c": 2.5}
 class Sourced(Tokens):
     """Rows of several sources."""
 
-    source_N: Indices
+    source_N: Indices = field(kw_only=True)
 
 
 def mix(
@@ -42,7 +42,7 @@ def mix(
     sources = {name: {"path": f"{name}.jsonl", "passes": (passes or {}).get(name)} for name in "abc"}
     data = {"sources": sources, "mix": {"by": "learned", "every": 4, **words}}
     config = RunConfig.model_validate({"recipe": "sft", "data": data, "batch": {"size": 7}})
-    train: Any = Sourced(TOKENS, SOURCE_N)
+    train: Any = Sourced(TOKENS, source_N=SOURCE_N)
     found = row_order(MixedRows(train, START_S, rows, 0), config, steps, ranks)
     assert isinstance(found, LearnedMix)
     return found
