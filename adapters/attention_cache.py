@@ -54,7 +54,7 @@ def _first_layer(model: PreTrainedModel) -> tuple[tuple[int, ...], tuple[int, ..
     import torch
     from transformers import DynamicCache
 
-    class Probe(DynamicCache):
+    class ShapeProbe(DynamicCache):
         def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
             raise _Seen(tuple(key_states.shape), tuple(value_states.shape))
 
@@ -62,7 +62,7 @@ def _first_layer(model: PreTrainedModel) -> tuple[tuple[int, ...], tuple[int, ..
     one = model.get_input_embeddings()(torch.zeros(1, 1, dtype=torch.int64, device=model.device))
     try:
         with torch.no_grad():
-            model(inputs_embeds=one, past_key_values=Probe(), use_cache=True)
+            model(inputs_embeds=one, past_key_values=ShapeProbe(), use_cache=True)
     except _Seen as seen:
         keys, values = seen.args
         return keys, values

@@ -28,7 +28,7 @@ _FIRST_32, _SECOND_32 = 0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32
 """Constants of MurmurHash3's finalizer, as signed numbers."""
 
 
-class Draw(NamedTuple):
+class RowDraw(NamedTuple):
     """Rows of one training in a micro-batch."""
 
     seed: int
@@ -52,7 +52,7 @@ _NOW = _Now()
 
 
 @contextmanager
-def drawing(draws: Sequence[Draw], device: torch.device) -> Iterator[None]:
+def drawing(draws: Sequence[RowDraw], device: torch.device) -> Iterator[None]:
     """Inside, the rows of the batch are these, in this order; the backward pass belongs inside too."""
     keys_B = np.concatenate([_keys(draw) for draw in draws])
     if draws[0].packed:
@@ -170,7 +170,7 @@ def _token_keys(keys_B: npt.NDArray[np.int64], lengths_B: npt.NDArray[np.int64])
         return np.repeat(keys_B - start_B * np.int64(_GOLDEN), lengths_B)[None]
 
 
-def _keys(draw: Draw) -> npt.NDArray[np.int64]:
+def _keys(draw: RowDraw) -> npt.NDArray[np.int64]:
     """A key for each row, in which every bit depends on seed, step and row."""
     start = np.random.SeedSequence([draw.seed, draw.step]).generate_state(1, np.uint64).view(np.int64)
     mixed: npt.NDArray[np.int64] = _mixed(torch.from_numpy(start + draw.rows * np.int64(_GOLDEN))).numpy()

@@ -15,7 +15,7 @@ from tests.vision_backbones import pixels, tiny_vision
 from workbench import adapters
 from workbench.adapters import Lora, bank
 from workbench.adapters.bank_layers import MemberRows
-from workbench.adapters.row_dropout import Draw, drawing
+from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.models import pictures
 
 SEEDS = (4, 5, 6)
@@ -46,8 +46,8 @@ def disturb(named: dict[str, Any]) -> None:
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator).to(parameter)
 
 
-def draw(rows: slice) -> Draw:
-    return Draw(seed=1, step=2, rows=torch.arange(5)[rows].numpy())
+def draw(rows: slice) -> RowDraw:
+    return RowDraw(seed=1, step=2, rows=torch.arange(5)[rows].numpy())
 
 
 @pytest.mark.parametrize(("name", "dropout"), [*((name, 0.25) for name in FAMILIES), ("ViT", 0.0), ("ResNet", 0.0)])

@@ -15,7 +15,7 @@ from workbench import adapters
 from workbench.adapters import METHODS
 from workbench.adapters import bank as banks
 from workbench.adapters.bank_layers import MemberRows
-from workbench.adapters.row_dropout import Draw, RowDropout, drawing
+from workbench.adapters.row_dropout import RowDraw, RowDropout, drawing
 
 ALIKE = {"oft": "drops nothing", "eva": "computes as lora", "loftq": "computes as pissa, and needs quantised weights"}
 DROPPING = sorted(name for name, config in METHODS.items() if "dropout" in config.model_fields and name not in ALIKE)
@@ -33,8 +33,8 @@ def _layer(share: float, key: int = 5) -> RowDropout:
     return layer
 
 
-def _rows(*rows: int, seed: int = 0, step: int = 3) -> Draw:
-    return Draw(seed, step, np.array(rows))
+def _rows(*rows: int, seed: int = 0, step: int = 3) -> RowDraw:
+    return RowDraw(seed, step, np.array(rows))
 
 
 @pytest.fixture(params=DROPPING)

@@ -31,6 +31,7 @@ ALIKE = (
     "freeze: all layers of a student",
     "freeze: layers of peers",
     "freeze: two stacks",
+    "budget: no Slurm job",
     "budget: less than a step",
     "optimizer: paged on a CPU",
     "optimizer: orthogonal vectors",

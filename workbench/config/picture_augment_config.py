@@ -90,7 +90,7 @@ class ResolutionGrowth(Growth):
     null: at every optimizer step that changes the rounded side."""
 
 
-class CurriculumConfig(Section):
+class AugmentGrowthConfig(Section):
     """Augmentation that grows over the run: easy pictures first."""
 
     strength: Growth = Growth()
@@ -157,7 +157,7 @@ class AugmentConfig(Section):
     share of the area; 0: off."""
     mix_probability: Probability = 1.0
     """Probability that a row is mixed with another one at all."""
-    curriculum: CurriculumConfig = CurriculumConfig()
+    curriculum: AugmentGrowthConfig = AugmentGrowthConfig()
 
     @property
     def mixes(self) -> bool:

@@ -1,6 +1,6 @@
 """Evaluation of a model: likelihood of held-out tokens, and scored answers to held-out prompts."""
 
-from workbench.evaluation.decoding import generate
+from workbench.evaluation.generation import generate
 from workbench.evaluation.scores import (
     GeneratedAnswer,
     Likelihood,

@@ -21,7 +21,7 @@ from workbench import losses
 from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs
 from workbench.data.text.tokenized import TokenizedSet
 from workbench.evaluation import text_overlap
-from workbench.evaluation.decoding import generate
+from workbench.evaluation.generation import generate
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.row_passes import over_rows
 from workbench.models.output_heads import Head

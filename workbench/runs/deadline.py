@@ -40,7 +40,7 @@ BEAT = 0.5
 """Seconds between two notes of what is spent."""
 
 
-class Measured(NamedTuple):
+class PhaseTime(NamedTuple):
     """Duration of one unit of a part of a run."""
 
     seconds: float
@@ -96,9 +96,9 @@ class Deadline:
         self._clock = clock
         self._larger = larger
         self._plan = TimePlan({}, ())
-        guess = {"report": Measured(max(LEAST_REPORT, REPORT * (clock() - self.began - spent_s)), None)}
-        self._measured: dict[str, Measured] = guess | {
-            name: Measured(*each) for name, each in state["measured"].items()
+        guess = {"report": PhaseTime(max(LEAST_REPORT, REPORT * (clock() - self.began - spent_s)), None)}
+        self._measured: dict[str, PhaseTime] = guess | {
+            name: PhaseTime(*each) for name, each in state["measured"].items()
         }
         self._steps = deque[float](state["steps"], maxlen=STEPS)
         self._first: float | None = None
@@ -132,7 +132,7 @@ class Deadline:
         began, paused = self.spent, self._paused
         yield
         seconds = self.spent - began
-        self._measured[name] = Measured(seconds / units, self._step)
+        self._measured[name] = PhaseTime(seconds / units, self._step)
         self._paused = paused + seconds  # phases inside are part of it
 
     def begin(self, share: float) -> None:

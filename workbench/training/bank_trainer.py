@@ -19,7 +19,7 @@ from torch import Tensor
 from workbench.adapters import bank as banks
 from workbench.adapters.bank import Bank
 from workbench.adapters.bank_layers import MemberRows
-from workbench.adapters.row_dropout import Draw, drawing
+from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.mixed_batches import JoinedRows, OwnerRows, join, mixed_batches, padded_length
@@ -294,7 +294,7 @@ class BankTrainer:
         batch = collated.to(self.device)
         rows = [MemberRows(names[owner], len(indices)) for owner, indices in parts]
         draws = [
-            Draw(task.config.seed, members[owner].progress.step, indices, task.train.lengths[indices])
+            RowDraw(task.config.seed, members[owner].progress.step, indices, task.train.lengths[indices])
             for owner, indices in parts
             for task in [members[owner].task]
         ]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from workbench.adapters import anatomy
 from workbench.adapters.method import TrainHook
-from workbench.adapters.row_dropout import Draw, drawing
+from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.prefetch import Prefetcher
@@ -255,7 +255,9 @@ class Trainer:
         for part_rows in [rows] if parts is None else noise_scale.cut(rows):
             shares = self._row_shares(part_rows)
             for number, (indices, counts) in enumerate(shares):
-                draw = Draw(self.config.seed, self.member.progress.step, indices, self.train.lengths[indices], packed)
+                draw = RowDraw(
+                    self.config.seed, self.member.progress.step, indices, self.train.lengths[indices], packed
+                )
                 torch.manual_seed(_dropout_seed(self.config.seed, self.member.progress.step, indices))
                 batch = self._batch(indices, then=shares[number + 1].rows if number + 1 < len(shares) else None)
                 batch = batch if self.weight_N is None else batch.weighted(self.weight_N[indices])

@@ -13,7 +13,7 @@ from tests.conftest import T5_SIZES, tiny
 from workbench import adapters
 from workbench.adapters import Full
 from workbench.adapters.anatomy import decoder_layers
-from workbench.adapters.row_dropout import Draw, drawing, row_keys
+from workbench.adapters.row_dropout import RowDraw, drawing, row_keys
 from workbench.config.regularise_config import RegulariseConfig
 from workbench.errors import ConfigError
 from workbench.models import forward_noise
@@ -22,8 +22,8 @@ CPU = torch.device("cpu")
 IDS = torch.arange(3, 33).view(5, 6)
 
 
-def rows(*numbers: int, step: int = 3, lengths: int = 6) -> Draw:
-    return Draw(0, step, np.array(numbers), np.full(len(numbers), lengths))
+def rows(*numbers: int, step: int = 3, lengths: int = 6) -> RowDraw:
+    return RowDraw(0, step, np.array(numbers), np.full(len(numbers), lengths))
 
 
 def noisy(family: str = "Llama", **settings: Any) -> Any:
@@ -62,7 +62,7 @@ def test_neftune_is_even_noise_whose_reach_falls_with_the_root_of_length_and_wid
     model = noisy(neftune=5.0)
     embeddings = model.get_input_embeddings()
     ids = torch.zeros(2, 400, dtype=torch.long)
-    with torch.no_grad(), drawing([Draw(0, 1, np.arange(2), np.array([400, 100]))], CPU):
+    with torch.no_grad(), drawing([RowDraw(0, 1, np.arange(2), np.array([400, 100]))], CPU):
         noise = embeddings(ids) - embeddings.weight[0]
     for part, length in zip(noise, (400, 100), strict=True):
         scaled = part * (length * part.shape[-1]) ** 0.5 / 5.0
@@ -86,7 +86,7 @@ def test_stochastic_depth_passes_by_later_blocks_more_often_and_is_right_on_aver
     forward_noise.install(tiny("Llama"), blocks, RegulariseConfig(stochastic_depth=0.6))
     count = 20_000
     found = torch.zeros(count, 1, 1)
-    with drawing([Draw(0, 1, np.arange(count), np.ones(count))], CPU):
+    with drawing([RowDraw(0, 1, np.arange(count), np.ones(count))], CPU):
         assert row_keys() is not None
         for block in blocks:
             found, more = block(hidden_states=found)

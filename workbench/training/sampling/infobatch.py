@@ -76,7 +76,7 @@ class InfoBatch(Sampler):
         self._loss_N, self._row_P = state["loss"].numpy(), state["rows"].numpy()
         self._weight_N = state["weight"].numpy()
         self._number, self._first = (int(each) for each in state["pass"])
-        self._unheard = []
+        self._new_losses = []
 
     @property
     def _complete(self) -> bool:
@@ -103,7 +103,7 @@ class InfoBatch(Sampler):
         self._weight_N = self._weight_N * (supervised[self._row_P].sum() / supervised.sum())
 
     def _hear(self) -> None:
-        if (losses := self.heard()) is not None:
+        if (losses := self.new_losses()) is not None:
             self._loss_N[losses.rows] = losses.loss_B
 
 

@@ -52,7 +52,7 @@ class LearnedMix(Sampler):
         self._first, self._step = 0, 0
         """The window's first step, and the present one."""
         self._row_M: Indices | None = None
-        self._heard = joined([])
+        self._seen_losses = joined([])
 
     @property
     def looks(self) -> bool:
@@ -90,16 +90,16 @@ class LearnedMix(Sampler):
             "figures": torch.from_numpy(np.stack([self._share_S, self._owed_S, self._loss_S, self._reference_S])),
             "counts": torch.from_numpy(np.stack([self._drawn_S, self._count_S])),
             "first": torch.tensor([self._first]),
-            "rows": torch.from_numpy(self._heard.rows),
-            "losses": torch.from_numpy(self._heard.loss_B),
+            "rows": torch.from_numpy(self._seen_losses.rows),
+            "losses": torch.from_numpy(self._seen_losses.loss_B),
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
         self._share_S, self._owed_S, self._loss_S, self._reference_S = state["figures"].numpy()
         self._drawn_S, self._count_S = state["counts"].numpy()
-        self._first, self._row_M, self._unheard = int(state["first"]), None, []
+        self._first, self._row_M, self._new_losses = int(state["first"]), None, []
         rows, losses = state["rows"].numpy(), state["losses"].numpy()
-        self._heard = RowLosses(rows, losses, np.zeros_like(losses), np.zeros_like(losses))
+        self._seen_losses = RowLosses(rows, losses, np.zeros_like(losses), np.zeros_like(losses))
 
     @property
     def _end(self) -> int:
@@ -110,7 +110,7 @@ class LearnedMix(Sampler):
     def _learn(self) -> None:
         """Weigh the sources by the losses of the window that ends."""
         self._hear()
-        found_S = self._losses(self._heard)
+        found_S = self._losses(self._seen_losses)
         self._loss_S = np.where(np.isnan(found_S), self._loss_S, found_S)
         self._share_S = reweighted(
             self._share_S,
@@ -119,7 +119,7 @@ class LearnedMix(Sampler):
             step_size=self._mix.step_size,
             smoothing=self._mix.smoothing,
         )
-        self._heard = joined([])
+        self._seen_losses = joined([])
 
     def _plan(self) -> None:
         """Decide how many rows of each source the window has."""
@@ -151,8 +151,8 @@ class LearnedMix(Sampler):
         return len(self.train) - size * (steps - 1) if (step + 1) % steps == 0 else size
 
     def _hear(self) -> None:
-        if (losses := self.heard()) is not None:
-            self._heard = joined([self._heard, losses])
+        if (losses := self.new_losses()) is not None:
+            self._seen_losses = joined([self._seen_losses, losses])
 
     def _losses(self, losses: RowLosses) -> Floats:
         """Loss of each source (S,), in nats per token; not a number for one without rows."""

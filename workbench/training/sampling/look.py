@@ -19,7 +19,7 @@ from workbench.training.row_losses import RowLosses, RowLossWatch
 from workbench.training.signal import Loss
 
 
-class Training(Protocol):
+class WatchedModel(Protocol):
     """The training whose model looks."""
 
     model: nn.Module
@@ -32,7 +32,7 @@ class Training(Protocol):
     ranks: Ranks
 
 
-def looked_at(shares: Sequence[RowShare], training: Training, *, epoch: int) -> RowLosses:
+def looked_at(shares: Sequence[RowShare], training: WatchedModel, *, epoch: int) -> RowLosses:
     """Losses of rows as the model finds them now, without dropout; of all processes, each of which has its shares."""
     watch = training.row_losses
 

@@ -84,7 +84,7 @@ class ImportanceSampling(PoolSampler):
         return self._gain > self.pays
 
     def rows(self, step: int) -> Indices:
-        if (losses := self.heard()) is not None and not self.looks:
+        if (losses := self.new_losses()) is not None and not self.looks:
             self._learn(self._norms(losses))
         return super().rows(step)
 
@@ -104,12 +104,12 @@ class ImportanceSampling(PoolSampler):
         return {"sampling_gain": self._gain}
 
     def state(self) -> dict[str, Tensor]:
-        if (losses := self.heard()) is not None and not self.looks:
+        if (losses := self.new_losses()) is not None and not self.looks:
             self._learn(self._norms(losses))
         return {"gain": torch.tensor([self._gain], dtype=torch.float64)}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        self._gain, self._unheard = float(state["gain"]), []
+        self._gain, self._new_losses = float(state["gain"]), []
 
     def _norms(self, losses: RowLosses) -> Floats:
         """Bounds (M,) of the gradients of rows, up to a common factor; never 0, so that each row can be drawn."""
@@ -167,8 +167,8 @@ class SelectiveBackprop(PoolSampler):
         return Draw(np.sort(losses.rows[np.argsort(-key_M)[: self.size]]))
 
     def state(self) -> dict[str, Tensor]:
-        self.heard()
+        self.new_losses()
         return {}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        self._unheard = []
+        self._new_losses = []

@@ -44,7 +44,7 @@ class Sampler(ABC):
         self.section = config.data.sampling
         self.evenly = RowOrder(train, config, steps)
         """The rows without a sampler."""
-        self._unheard: list[RowLosses] = []
+        self._new_losses: list[RowLosses] = []
 
     @property
     def looks(self) -> bool:
@@ -83,12 +83,12 @@ class Sampler(ABC):
 
     def rows_done(self, step: int, losses: RowLosses) -> None:
         """These rows of this process were trained on in step `step` (from 1)."""
-        self._unheard.append(losses)
+        self._new_losses.append(losses)
 
-    def heard(self) -> RowLosses | None:
+    def new_losses(self) -> RowLosses | None:
         """Losses of the rows of all processes since the last call, by row; every process has to ask."""
-        found = [each for part in self.ranks.gathered(self._unheard) for each in part]
-        self._unheard = []
+        found = [each for part in self.ranks.gathered(self._new_losses) for each in part]
+        self._new_losses = []
         return by_row(found) if found else None
 
     def share(self, step: int) -> float:

@@ -83,7 +83,7 @@ class SelfPaced(Sampler):
         self._loss_N, self._left_N = state["loss"].numpy(), state["left"].numpy()
         self._row_T = state["rows"].numpy()
         self._first, self._opened = (int(each) for each in state["stretch"])
-        self._unheard = []
+        self._new_losses = []
 
     def _place(self, step: int) -> int:
         """Rows of the stretch that come before step `step`."""
@@ -105,5 +105,5 @@ class SelfPaced(Sampler):
         self._first = step
 
     def _hear(self) -> None:
-        if (losses := self.heard()) is not None:
+        if (losses := self.new_losses()) is not None:
             self._loss_N[losses.rows] = losses.loss_B
