@@ -53,6 +53,8 @@ def decode_image(data: bytes, name: str, *, max_pixels: int) -> Image.Image:
         image = _opened(data, name)
         with image:
             _require_one_of_size(image, name, max_pixels)
+            if image.format == "JPEG":
+                _require_end_of_jpeg(data, name)
             with _explained_errors(name):
                 image.load()
                 if image.getexif().get(_ORIENTATION, 1) != 1:
@@ -92,6 +94,9 @@ def _formats_known() -> None:
 
 _SMALLER = "Make the picture smaller"
 _AGAIN = "Copy or download it again, or remove it."
+_CUT_OFF = f"the end is missing: the file was cut off. {_AGAIN}"
+_JPEG_SCAN, _JPEG_END = b"\xff\xda", b"\xff\xd9"
+"""Markers before the pixels and after them."""
 
 
 def _require_one_of_size(image: Image.Image, name: str, max_pixels: int) -> None:
@@ -111,6 +116,12 @@ def _require_one_of_size(image: Image.Image, name: str, max_pixels: int) -> None
         )
 
 
+def _require_end_of_jpeg(data: bytes, name: str) -> None:
+    """Refuse one whose end is zeros, as a broken download leaves it: the decoder would fill it with grey."""
+    if _JPEG_END not in data[data.rfind(_JPEG_SCAN) :]:
+        raise DataError(f"{name}: {_CUT_OFF}")
+
+
 @contextmanager
 def _explained_errors(name: str) -> Iterator[None]:
     try:
@@ -123,7 +134,7 @@ def _explained_errors(name: str) -> Iterator[None]:
 
 def _corrupt(error: Exception) -> str:
     if "truncated" in str(error).lower() or isinstance(error, EOFError):
-        return f"the end is missing: the file was cut off. {_AGAIN}"
+        return _CUT_OFF
     return f"the file is damaged and cannot be decoded ({str(error) or type(error).__name__}). {_AGAIN}"
 
 

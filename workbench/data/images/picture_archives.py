@@ -39,14 +39,20 @@ def members(archive: Path) -> list[Member]:
 def _of_zip(archive: Path) -> list[Member]:
     try:
         with zipfile.ZipFile(archive) as opened:
-            found = opened.infolist()
+            # Later ones replace earlier ones of the same name, as in unpacking.
+            found = {info.filename: info for info in opened.infolist()}
     except (OSError, zipfile.BadZipFile) as error:
         raise DataError(
             f"{archive}: not a zip archive that can be read ({error}). Copy or download it again."
         ) from None
-    if any(info.flag_bits & 1 for info in found):
+    if any(info.flag_bits & 1 for info in found.values()):
         raise DataError(f"{archive}: is encrypted. Unpack it, and name the folder.")
-    return [Member(PurePosixPath(info.filename), info.is_dir()) for info in found]
+    if wrong := next((name for name in found if "\\" in name), None):
+        raise DataError(
+            f"{archive}: holds {wrong}, with a backslash in place of /, as old programs for Windows write. Unpack it, "
+            "and name the folder."
+        )
+    return [Member(_path(archive, name), info.is_dir()) for name, info in found.items()]
 
 
 def _of_tar(archive: Path) -> list[Member]:
@@ -63,9 +69,7 @@ def _of_tar(archive: Path) -> list[Member]:
 
 
 def _member(archive: Path, info: tarfile.TarInfo) -> Member:
-    path = PurePosixPath(info.name)
-    if path.is_absolute() or ".." in path.parts:
-        raise DataError(f"{archive}: holds {info.name}, a path that leads out of the archive. Pack it again without.")
+    path = _path(archive, info.name)
     if info.issym() or info.islnk():
         raise DataError(
             f"{archive}: {info.name} is a link to {info.linkname}. Pack it again with the files themselves: "
@@ -76,3 +80,10 @@ def _member(archive: Path, info: tarfile.TarInfo) -> Member:
     if not info.isfile() or info.issparse():
         raise DataError(f"{archive}: {info.name} is no plain file. Pack it again without.")
     return Member(path, is_folder=False, span=(info.offset_data, info.size))
+
+
+def _path(archive: Path, name: str) -> PurePosixPath:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise DataError(f"{archive}: holds {name}, a path that leads out of the archive. Pack it again without.")
+    return path

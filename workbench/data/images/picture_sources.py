@@ -67,7 +67,7 @@ def fingerprint(source: str, column: str = "image") -> str:
         file = row.columns.get(column)
         if isinstance(file, PictureFile) and (file.path is not None):
             found.update(f"{row.place}\0{row.columns.get(LABEL)}\0".encode())
-            found.update(file.digest())
+            found.update(file.digest_or_fault())
     return found.hexdigest()
 
 

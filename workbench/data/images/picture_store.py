@@ -31,7 +31,7 @@ from workbench.data.images.decoding_processes import Mistakes, Work
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.images.picture_format import PictureFormat
 from workbench.data.images.preparation import PictureStatistics
-from workbench.errors import DataError, FileError
+from workbench.errors import FileError
 from workbench.runs import files as whole_files
 from workbench.runs import units
 
@@ -140,10 +140,7 @@ def _fingerprint(files: Sequence[PictureFile], work: Work) -> str:
     settings = [versions, format, prepare.model_dump(), work.max_pixels, statistics]
     found = hashlib.sha256(json.dumps(settings, default=str).encode())
     for file in files:
-        try:
-            found.update(file.digest())
-        except DataError as error:
-            found.update(f"unreadable: {error}".encode())
+        found.update(file.digest_or_fault())
     return found.hexdigest()[:32]
 
 

@@ -145,6 +145,7 @@ NO_PICTURES = {
     "begins with 00 01 02": bytes(range(200)),
     "the end is missing": encoded(photograph(200, 200), "JPEG")[:2000],
     "the end is missing:": encoded(photograph(200, 200), "PNG")[:2000],
+    "the end is missing: the": encoded(photograph(200, 200), "JPEG")[:2000] + bytes(40_000),  # as broken downloads are
     "damaged": encoded(PICTURE).replace(b"IDAT", b"IDAX"),
 }
 

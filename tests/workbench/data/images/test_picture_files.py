@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from workbench.data.images import picture_files
 from workbench.data.images.picture_files import PictureFile
 from workbench.errors import DataError
 
@@ -67,3 +68,25 @@ def test_pixels_are_grey_with_three_equal_channels() -> None:
 def test_what_is_gone_is_refused_by_name(tmp_path: Path, member: str | None) -> None:
     with pytest.raises(DataError, match=r"plants/1\.png|no\.zip"):
         PictureFile("plants/1.png", tmp_path / "no.zip", member).read()
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "1.png")
+    with pytest.raises(DataError, match=r"1\.png: cannot be read \(it is no file\)"):
+        PictureFile("1.png", tmp_path / "1.png").read()
+
+
+def test_what_unpacks_to_more_than_a_picture_takes_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(picture_files, "MOST_BYTES", 5000)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("1.png", bytes(5000))
+        archive.writestr("2.png", bytes(5001))
+    (tmp_path / "2.png").write_bytes(bytes(5001))
+    assert len(PictureFile("1.png", tmp_path / "a.zip", "1.png").read()) == 5000
+    bombs = [PictureFile("2.png", tmp_path / "a.zip", "2.png"), PictureFile("2.png", tmp_path / "2.png"),
+             PictureFile("2.png", tmp_path / "2.png", "2.png", span=(0, 5001))]  # fmt: skip
+    for bomb in bombs:
+        with pytest.raises(DataError, match=r"2\.png: cannot be read \(it has 5.0 kB, more than a picture takes"):
+            bomb.read()

@@ -280,6 +280,13 @@ def test_the_fingerprint_follows_contents_and_names(tmp_path: Path) -> None:
     assert len({first, changed, fingerprint(str(folder))}) == 3
 
 
+def test_a_file_that_cannot_be_read_has_a_fingerprint(tmp_path: Path) -> None:
+    folder = filled(tmp_path / "plants", PICTURES)
+    whole = fingerprint(str(folder))
+    (folder / "a/9.png").symlink_to("gone.png")
+    assert fingerprint(str(folder)) == fingerprint(str(folder)) != whole
+
+
 def test_the_fingerprint_of_a_table_follows_its_files(tmp_path: Path) -> None:
     filled(tmp_path, PICTURES)
     source = str(table([{"image": name, "label": name[0]} for name in PICTURES], tmp_path / "t.csv"))
@@ -313,6 +320,25 @@ def test_a_tar_archive_with_more_than_files_is_refused(
     tmp_path: Path, name: str, changes: dict[str, Any], says: str
 ) -> None:
     assert says in refused(special(tmp_path / "a.tar", name, **changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("../9.png", "holds ../9.png, a path that leads out of the archive. Pack it again"),
+        ("a\\9.png", "with a backslash in place of /, as old programs for Windows write. Unpack it"),
+    ],
+)
+def test_names_that_a_zip_archive_should_not_have_are_refused(tmp_path: Path, name: str, says: str) -> None:
+    assert says in refused(zipped(tmp_path / "a.zip", PICTURES | {name: b""}))
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name:UserWarning")
+def test_a_later_member_of_a_zip_archive_replaces_an_earlier_one(tmp_path: Path) -> None:
+    source = zipped(tmp_path / "a.zip", {**PICTURES, "a/0.png": b"old"})
+    with zipfile.ZipFile(source, "a") as archive:
+        archive.writestr("a/0.png", PICTURES["a/0.png"])
+    assert read(source) == ROWS
 
 
 def test_compressed_and_cut_tar_archives_are_refused(tmp_path: Path) -> None:
