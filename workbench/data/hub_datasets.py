@@ -29,11 +29,9 @@ def read(source: str) -> Iterator[dict[str, Any]]:
         import datasets
 
         dataset = datasets.load_dataset(repository, config, split=split)
-        classes = {name: kind for name, kind in dataset.features.items() if isinstance(kind, datasets.ClassLabel)}
         # Arrow tables: rows of `datasets` would decode images and sound, which no format here reads.
         for table in dataset.with_format("arrow").iter(batch_size=1024):
-            for row in rows_of(table):
-                yield {name: _class_name(classes.get(name), value) for name, value in row.items()}
+            yield from rows_of(table)
 
 
 def fingerprint(source: str) -> str:
@@ -49,11 +47,6 @@ def _parts(source: str) -> tuple[str, str | None, str]:
     match = _ID.fullmatch(source)
     assert match is not None
     return match["id"], match["config"], match["split"] or "train"
-
-
-def _class_name(feature: Any, value: Any) -> Any:
-    # -1 marks a withheld class on the hub; it stays a number, which the format then refuses.
-    return feature.int2str(value) if feature is not None and value >= 0 else value
 
 
 @contextmanager

@@ -92,6 +92,23 @@ def test_parquet_drops_the_keys_that_only_other_rows_have(tmp_path: Path) -> Non
     assert [row.columns["calls"] for row in read_rows(source)] == [[call] for call in calls]
 
 
+def test_parquet_of_datasets_has_the_names_of_classes(tmp_path: Path) -> None:
+    import datasets
+
+    features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=["no", "yes"]))
+    data = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [1, 0, None]}, features=features)
+    data.to_parquet(tmp_path / "a.parquet")
+    rows = [row.columns for row in read_rows(str(tmp_path / "a.parquet"))]
+    assert rows == [{"text": "a", "label": "yes"}, {"text": "b", "label": "no"}, {"text": "c"}]
+
+
+@pytest.mark.parametrize("metadata", ["", "1", "{}", '{"info": {"features": [1]}}', '{"info": {"features": {"n": 1}}}'])
+def test_other_metadata_of_parquet_does_no_harm(tmp_path: Path, metadata: str) -> None:
+    table = pyarrow.table({"n": [1]}).replace_schema_metadata({"huggingface": metadata})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    assert [row.columns for row in read_rows(str(tmp_path / "a.parquet"))] == [{"n": 1}]
+
+
 def test_parquet_parses_columns_that_hold_json(tmp_path: Path) -> None:
     messages = [{"content": "a", "calls": [{"x": None}]}, {"content": ["b"]}]
     texts = pyarrow.ExtensionArray.from_storage(pyarrow.json_(), pyarrow.array([json.dumps(m) for m in messages]))

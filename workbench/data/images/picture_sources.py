@@ -138,9 +138,9 @@ def _picture(value: Any, place: str, folder: Path | None, column: str) -> Pictur
         raise DataError(f"`{column}` is empty: the row has no picture.")
     if value.lower().startswith(("http://", "https://")):
         raise DataError(f"`{column}` is an address, {excerpt(value)}. Download the pictures, and write their paths.")
-    if folder is None:
+    if folder is None and not os.path.isabs(value):  # `datasets` names its downloaded files with their whole path
         raise DataError(f"`{column}` is the path {excerpt(value)}, which a data set on the hub does not bring along.")
-    path = folder / os.path.expanduser(value.strip())
+    path = (folder or Path()) / os.path.expanduser(value.strip())
     if not path.is_file():
         kind = "is a folder" if path.is_dir() else "does not exist"
         raise DataError(f"`{column}`: {value} {kind} ({path}). Paths are taken from the table's folder.")

@@ -189,6 +189,20 @@ def test_a_data_set_of_pictures_is_read(tmp_path: Path) -> None:
     assert read(tmp_path / "t.parquet") == ROWS
 
 
+def test_a_data_set_on_the_hub_names_the_files_that_were_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    folder = filled(tmp_path / "download", PICTURES)
+    data = datasets.load_dataset("imagefolder", data_dir=str(folder), split="train", cache_dir=str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: data)
+    assert sorted(read("owner/plants")) == sorted(ROWS)
+    data = datasets.Dataset.from_dict({"image": ["a/0.png"], "label": ["a"]})
+    (row,) = read_rows("owner/plants")
+    assert "does not bring along" in (row.mistake or "")
+
+
 def test_a_missing_file_is_named_with_its_row(tmp_path: Path) -> None:
     filled(tmp_path, PICTURES)
     rows = [{"image": name} for name in [*PICTURES, "a/9.png", "", "https://example.org/1.png", "a"]]
