@@ -19,7 +19,7 @@ from workbench.data.batching import MicroBatch
 from workbench.data.images.picture_rows import PictureRows
 from workbench.data.labelled import class_sampling, fold_data, labelled_data
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
-from workbench.data.labelled.labels import Floats, Labels
+from workbench.data.labelled.labels import Floats, Labels, alike
 from workbench.data.labelled.row_reader import RowReader
 from workbench.data.text.quality import cleaning
 from workbench.evaluation import frozen_features, frozen_probe, row_outputs
@@ -100,11 +100,14 @@ def inspect(config: RunConfig) -> ClassInspection:
 
 def notes(rows: LabelledSet, labels: Labels, config: RunConfig, pictures: PictureFindings | None) -> list[str]:
     """Sentences of `check` on training rows: what was left out, what is probably wrong, how unequal classes are."""
+    same = None if labels.kind == "number" else alike(labels.names)
+    one = "Labels `{}` and `{}` differ only by case or spaces: if they mean one class, write them the same way."
     return [
         *(f"Left out: {reason}" for reason in rows.skipped[:5]),
         *(rows.contamination.sentences if rows.contamination else ()),
         *([rows.cleaning.sentence] if rows.cleaning else ()),
         *cleaning.outlook(map(labelled_data.row_text, () if pictures else rows.records)),
+        *([one.format(*same)] if same else ()),
         *unequal(rows, labels, config),
         *(pictures.notes if pictures else ()),
     ]

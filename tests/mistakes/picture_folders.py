@@ -76,6 +76,11 @@ def zipped(folder: Path) -> None:
                 archive.write(path, f"{split}/{path.relative_to(folder / 'pets')}")
 
 
+def backslashes(folder: Path) -> None:
+    with zipfile.ZipFile(folder / "pets.zip", "w") as archive:
+        archive.writestr("cat\\0.png", picture(0))
+
+
 def bytes_without_labels(folder: Path) -> None:
     rows = [{"image": {"bytes": picture(number), "path": None}, "kind": "cat"} for number in range(4)]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "pets.parquet")
@@ -89,6 +94,13 @@ def all_equal(folder: Path) -> None:
 def truncated(folder: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
     (folder / "pets/cat/9.jpg").write_bytes(encoded(Image.fromarray(pixels), "JPEG")[:-600])
+
+
+def zeroed(folder: Path) -> None:
+    """What a download leaves that reserved its room and broke off."""
+    truncated(folder)
+    with (folder / "pets/cat/9.jpg").open("ab") as file:
+        file.write(bytes(20_000))
 
 
 animals = both(*(pictures(f"other/{name}", start=50 + 10 * n) for n, name in enumerate(("cat", "cow", "dog"))))

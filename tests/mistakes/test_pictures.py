@@ -14,6 +14,7 @@ from tests.mistakes.picture_folders import (
     all_equal,
     animals,
     animated,
+    backslashes,
     both,
     bytes_without_labels,
     copied,
@@ -29,6 +30,7 @@ from tests.mistakes.picture_folders import (
     table,
     truncated,
     unreadable,
+    zeroed,
     zipped,
 )
 from tests.vision_backbones import save_vision
@@ -82,6 +84,12 @@ CASES = {
     "unknown file": Case(
         CHECK, "pets/cat/a.mp4: unknown kind of file `.mp4`", "Move it elsewhere", file("pets/cat/a.mp4", b"x")
     ),
+    "saved by datasets": Case(
+        CHECK,
+        "pets/data-0.arrow: a data set as `datasets` saves it",
+        'to_parquet("rows.parquet")',
+        file("pets/data-0.arrow", b""),
+    ),
     "two splits": Case(
         CHECK,
         "pets: holds several splits, test, train",
@@ -96,6 +104,12 @@ CASES = {
         "holds several splits, test, train",
         "Name one: pets.zip/test or pets.zip/train",
         zipped,
+    ),
+    "zip of Windows": Case(
+        f"{CHECK} data.train=pets.zip",
+        "pets.zip: holds cat\\0.png, with a backslash",
+        "Unpack it, and name the folder",
+        backslashes,
     ),
     "no member": Case(
         f"{CHECK} data.train=pets.zip/trian", "pets.zip has no folder `trian`", "Did you mean `train`?", zipped
@@ -117,6 +131,7 @@ CASES = {
         CHECK, "pets/cat/9.png: text, not a picture", "Remove it, or give the picture", file("pets/cat/9.png", "a cat")
     ),
     "truncated": Case(CHECK, "pets/cat/9.jpg: the end is missing", "data.on_bad_row=skip", truncated),
+    "zeros at the end": Case(CHECK, "pets/cat/9.jpg: the end is missing", "Copy or download it again", zeroed),
     "animated": Case(
         CHECK,
         "pets/cat/9.gif: holds 2 pictures (an animation or pages)",

@@ -16,6 +16,7 @@ from workbench.cli.verbs import app
 from workbench.data.images.picture_rows import PictureRows
 from workbench.errors import ConfigError
 from workbench.recipes import check, picture_checks
+from workbench.recipes.classify_verbs import ClassInspection
 from workbench.recipes.load import load
 from workbench.recipes.picture_checks import PictureFindings
 
@@ -73,6 +74,15 @@ def test_changes_that_exchange_labels_are_warned_of(find: Find, recipe: Path) ->
     assert "`6` may look like `9`" in note and "Write image.augment.vertical_flip=0" in note
     views = ["recipe=crossval", "data.held_out=0.05", "folds.k=3", "tta.views=[eight]"]
     assert "tta.views: eight" in " ".join(_checked(recipe, *views).split())
+
+
+def test_labels_that_differ_only_by_case_are_told(recipe: Path, tmp_path: Path) -> None:
+    pictures = sorted((recipe.parent / "signs").rglob("*.png"))
+    lines = [f"{path},{'Six' if number % 2 else 'six'}" for number, path in enumerate(pictures)]
+    (tmp_path / "signs.csv").write_text("\n".join(["image,label", *lines]))
+    inspection = check.check(load(recipe, [f"data.train={tmp_path}/signs.csv"]))
+    assert isinstance(inspection, ClassInspection)
+    assert "Labels `Six` and `six` differ only by case or spaces" in inspection.notes[0]
 
 
 def test_a_sheet_shows_what_the_model_reads(find: Find) -> None:

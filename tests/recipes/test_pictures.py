@@ -38,15 +38,24 @@ COLOURS = {"circle": (220, 40, 40), "square": (40, 200, 60), "bar": (60, 60, 230
 ALL_CHANGES = [
     "image.augment.crop_scale=[0.6,1]",
     "image.augment.horizontal_flip=0.5",
+    "image.augment.vertical_flip=0.5",
     "image.augment.rotation=15",
+    "image.augment.translate=0.1",
+    "image.augment.shear=5",
+    "image.augment.trivialaugment=true",
     "image.augment.brightness=0.3",
+    "image.augment.contrast=0.3",
+    "image.augment.gamma=0.3",
+    "image.augment.saturation=0.3",
     "image.augment.hue=0.05",
     "image.augment.blur=1",
-    "image.augment.trivialaugment=true",
     "image.augment.erasing=0.5",
     "image.augment.mixup=0.2",
     "image.augment.cutmix=1",
+    "image.augment.curriculum.strength.start=0.5",
+    "image.augment.curriculum.resolution.start=0.5",
 ]
+"""But RandAugment, which draws from the same operations as TrivialAugment and excludes it."""
 
 
 def draw(folder: Path, rows: int, *, seed: int = 0) -> Path:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import itertools
 import os
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from workbench.data.images import picture_archives
 from workbench.data.images.picture_files import PictureFile
+from workbench.data.labelled.labels import alike
 from workbench.data.rows import RawRow
 from workbench.errors import DataError
 
@@ -197,6 +197,11 @@ def _require_known_kinds(tree: _Tree) -> None:
                 f"{tree.name}/{file}: a table beside pictures. {cure} (image.column holds the paths), or move it "
                 "elsewhere."
             )
+        if suffix == ".arrow":
+            raise DataError(
+                f"{tree.name}/{file}: a data set as `datasets` saves it. Write it as a table, "
+                'load_from_disk(FOLDER).to_parquet("rows.parquet"), and name that.'
+            )
         if suffix not in ("", *PICTURES, *_UNREADABLE):
             raise DataError(f"{tree.name}/{file}: unknown kind of file `{suffix}` among pictures. Move it elsewhere.")
 
@@ -216,11 +221,8 @@ def _require_clear_classes(tree: _Tree, classes: Sequence[str], loose: Sequence[
     filled = {file.parts[0] for file in tree.files}
     if empty := [name for name in classes if name not in filled]:
         raise DataError(f"{tree.name}/{empty[0]}: a class folder without pictures. Fill it, or remove it.")
-    known: dict[str, str] = {}
-    for name in classes:
-        plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
-        if (other := known.setdefault(plain, name)) != name:
-            raise DataError(
-                f"{tree.name}: the folders `{other}` and `{name}` differ only by case or spaces: one class or two? "
-                "Put all their pictures into one, or rename one."
-            )
+    if (same := alike(classes)) is not None:
+        raise DataError(
+            f"{tree.name}: the folders `{same[0]}` and `{same[1]}` differ only by case or spaces: one class or two? "
+            "Put all their pictures into one, or rename one."
+        )

@@ -6,8 +6,9 @@ Legend: N rows, C outputs: one for each class, or 1 for a number.
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
@@ -197,3 +198,13 @@ def _several(value: Any, separator: str | None) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise DataError(f"`label` must be a list of classes, found {excerpt(value)}. Write [{excerpt(value)}].")
     return tuple(dict.fromkeys(_name(each) for each in value))
+
+
+def alike(names: Iterable[str]) -> tuple[str, str] | None:
+    """The first two names that differ only by case, spaces or how Unicode writes them; None where none do."""
+    known: dict[str, str] = {}
+    for name in names:
+        plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+        if (other := known.setdefault(plain, name)) != name:
+            return other, name
+    return None

@@ -68,3 +68,17 @@ def test_numbers_come_back() -> None:
     targets = found.targets([1.0, 3.0, 8.0])
     assert targets.mean() == pytest.approx(0, abs=1e-6) and targets.std() == pytest.approx(1)
     assert found.predicted(found.values(targets.astype(np.float64))) == pytest.approx([1.0, 3.0, 8.0])
+
+
+@pytest.mark.parametrize(
+    ("names", "same"),
+    [
+        (["cat", "dog", "Cat"], ("cat", "Cat")),
+        (["sea  lion", "sea lion"], ("sea  lion", "sea lion")),
+        (["caf\u00e9", "cafe\u0301"], ("caf\u00e9", "cafe\u0301")),
+        (["cat", "cats", "c at"], None),
+        ([], None),
+    ],
+)
+def test_names_that_differ_only_by_case_or_spaces(names: list[str], same: tuple[str, str] | None) -> None:
+    assert labels.alike(names) == same
