@@ -107,7 +107,7 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
 
 def _require_size(size: int) -> None:
     if size > MOST_BYTES:
-        raise OSError(f"it has {units.size(size)}, more than a picture takes: at most {units.size(MOST_BYTES)} are read")
+        raise OSError(f"it has {units.size(size)}, more than a picture takes, at most {units.size(MOST_BYTES)}")
 
 
 def _part(path: Path, start: int, size: int) -> bytes:
