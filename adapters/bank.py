@@ -6,7 +6,7 @@ PEFT holds the K adapters by name, so each is saved, loaded and switched on like
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora.layer import Conv2d as LoraConv2d
 from peft.tuners.lora.layer import LoraLayer
 from peft.utils.other import ModulesToSaveWrapper
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from workbench import adapters
@@ -70,14 +70,6 @@ class Bank:
             self._routing.set((), length=1)
             if self._training:
                 self.train()
-
-    def all_logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Logits (K, B, ...) of every member for the same rows, in one forward pass without gradients."""
-        count, length = next(iter(inputs.values())).shape[:2]
-        repeated = {name: torch.cat([tensor] * len(self.members)) for name, tensor in inputs.items()}
-        with torch.no_grad(), self.route([MemberRows(member, count) for member in self.members], length=length):
-            logits: Tensor = self.model(**repeated).logits
-        return logits.reshape(len(self.members), count, *logits.shape[1:])
 
     def parameters_of(self, member: str) -> dict[str, nn.Parameter]:
         """The parameters of one member, by their names in the model."""

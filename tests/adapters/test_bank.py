@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -145,13 +146,22 @@ def test_saved_as_plain_adapters_and_loaded_back(head: str, name: str, tmp_path:
 
     loaded = bank.load(copy.deepcopy(base), folders)
     assert not trainable(loaded.model)
-    together = loaded.all_logits({"input_ids": ids})
+    together = all_logits(loaded, {"input_ids": ids})
     for number, folder in enumerate(folders):
         stock = PeftModel.from_pretrained(copy.deepcopy(base), str(folder)).eval()(input_ids=ids).logits
         torch.testing.assert_close(together[number], stock, rtol=1e-10, atol=1e-12)
         with loaded.only(loaded.members[number]):
             torch.testing.assert_close(loaded.model(input_ids=ids).logits, stock, rtol=1e-10, atol=1e-12)
     assert not torch.allclose(together[0], together[1], atol=1e-2)
+
+
+def all_logits(together: Bank, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Logits (K, B, ...) of every member for the same rows, in one forward pass without gradients."""
+    count, length = next(iter(inputs.values())).shape[:2]
+    repeated = {name: torch.cat([tensor] * len(together.members)) for name, tensor in inputs.items()}
+    with torch.no_grad(), together.route([MemberRows(member, count) for member in together.members], length=length):
+        logits: Tensor = together.model(**repeated).logits
+    return logits.reshape(len(together.members), count, *logits.shape[1:])
 
 
 def _config(folder: Path) -> dict[str, Any]:

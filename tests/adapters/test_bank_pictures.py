@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.adapters.test_bank import all_logits
 from tests.vision_backbones import pixels, tiny_vision
 from workbench import adapters
 from workbench.adapters import Lora, bank
@@ -86,7 +87,7 @@ def test_each_member_is_what_it_is_alone(name: str, dropout: float, tmp_path: Pa
         with made.only(member), torch.no_grad():
             torch.testing.assert_close(made.model(pixel_values=IMAGES).logits, single(pixel_values=IMAGES).logits)
     loaded = bank.load(copy.deepcopy(model), [tmp_path / str(number) for number in range(3)])
-    found = loaded.all_logits({"pixel_values": IMAGES})
+    found = all_logits(loaded, {"pixel_values": IMAGES})
     with torch.no_grad():
         wanted = torch.stack([single(pixel_values=IMAGES).logits for single in alone])
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)

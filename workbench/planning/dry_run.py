@@ -54,11 +54,6 @@ class DryRun:
         """The most bytes that are alive at once."""
         return max(sum(self.at_peak.values()), self.evaluation)
 
-    @property
-    def trains_at_peak(self) -> bool:
-        """Whether that is in a step of training; otherwise it is in an evaluation."""
-        return self.peak > self.evaluation
-
 
 def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Iterable[nn.Module] = ()) -> DryRun:
     """Carry out the parts of steps of `fit` that take most memory, on fake tensors.

@@ -83,14 +83,6 @@ class HeldBytes:
             where[name] = where.get(name, 0) + round(size)
 
 
-def model_states(contents: Contents, *, devices: int, stage: int) -> int:
-    """Bytes of weights, gradients, masters and optimizer state on one of so many devices, as the paper counts them."""
-    count, masters = contents.trainable, 4 if contents.mixed else 0
-    cut = [1 if stage < first else devices for first in (3, 2, 1)]
-    sizes = (contents.weight_bytes, contents.gradient * count, (masters + contents.optimizer) * count)
-    return round(sum(size / parts for size, parts in zip(sizes, cut, strict=True)))
-
-
 def states(
     contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment = "backward", passes: int = 1
 ) -> HeldBytes:

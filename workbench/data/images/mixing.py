@@ -115,11 +115,6 @@ def mix(picture_hw3: NDArray[np.uint8], partner_hw3: NDArray[np.uint8], how: Mix
     return result_hw3
 
 
-def mix_targets(target_C: NDArray[Any], partner_C: NDArray[Any], how: MixPlan) -> NDArray[Any]:
-    """The label of a mixed row: shares of classes, or a number between the two. It mixes loss weights of rows too."""
-    return how.weight * target_C + (1.0 - how.weight) * partner_C
-
-
 def _box(size: tuple[int, int], share: float, *, centre: tuple[float, float]) -> PixelBox:
     """A box of a share of the picture's area and of its shape, less what lies beyond the picture's edges."""
     height, width = size

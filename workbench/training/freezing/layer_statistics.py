@@ -63,6 +63,9 @@ class GradientSums:
 class Plasticity:
     """How much each block's outputs changed in an interval: the similarity-preserving loss to those at its beginning.
 
+    That is |G - G'|_F^2 / B^2, where G holds the dot products of whole rows, each row of it scaled to norm 1 (Tung &
+    Mori 2019, arXiv:1907.09682).
+
     All that it keeps of a model an interval ago is which rows its blocks found alike, (N, B, B).
 
     Args:
@@ -102,22 +105,7 @@ class Plasticity:
         self._reference_NBB = state.get("reference")
 
 
-def similarity_preserving(a_BLD: Tensor, b_BLE: Tensor, mask_BL: Tensor | None = None) -> Tensor:
-    """How differently two layers find rows alike, a scalar (Tung & Mori 2019, arXiv:1907.09682).
-
-    |G_a - G_b|_F^2 / B^2, where G holds the dot products of whole rows, each row of it scaled to norm 1. It is 0 for a
-    single row.
-
-    Args:
-        mask_BL: bool, True at real tokens; what padding holds does not matter. None: all are real.
-    """
-    return (_likeness(a_BLD, mask_BL) - _likeness(b_BLE, mask_BL)).square().mean()
-
-
-def _likeness(states_BLD: Tensor, mask_BL: Tensor | None = None) -> Tensor:
-    """G (B, B), in float32 or wider."""
-    states_BLD = states_BLD.to(wide(states_BLD.dtype))
-    if mask_BL is not None:
-        states_BLD = states_BLD.masked_fill(~mask_BL[..., None], 0)
-    rows_BX = states_BLD.flatten(1)
+def _likeness(states_BLD: Tensor) -> Tensor:
+    """Dot products (B, B) of whole rows, each row of them scaled to norm 1, in float32 or wider."""
+    rows_BX = states_BLD.to(wide(states_BLD.dtype)).flatten(1)
     return F.normalize(rows_BX @ rows_BX.T, dim=1)

@@ -15,13 +15,13 @@ from torch.nn import functional as F
 
 from tests.conftest import tiny
 from tests.workbench.training.freezing.fits import build, configured, interrupted, train
+from tests.workbench.training.freezing.test_layer_statistics import written_out
 from workbench.config.freeze_config import Observation
 from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.cached_prefix import parts
 from workbench.training.freezing.freeze_callbacks import ActivationCallback, GradientCallback
 from workbench.training.freezing.freezer import Freezer
-from workbench.training.freezing.layer_statistics import similarity_preserving
 from workbench.training.trainer import Trainer
 
 FULL: dict[str, Any] = {"method": "full"}
@@ -89,7 +89,7 @@ def test_plasticity_compares_outputs_with_those_of_an_interval_ago(tmp_path: Pat
     assert [each.step for each in found] == [2, 4, 6, 8]
     for number in (1, 2, 3):
         pairs = zip(outputs[number - 1], outputs[number], strict=True)
-        wanted = [float(similarity_preserving(before, after, mask)) for before, after in pairs]
+        wanted = [written_out(before * mask[..., None], after * mask[..., None]) for before, after in pairs]
         assert found[number].values[1:-1] == pytest.approx(wanted, rel=1e-3, abs=1e-10)
         assert math.isnan(found[number].values[0]) and math.isnan(found[number].values[-1])
 
