@@ -21,6 +21,8 @@ from workbench.runs import files
 from workbench.training.row_losses import Visits
 
 FILE = "dynamics.parquet"
+HARDEST = 12
+"""Rows that reports show."""
 Floats = npt.NDArray[np.float64]
 
 
@@ -80,6 +82,11 @@ def write_combined(folder: Path, members: Sequence[Path]) -> None:
 def never_learned(found: pd.DataFrame) -> pd.DataFrame:
     """Rows no label of which was ever the likeliest, in two visits or more; the least probable first."""
     return found[(found["correctness"] == 0) & (found["visits"] > 1)].sort_values("confidence", kind="stable")
+
+
+def hardest(found: pd.DataFrame) -> pd.DataFrame:
+    """The rows whose labels stayed least probable, the least probable first."""
+    return found.sort_values("confidence", kind="stable").head(HARDEST)
 
 
 def _write(folder: Path, found: pd.DataFrame) -> None:

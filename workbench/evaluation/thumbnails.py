@@ -25,7 +25,7 @@ from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.records import LabelledRecord, RecordSource
 from workbench.data.labelled.row_reader import RowReader
 from workbench.errors import DataError
-from workbench.evaluation import saliency
+from workbench.evaluation import dynamics, saliency
 from workbench.evaluation.prediction_table import class_names, ranked
 from workbench.models.classifier import Classifier
 from workbench.runs import files
@@ -46,7 +46,7 @@ EXPLAINED = 8
 TRAINED = 6
 """Training pictures that are shown as they were trained on."""
 SHOWN_EPOCHS = 6
-Kind = Literal["row", "map", "trained", "neighbour", "left out"]
+Kind = Literal["row", "map", "trained", "neighbour", "hard", "left out"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ class Thumbnail:
     """Name of its file."""
     kind: Kind
     """A row of the predictions, the same under its gradient map, one state of a training picture, or a training row
-    that is like a row of the predictions, or that was left out, as a near-duplicate has another label."""
+    that is like a row of the predictions, whose label stayed improbable while it trained, or that was left out, as a
+    near-duplicate has another label."""
     label: str
     caption: str
     """State of a training picture; the class that a map explains."""
@@ -88,7 +89,7 @@ def write(
     near: LabelledSet | None = None,
     left_out: RecordSource | None = None,
 ) -> None:
-    """Write pictures.parquet into a run directory, where the rows are pictures.
+    """Write pictures.parquet into a run directory, where the rows are pictures; after its dynamics.parquet.
 
     Args:
         table: Predictions of `rows`, in their order.
@@ -105,6 +106,7 @@ def write(
     if near is not None:
         shown = {each.row for each in found if each.kind == "row"}
         found += [each for each in as_prepared(near.records, _pictures(near), reader) if each.row not in shown]
+    found += _hard(folder, (train, rows), reader)
     if left_out is not None:
         first_ones = left_out.subset(np.arange(len(left_out.records)) < MOST_LEFT_OUT)
         found += as_prepared(first_ones.records, reader.inputs(first_ones), reader, kind="left out")
@@ -199,6 +201,19 @@ def as_prepared(
 ) -> list[Thumbnail]:
     """Training rows as they are stored, to be shown beside others."""
     return [_thumbnail(record, reader, kind, "", pictures.picture(row)) for row, record in enumerate(records)]
+
+
+def _hard(folder: Path, sets: Sequence[LabelledSet], reader: PictureReader) -> list[Thumbnail]:
+    """Training rows whose labels stayed least probable, where the run recorded them."""
+    if not (folder / dynamics.FILE).exists():
+        return []
+    wanted = set(dynamics.hardest(pd.read_parquet(folder / dynamics.FILE, columns=["row", "confidence"]))["row"])
+    found: dict[str, Thumbnail] = {}
+    for rows in sets:
+        for row, record in enumerate(rows.records):
+            if record.place in wanted - found.keys():
+                found[record.place] = _thumbnail(record, reader, "hard", "", _pictures(rows).picture(row))
+    return list(found.values())
 
 
 def read_in_epoch(pictures: PictureRows, row: int, epoch: int) -> tuple[Pixels, float]:

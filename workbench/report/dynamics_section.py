@@ -15,7 +15,6 @@ from workbench.runs import units
 
 DRAWN = 900
 """Rows that the map has room for."""
-HARDEST = 12
 LONGEST = 160
 """Characters of the text of a row."""
 _BANDS = (("never right", 0.0, 0.0), ("sometimes right", 1e-9, 1 - 1e-9), ("always right", 1.0, 1.0))
@@ -47,7 +46,6 @@ def observed(run: RunRecord) -> DynamicsSection | None:
     found = run.dynamics
     if found.empty:
         return None
-    hardest = found.sort_values("confidence", kind="stable").head(HARDEST)
     texts = _texts(run)
     return DynamicsSection(
         sentence=sentence(found, several="adapters" in found),
@@ -60,7 +58,7 @@ def observed(run: RunRecord) -> DynamicsSection | None:
                 correctness=units.percent(line.correctness),
                 forgotten=f"{line.forgotten:,}",
             )
-            for line in hardest.itertuples()
+            for line in dynamics.hardest(found).itertuples()
         ],
     )
 

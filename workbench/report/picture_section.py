@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
+from workbench.evaluation import dynamics
 from workbench.evaluation.prediction_table import Floats, class_names, ranked, suspects
 from workbench.report import neighbours
 from workbench.report.class_section import in_words
@@ -111,6 +112,8 @@ class PictureSection:
     """By true class and class that was predicted."""
     explained: list[Card]
     trained: list[TrainedPicture]
+    hard: list[Card]
+    """Training rows whose labels stayed least probable, with their mean probability."""
     conflicts: list[list[Card]]
     """Clusters of near-duplicates with different labels."""
 
@@ -158,7 +161,7 @@ def pictured(run: RunRecord) -> PictureSection | None:
     }
     cards = _cards(found, of_row)
     by_place = {card.place: card for card in cards}
-    left_out = {each.row: _left_out(each, album) for each in _of_kind(stored, "left out")}
+    left_out = {each.row: _card(each, album, "left out") for each in _of_kind(stored, "left out")}
     ranking = ranked(found)
     have = {number for number, card in enumerate(cards) if card.picture is not None}
     return PictureSection(
@@ -173,6 +176,7 @@ def pictured(run: RunRecord) -> PictureSection | None:
         panels=_panels(found, cards, ranking.sure_N),
         explained=_explained(by_place, maps),
         trained=trained,
+        hard=_hard(run, {each.row: _card(each, album) for each in _of_kind(stored, "hard")}),
         conflicts=_conflicts(run, left_out | by_place),
     )
 
@@ -198,10 +202,10 @@ def _cards(found: pd.DataFrame, of_row: Mapping[str, Picture | None]) -> list[Ca
     ]
 
 
-def _left_out(stored: Any, album: _Album) -> Card:
-    """A row that nothing trained on and nothing predicted."""
+def _card(stored: Any, album: _Album, said: str = "") -> Card:
+    """A training row of which no prediction is shown."""
     picture = album.picture(stored.jpeg)
-    return Card(picture, _short(stored.image), _cut(stored.label), "", "left out", None, stored.row)
+    return Card(picture, _short(stored.image), _cut(stored.label), "", said, None, stored.row)
 
 
 def _compared(card: Card, near: Mapping[str, list[tuple[Neighbour, Picture | None]]]) -> Card:
@@ -257,6 +261,18 @@ def _trained(stored: pd.DataFrame, album: _Album) -> list[TrainedPicture]:
         first = states.iloc[0]
         found.append(TrainedPicture(_short(first["image"]), _cut(in_words(first["label"])), kept))
     return found
+
+
+def _hard(run: RunRecord, by_place: Mapping[str, Card]) -> list[Card]:
+    """Cards of the hardest training rows; none where a picture is missing, so that a page shows all or none."""
+    if run.dynamics.empty:
+        return []
+    cards = [
+        replace(card, predicted=f"{line.confidence:.2f}", chance=f"right {units.percent(line.correctness)}")
+        for line in dynamics.hardest(run.dynamics).itertuples()
+        if (card := by_place.get(line.row)) is not None and card.picture is not None
+    ]
+    return cards if len(cards) == len(dynamics.hardest(run.dynamics)) else []
 
 
 def _conflicts(run: RunRecord, by_place: Mapping[str, Card]) -> list[list[Card]]:

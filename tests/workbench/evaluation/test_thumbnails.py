@@ -18,7 +18,7 @@ from workbench.data.images import augmentation
 from workbench.data.images.picture_rows import PictureRows
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Kind
-from workbench.evaluation import thumbnails
+from workbench.evaluation import dynamics, thumbnails
 from workbench.evaluation.prediction_table import ranked
 
 
@@ -116,3 +116,20 @@ def test_a_written_file_reads_back(tmp_path: Path) -> None:
     found = pd.read_parquet(tmp_path / thumbnails.FILE)
     assert list(found) == ["row", "image", "kind", "label", "caption", "jpeg"]
     assert found["kind"].value_counts().to_dict() == {"row": 12, "trained": 2 * thumbnails.TRAINED}
+
+
+def test_the_hardest_training_rows_are_kept_where_they_were_recorded(tmp_path: Path) -> None:
+    rows, reader = picture_set(tmp_path, rows=20)
+    held_out, train = rows.subset(np.arange(20) < 5), rows.subset(np.arange(20) >= 5)
+    confidence_N = np.linspace(1, 0, 15)
+    places = [train.place(number) for number in range(15)]
+    pd.DataFrame({"row": places, "confidence": confidence_N}).to_parquet(tmp_path / dynamics.FILE)
+    thumbnails.write(tmp_path, reader, held_out, predictions(held_out), train=train)
+    found = pd.read_parquet(tmp_path / thumbnails.FILE)
+    hard = found[found["kind"] == "hard"]
+    assert set(hard["row"]) == set(places[-dynamics.HARDEST :]) and len(hard) == dynamics.HARDEST
+    inputs = train.inputs
+    assert isinstance(inputs, PictureRows)
+    for place, jpeg in zip(hard["row"], hard["jpeg"], strict=True):
+        wanted = inputs.picture(places.index(place)).astype(int)
+        assert np.abs(pixels(jpeg).astype(int) - wanted).mean() < 12

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from workbench.evaluation import dynamics
 from workbench.report import dynamics_section
 from workbench.report.run_record import RunRecord
 
@@ -46,7 +47,7 @@ def test_rows_are_counted_and_the_hardest_come_first(found: pd.DataFrame) -> Non
         section is not None and section.sentence.startswith("10 of 40 rows") and "10 were forgotten" in section.sentence
     )
     shown = [float(row.confidence) for row in section.hardest]
-    assert shown == sorted(shown) and shown[0] == 0 and len(shown) == dynamics_section.HARDEST
+    assert shown == sorted(shown) and shown[0] == 0 and len(shown) == dynamics.HARDEST
     (plot,) = section.plots
     assert "<path" in plot.svg and [one.label for one in plot.legend] == [name for name, *_ in dynamics_section._BANDS]
 

@@ -16,6 +16,7 @@ from PIL import Image
 
 from tests.workbench.report.test_pages import Page, metrics
 from workbench import report
+from workbench.evaluation import dynamics
 from workbench.report import picture_section
 from workbench.report.picture_section import PictureSection, pictured
 from workbench.report.run_record import read
@@ -224,3 +225,23 @@ def test_the_share_of_the_steps_that_waited_for_data(tmp_path: Path) -> None:
     assert "Waited for data 20 % of the time of the steps" in Page(report.write(run)).text
     plain = make(tmp_path / "plain", predictions(6), stored([0]), lines=metrics(8))
     assert read(plain).data_wait is None and "Waited" not in Page(report.write(plain)).text
+
+
+def test_the_hardest_training_rows_are_pictures_or_all_names(tmp_path: Path) -> None:
+    rows = [f"train/{number}.jpg" for number in range(dynamics.HARDEST + 3)]
+    confidence_N = np.linspace(0, 1, len(rows))
+    table = pd.DataFrame({"row": rows, "confidence": confidence_N, "variability": 0.1, "correctness": confidence_N})
+    table = table.assign(visits=3, forgotten=0)
+    kept = [
+        {"row": row, "image": f"far/away/{row}", "kind": "hard", "label": "a", "caption": "", "jpeg": jpeg(number)}
+        for number, row in enumerate(rows[: dynamics.HARDEST])
+    ]
+    for name, pictures in (("all", kept), ("some", kept[1:])):
+        folder = make(tmp_path / name, predictions(6), [*stored([0]), *pictures])
+        table.to_parquet(folder / dynamics.FILE)
+        section, html = pictured(read(folder)), report.write(folder).read_text()
+        assert section is not None and "Rows whose labels stayed least probable" in html
+        cards = section.hard
+        assert [card.place for card in cards] == (rows[: dynamics.HARDEST] if name == "all" else [])
+        assert ("far/away" in html, "train/0.jpg" in html) == (False, True)
+    assert cards == []
