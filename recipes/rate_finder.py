@@ -178,6 +178,8 @@ def _short(config: RunConfig, rate: float, steps: int) -> RunConfig:
     """A training of so many steps at one rate, with the run's schedule from its beginning to its end."""
     values = config.model_dump(mode="json")
     values |= {name: values[name] | own if own else {} for name, own in _MEASURED.items()}
+    if config.schedule.name == "plateau":  # which follows evaluations, and there are none
+        values["schedule"] |= {"name": "constant", "patience": None, "drop": None, "floor": 0.0}
     values["train"] |= {"learning_rate": rate, "steps": steps, "epochs": None}
     return RunConfig.model_validate(values | {"trackers": ()})
 

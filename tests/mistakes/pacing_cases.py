@@ -8,7 +8,7 @@ Table = dict[str, tuple[str, str, str]]
 TEACHER = "recipe=distill distill.teacher.id=stories"
 FREEZING: Table = {
     "policy": ("freeze.policy=lysa", "freeze.policy: unknown policy 'lysa'.", "Did you mean `lisa`?"),
-    "policy that is none": ("freeze.policy=7", "freeze.policy: unknown policy 7.", "Known: autofreeze, egeria,"),
+    "policy that is none": ("freeze.policy=7", "freeze.policy: unknown policy 7.", "Known: autofreeze, badam, egeria,"),
     "no section": ("freeze=static", "freeze: expected keys of its own", "such as freeze.policy"),
     "key": ("freeze.polcy=static", "freeze.polcy: unknown key.", "Did you mean `policy`?"),
     "key of a policy": ("freeze.policy=lisa freeze.actve=2", "freeze.actve: unknown key.", "Did you mean `active`?"),
@@ -23,7 +23,11 @@ FREEZING: Table = {
         "freeze.layers: is for freeze.policy=static, not for lisa",
         "leave freeze.layers out",
     ),
-    "key of several policies": ("freeze.every=3", "freeze.every: is for freeze.policy=autofreeze|egeria|lisa", "Write"),
+    "key of several policies": (
+        "freeze.every=3",
+        "freeze.every: is for freeze.policy=autofreeze|badam|egeria|lisa",
+        "Write",
+    ),
     "no layer": ("freeze.policy=static freeze.layers=0", "freeze.layers", "greater than 0, found 0"),
     "more than all layers": (
         "freeze.policy=static freeze.layers=99",
@@ -51,6 +55,18 @@ FREEZING: Table = {
         "freeze.active=99 is more than the 5 blocks",
         "Write freeze.active=5 or less",
     ),
+    "blocks of an adapter": (
+        "freeze.policy=badam",
+        "freeze.policy=badam saves memory where all weights train, and adapter.method=lora",
+        "Write adapter.method=full, or freeze.policy=lisa",
+    ),
+    "steps of all blocks": (
+        "'adapter={method: full}' freeze.policy=badam optimizer.name=lion",
+        "freeze.policy=badam begins the optimizer anew in each block",
+        "Write optimizer.name=adamw|sgd",
+    ),
+    "no step of a block": ("freeze.policy=badam freeze.every=0", "freeze.every", "greater than 0, found 0"),
+    "an order of blocks": ("freeze.policy=badam freeze.order=up", "freeze.order", "'ascending' or 'descending'"),
     "no active layer": ("freeze.policy=lisa freeze.active=0", "freeze.active", "greater than 0, found 0"),
     "thawed after the end": ("freeze.policy=gradual freeze.until=2", "freeze.until", "less than or equal to 1"),
     "frozen at the end": ("freeze.policy=freezeout freeze.first=1", "freeze.first", "less than 1, found 1"),
@@ -175,6 +191,45 @@ OPTIMIZERS: Table = {
     "one beta": ("optimizer.betas=[0.9]", "optimizer.betas", "a list such as [a, b], found [0.9]"),
     "three betas": ("optimizer.betas=[0.9,0.9,0.9]", "optimizer.betas", "at most 2 items"),
     "a whole beta": ("optimizer.betas=[0.9,1]", "optimizer.betas.1", "less than 1, found 1"),
+    "whole matrices of an adapter": (
+        "optimizer.name=galore",
+        "optimizer.name=galore saves memory where whole matrices train, and adapter.method=lora",
+        "Write optimizer.name=adamw, or adapter.method=full",
+    ),
+    "rows of an adapter": (
+        "optimizer.name=adam_mini",
+        "optimizer.name=adam_mini saves memory",
+        "Write optimizer.name=adamw",
+    ),
+    "rank of others": (
+        "optimizer.rank=8",
+        "adamw has no rank",
+        "Leave optimizer.rank out, or write optimizer.name=galore|apollo",
+    ),
+    "subspace of others": ("optimizer.rank_every=8", "adamw has no rank_every", "write optimizer.name=galore|apollo"),
+    "a vector of rank 4": (
+        "'adapter={method: full}' optimizer.name=apollo_mini optimizer.rank=4",
+        "apollo_mini has one dimension",
+        "write optimizer.name=apollo",
+    ),
+    "no rank": ("optimizer.name=apollo optimizer.rank=0", "optimizer.rank", "greater than 0, found 0"),
+    "no subspace": ("optimizer.name=galore optimizer.rank_every=0", "optimizer.rank_every", "greater than 0, found 0"),
+    "scaled away": ("optimizer.name=galore optimizer.rank_scale=0", "optimizer.rank_scale", "greater than 0, found 0"),
+    "momentum of a subspace": (
+        "'adapter={method: full}' optimizer.name=galore optimizer.momentum=0.9",
+        "galore has no momentum",
+        "Leave optimizer.momentum out",
+    ),
+    "a subspace in pieces": (
+        "'adapter={method: full}' optimizer.name=galore distributed.zero=2",
+        "optimizer.name=galore needs whole matrices",
+        "Write optimizer.name=adamw",
+    ),
+    "a subspace of two stacks": (
+        "model.id=t5 'adapter={method: full}' optimizer.name=galore",
+        "2 stacks of blocks",
+        "Leave them out",
+    ),
     "paged on a CPU": ("optimizer.name=paged_adamw", "optimizer.name=paged_adamw", "Write optimizer.name=adamw."),
     "paged in 8 bits on a CPU": (
         "optimizer.name=paged_adamw8bit",
@@ -297,7 +352,7 @@ AVERAGES: Table = {
 }
 
 SCHEDULES: Table = {
-    "name": ("schedule.name=plateau", "schedule.name: expected 'linear'", "found 'plateau'"),
+    "name": ("schedule.name=plane", "schedule.name: expected 'linear'", "found 'plane'"),
     "no section": ("schedule=cosine", "schedule: expected keys of its own", "such as schedule.name"),
     "decay of another": (
         "schedule.name=cosine schedule.decay=0.5",
@@ -317,5 +372,29 @@ SCHEDULES: Table = {
     ),
     "start without a rise": ("schedule.start=0.1 schedule.warmup=0", "start 0.1 is where", "leave schedule.start out"),
     "floor above the start": ("schedule.name=one_cycle schedule.floor=0.1", "above start 0.0", "schedule.start=0.1"),
+    "a plateau unseen": ("schedule.name=plateau", "evaluate.every=null measures none", "Write evaluate.every=0.1"),
+    "a plateau in time": (
+        "schedule.name=plateau evaluate.every=1 budget.time=5m",
+        "a budget of time leaves them out",
+        "Write schedule.name=linear",
+    ),
+    "a plateau of folds": ("cv.yaml schedule.name=plateau", "out-of-fold score", "Write schedule.name=linear"),
+    "a plateau after the end": (
+        "schedule.name=plateau evaluate.every=1 evaluate.patience=2 save.ship=best",
+        "evaluate.patience=2 ends the run before schedule.patience=2",
+        "Write evaluate.patience=5",
+    ),
+    "no patience": ("schedule.name=plateau schedule.patience=0", "schedule.patience", "greater than 0, found 0"),
+    "a share as patience": ("schedule.name=plateau schedule.patience=0.1", "schedule.patience", "valid integer"),
+    "a drop to nothing": ("schedule.name=plateau schedule.drop=0", "schedule.drop", "greater than 0, found 0"),
+    "a drop that is none": ("schedule.name=plateau schedule.drop=1", "schedule.drop", "less than 1, found 1"),
+    "patience of another": ("schedule.patience=3", "patience and drop are for plateau", "Write schedule.name=plateau"),
+    "drop of another": ("schedule.name=wsd schedule.drop=0.1", "not for wsd", "or leave them out"),
+    "a peer's factor": ("schedule.name=plateau schedule.factor=0.1", "schedule.factor: unknown key", "Known:"),
+    "a plateau of an average": (
+        "schedule.name=plateau evaluate.every=1 optimizer.name=schedule_free",
+        "schedule.name=plateau lowers the rate",
+        "Write schedule.name=constant",
+    ),
     "all warm-up": ("schedule.warmup=1", "schedule.warmup", "less than 1, found 1"),
 }

@@ -40,6 +40,12 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from config.optimizer.misfits(
         schedule=config.schedule, freeze=config.freeze, batch=config.batch.size, method=config.adapter.method
     )
+    yield from config.schedule.misfits(
+        recipe=config.recipe,
+        evaluates=config.evaluate.every is not None,
+        timed=config.budget.timed,
+        patience=config.evaluate.patience,
+    )
     yield from config.regularise.misfits(
         recipe=config.recipe, pictures=config.reads_pictures, cache=config.freeze.cache
     )

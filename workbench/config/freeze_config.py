@@ -84,6 +84,11 @@ class FreezeConfig(Tagged):
         """Whether a layer that has trained may freeze and train again."""
         return False
 
+    @property
+    def forgets(self) -> bool:
+        """Whether the optimizer's state of a layer is dropped when it freezes, so that it begins anew."""
+        return False
+
     def never(self, blocks: int) -> int:
         """How many of the first blocks never train."""
         return max(0, self.plan(Moment(0, 0.0, 0), blocks=blocks).depth - 1) if self.fixed else 0

@@ -24,6 +24,10 @@ Name = Literal[
     "lars",
     "soap",
     "schedule_free",
+    "galore",
+    "apollo",
+    "apollo_mini",
+    "adam_mini",
 ]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
@@ -41,12 +45,25 @@ KNOWN: dict[Name, tuple[str, ...]] = {
     "lars": ("momentum",),
     "soap": _ADAM,
     "schedule_free": _ADAM,
+    "galore": _ADAM,
+    "apollo": _ADAM,
+    "apollo_mini": _ADAM,
+    "adam_mini": _ADAM,
 }
 """Which of the settings betas, eps and momentum each optimizer has."""
 ADAMS = ("adamw", "adamw8bit", "paged_adamw", "paged_adamw8bit")
 """Those that take AdamW's steps, however they store its moments."""
+OF_INNER_MATRICES = ("muon", "galore", "apollo", "apollo_mini")
+"""Those for matrices inside the blocks, with AdamW for the rest."""
+OF_WHOLE_MATRICES = ("galore", "apollo", "apollo_mini", "adam_mini")
+"""Those that save memory where whole matrices train."""
+_WHOLE_METHODS = ("full", "last-layers")
+_SUBSPACES: dict[str, tuple[int, float]] = {"galore": (128, 0.25), "apollo": (256, 1.0), "apollo_mini": (1, 128**0.5)}
+"""Dimensions and factor of the optimizers that keep moments in a subspace, as in their papers."""
 
 _POWER = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
+_COUNT_EACH = ("adamw", "sgd", "adafactor", "adam_mini")
+"""Those whose state is of single parameters, which may begin anew."""
 _WRITE_GRADIENTS = ("lars", "schedule_free")
 
 
@@ -64,6 +81,10 @@ class OptimizerConfig(Section):
     starter, where AdamW has 2e-3, lamb 3e-2 (at 2e-3 it hardly moves, at 0.1 it diverges) and lars 5 (1 is slow).
     `soap` (Vyas et al. 2024): AdamW in Shampoo's eigenbasis. `schedule_free` (Defazio et al. 2024): AdamW that averages
     instead of lowering its rate; ask for schedule.name=constant.
+    For adapter.method=full, with less state: `adam_mini` (Zhang et al. 2024), one second moment a row, at AdamW's rate;
+    `galore` (Zhao et al. 2024), moments in the subspace of a gradient's largest singular values, at a higher rate;
+    `apollo` and `apollo_mini` (Zhu et al. 2024), the gradient with its columns, or all of it, scaled as Adam's moments
+    in a random subspace say. Embeddings, head and vectors have AdamW.
     Weight decay is decoupled from the gradient, but in sgd, lamb, lars and schedule_free it is part of the update.
     """
     betas: tuple[Momentum, Momentum] | None = None
@@ -72,6 +93,12 @@ class OptimizerConfig(Section):
     """Added to the root of the second moment; null: its own."""
     momentum: Momentum | None = None
     """Memory of sgd (0), lars (0.9) and muon (0.95); null: what stands in brackets."""
+    rank: PositiveInt | None = None
+    """Dimensions of the subspace of galore (128) and apollo (256); null: what stands in brackets."""
+    rank_every: PositiveInt | None = None
+    """Steps after which galore, apollo and apollo_mini take another subspace; null: 200."""
+    rank_scale: PositiveFloat | None = None
+    """Factor on the steps of galore (0.25), apollo (1) and apollo_mini (the root of 128); null: what is in brackets."""
     sam: PositiveFloat | None = None
     """Sharpness-aware (Foret et al. 2021): the gradient is taken this far uphill, in units of the weights.
 
@@ -113,6 +140,21 @@ class OptimizerConfig(Section):
         """Those of betas, eps and momentum that are not left to the optimizer."""
         return {key: value for key in ("betas", "eps", "momentum") if (value := getattr(self, key)) is not None}
 
+    @property
+    def subspace_rank(self) -> int:
+        """Dimensions of the subspace that moments live in."""
+        return _SUBSPACES[self.name][0] if self.rank is None else self.rank
+
+    @property
+    def subspace_every(self) -> int:
+        """Steps after which there is another subspace."""
+        return 200 if self.rank_every is None else self.rank_every
+
+    @property
+    def subspace_factor(self) -> float:
+        """Factor on steps that come from a subspace."""
+        return _SUBSPACES[self.name][1] if self.rank_scale is None else self.rank_scale
+
     @model_validator(mode="after")
     def _fits(self) -> OptimizerConfig:
         if mistakes := list(self._contradictions()):
@@ -124,6 +166,12 @@ class OptimizerConfig(Section):
             if key not in KNOWN[self.name]:
                 able = "|".join(name for name, known in KNOWN.items() if key in known)
                 yield f"{self.name} has no {key}. Leave optimizer.{key} out, or write optimizer.name={able}."
+        for key in ("rank", "rank_every", "rank_scale"):
+            if getattr(self, key) is not None and self.name not in _SUBSPACES:
+                able = "|".join(_SUBSPACES)
+                yield f"{self.name} has no {key}. Leave optimizer.{key} out, or write optimizer.name={able}."
+        if self.name == "apollo_mini" and self.rank not in (None, 1):
+            yield "apollo_mini has one dimension. Leave optimizer.rank out, or write optimizer.name=apollo."
         if self.name == "schedule_free" and self.betas is not None and not self.betas[0]:
             yield "schedule_free averages by its first beta, which cannot be 0. Write optimizer.betas=[0.9, 0.999]."
         if self.name == "schedule_free" and self.lookahead is not None:
@@ -160,6 +208,21 @@ class OptimizerConfig(Section):
                 f"optimizer.{key}={getattr(self, key)} holds two values of every weight, and "
                 f"freeze.policy={freeze.policy} would freeze the one that is not shipped. "
                 f"Write optimizer.{key}={cure}, or leave freeze out."
+            )
+        if self.name in OF_WHOLE_MATRICES and method not in _WHOLE_METHODS:
+            yield (
+                f"optimizer.name={self.name} saves memory where whole matrices train, and adapter.method={method} has "
+                "little of it to save. Write optimizer.name=adamw, or adapter.method=full."
+            )
+        if freeze.forgets and method != "full":
+            yield (
+                f"freeze.policy={freeze.policy} saves memory where all weights train, and adapter.method={method} has "
+                "little of it to save. Write adapter.method=full, or freeze.policy=lisa."
+            )
+        if freeze.forgets and self.name not in _COUNT_EACH:
+            yield (
+                f"freeze.policy={freeze.policy} begins the optimizer anew in each block, and optimizer.name="
+                f"{self.name} counts the steps of all together. Write optimizer.name={'|'.join(_COUNT_EACH)}."
             )
         if self.name in _WRITE_GRADIENTS and method == "adalora":
             yield (

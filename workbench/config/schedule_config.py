@@ -11,8 +11,11 @@ from workbench.schema import Section
 
 
 class ScheduleConfig(Section):
-    name: Literal["linear", "cosine", "polynomial", "rex", "inverse_sqrt", "one_cycle", "wsd", "constant"] = "linear"
-    """Shape after warm-up; `wsd` is warm-up, stable, decay. `workbench check RECIPE --plot FILE.png` draws it."""
+    name: Literal[
+        "linear", "cosine", "polynomial", "rex", "inverse_sqrt", "one_cycle", "wsd", "constant", "plateau"
+    ] = "linear"
+    """Shape after warm-up; `wsd` is warm-up, stable, decay; `plateau` falls where the held-out loss no longer does.
+    `workbench check RECIPE --plot FILE.png` draws it."""
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of the run in which the learning rate rises to its peak: linearly, in `one_cycle` by half a cosine.
 
@@ -30,8 +33,53 @@ class ScheduleConfig(Section):
     """Times that `cosine` falls, each time from the peak (SGDR, Loshchilov & Hutter 2017)."""
     cycle_growth: Annotated[float, Field(ge=1)] = 1.0
     """Length of a cycle of `cosine` through that of the one before it."""
+    patience: PositiveInt | None = None
+    """Evaluations without a lower held-out loss after which `plateau` falls; null: 2."""
+    drop: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Factor that `plateau` falls by each time; null: 0.5."""
     floor: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Learning rate at the end, as a share of the peak; `inverse_sqrt` stays above it."""
+
+    @property
+    def waits(self) -> int:
+        """Evaluations without gain after which `plateau` falls."""
+        return 2 if self.patience is None else self.patience
+
+    @property
+    def dropped(self) -> float:
+        """What `plateau` leaves of a rate."""
+        return 0.5 if self.drop is None else self.drop
+
+    def misfits(self, *, recipe: str, evaluates: bool, timed: bool, patience: int | None) -> Iterator[str]:
+        """Contradictions with the rest of a run, one sentence for each.
+
+        Args:
+            evaluates: Whether held-out losses are measured while it trains.
+            timed: Whether a clock ends it.
+            patience: `evaluate.patience`.
+        """
+        if self.name != "plateau":
+            return
+        if not evaluates:
+            yield (
+                "schedule.name=plateau follows held-out losses, and evaluate.every=null measures none. "
+                "Write evaluate.every=0.1."
+            )
+        if timed:
+            yield (
+                "schedule.name=plateau counts evaluations, and a budget of time leaves them out where it is short. "
+                "Write schedule.name=linear, which ends with the budget, or train.steps and no budget."
+            )
+        if recipe == "crossval":
+            yield (
+                "schedule.name=plateau would follow the rows that the out-of-fold score is measured on. "
+                "Write schedule.name=linear."
+            )
+        if patience is not None and patience <= self.waits:
+            yield (
+                f"evaluate.patience={patience} ends the run before schedule.patience={self.waits} lowers its rate. "
+                f"Write evaluate.patience={2 * self.waits + 1}, or a smaller schedule.patience."
+            )
 
     @model_validator(mode="after")
     def _fits(self) -> ScheduleConfig:
@@ -47,6 +95,8 @@ class ScheduleConfig(Section):
             yield f"decay and decay_shape are for wsd, not for {name}. Write schedule.name=wsd, or leave them out."
         if name != "polynomial" and self.power is not None:
             yield f"power is for polynomial, not for {name}. Write schedule.name=polynomial, or leave power out."
+        if name != "plateau" and (self.patience, self.drop) != (None, None):
+            yield f"patience and drop are for plateau, not for {name}. Write schedule.name=plateau, or leave them out."
         if name != "cosine" and self.cycles > 1:
             yield f"cycles are for cosine, not for {name}. Write schedule.name=cosine, or leave cycles out."
         if self.cycles == 1 and self.cycle_growth != 1:

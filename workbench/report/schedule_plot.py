@@ -240,6 +240,7 @@ def _description(config: RunConfig, span: Span) -> str:
     parts += [f"peak {_rate(peak, peak)}"]
     parts += [f"warm-up in {_percent(schedule.warmup)} of the run"] if schedule.warmup else []
     parts += [f"from {_percent(schedule.start)} of the peak"] if schedule.start else []
+    parts += ["falls where the held-out loss stalls"] if schedule.name == "plateau" else []
     parts += [f"{schedule.decay_shape} decay in {_percent(schedule.decay)}"] if schedule.name == "wsd" else []
     parts += [f"floor at {_percent(schedule.floor)} of the peak"] if schedule.floor else []
     return ", ".join(parts)

@@ -146,13 +146,13 @@ class AdapterTrainer:
     def follow(self, frozen: Collection[str], rates: Sequence[float]) -> None:
         """Freeze these values from the next step on, and set each layer's factor of the learning rate.
 
-        Optimizer states of frozen values move to disk, and come back when they train again.
+        Optimizer states of frozen values move to disk, and come back when they train again, or are dropped.
         """
         self._rates = rates
         if frozen == self._frozen:
             return
         self._frozen = frozen
-        keep = self.task.config.freeze.thaws
+        keep = self.task.config.freeze.thaws and not self.task.config.freeze.forgets
         for name, parameter in self.trainable.items():
             if name in frozen:
                 state = optimizer_states.state_tensors(self._optimizer, {name: parameter})
@@ -316,7 +316,9 @@ class AdapterTrainer:
 
     def _set_rate(self, share: float) -> float:
         """Set the learning rate of a share of the run; returns it."""
-        rate = optimizers.peak_rate(self.task.config) * schedules.factor(share, self.task.config.schedule)
+        rate = optimizers.peak_rate(self.task.config) * schedules.factor(
+            share, self.task.config.schedule, drops=self.progress.drops
+        )
         for group in self._optimizer.param_groups:
             own = 1.0 if self._rates is None or group["layer"] is None else self._rates[group["layer"]]
             group["lr"] = rate * group["rate_factor"] * own
@@ -338,13 +340,17 @@ class AdapterTrainer:
                 best_step=before.step,
                 best_averaged=before.averaged,
                 evaluations_without_gain=0,
+                dropped_at=0,
             )
             with optimizer_states.evaluating(self._optimizer, refresh=self._refresh):
                 values = average.values() if average is not None and before.averaged else self._optimizer_step.values()
                 if self.task.run.ranks.first:
                     checkpoints.write(self.task.run.best, {"trainable": values}, self.progress)
         else:
-            self.progress = replace(before, evaluations_without_gain=before.evaluations_without_gain + 1)
+            stalled = before.evaluations_without_gain + 1
+            self.progress = replace(before, evaluations_without_gain=stalled)
+            if schedules.drop_due(stalled, before.dropped_at, self.task.config.schedule):
+                self.progress = replace(self.progress, drops=before.drops + 1, dropped_at=stalled)
         return {**losses, **parts}
 
     def _held_out_loss(self) -> float:

@@ -37,6 +37,10 @@ class Progress:
     averaged: bool = False
     """Whether at the last evaluation the average had the lower held-out loss."""
     evaluations_without_gain: int = 0
+    drops: int = 0
+    """Times that schedule `plateau` has lowered the learning rate."""
+    dropped_at: int = 0
+    """Evaluations without gain when it last did, since the lowest loss."""
 
 
 _PROGRESS = TypeAdapter(Progress)

@@ -11,6 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from workbench import adapters
 from workbench.adapters import Full, anatomy
 from workbench.config import RunConfig, tasks
+from workbench.config.optimizer_config import OF_INNER_MATRICES
 from workbench.config.tasks import TEXT, Task
 from workbench.data.batching import Examples, Indices
 from workbench.data.text import text_checks
@@ -117,8 +118,8 @@ def _require_layers(config: RunConfig, model: PreTrainedModel) -> None:
 
 
 def _require_matrices(config: RunConfig, model: PreTrainedModel) -> None:
-    """Refuse Muon where no matrix would use it, and AdamW would take all steps. Attaches the adapter to `model`."""
-    if config.optimizer.name != "muon":
+    """Refuse an optimizer of matrices where AdamW would take all steps. Attaches the adapter to `model`."""
+    if config.optimizer.name not in OF_INNER_MATRICES:
         return
     layers = LayerMap(tuple(stack(model)), {})
     below = config.freeze.never(len(layers.blocks))
@@ -126,7 +127,7 @@ def _require_matrices(config: RunConfig, model: PreTrainedModel) -> None:
     trained = [(name, each) for name, each in attached.named_parameters() if each.requires_grad]
     if not any(layers.of(name) > below and optimizers.is_matrix(each) for name, each in trained):
         raise ConfigError(
-            f"optimizer.name=muon is for matrices inside the transformer blocks, and adapter.method="
+            f"optimizer.name={config.optimizer.name} is for matrices inside the transformer blocks, and adapter.method="
             f"{config.adapter.method} trains none there. Write optimizer.name=adamw, or adapter.method=lora."
         )
 

@@ -64,6 +64,7 @@ MISFITS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"lookahead": 5}, {"freeze": Moving()}, "Write optimizer.lookahead=null, or leave freeze out."),
     ({"name": "lars"}, {"method": "adalora"}, "Write optimizer.name=adamw, or adapter.method=lora."),
     ({"noise_scale": 10}, {"batch": 1}, "Write batch.size=2 or more"),
+    ({"name": "galore"}, {"method": "lora"}, "Write optimizer.name=adamw, or adapter.method=full."),
 ]
 FITTING: dict[str, Any] = {"schedule": CONSTANT, "freeze": FreezeConfig(), "batch": 32, "method": "lora"}
 

@@ -113,11 +113,15 @@ OPTIMIZERS: list[dict[str, Any]] = [
     {"name": "soap"},
     {"name": "schedule_free"},
 ]
+OF_MATRICES: list[dict[str, Any]] = [{"name": "galore", "rank": 4, "rank_every": 3}, {"name": "apollo", "rank": 4}]
 
 
 @pytest.mark.parametrize(
     "sections",
-    [{"average": each} for each in AVERAGES] + [{"optimizer": each} for each in OPTIMIZERS],
+    [{"average": each} for each in AVERAGES]
+    + [{"optimizer": each} for each in OPTIMIZERS]
+    + [{"optimizer": each, "adapter": {"method": "full"}} for each in OF_MATRICES]
+    + [{"freeze": {"policy": "badam", "every": 3}, "adapter": {"method": "full"}}],
     ids=lambda sections: "-".join(f"{key}={value}" for key, value in next(iter(sections.values())).items()),
 )
 def test_a_stopped_run_resumes_to_the_same_bits(sections: dict[str, Any], tmp_path: Path) -> None:
@@ -126,6 +130,20 @@ def test_a_stopped_run_resumes_to_the_same_bits(sections: dict[str, Any], tmp_pa
     model = build("Llama")
     whole = train(model, config, tmp_path / "whole")
     assert_same_bits(interrupted(model, config, tmp_path / "broken", after=5), whole)
+
+
+def test_the_rate_falls_where_the_held_out_loss_stalls_and_goes_on_falling_after_a_resume(tmp_path: Path) -> None:
+    schedule = {"name": "plateau", "patience": 1, "drop": 0.5, "warmup": 0.0}
+    config = configured(schedule=schedule, evaluate={"every": 1}, train={"steps": 10, "learning_rate": 0.3})
+    model = build("Llama")
+    whole = train(model, config, tmp_path / "whole")
+    best, drops = math.inf, 0
+    for record in whole.records:
+        assert record["learning_rate"] == 0.3 * 0.5**drops
+        drops += record["held_out_loss"] >= best
+        best = min(best, record["held_out_loss"])
+    assert drops >= 2, "nothing was asked of it"
+    assert_same_bits(interrupted(model, config, tmp_path / "broken", after=6), whole)
 
 
 @pytest.mark.parametrize("name", ["lamb", "soap", "lion", "adamw8bit"])

@@ -100,6 +100,6 @@ def stack(backbone: PreTrainedModel) -> list[str]:
     if len(stacks) != 1:
         raise BackboneError(
             f"{type(backbone).__name__} has {len(stacks)} stacks of blocks; freeze, optimizer.layer_decay and "
-            "optimizer.name=muon are for one. Leave them out, or take an encoder or a causal backbone."
+            "optimizer.name=muon|galore|apollo are for one. Leave them out, or take an encoder or a causal backbone."
         )
     return stacks[0]

@@ -12,14 +12,17 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from workbench.config import RunConfig
+from workbench.config.optimizer_config import OF_INNER_MATRICES
 from workbench.errors import ConfigError
+from workbench.training.optim.adam_mini import AdamMini
+from workbench.training.optim.low_rank import Apollo, ApolloMini, GaLore, SubspaceAdam
 from workbench.training.optim.sam_lookahead import look_ahead
 
 Group = dict[str, Any]
 """Parameters (`params`) with a learning rate and weight decay of their own.
 
-`rate_factor` times the run's rate is theirs. `layer` is set where each layer has groups of its own. `orthogonal`, with
-muon, says whose steps are made so.
+`rate_factor` times the run's rate is theirs. `layer` is set where each layer has groups of its own. `inner`, with
+muon, galore and apollo, says which are of matrices inside the blocks.
 """
 
 _FROM_PYTORCH_OPTIMIZER = ("lion", "lamb", "lars", "soap", "schedule_free")
@@ -76,18 +79,21 @@ def groups(
         factor = config.adapter.rate_factor(name) * optimizer.layer_decay ** (top - layer)
         factor *= optimizer.head_rate if name in fresh else 1.0
         decay = config.train.weight_decay if _decays(name, parameter, config) else 0.0
-        orthogonal = optimizer.name == "muon" and 0 < layer < top and is_matrix(parameter)
-        found.setdefault((factor, decay, layer if layered else None, orthogonal), []).append(parameter)
+        inner = optimizer.name in OF_INNER_MATRICES and 0 < layer < top and is_matrix(parameter)
+        found.setdefault((factor, decay, layer if layered else None, inner), []).append(parameter)
     return [
-        {"params": group, "rate_factor": factor, "weight_decay": decay, "layer": layer, "orthogonal": orthogonal}
-        for (factor, decay, layer, orthogonal), group in found.items()
+        {"params": group, "rate_factor": factor, "weight_decay": decay, "layer": layer, "inner": inner}
+        for (factor, decay, layer, inner), group in found.items()
     ]
 
 
 def build(groups: list[Group], config: RunConfig) -> torch.optim.Optimizer:
     """The optimizer of a run over `groups`; who takes a step sets the `lr` of each of its groups before."""
     settings = config.optimizer
-    optimizer = _BUILDERS[settings.name](groups, peak_rate(config), settings.given)
+    if settings.name in _COMBINED:
+        optimizer = _COMBINED[settings.name](groups, config)
+    else:
+        optimizer = _BUILDERS[settings.name](groups, peak_rate(config), settings.given)
     if settings.lookahead is not None:
         look_ahead(optimizer, every=settings.lookahead, alpha=settings.lookahead_alpha)
     return optimizer
@@ -109,7 +115,7 @@ def _without_values(group: Group) -> Group:
     parameters = [nn.Parameter(torch.empty(each.shape, dtype=each.dtype)) for each in group["params"]]
     for each in parameters:
         each.grad = torch.empty_like(each)
-    kept = ("rate_factor", "weight_decay", "layer", "orthogonal")
+    kept = ("rate_factor", "weight_decay", "layer", "inner")
     return {"params": parameters, **{key: group[key] for key in kept}}
 
 
@@ -146,7 +152,7 @@ def _decays(name: str, parameter: nn.Parameter, config: RunConfig) -> bool:
 
 
 def is_matrix(parameter: nn.Parameter) -> bool:
-    """Whether it has several rows and columns, so that Muon's orthogonal steps mean something."""
+    """Whether it has several rows and columns, so that steps of a matrix mean something."""
     return parameter.ndim == 2 and min(parameter.shape) > 1
 
 
@@ -174,6 +180,8 @@ class CombinedOptimizer(torch.optim.Optimizer):
 Settings = dict[str, Any]
 Builder = Callable[[list[Group], float, Settings], torch.optim.Optimizer]
 """Makes an optimizer from groups, a learning rate, and those of betas, eps and momentum that are configured."""
+Combiner = Callable[[list[Group], RunConfig], torch.optim.Optimizer]
+"""Makes an optimizer from groups and all settings of a run."""
 
 
 def _from(package: str, kind: str, **fixed: Any) -> Builder:
@@ -189,24 +197,66 @@ def _from(package: str, kind: str, **fixed: Any) -> Builder:
 _adamw = _from("torch.optim", "AdamW", fused=True)
 
 
-def _muon(groups: list[Group], rate: float, given: Settings) -> torch.optim.Optimizer:
-    """Raises ConfigError where nothing is for Muon, so that all of it would silently be AdamW."""
-    orthogonal = [group for group in groups if group["orthogonal"]]
-    others = [group for group in groups if not group["orthogonal"]]
-    if not orthogonal:
+def _apart(groups: list[Group], config: RunConfig, inner: Callable[[list[Group]], Any]) -> torch.optim.Optimizer:
+    """`inner` for the matrices inside the blocks, and AdamW for the rest.
+
+    Raises:
+        ConfigError: There are none, so that all of it would silently be AdamW.
+    """
+    settings = config.optimizer
+    if not any(group["inner"] for group in groups):
         raise ConfigError(
-            "optimizer.name=muon is for matrices inside the transformer blocks, and none of them trains. "
+            f"optimizer.name={settings.name} is for matrices inside the transformer blocks, and none of them trains. "
             "Write optimizer.name=adamw, or another adapter.method."
         )
-    momentum = {key: value for key, value in given.items() if key == "momentum"}
-    rest = {key: value for key, value in given.items() if key != "momentum"}
+    rest = {key: value for key, value in settings.given.items() if key != "momentum"}
+    return CombinedOptimizer(
+        groups,
+        [
+            ([group for group in groups if group["inner"]], inner),
+            ([group for group in groups if not group["inner"]], lambda own: _adamw(own, peak_rate(config), rest)),
+        ],
+    )
+
+
+def _muon(groups: list[Group], config: RunConfig) -> torch.optim.Optimizer:
+    momentum = {key: value for key, value in config.optimizer.given.items() if key == "momentum"}
 
     def muon(own: list[Group]) -> torch.optim.Optimizer:
-        return torch.optim.Muon(own, lr=rate, adjust_lr_fn="match_rms_adamw", **momentum)
+        return torch.optim.Muon(own, lr=peak_rate(config), adjust_lr_fn="match_rms_adamw", **momentum)
 
-    return CombinedOptimizer(groups, [(orthogonal, muon), (others, lambda own: _adamw(own, rate, rest))])
+    return _apart(groups, config, muon)
 
 
+def _in_subspace(kind: type[SubspaceAdam]) -> Combiner:
+    """Builder of an optimizer whose moments live in a subspace."""
+
+    def build(groups: list[Group], config: RunConfig) -> torch.optim.Optimizer:
+        settings = config.optimizer
+
+        def inner(own: list[Group]) -> torch.optim.Optimizer:
+            return kind(
+                own,
+                lr=peak_rate(config),
+                rank=settings.subspace_rank,
+                every=settings.subspace_every,
+                scale=settings.subspace_factor,
+                seed=config.seed,
+                **settings.given,
+            )
+
+        return _apart(groups, config, inner)
+
+    return build
+
+
+_COMBINED: dict[str, Combiner] = {
+    "muon": _muon,
+    "galore": _in_subspace(GaLore),
+    "apollo": _in_subspace(Apollo),
+    "apollo_mini": _in_subspace(ApolloMini),
+}
+"""Optimizers of the matrices inside the blocks, beside AdamW."""
 _BUILDERS: dict[str, Builder] = {
     "adamw": _adamw,
     "adamw8bit": _from("bitsandbytes.optim", "AdamW8bit"),
@@ -215,7 +265,7 @@ _BUILDERS: dict[str, Builder] = {
     "adafactor": _from("torch.optim", "Adafactor"),
     "lion": _from("pytorch_optimizer", "Lion"),
     "sgd": _from("torch.optim", "SGD"),
-    "muon": _muon,
+    "adam_mini": lambda groups, rate, given: AdamMini(groups, lr=rate, **given),
     # As in the paper's last version: no bias correction, and weight decay inside of what is scaled.
     "lamb": _from("pytorch_optimizer", "Lamb", adam_debias=True, weight_decouple=False),
     "lars": _from("pytorch_optimizer", "LARS"),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from workbench.config.schedule_config import ScheduleConfig
 
 
-def factor(progress: float, config: ScheduleConfig) -> float:
+def factor(progress: float, config: ScheduleConfig, *, drops: int = 0) -> float:
     """Learning rate at `progress`, as a share of the peak.
 
     Every schedule rises from `start` to 1 in the warm-up, and what then falls from 1 towards 0 is stretched to end at
@@ -16,19 +16,35 @@ def factor(progress: float, config: ScheduleConfig) -> float:
     linear: 1 - z. polynomial: (1 - z) ^ power. cosine: (1 + cos(pi z)) / 2, where z begins again with each of the
     `cycles` (Loshchilov & Hutter 2017). rex: (1 - z) / (1/2 + (1 - z)/2) (Chen et al.
     2022). inverse_sqrt: sqrt(w / progress), which nears `floor` without reaching it (Vaswani et al. 2017). one_cycle:
-    half a cosine up and another down (Smith & Topin 2018). constant: stays. wsd: stays, then falls in the last `decay`
+    half a cosine up and another down (Smith & Topin 2018). constant: stays. plateau: `drop` ^ drops, no less than
+    `floor`. wsd: stays, then falls in the last `decay`
     of the run (Hu et al. 2024), by 1 - z, half a cosine, or 1 - sqrt(z) (Haegele et al. 2024).
+
+    Args:
+        drops: Times that the held-out loss has stalled; see `drop_due`.
     """
     if progress < config.warmup:
         return config.start + (1 - config.start) * _risen(progress / config.warmup, config)
+    if config.name == "plateau":
+        return max(config.dropped**drops, config.floor)
     return config.floor + (1 - config.floor) * _left(progress, config)
 
 
 def falls_from(config: ScheduleConfig) -> float:
-    """Progress from which the learning rate falls; 1 where it never does."""
-    if config.name == "constant":
+    """Progress from which the learning rate falls; 1 where it never does, or nobody knows when."""
+    if config.name in ("constant", "plateau"):
         return 1.0
     return 1 - config.decay if config.name == "wsd" else config.warmup
+
+
+def drop_due(stalled: int, dropped_at: int, config: ScheduleConfig) -> bool:
+    """Whether `plateau` lowers its rate after an evaluation.
+
+    Args:
+        stalled: Evaluations since the lowest held-out loss.
+        dropped_at: How many these were when it last did; 0 where there was a lower loss since.
+    """
+    return config.name == "plateau" and stalled - dropped_at >= config.waits
 
 
 def due(every: int | float | None, *, step: int, before: float, after: float) -> bool:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from workbench.config.freeze_config import POLICIES, FreezeConfig, LayerPlan, Moment, Observation
-from workbench.config.freeze_policies import AutoFreeze, Egeria, FreezeOut, Gradual, Lisa, Static
+from workbench.config.freeze_policies import AutoFreeze, Badam, Egeria, FreezeOut, Gradual, Lisa, Static
 from workbench.errors import ConfigError
 from workbench.schema import parse
 
 STEPS = 60
-EVERY = [FreezeConfig(), Static(), Gradual(), FreezeOut(), AutoFreeze(), Lisa(every=5), Egeria()]
+EVERY = [FreezeConfig(), Static(), Gradual(), FreezeOut(), AutoFreeze(), Badam(every=5), Lisa(every=5), Egeria()]
 
 
 def at(policy: FreezeConfig, share: float, *, blocks: int = 4, seed: int = 0) -> LayerPlan:
@@ -46,6 +46,7 @@ def replayed(policy: FreezeConfig, observations: tuple[Observation, ...], *, blo
 def test_each_is_known_by_its_name() -> None:
     assert {name: POLICIES[name] for name in sorted(POLICIES)} == {
         "autofreeze": AutoFreeze,
+        "badam": Badam,
         "egeria": Egeria,
         "freezeout": FreezeOut,
         "gradual": Gradual,
@@ -156,6 +157,19 @@ def test_lisa_is_a_function_of_seed_and_interval() -> None:
 
 def test_lisa_of_all_blocks_trains_everything() -> None:
     assert at(Lisa(active=4), 0.3) == at(FreezeConfig(), 0.3)
+
+
+@pytest.mark.parametrize("order", ["random", "ascending", "descending"])
+def test_badam_trains_one_block_at_a_time_and_each_once_in_a_round(order: Any) -> None:
+    policy, blocks = Badam(every=3, order=order), 5
+    plans = [policy.plan(Moment(step, 0.5, 7), blocks=blocks).trains for step in range(3 * blocks * 2)]
+    assert all(not plan[0] and plan[-1] and sum(plan[1:-1]) == 1 for plan in plans)
+    turns = [plan.index(True) - 1 for plan in plans[::3]]
+    assert plans == [plan for plan in plans[::3] for _ in range(3)]
+    first, second = turns[:blocks], turns[blocks:]
+    assert sorted(first) == sorted(second) == list(range(blocks))
+    straight = {"ascending": list(range(blocks)), "descending": list(range(blocks))[::-1]}
+    assert (first == second == straight[order]) if order in straight else first != second
 
 
 def by_the_authors(norms: np.ndarray[Any, Any], percentile: float) -> list[int]:
@@ -272,6 +286,10 @@ def test_what_is_frozen_stays_so_whatever_comes(policy: FreezeConfig) -> None:
         ({"policy": "autofreeze", "every": 0.1}, "every: expected a valid integer"),
         ({"policy": "lisa", "active": 0}, "active: expected greater than 0"),
         ({"policy": "lisa", "cache": "disk"}, "Leave freeze.cache out"),
+        ({"policy": "badam", "every": 0}, "every: expected greater than 0"),
+        ({"policy": "badam", "order": "upwards"}, "order: expected 'random', 'ascending' or 'descending'"),
+        ({"policy": "badam", "cache": "memory"}, "Leave freeze.cache out"),
+        ({"policy": "badam", "active": 2}, "freeze.active: is for freeze.policy=lisa, not for badam"),
         ({"policy": "egeria", "window": 1}, "window: expected greater than or equal to 2"),
         ({"policy": "egeria", "tolerance": 0}, "tolerance: expected greater than 0"),
         ({"layers": 3}, "freeze.layers: is for freeze.policy=static, not for none"),

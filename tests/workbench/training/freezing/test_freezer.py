@@ -74,6 +74,23 @@ POLICIES: list[dict[str, Any]] = [
 ]
 
 
+def test_badam_begins_anew_in_each_block(tmp_path: Path) -> None:
+    """Only what trains has moments, and each count of steps begins with the turn of its block."""
+    turns: dict[int, list[int]] = {}
+
+    def look(fit: Trainer) -> None:
+        for name, each in fit.masters.named().items():
+            layer, state = fit.freezer.layers[name], fit.member._optimizer.state.get(each)
+            assert (state is not None) == fit.freezer.plan.trains[layer] and name not in fit.member._evicted
+            if state is not None and layer != 5:
+                turns.setdefault(layer, []).append(int(state["step"]))
+
+    config = configured(adapter=FULL, freeze={"policy": "badam", "every": 2, "order": "ascending"}, train={"steps": 12})
+    train(build("Llama", tie_word_embeddings=False), config, tmp_path, look=look)
+    assert set(turns) == {1, 2, 3, 4} and set(turns[1]) == {1, 2} == set(turns[2])
+    assert turns[1].count(1) == 2 * turns[3].count(1), "the first block had two turns"
+
+
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy["policy"]))
 @pytest.mark.parametrize("adapter", [LORA, FULL], ids=["lora", "full"])
 def test_only_what_the_plan_lets_train_changes_in_a_step(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -122,6 +123,71 @@ def muon(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
             b = 0.9 * b + 0.1 * g
             theta -= lr * decay[name] * theta
             theta -= lr * 0.2 * max(theta.shape) ** 0.5 * _quintic(0.1 * g + 0.9 * b)
+
+
+def galore(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
+    """Zhao et al. 2024, algorithm 2: rank 2, another subspace every 3 steps, alpha 0.25; vectors have AdamW."""
+    for name, theta in values.items():
+        if theta.ndim == 1:
+            adamw_default({name: theta}, steps)
+            continue
+        m = v = torch.zeros(()).double()
+        P = torch.empty(0)
+        for t, found in enumerate(steps, start=1):
+            G, lr = found[name].double(), rate(t - 1)
+            G = G if theta.shape[0] <= theta.shape[1] else G.T
+            if (t - 1) % 3 == 0:
+                P = torch.linalg.svd(G)[0][:, :2]
+            m, v, N = _adam(m, v, P.T @ G, t)
+            moved = 0.25 * P @ N
+            theta -= lr * (moved if moved.shape == theta.shape else moved.T) + lr * decay[name] * theta
+
+
+def apollo(values: Values, steps: Steps, decay: Mapping[str, float], *, rank: int = 2) -> None:
+    """Zhu et al. 2024, algorithm 1, rank 2 or 1, seed 0, other draws every 3 steps; vectors have AdamW."""
+    for number, (name, theta) in enumerate(values.items()):
+        if theta.ndim == 1:
+            adamw_default({name: theta}, steps)
+            continue
+        m = v = torch.zeros(()).double()
+        last = 0.0
+        for t, found in enumerate(steps, start=1):
+            G, lr = found[name].double(), rate(t - 1)
+            G = G if theta.shape[0] <= theta.shape[1] else G.T
+            seed = int(np.random.SeedSequence([0, number, (t - 1) // 3]).generate_state(1)[0])
+            P = torch.randn(rank, len(G), generator=torch.Generator().manual_seed(seed)).double() / rank**0.5
+            R = P @ G
+            m, v, N = _adam(m, v, R, t)
+            S = N.norm(dim=0) / R.norm(dim=0) if rank > 1 else N.norm() / R.norm()
+            moved = G * S
+            if last and moved.norm() > 1.01 * last:
+                moved = moved / moved.norm() * 1.01 * last
+            last = float(moved.norm())
+            moved = moved if rank > 1 else 128**0.5 * moved
+            theta -= lr * (moved if moved.shape == theta.shape else moved.T) + lr * decay[name] * theta
+
+
+def apollo_mini(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
+    """The same with one dimension, one factor a matrix, and alpha the root of 128."""
+    apollo(values, steps, decay, rank=1)
+
+
+def adam_mini(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
+    """Zhang et al. 2024, algorithm 1: one second moment a row, or a vector."""
+    for name, theta in values.items():
+        m = v = torch.zeros(()).double()
+        for t, found in enumerate(steps, start=1):
+            g, lr = found[name].double(), rate(t - 1)
+            m = 0.9 * m + 0.1 * g
+            v = 0.999 * v + 0.001 * (g**2).mean(dim=-1, keepdim=True)
+            theta -= lr * decay[name] * theta
+            theta -= lr * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+
+
+def _adam(m: Tensor, v: Tensor, g: Tensor, t: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Moments after step t, and its direction."""
+    m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+    return m, v, (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
 
 
 def adamw_default(values: Values, steps: Steps) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from workbench.config import RunConfig
 from workbench.config.freeze_config import FreezeConfig
-from workbench.config.optimizer_config import Name
+from workbench.config.optimizer_config import OF_WHOLE_MATRICES, Name
 from workbench.training.optim import optimizers
 from workbench.training.optim.optimizer_states import evaluating, load_state, state_tensors
 
@@ -34,10 +34,13 @@ class Training:
 
     def __init__(self, name: str, *, freeze: FreezeConfig | None = None, **settings: Any) -> None:
         settings = {"momentum": 0.9, **settings} if name == "sgd" else settings
+        settings = {"rank_every": 6, **settings} if name in ("galore", "apollo", "apollo_mini") else settings
+        settings = {"rank": 3, **settings} if name in ("galore", "apollo") else settings
         self.config = RunConfig.model_validate(
             {
                 "recipe": "sft",
                 "data": {"train": "x.jsonl"},
+                "adapter": {"method": "full" if name in OF_WHOLE_MATRICES else "lora"},
                 "optimizer": {"name": name, **settings},
                 "schedule": {"name": "constant"},
                 "train": {"learning_rate": 1e-2, "weight_decay": 0.1},

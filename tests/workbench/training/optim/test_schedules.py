@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import (
     LRScheduler,
     OneCycleLR,
     PolynomialLR,
+    ReduceLROnPlateau,
 )
 from transformers import optimization
 
@@ -24,7 +25,7 @@ from workbench.config import RunConfig
 from workbench.config.schedule_config import ScheduleConfig
 from workbench.errors import ConfigError
 from workbench.schema import override, parse
-from workbench.training.optim.schedules import factor, falls_from, moments
+from workbench.training.optim.schedules import drop_due, factor, falls_from, moments
 
 FALLING: dict[str, dict[str, Any]] = {
     "linear": {"name": "linear"},
@@ -227,6 +228,24 @@ def test_equals_that_of_torch_and_transformers(make: Callable[..., LRScheduler],
     config = ScheduleConfig(**{"warmup": WARM / STEPS, **values})
     found = [factor(step / STEPS, config) for step in range(STEPS)]
     np.testing.assert_allclose(found, _rates(make, STEPS), rtol=0, atol=1e-6)
+
+
+@given(losses=st.lists(st.integers(0, 9), min_size=1, max_size=40), patience=st.integers(1, 4), floor=st.floats(0, 0.4))
+def test_plateau_is_that_of_torch(losses: list[int], patience: int, floor: float) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    peer = ReduceLROnPlateau(optimizer, factor=0.3, patience=patience - 1, threshold=0.0, min_lr=floor, eps=0.0)
+    config = ScheduleConfig(name="plateau", patience=patience, drop=0.3, floor=floor, warmup=0.1)
+    best, stalled, dropped_at, drops = math.inf, 0, 0, 0
+    for loss in losses:
+        peer.step(loss)
+        if loss < best:
+            best, stalled, dropped_at = loss, 0, 0
+        else:
+            stalled += 1
+        if drop_due(stalled, dropped_at, config):
+            drops, dropped_at = drops + 1, stalled
+        assert factor(0.5, config, drops=drops) == pytest.approx(optimizer.param_groups[0]["lr"])
+        assert factor(0.05, config, drops=0) == pytest.approx(0.5), "the warm-up is that of all"
 
 
 @pytest.mark.parametrize(("share", "divided", "finally_divided"), [(0.3, 25.0, 1e4), (0.1, 10.0, 1.0), (0.75, 2.0, 8)])
