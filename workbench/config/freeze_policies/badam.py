@@ -50,5 +50,5 @@ class Badam(FreezeConfig):
     def _round(self, seed: int, number: int, blocks: int) -> list[int]:
         """Blocks in the order in which they train in a round."""
         if self.order == "random":
-            return np.random.default_rng([seed, number]).permutation(blocks).tolist()
+            return [int(block) for block in np.random.default_rng([seed, number]).permutation(blocks)]
         return list(range(blocks)) if self.order == "ascending" else list(reversed(range(blocks)))

@@ -83,11 +83,14 @@ class SubspaceAdam(torch.optim.Optimizer):
         if "exp_avg" not in state:
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(projected_RN), torch.zeros_like(projected_RN)
         state["step"] += 1
-        (first, second), mean_RN, square_RN = group["betas"], state["exp_avg"], state["exp_avg_sq"]
+        (first, second), time = group["betas"], int(state["step"])
+        mean_RN: Tensor = state["exp_avg"]
+        square_RN: Tensor = state["exp_avg_sq"]
         mean_RN.lerp_(projected_RN, 1 - first)
         square_RN.mul_(second).addcmul_(projected_RN, projected_RN, value=1 - second)
-        root_RN = (square_RN / (1 - second ** state["step"])).sqrt_().add_(group["eps"])
-        return (mean_RN / (1 - first ** state["step"])).div_(root_RN)
+        root_RN = (square_RN / (1 - second**time)).sqrt_().add_(group["eps"])
+        moved_RN: Tensor = (mean_RN / (1 - first**time)).div_(root_RN)
+        return moved_RN
 
     def _dimensions(self, gradient_MN: Tensor) -> int:
         return min(self.rank, len(gradient_MN))
@@ -105,7 +108,7 @@ class GaLore(SubspaceAdam):
         if state["step"] % self.every == 0:
             left_MM, _, _ = torch.linalg.svd(gradient_MN, full_matrices=False)
             state["basis"] = left_MM[:, : self._dimensions(gradient_MN)].clone(memory_format=torch.contiguous_format)
-        basis_MR = state["basis"]
+        basis_MR: Tensor = state["basis"]
         return (basis_MR @ self._adam(basis_MR.T @ gradient_MN, state, group)).mul_(self.scale)
 
 
@@ -121,7 +124,7 @@ class Apollo(SubspaceAdam):
         """G diag(s), with its growth limited, times alpha."""
         chance_RM = self._projection(gradient_MN, number=number, drawn=state["step"] // self.every)
         projected_RN = chance_RM @ gradient_MN
-        scaled_MN = gradient_MN * self.scaling(self._adam(projected_RN, state, group), projected_RN)
+        scaled_MN: Tensor = gradient_MN * self.scaling(self._adam(projected_RN, state, group), projected_RN)
         last, norm = state.get("last_norm"), torch.linalg.vector_norm(scaled_MN)
         if last is not None:
             excess = (norm / (last + LEAST)).clamp(min=GROWTH) / GROWTH
@@ -131,8 +134,8 @@ class Apollo(SubspaceAdam):
 
     def scaling(self, moved_RN: Tensor, projected_RN: Tensor) -> Tensor:
         """Factor of each column (N)."""
-        norm_N = torch.linalg.vector_norm(projected_RN, dim=0)
-        return torch.linalg.vector_norm(moved_RN, dim=0) / (norm_N + LEAST)
+        factor_N: Tensor = torch.linalg.vector_norm(moved_RN, dim=0)
+        return factor_N / (torch.linalg.vector_norm(projected_RN, dim=0) + LEAST)
 
     def _projection(self, gradient_MN: Tensor, *, number: int, drawn: int) -> Tensor:
         seed = int(np.random.SeedSequence([self.seed, number, drawn]).generate_state(1)[0])
@@ -147,4 +150,5 @@ class ApolloMini(Apollo):
 
     def scaling(self, moved_RN: Tensor, projected_RN: Tensor) -> Tensor:
         """One factor."""
-        return torch.linalg.vector_norm(moved_RN) / (torch.linalg.vector_norm(projected_RN) + LEAST)
+        factor: Tensor = torch.linalg.vector_norm(moved_RN)
+        return factor / (torch.linalg.vector_norm(projected_RN) + LEAST)
