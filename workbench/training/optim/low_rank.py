@@ -10,6 +10,7 @@ Legend: M smaller side of a matrix, N larger side, R dimensions of the subspace.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -134,15 +135,16 @@ class Apollo(SubspaceAdam):
 
     def scaling(self, moved_RN: Tensor, projected_RN: Tensor) -> Tensor:
         """Factor of each column (N)."""
-        factor_N: Tensor = torch.linalg.vector_norm(moved_RN, dim=0)
-        return factor_N / (torch.linalg.vector_norm(projected_RN, dim=0) + LEAST)
+        moved_N: Tensor = torch.linalg.vector_norm(moved_RN, dim=0)
+        norm_N: Tensor = torch.linalg.vector_norm(projected_RN, dim=0)
+        return moved_N / (norm_N + LEAST)
 
     def _projection(self, gradient_MN: Tensor, *, number: int, drawn: int) -> Tensor:
         seed = int(np.random.SeedSequence([self.seed, number, drawn]).generate_state(1)[0])
         ranks = self._dimensions(gradient_MN)
         # On the CPU, so that the draws are the same on every device.
         drawn_RM = torch.randn(ranks, len(gradient_MN), generator=torch.Generator().manual_seed(seed))
-        return (drawn_RM / ranks**0.5).to(gradient_MN)
+        return (drawn_RM / math.sqrt(ranks)).to(gradient_MN)
 
 
 class ApolloMini(Apollo):
@@ -150,5 +152,6 @@ class ApolloMini(Apollo):
 
     def scaling(self, moved_RN: Tensor, projected_RN: Tensor) -> Tensor:
         """One factor."""
-        factor: Tensor = torch.linalg.vector_norm(moved_RN)
-        return factor / (torch.linalg.vector_norm(projected_RN) + LEAST)
+        moved: Tensor = torch.linalg.vector_norm(moved_RN)
+        norm: Tensor = torch.linalg.vector_norm(projected_RN)
+        return moved / (norm + LEAST)
