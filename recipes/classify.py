@@ -38,14 +38,10 @@ from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
-from workbench.training.freezing.freezer import Freezer
 from workbench.training.limits import total_steps
-from workbench.training.signal import ProgressClock, TrainingSignal
-from workbench.training.trainer import Trainer
+from workbench.training.signal import TrainingSignal
 
 Scores = dict[str, Any]
-Supervise = Callable[[Classifier, Callable[[], float]], TrainingSignal]
-"""From the classifier that trains, and the share of the run that is done."""
 
 
 def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
@@ -117,10 +113,18 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
     def assemble(self, model: nn.Module, backbone: Backbone) -> Classifier:
         return classifier.classification_model(model, backbone.model, self.reader, self.data.labels)
 
-    def trainer(
-        self, backbone: Backbone, freezer: Freezer, live: Classifier, supervise: Supervise | None = None
-    ) -> Trainer:
-        return fitting(self.config, self.run, self.data, backbone, freezer, live, self.callback, supervise)
+    def supervise(self, live: Classifier, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
+        classes, train = self.config.classes, self.data.train
+        tap = LabelTap(class_losses(classes.kind))
+        loss = live.row_loss(criterion(classes, from_numpy(train.targets_NC)), tap)
+        reads_packed = live.token_head is not None  # an encoder's head looks at the first token of a sequence
+        return TrainingSignal(balanced(train, self.config), loss, tap=tap, reads_packed=reads_packed)
+
+    def width(self, live: Classifier) -> int:
+        return anatomy.hidden_size(live.backbone.config)
+
+    def held_out_loss(self, live: Classifier) -> tuple[float, Mapping[str, float]]:
+        return score(live, self.data.held_out)[0]["loss"], {}
 
     def save(self, live: Classifier, folder: Path) -> None:
         classifier.save(live, folder)
@@ -147,53 +151,6 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
             model=self.placement.whole(model),
             near=near,
         )
-
-
-def fitting(
-    config: RunConfig,
-    run: Run,
-    data: ClassSplits,
-    backbone: Backbone,
-    freezer: Freezer,
-    found: Classifier,
-    callback: Callback,
-    supervise: Supervise | None = None,
-) -> Trainer:
-    """The training of a classifier with a fresh adapter, not begun.
-
-    Args:
-        supervise: What the model learns from; by default the labels of `data`.
-    """
-
-    def held_out_loss() -> float:
-        with run.deadline.phase("evaluation"):
-            return score(found, data.held_out)[0]["loss"]
-
-    clock = ProgressClock()
-    supervise = supervise or (lambda found, _: labelled(config, data, found))
-    return Trainer(
-        model=freezer.model,
-        signal=supervise(found, clock),
-        freezer=freezer,
-        width=anatomy.hidden_size(backbone.model.config),
-        held_out=[data.held_out],
-        held_out_loss=held_out_loss,
-        config=config,
-        compute=backbone.compute,
-        run=run,
-        callback=callback,
-        clock=clock,
-    )
-
-
-def labelled(config: RunConfig, data: ClassSplits, model: Classifier) -> TrainingSignal:
-    """The training rows with their labels."""
-    objective = criterion(config.classes, from_numpy(data.train.targets_NC))
-    tap = LabelTap(class_losses(config.classes.kind))
-    reads_packed = model.token_head is not None  # an encoder's head looks at the first token of a sequence
-    return TrainingSignal(
-        balanced(data.train, config), model.row_loss(objective, tap), tap=tap, reads_packed=reads_packed
-    )
 
 
 def score(model: Classifier, rows: LabelledSet, scoring: ModelResults | None = None) -> tuple[dict[str, float], Floats]:

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation
@@ -36,8 +35,9 @@ from workbench.distillation.token_alignment import Alignment, UniversalTeacher
 from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones
 from workbench.models.backbones import Backbone, Loader
-from workbench.models.output_heads import Head
+from workbench.models.exported import ExportedModel
 from workbench.recipes import distill_classes, distill_peers, sft
+from workbench.recipes.single_run import Supervise
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
 from workbench.training.signal import TrainingSignal
@@ -144,12 +144,13 @@ def supervise(
     tokenizer: PreTrainedTokenizerBase,
     callback: Callback,
     loader: Loader = backbones.load,
-) -> sft.Supervise:
+) -> Supervise[ExportedModel]:
     """The student's training signal; a cache is made before, so that its teacher is gone by then."""
     section = config.distill
     cached = cache(config, base, source, run, data, tokenizer, callback) if section.cache.folder is not None else None
 
-    def signal(model: nn.Module, head: Head, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
+    def signal(student: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
+        model = student.model
         matching: FeatureMatching | None = None
         teacher: Teacher
         train: Examples = data.train
@@ -173,7 +174,7 @@ def supervise(
             write = on_policy.writer(model, tokenizer, section.on_policy)
             stop = evaluation.stop_tokens(tokenizer, data.train)
             train = on_policy.OnPolicy(data.train, write, section.on_policy, seed=base.seed, stop=stop)
-        loss = distillation_loss(section, model, head, teacher, matching, progress)
+        loss = distillation_loss(section, model, student.head, teacher, matching, progress)
         return TrainingSignal(
             train, loss, matching, known=not section.on_policy.share, settings=section.model_dump(mode="json")
         )

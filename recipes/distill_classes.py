@@ -21,8 +21,10 @@ from workbench.errors import ConfigError
 from workbench.evaluation import target_scores
 from workbench.losses.criterion import criterion
 from workbench.models import backbones
+from workbench.models.backbones import Backbone
 from workbench.models.classifier import Classifier, task
 from workbench.recipes import classify
+from workbench.recipes.single_run import Supervise
 from workbench.runs import provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
@@ -90,7 +92,7 @@ def _supervise(
     data: ClassSplits,
     extra: LabelledSet | None,
     teacher_outputs: TeacherOutputs,
-) -> classify.Supervise:
+) -> Supervise[Classifier]:
     """The student's training signal: labels, teacher outputs, and matched layers."""
     rows = soft_labels.with_teacher(data.train, teacher_outputs.train_NC, labelled=True)
     if extra is not None:
@@ -99,7 +101,7 @@ def _supervise(
     examples = soft_labels.examples(base, rows, extra)
     hard = criterion(base.classes, from_numpy(data.train.targets_NC))
 
-    def supervise(student: Classifier, progress: Callable[[], float]) -> TrainingSignal:
+    def supervise(student: Classifier, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         objective = soft_labels.soft_criterion(
             hard, data.labels.kind, config.distill, classes=len(data.labels.names), progress=progress
         )

@@ -27,6 +27,7 @@ from workbench.errors import ConfigError
 from workbench.models import adapter_sizes, backbones, classifier, output_heads
 from workbench.models.adapter_sizes import AdapterSize
 from workbench.models.backbones import Backbone, Loader
+from workbench.models.exported import ExportedModel
 from workbench.planning import step_time
 from workbench.planning.dry_run import OPTIMIZER, DryRun, dry_run, largest_rows
 from workbench.planning.dry_trainings import BankTraining, SingleTraining, Training
@@ -39,6 +40,7 @@ from workbench.planning.solver import SolverChoice, choose, formats
 from workbench.planning.step_time import StepWork, Timed
 from workbench.planning.zero_memory import Contents
 from workbench.recipes import plan_blocks, sft
+from workbench.recipes.single_run import Supervise
 from workbench.runs import units
 from workbench.runs.run_directory import Run
 from workbench.training import bank_trainer, capacity, limits, preflight
@@ -47,7 +49,7 @@ from workbench.training.distributed import layout_checks
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
 
-Teaching = Callable[[PreTrainedTokenizerBase, ChatEncoder | MlmEncoder, Splits, Loader], sft.Supervise]
+Teaching = Callable[[PreTrainedTokenizerBase, ChatEncoder | MlmEncoder, Splits, Loader], Supervise[ExportedModel]]
 
 
 def solve(config: RunConfig, *, devices: int = 1, memory: int | None = None, elsewhere: bool = False) -> SolverChoice:
@@ -174,11 +176,14 @@ def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> DryR
     new_token_ids = [tokenizer.get_vocab()[token] for token in config.model.new_tokens]
     worst = [data.held_out.subset(rows) for rows in largest_rows(data.held_out, tokens=capacity.FORWARD_TOKENS)]
 
-    def training(own: RunConfig, run: Run, load: Loader, supervise: sft.Supervise | None = None) -> SingleTraining:
+    def training(
+        own: RunConfig, run: Run, load: Loader, supervise: Supervise[ExportedModel] | None = None
+    ) -> SingleTraining:
         backbone = load(own.model, tokenizer, task=task, trainable=isinstance(own.adapter, Full))
         freezer = _attached(backbone, own, data.train, new_token_ids)
-        head = output_heads.known(backbone.model)
-        return SingleTraining(sft.fitting(own, run, data, backbone, freezer, head, Silent(), supervise))
+        live = ExportedModel(freezer.model, output_heads.known(backbone.model), tokenizer, template, [])
+        text = sft.TextRun(own, run, Silent(), tokenizer, template, data)
+        return SingleTraining(text.trainer(backbone, freezer, live, supervise))
 
     with fake_tensors():
         fit = training(config, run, loader, supervise)
@@ -205,7 +210,8 @@ def _classes(config: RunConfig, run: Run) -> DryRunParts:
         backbone = load(own.model, reader.tokenizer, task=task, trainable=isinstance(own.adapter, Full))
         freezer = _attached(backbone, own, data.train)
         model = classifier.classification_model(freezer.model, backbone.model, reader, data.labels)
-        return SingleTraining(classify.fitting(own, run, data, backbone, freezer, model, Silent()))
+        classes = classify.ClassRun(own, run, Silent(), reader, data)
+        return SingleTraining(classes.trainer(backbone, freezer, model))
 
     with fake_tensors():
         fit = training(config, run, loader)
@@ -233,7 +239,7 @@ def _student(config: RunConfig, run: Run) -> DryRunParts:
 
     def teaching(
         tokenizer: PreTrainedTokenizerBase, template: ChatEncoder | MlmEncoder, data: Splits, loader: Loader
-    ) -> sft.Supervise:
+    ) -> Supervise[ExportedModel]:
         distill.require_teachable(config, base, source, tokenizer, template, data)
         # The rows as they are: what the student will write is not known.
         alone = config.model_copy(update={"distill": section.model_copy(update={"on_policy": OnPolicyConfig()})})

@@ -42,16 +42,12 @@ from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
-from workbench.training.freezing.freezer import Freezer
 from workbench.training.limits import total_steps
-from workbench.training.signal import ProgressClock, TrainingSignal
-from workbench.training.trainer import Trainer
+from workbench.training.signal import TrainingSignal
 
 Scores = dict[str, Any]
 Choice = Callable[..., TokenizedSet]
 """From training rows, configuration, run, tokenizer and form of rows to the rows that the backbone keeps."""
-Supervise = Callable[[nn.Module, Head, Backbone, Callable[[], float]], TrainingSignal]
-"""From the model that trains, its head, the backbone under it, and the share of the run that is done."""
 
 
 def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
@@ -158,10 +154,18 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
         stop = evaluation.stop_tokens(self.tokenizer, self.data.train)
         return ExportedModel(model, output_heads.find(model, backbone.model), self.tokenizer, self.template, stop)
 
-    def trainer(
-        self, backbone: Backbone, freezer: Freezer, live: ExportedModel, supervise: Supervise | None = None
-    ) -> Trainer:
-        return fitting(self.config, self.run, self.data, backbone, freezer, live.head, self.callback, supervise)
+    def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
+        tap, train = LabelTap(token_losses), self.data.train
+        rows = weighted(mixture.mixed(train, self.config), train.weights)
+        loss = next_token_loss(live.model, live.head, tap, self.config.regularise)
+        return TrainingSignal(rows, loss, tap=tap, reads_packed=True)
+
+    def width(self, live: ExportedModel) -> int:
+        return live.head.width
+
+    def held_out_loss(self, live: ExportedModel) -> tuple[float, Mapping[str, float]]:
+        found = evaluation.likelihood(live.model, live.head, self.data.held_out)
+        return found.loss, {f"held_out_loss[{name}]": each for name, each in found.by_source.items()}
 
     def save(self, live: ExportedModel, folder: Path) -> None:
         exported.save(live.model, folder, self.tokenizer, self.template, live.stop)
@@ -180,50 +184,6 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
         self, model: ExportedModel, outputs: list[GeneratedAnswer], before: Mapping[str, Any]
     ) -> None:
         evaluation.write_predictions(self.run.path / "predictions.parquet", outputs, before=before["answers"])
-
-
-def fitting(
-    config: RunConfig,
-    run: Run,
-    data: Splits,
-    backbone: Backbone,
-    freezer: Freezer,
-    head: Head,
-    callback: Callback,
-    supervise: Supervise | None = None,
-) -> Trainer:
-    """The training of a backbone with a fresh adapter, not begun.
-
-    Args:
-        supervise: What the model learns from; by default the supervised tokens of `data`.
-    """
-    model, clock, tap = freezer.model, ProgressClock(), LabelTap(token_losses)
-
-    by_source: dict[str, float] = {}
-
-    def held_out_loss() -> float:
-        with run.deadline.phase("evaluation"):
-            found = evaluation.likelihood(model, head, data.held_out)
-        by_source.update({f"held_out_loss[{name}]": each for name, each in found.by_source.items()})
-        return found.loss
-
-    loss = next_token_loss(model, head, tap, config.regularise)
-    rows = weighted(mixture.mixed(data.train, config), data.train.weights)
-    supervise = supervise or (lambda *_: TrainingSignal(rows, loss, tap=tap, reads_packed=True))
-    return Trainer(
-        model=model,
-        signal=supervise(model, head, backbone, clock),
-        freezer=freezer,
-        width=head.width,
-        held_out=[data.held_out],
-        held_out_loss=held_out_loss,
-        held_out_parts=by_source,
-        config=config,
-        compute=backbone.compute,
-        run=run,
-        callback=callback,
-        clock=clock,
-    )
 
 
 def next_token_loss(

@@ -29,6 +29,7 @@ from workbench.training.callbacks import Callback
 from workbench.training.distributed.placement import Placement
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
+from workbench.training.signal import ProgressClock, TrainingSignal
 from workbench.training.trainer import Trainer
 
 SAMPLE_TOKENS = 1024
@@ -60,6 +61,8 @@ class Scored(NamedTuple):
 
 M = TypeVar("M", bound=Scorable)
 R = TypeVar("R", bound=Rows)
+Supervise = Callable[[M, Backbone, Callable[[], float]], TrainingSignal]
+"""From the model that trains, the backbone under it, and the share of the run that is done."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class SingleRun(ABC, Generic[M, R]):
     callback: Callback
     loader: Loader = field(default=backbones.load, kw_only=True)
 
-    def train(self, supervise: Callable[..., Any] | None = None) -> None:
+    def train(self, supervise: Supervise[M] | None = None) -> None:
         """From a backbone to a saved adapter; everything live is freed on return.
 
         Args:
@@ -89,7 +92,7 @@ class SingleRun(ABC, Generic[M, R]):
                 self.save(live, run.adapter)
         run.ranks.wait()
 
-    def begun(self, backbone: Backbone, supervise: Callable[..., Any] | None = None) -> tuple[M, Trainer]:
+    def begun(self, backbone: Backbone, supervise: Supervise[M] | None = None) -> tuple[M, Trainer]:
         """The frozen backbone under a trainable adapter, and its training before the first step.
 
         Args:
@@ -110,6 +113,35 @@ class SingleRun(ABC, Generic[M, R]):
         live = self.assemble(model, backbone)
         self.plan_time(live)
         return live, self.trainer(backbone, freezer, live, supervise)
+
+    def trainer(self, backbone: Backbone, freezer: Freezer, live: M, supervise: Supervise[M] | None = None) -> Trainer:
+        """The training of a backbone with a fresh adapter, not begun.
+
+        Args:
+            supervise: See `train`.
+        """
+        clock, parts = ProgressClock(), dict[str, float]()
+
+        def held_out_loss() -> float:
+            with self.run.deadline.phase("evaluation"):
+                loss, found = self.held_out_loss(live)
+            parts.update(found)
+            return loss
+
+        return Trainer(
+            model=freezer.model,
+            signal=(supervise or self.supervise)(live, backbone, clock),
+            freezer=freezer,
+            width=self.width(live),
+            held_out=[self.rows["held_out"]],
+            held_out_loss=held_out_loss,
+            held_out_parts=parts,
+            config=self.config,
+            compute=backbone.compute,
+            run=self.run,
+            callback=self.callback,
+            clock=clock,
+        )
 
     def finish(self, more: Mapping[str, Any] | None = None) -> Scores:
         """Score what was saved: reload it, do not trust the live one.
@@ -209,10 +241,16 @@ class SingleRun(ABC, Generic[M, R]):
         """The model that trains, with what scoring needs."""
 
     @abstractmethod
-    def trainer(
-        self, backbone: Backbone, freezer: Freezer, live: M, supervise: Callable[..., Any] | None = None
-    ) -> Trainer:
-        """The training of a backbone with a fresh adapter, not begun."""
+    def supervise(self, live: M, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
+        """The labels of the training rows, and the loss to them."""
+
+    @abstractmethod
+    def width(self, live: M) -> int:
+        """Hidden size in front of the head."""
+
+    @abstractmethod
+    def held_out_loss(self, live: M) -> tuple[float, Mapping[str, float]]:
+        """Mean loss of the held-out rows, and further figures by their names in metrics.jsonl."""
 
     @abstractmethod
     def save(self, live: M, folder: Path) -> None:
