@@ -300,12 +300,15 @@ def _duplicates(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     if not found:
         return []
     rows = max(1, found["rows"])
-    return [
-        ("Rows", f"{found['rows']:,}, of which {found['exact']:,} equal another one"),
+    clusters = [
         ("Clusters of near-duplicates", f"{found['clusters']:,} with {found['clustered']:,} rows"),
         ("Largest cluster", f"{found['largest']:,} rows"),
         ("Least similar rows of a cluster", f"similarity {units.number(found['least_similar'])}"),
         ("Clusters with different labels", f"{len(found['conflicts']):,}"),
         ("Rows that ungrouped folds would leak", f"{found['leak']:,} ({units.percent(found['leak'] / rows)})"),
+    ]
+    return [
+        ("Rows", f"{found['rows']:,}, of which {found['exact']:,} equal another one"),
+        *(clusters if found["clusters"] else [("Clusters of near-duplicates", "none")]),
         ("Left out", fact_table.text(found["left_out"])),
     ]

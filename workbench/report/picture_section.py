@@ -117,6 +117,11 @@ class PictureSection:
     conflicts: list[list[Card]]
     """Clusters of near-duplicates with different labels."""
 
+    @property
+    def is_augmented(self) -> bool:
+        """Whether training pictures differ between epochs."""
+        return any(caption.startswith("epoch") for each in self.trained for caption, _ in each.states)
+
     def panel(self, label: str, predicted: str) -> Panel | None:
         """The panel of a cell, where it has pictures."""
         return self.panels.get((label, predicted))

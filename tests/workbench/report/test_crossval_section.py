@@ -310,6 +310,14 @@ def test_a_run_that_stopped_between_stages(tmp_path: Path) -> None:
     assert "Duplicates none were looked for" in text and "repeat-0-fold-0-seed-1" in text and "Mean - -" not in text
 
 
+def test_folds_without_near_duplicates_tell_nothing_of_clusters(tmp_path: Path) -> None:
+    run = make(tmp_path / "run")
+    none = DUPLICATES | {"exact": 0, "clusters": 0, "clustered": 0, "largest": 1, "leak": 0, "least_similar": 1.0}
+    rewrite(run, duplicates=none | {"conflicts": [], "left_out": []})
+    text = words(report.write(run))
+    assert "Clusters of near-duplicates none" in text and "Largest cluster" not in text
+
+
 def test_everything_is_escaped(tmp_path: Path) -> None:
     places = ("title", "why", "fact", "value", "thing", "listed", "member", "fold", "conflict", "left")
     attacks = {place: f"</td></style><script>{place}('&')</script>" for place in places}
