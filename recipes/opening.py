@@ -40,7 +40,7 @@ def _work(values: Mapping[str, Any]) -> tuple[str, str]:
     given = budget if isinstance(budget, Mapping) else {}
     limits = [f"{key} {value}" for key, value in given.items() if value is not None]
     if steps is not None:
-        length = f"{steps} steps of {size} rows"
+        length = f"{steps} {'step' if steps == 1 else 'steps'} of {size} rows"
     elif epochs is None and limits:
         length = f"steps of {size} rows until the budget is used up"
     else:

@@ -85,6 +85,10 @@ def test_the_top_of_the_package_is_short() -> None:
 
 
 @pytest.mark.slow
+def test_the_readme_is_a_page() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
 def test_the_wheel_has_one_top_level_name_and_the_files_that_are_needed(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)],
