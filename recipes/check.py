@@ -21,7 +21,15 @@ from workbench.data.text.quality import cleaning
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.tokenized import Splits, TokenizedSet
 from workbench.models import backbones, classifier
-from workbench.recipes import classify_verbs, crossval_verbs, distill_verbs, row_difficulty, start_checks, sweep
+from workbench.recipes import (
+    classify_verbs,
+    crossval_verbs,
+    distill_verbs,
+    row_difficulty,
+    start_checks,
+    streamed_rows,
+    sweep,
+)
 from workbench.recipes.classify_verbs import ClassInspection
 from workbench.recipes.crossval_verbs import CrossvalInspection
 from workbench.recipes.sft import read_template
@@ -62,6 +70,7 @@ def check(config: RunConfig) -> Found:
     Raises:
         WorkbenchError: the run would fail, or would silently learn nothing.
     """
+    config = streamed_rows.local(config)
     if config.distributed.zero != "auto":  # `run` decides that first, with a plan
         start_checks.require(config, joined())
     return _inspected(config)

@@ -29,7 +29,7 @@ from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.errors import DataError
 from workbench.models import backbones, row_readers
-from workbench.recipes import distill, row_perplexities
+from workbench.recipes import distill, row_perplexities, streamed_rows
 from workbench.recipes.row_perplexities import SampleSize
 from workbench.recipes.sft import read_template
 from workbench.report import data_page
@@ -65,7 +65,7 @@ def write(config: RunConfig, out: Path, *, name: str = "", perplexity: str = "au
         ConfigError: `perplexity` is none of these, or the recipe has none.
         DataError: A file cannot be read, or has no usable row.
     """
-    config = _plain(config)
+    config = _plain(streamed_rows.local(config))
     size = row_perplexities.sample_size(perplexity, config)
     files.require_writable(out / PAGE)
     lenient = config.model_copy(update={"data": config.data.model_copy(update={"on_bad_row": "skip"})})

@@ -15,7 +15,7 @@ from workbench.data.text.row_encoder import row_encoder
 from workbench.distillation import students
 from workbench.errors import ConfigError
 from workbench.models import backbones, row_readers
-from workbench.recipes import distill, distill_classes
+from workbench.recipes import distill, distill_classes, streamed_rows
 from workbench.recipes.sft import read_template
 from workbench.training.callbacks import Callback
 from workbench.training.limits import total_steps
@@ -52,6 +52,7 @@ def cache(config: RunConfig, callback: Callback) -> dict[str, Any]:
         raise ConfigError("distill-cache is for recipe=distill with distill.of=sft. Name such a recipe.")
     if section.cache.folder is None:
         raise ConfigError("distill.cache.folder: where to? Write distill.cache.folder=FOLDER.")
+    config = streamed_rows.local(config, say=callback.say)
     source = distill.find_teacher(config)
     with TemporaryDirectory() as aside:
         base = distill_expansion.student_config(config, Path(aside))

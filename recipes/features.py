@@ -15,7 +15,7 @@ from workbench.data.labelled.row_reader import RowReader
 from workbench.errors import ConfigError
 from workbench.evaluation.features import Probe, probe
 from workbench.evaluation.frozen_features import frozen_features
-from workbench.recipes import classify
+from workbench.recipes import classify, streamed_rows
 from workbench.runs import files
 
 
@@ -43,7 +43,7 @@ def write(config: RunConfig, out: Path | None) -> Found:
         )
     if out is not None:
         files.require_writable(out)
-    reader, data, _ = classify.prepare(config)
+    reader, data, _ = classify.prepare(streamed_rows.local(config))
     seen = {"train": data.train, "held_out": data.held_out}
     computed = frozen_features(config.model, reader, [rows.inputs for rows in seen.values()])
     found = dict(zip(seen, computed, strict=True))

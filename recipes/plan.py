@@ -39,7 +39,7 @@ from workbench.planning.plan import Plan
 from workbench.planning.solver import SolverChoice, choose, formats
 from workbench.planning.step_time import StepWork, Timed
 from workbench.planning.zero_memory import Contents
-from workbench.recipes import plan_blocks, sft
+from workbench.recipes import plan_blocks, sft, streamed_rows
 from workbench.recipes.single_run import Supervise
 from workbench.runs import units
 from workbench.runs.run_directory import Run
@@ -54,6 +54,8 @@ Teaching = Callable[[PreTrainedTokenizerBase, ChatEncoder | MlmEncoder, Splits, 
 
 def solve(config: RunConfig, *, devices: int = 1, memory: int | None = None, elsewhere: bool = False) -> SolverChoice:
     """The fastest way to carry out a run that fits; every `auto` of its settings decided. Arguments as of `plan`."""
+
+    config = streamed_rows.local(config)
 
     def timing(found: Plan) -> Timed:
         flops = found.dry_run.flops_per_token
@@ -108,6 +110,7 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
     Raises:
         WorkbenchError: the run would be refused, or its recipe cannot be planned.
     """
+    config = streamed_rows.local(config)
     ways = {"sft": _text, "mlm": _text, "classify": _classes, "distill": _student, "crossval": _bank, "sweep": _bank}
     if config.recipe not in ways:
         known = ", ".join(ways)

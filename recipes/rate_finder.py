@@ -17,7 +17,7 @@ from workbench.config import RunConfig, curriculum_checks
 from workbench.config.sweep_config import shown
 from workbench.config.sweep_expansion import Trial
 from workbench.errors import ConfigError, TrainingError
-from workbench.recipes import start_checks, sweep, sweep_tasks
+from workbench.recipes import start_checks, streamed_rows, sweep, sweep_tasks
 from workbench.recipes.sweep import SweepMember
 from workbench.recipes.sweep_tasks import SweepTask
 from workbench.report import rate_plot
@@ -94,6 +94,7 @@ def find(
         TrainingError: No rate came to the end of its training.
     """
     _require_able(config)
+    config = streamed_rows.local(config, say=callback.say)
     rates = rates_between(
         config.train.learning_rate / REACH if lowest is None else lowest,
         config.train.learning_rate * REACH if highest is None else highest,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from workbench.config import RunConfig
 from workbench.errors import ResumeError, Stopped, WorkbenchError
-from workbench.recipes import classify, crossval, distill, inputs, sft, start_checks, sweep
+from workbench.recipes import classify, crossval, distill, inputs, sft, start_checks, streamed_rows, sweep
 from workbench.report import pages  # here, so that a run's clock does not take it for the time of its report
 from workbench.runs import deadline, files, process_memory, run_directory
 from workbench.runs.ranks import Ranks, joined, require_same
@@ -34,13 +34,16 @@ def run(config: RunConfig, *, out: Path, resume: bool, callback: Callback, began
     began = time.monotonic() if began is None else began
     process_memory.keep()
     ranks = joined()
+    asked = config.data
+    config = streamed_rows.local(config, ranks, callback.say)
     solved = config.distributed.zero == "auto"
     if solved:
         config = ranks.agreed(_resumed(config, out) if resume else _solved(config, ranks) if ranks.first else config)
     start_checks.require(config, ranks, memory=not resume and not solved)
     if resume and config.budget.timed and files.read_json(out / "manifest.json").get("status") == "done":
         raise ResumeError(f"{out} is done, and its time is over. `workbench evaluate {out}` scores it again.")
-    directory = _entered(out, config, resume=resume, ranks=ranks)
+    written = config.model_copy(update={"data": asked})
+    directory = _entered(out, written, resume=resume, ranks=ranks)
     callback.say(f"Run directory: {directory.path}")
     clock = directory.path / "clock.json"
     try:

@@ -21,7 +21,7 @@ from workbench.data.text.formats import Example
 from workbench.data.text.prompts import read_prompts
 from workbench.errors import ConfigError
 from workbench.models import exported
-from workbench.recipes import classify_verbs, crossval_verbs
+from workbench.recipes import classify_verbs, crossval_verbs, streamed_rows
 from workbench.recipes.sft import score
 from workbench.runs import files, run_directory
 from workbench.runs.trust import Trust
@@ -39,6 +39,8 @@ def evaluate(run: Path, overrides: Sequence[str], *, trust: bool = False) -> dic
         trust: Execute the Python code that the run directory names; so for every verb here.
     """
     config = _asked_config(run, overrides, verb="evaluate", trust=trust)
+    if config.data.test is None:
+        config = streamed_rows.local(config)
     if config.recipe == "classify":
         return classify_verbs.evaluate(run, config)
     if config.recipe == "crossval":

@@ -21,6 +21,7 @@ from workbench.config.decontaminate_config import DecontaminateConfig
 from workbench.config.sampling_config import SamplingConfig
 from workbench.config.select_config import SelectConfig
 from workbench.config.sources_config import MixConfig, SourceConfig
+from workbench.config.streaming_config import StreamingConfig
 from workbench.schema import Section, did_you_mean
 
 WEIGHT = "weight"
@@ -94,6 +95,7 @@ class DataConfig(Section):
     limit: PositiveInt | None = None
     """Use only the first `limit` rows of `train`; of class folders of pictures as many of each class, as far as it has
     them."""
+    streaming: StreamingConfig = StreamingConfig()
     max_tokens: Annotated[int, Field(ge=8)] = 1024
     """Longest example in tokens; longer ones are cut."""
     truncate: Literal["left", "right"] = "left"

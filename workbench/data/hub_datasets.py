@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from workbench.data.columnar import rows_of
@@ -25,19 +26,59 @@ def read(source: str) -> Iterator[dict[str, Any]]:
         DataError: The hub cannot be reached, or has no such data set, configuration or split.
     """
     repository, config, split = _parts(source)
-    with _data_errors(source):
+    with data_errors(source):
         import datasets
 
         dataset = datasets.load_dataset(repository, config, split=split)
         # Arrow tables: rows of `datasets` would decode images and sound, which no format here reads.
         for table in dataset.with_format("arrow").iter(batch_size=1024):
+<<<<<<< HEAD
             yield from rows_of(table)
+=======
+            yield from class_names(dataset.features, rows_of(table))
+
+
+def stream(source: str, paths: Sequence[Path] | None) -> Any:
+    """The rows of a hub data set, or of files, as they come from network or disk: an IterableDataset of Arrow tables.
+
+    Of jsonl and txt files a row is a line, in the column `text`.
+
+    Args:
+        paths: jsonl, txt or parquet files of one kind; None where `source` is a hub data set.
+
+    Raises:
+        DataError: The hub cannot be reached, or has no such data set, configuration or split.
+    """
+    with data_errors(source):
+        import datasets
+
+        if paths is None:
+            repository, config, split = _parts(source)
+            found = datasets.load_dataset(repository, config, split=split, streaming=True)
+        else:
+            kind = "parquet" if paths[0].suffix.lower() == ".parquet" else "text"
+            found = datasets.load_dataset(kind, data_files=[*map(str, paths)], split="train", streaming=True)
+        return found.with_format("arrow")
+
+
+def class_names(features: Mapping[str, Any] | None, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield rows with the names of classes in place of their numbers.
+
+    Args:
+        features: As `datasets` describes the columns; None where it does not know them.
+    """
+    import datasets
+
+    classes = {name: kind for name, kind in (features or {}).items() if isinstance(kind, datasets.ClassLabel)}
+    for row in rows:
+        yield {name: _class_name(classes.get(name), value) for name, value in row.items()}
+>>>>>>> cdeb219 (data.streaming: of a data set larger than the disk no more rows are fetched than the run draws; a killed reading goes on to the same bytes)
 
 
 def fingerprint(source: str) -> str:
     """The data set and its current commit, as id@commit."""
     repository, config, _ = _parts(source)
-    with _data_errors(source):
+    with data_errors(source):
         import datasets
 
         return f"{source}@{datasets.load_dataset_builder(repository, config).hash}"
@@ -50,7 +91,7 @@ def _parts(source: str) -> tuple[str, str | None, str]:
 
 
 @contextmanager
-def _data_errors(source: str) -> Iterator[None]:
+def data_errors(source: str) -> Iterator[None]:
     """Turn what `datasets` and the network raise into DataErrors."""
     try:
         yield
@@ -67,6 +108,8 @@ def _data_errors(source: str) -> Iterator[None]:
         page = f"https://huggingface.co/datasets/{_parts(source)[0]}"
         gated = f"Accept the terms on {page}, then run" if "gated" in str(error) else "For a private or gated one run"
         raise DataError(f"{source}: no such file here, and: {_one_line(error)} {gated} `hf auth login`.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{source}: not UTF-8 text ({error}). Convert it: iconv -f latin1 -t utf-8.") from error
     except ValueError as error:
         # `datasets` lists the configurations or splits that exist, then shows Python code.
         text = _one_line(error).split("Example of usage")[0].strip()

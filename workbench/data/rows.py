@@ -46,7 +46,7 @@ def read_rows(source: str) -> Iterator[RawRow]:
     Raises:
         DataError: A file is missing, empty, of an unknown kind, not UTF-8 or broken as a whole.
     """
-    paths = _data_files(source)
+    paths = data_files(source)
     if paths is None:
         for number, columns in enumerate(hub_datasets.read(source), start=1):
             yield RawRow(place(source, number), columns)
@@ -60,7 +60,7 @@ def read_rows(source: str) -> Iterator[RawRow]:
 
 def fingerprint(source: str) -> str:
     """Identify the content: SHA-256 of a file, SHA-256 over those of a folder's files, id@commit of a hub data set."""
-    paths = _data_files(source)
+    paths = data_files(source)
     if paths is None:
         return hub_datasets.fingerprint(source)
     digests = []
@@ -142,7 +142,7 @@ def _path(source: str) -> Path:
     return Path(os.path.expanduser(starter.resolve(source)))
 
 
-def _data_files(source: str) -> list[Path] | None:
+def data_files(source: str) -> list[Path] | None:
     """The files of a path, or None where `source` names a hub data set."""
     path = _path(source)
     if os.path.isdir(path):

@@ -71,6 +71,7 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
     Args:
         features: Needed where `duplicates.features` compares them.
     """
+    assert not config.data.streaming.on, "streamed rows are files of this machine by now"
     train = reader.read(config.data.train, limit=config.data.limit, weighted=True)
     test = reader.read(config.data.test_files[""]) if config.data.test else None
     stratification.require_labelled([record.row for record in train.records], train.labels)

@@ -180,6 +180,7 @@ class ClassSplits(NamedTuple):
 
 def load(config: RunConfig, reader: RowReader) -> ClassSplits:
     """Read and split; refuses data with nothing to learn or to measure."""
+    assert not config.data.streaming.on, "streamed rows are files of this machine by now"
     train = reader.read(config.data.train, limit=config.data.limit, weighted=True)
     if config.data.own_share is None:
         held_out = reader.read(config.data.held_out_files[""])

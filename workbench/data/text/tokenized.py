@@ -217,6 +217,7 @@ def _split(
     Args:
         held_out: Held-out rows; None where a share of the training rows is held out.
     """
+    assert not config.streaming.on, "streamed rows are files of this machine by now"
     train = read(config.train, config, tokenizer, template, limit=config.limit, weighted=True)
     if held_out is None:
         assert config.own_share is not None

@@ -45,7 +45,7 @@ class LearnedMix(Sampler):
         count = len(train.share_S)
         self._share_S, self._owed_S = train.share_S, np.zeros(count)
         self._loss_S = np.full(count, np.nan)
-        """Of the last window that had rows of the source."""
+        """The last one of each source, over a window that had rows of it."""
         self._reference_S = np.asarray([config.data.mix.reference.get(each, np.nan) for each in config.data.sources])
         self._drawn_S = self._count_S = np.zeros(count, dtype=np.int64)
         """Rows drawn before the window, and in it."""

@@ -1,0 +1,176 @@
+"""Some rows of a data set that is larger than the disk, through `datasets`' streaming, kept as files.
+
+They are written in parts of a fixed number of rows, beside the position in the stream after the last one: a reading
+that was killed, also in the middle of a shard, goes on there and ends with the same bytes. One part is in memory.
+No buffer shuffles them: the run permutes all rows that it has.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from workbench.data import hub_datasets, rows
+from workbench.data.columnar import rows_of
+from workbench.data.shard_turns import OPEN, ShardTurns
+from workbench.data.text.tokenized import cache_folder
+from workbench.errors import DataError
+from workbench.runs import files
+
+PART = 1000
+"""Rows of the stream that are read at a time, and most rows of a part."""
+AWAY = 50
+"""Readings after which a part is written, however few rows are taken: so much is read again after a kill."""
+LINES = {".jsonl", ".txt"}
+"""Files of which a row is a line."""
+
+
+@dataclass(frozen=True)
+class RowStream:
+    """The first rows of a stream, and how they are chosen."""
+
+    source: str
+    """A jsonl, parquet or txt file, a folder of them, or a hub data set."""
+    count: int
+    """Rows that are taken; fewer where it has no more."""
+    share: float
+    """Share of the rows on the way that are taken."""
+    seed: int
+
+
+@dataclass
+class Position:
+    """How far a stream was read."""
+
+    parts: int = 0
+    taken: int = 0
+    readings: int = 0
+    done: bool = False
+    stream: dict[str, Any] | None = None
+    """Where the shards stand, as ShardTurns has it; None at the beginning."""
+
+
+@dataclass
+class Taken:
+    """Rows of a part to be, as lines."""
+
+    lines: list[str] = field(default_factory=list)
+    readings: int = 0
+
+
+def take(stream: RowStream, say: Callable[[str], None] = lambda _: None) -> Path:
+    """The folder of the rows that a stream gives, which has them all already, or some, or none.
+
+    Raises:
+        DataError: The source is none that can be streamed, cannot be read, or gives no row.
+    """
+    paths = rows.data_files(stream.source)
+    suffix = ".jsonl" if paths is None else _suffix(stream.source, paths)
+    folder = cache_folder() / "streams" / _key(stream, paths)
+    with _alone(folder):
+        position = _position(folder)
+        if not position.done:
+            say(f"Streaming {stream.count:,} rows of {stream.source}, {position.taken:,} of which are here ...")
+            name = f"{Path(stream.source).name.partition(':')[0].partition('.')[0]}-{{:05d}}{suffix}"
+            _read(stream, paths, folder / "rows" / name, position)
+    if not position.taken:
+        raise DataError(f"{stream.source}: streaming gave no row. Write a larger data.streaming.share, or other rows.")
+    return folder / "rows"
+
+
+def _read(stream: RowStream, paths: list[Path] | None, part: Path, position: Position) -> None:
+    """Go on from a position to the end, and write it beside the parts after each of them."""
+    with hub_datasets.data_errors(stream.source):
+        dataset = hub_datasets.stream(stream.source, paths)
+        turns = ShardTurns(dataset, PART, stream.seed, position.stream)
+    found = Taken()
+    for lines in _lines(turns, stream, paths):
+        chosen = np.random.default_rng([stream.seed, 14, position.readings]).random(len(lines)) < stream.share
+        position.readings, found.readings = position.readings + 1, found.readings + 1
+        found.lines += itertools.compress(lines, chosen.tolist())
+        position.done = position.taken + len(found.lines) >= stream.count
+        if position.done or len(found.lines) >= PART or found.readings >= AWAY:
+            position.stream = turns.state()
+            _write(part, found.lines[: stream.count - position.taken], position)
+            found = Taken()
+        if position.done:
+            return
+    position.done = True
+    _write(part, found.lines, position)
+
+
+def _write(part: Path, lines: list[str], position: Position) -> None:
+    if lines:
+        text = "".join(f"{line}\n" for line in lines)
+        files.write_bytes(part.with_name(part.name.format(position.parts)), text.encode("utf-8", "surrogatepass"))
+        position.parts, position.taken = position.parts + 1, position.taken + len(lines)
+    files.write_json(part.parent.parent / "position.json", vars(position))
+
+
+def _lines(turns: ShardTurns, stream: RowStream, paths: list[Path] | None) -> Iterator[list[str]]:
+    """The rows of each reading, as lines of a file; empty lines are none."""
+    with hub_datasets.data_errors(stream.source):
+        for table in turns:
+            if paths is not None and paths[0].suffix.lower() in LINES:
+                yield [line for line in table.column("text").to_pylist() if line.strip()]
+            else:
+                named = hub_datasets.class_names(turns.dataset.features, rows_of(table))
+                yield [json.dumps(row, ensure_ascii=False, default=_plain) for row in named]
+
+
+def _plain(value: object) -> str | None:
+    """A value that JSON does not have: times in words; sounds and pictures, which no format of text reads, as null."""
+    return None if isinstance(value, bytes) else str(value)
+
+
+def _suffix(source: str, paths: list[Path]) -> str:
+    """The kind of the files that the rows are written into."""
+    suffix = paths[0].suffix.lower()
+    if suffix not in {*LINES, ".parquet"}:
+        raise DataError(
+            f"{source}: data.streaming reads jsonl, parquet and txt files and hub data sets, not {suffix}. "
+            "Leave data.streaming out; data.limit reads the first rows."
+        )
+    return suffix if suffix in LINES else ".jsonl"
+
+
+def _key(stream: RowStream, paths: list[Path] | None) -> str:
+    """Name of the folder: the source as it is now, and how rows are chosen of it."""
+    import datasets
+
+    if paths is None:
+        identity: Any = hub_datasets.fingerprint(stream.source)
+    else:  # to read a file that is larger than memory for its digest would take longer than its first rows
+        identity = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+    key = [identity, stream.count, stream.share, stream.seed, PART, AWAY, OPEN, datasets.__version__]
+    return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
+
+
+def _position(folder: Path) -> Position:
+    path = folder / "position.json"
+    position = Position(**files.read_json(path)) if path.exists() else Position()
+    files.remove_unfinished(folder / "rows")
+    for number, part in enumerate(sorted((folder / "rows").glob("*"))):
+        if number >= position.parts:  # written, but not its position
+            part.unlink()
+    return position
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Inside the block no other process reads this stream."""
+    files.require_writable(folder / "lock")
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+        os.utime(folder)
