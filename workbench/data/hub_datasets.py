@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,7 @@ def read(source: str) -> Iterator[dict[str, Any]]:
         dataset = datasets.load_dataset(repository, config, split=split)
         # Arrow tables: rows of `datasets` would decode images and sound, which no format here reads.
         for table in dataset.with_format("arrow").iter(batch_size=1024):
-<<<<<<< HEAD
             yield from rows_of(table)
-=======
-            yield from class_names(dataset.features, rows_of(table))
 
 
 def stream(source: str, paths: Sequence[Path] | None) -> Any:
@@ -59,20 +56,6 @@ def stream(source: str, paths: Sequence[Path] | None) -> Any:
             kind = "parquet" if paths[0].suffix.lower() == ".parquet" else "text"
             found = datasets.load_dataset(kind, data_files=[*map(str, paths)], split="train", streaming=True)
         return found.with_format("arrow")
-
-
-def class_names(features: Mapping[str, Any] | None, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield rows with the names of classes in place of their numbers.
-
-    Args:
-        features: As `datasets` describes the columns; None where it does not know them.
-    """
-    import datasets
-
-    classes = {name: kind for name, kind in (features or {}).items() if isinstance(kind, datasets.ClassLabel)}
-    for row in rows:
-        yield {name: _class_name(classes.get(name), value) for name, value in row.items()}
->>>>>>> cdeb219 (data.streaming: of a data set larger than the disk no more rows are fetched than the run draws; a killed reading goes on to the same bytes)
 
 
 def fingerprint(source: str) -> str:

@@ -124,8 +124,7 @@ def _lines(turns: ShardTurns, stream: RowStream, paths: list[Path] | None) -> It
             if paths is not None and paths[0].suffix.lower() in LINES:
                 yield [line for line in table.column("text").to_pylist() if line.strip()]
             else:
-                named = hub_datasets.class_names(turns.dataset.features, rows_of(table))
-                yield [json.dumps(row, ensure_ascii=False, default=_plain) for row in named]
+                yield [json.dumps(row, ensure_ascii=False, default=_plain) for row in rows_of(table)]
 
 
 def _plain(value: object) -> str | None:
