@@ -6,10 +6,9 @@ import os
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
-import numpy as np
 from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
@@ -25,10 +24,13 @@ class TokenSpans:
         self.ids = ids
         # Tokenizers may trim a leading space off the offsets, which leaves a gap: a token starts where the one before
         # it ended. The bytes of one character have the same offsets each: there a token starts earlier than that.
-        spans_2 = np.fromiter(chain.from_iterable(offsets), dtype=np.int64).reshape(-1, 2)
-        ends = np.maximum.accumulate(spans_2[:, 1])
-        self.ends: list[int] = ends.tolist()
-        self.starts: list[int] = np.minimum(spans_2[:, 0], np.append(0, ends)[:-1]).tolist()
+        starts, ends = [start for start, _ in offsets], [end for _, end in offsets]
+        before = [0, *ends[:-1]]
+        if starts != before:
+            ends = list(accumulate(ends, max))
+            before = [0, *ends[:-1]]
+            starts = list(map(min, starts, before))
+        self.starts, self.ends = starts, ends
 
     def between(self, start: int, stop: int) -> tuple[int, int]:
         """First and last (exclusive) token that starts in these characters."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from workbench.data.text.template_segments import InstrumentedTemplate, Rendering
 
@@ -111,3 +112,21 @@ def test_a_mark_is_in_no_text_of_the_conversation() -> None:
     source = "{% for m in messages %}{{ m.content }}{{ m.more }}{% endfor %}"
     found = InstrumentedTemplate(source).render(messages, (), prompt=False, special_tokens={})
     assert found is not None and found.text == used[:4] + str([{used[4:8]: used[8:]}])
+
+
+@pytest.mark.parametrize("said", ["\\ue000", "'\"\ue000", "\ud800\ue000\ue001", "plain"])
+def test_texts_that_hold_marks_or_look_like_them_stay_as_they_are(said: str) -> None:
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools[0].name }}"
+    for text in (None, 2 * said):
+        found = InstrumentedTemplate(source).render(
+            [{"role": "user", "content": said}], [{"name": said}], prompt=False, special_tokens={}, text=text
+        )
+        assert found is not None and found.text == 2 * said
+
+
+def test_the_template_that_serves_knows_no_marks() -> None:
+    source = "{% for m in messages %}" + BODY + "{% endfor %}{# served #}"
+    served = _compile_jinja_template(source)
+    before = dict(served.environment.filters)
+    assert rendered(source) is not None
+    assert served.environment.filters == before
