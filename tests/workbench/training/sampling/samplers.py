@@ -42,6 +42,18 @@ class Tokens:
         raise NotImplementedError
 
 
+class Two:
+    """Two processes: the other one hears of the rows that this one does not compute."""
+
+    def __init__(self) -> None:
+        self.other: list[Any] = []
+
+    def gathered(self, value: list[Any]) -> list[list[Any]]:
+        found = [value, self.other]
+        self.other = []
+        return found
+
+
 def config(size: int = 2, seed: int = 0, **sampling: Any) -> RunConfig:
     data = {"train": "rows.jsonl", "sampling": sampling}
     return RunConfig.model_validate({"recipe": "sft", "seed": seed, "data": data, "batch": {"size": size}})

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.workbench.training.sampling.samplers import followed, of, sampler
+from tests.workbench.training.sampling.samplers import Two, followed, of, sampler
 from workbench.data.batching import global_batch
 from workbench.errors import ConfigError
 from workbench.training.sampling.infobatch import InfoBatch, pruning_weights
@@ -109,18 +109,6 @@ def test_it_goes_on_from_its_state_in_the_middle_of_a_pass() -> None:
             assert mine.rows.tolist() == theirs.rows.tolist()
             assert (mine.weight_N is None) == (theirs.weight_N is None)
             assert mine.weight_N is None or np.array_equal(mine.weight_N, theirs.weight_N)
-
-
-class Two:
-    """Two processes: the other one hears of the rows that this one does not compute."""
-
-    def __init__(self) -> None:
-        self.other: list[Any] = []
-
-    def gathered(self, value: list[Any]) -> list[list[Any]]:
-        found = [value, self.other]
-        self.other = []
-        return found
 
 
 def test_two_processes_draw_what_one_does() -> None:

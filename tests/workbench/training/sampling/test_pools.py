@@ -8,7 +8,7 @@ from math import factorial, prod
 import numpy as np
 import pytest
 
-from tests.workbench.training.sampling.samplers import followed, of, sampler
+from tests.workbench.training.sampling.samplers import Two, followed, of, sampler
 from workbench.training.sampling.pools import ImportanceSampling, gain, importance_weights
 
 TOKENS = [5, 1, 9, 2, 7, 3, 4, 6, 8, 2, 1, 3]
@@ -118,3 +118,19 @@ def test_it_goes_on_from_its_state(by: str, losses: list[float]) -> None:
         for mine, theirs in zip(followed(again, losses, at, 40), whole[at:], strict=True):
             assert mine.rows.tolist() == theirs.rows.tolist()
             assert mine.weight_N is None or np.array_equal(mine.weight_N, theirs.weight_N)
+
+
+@pytest.mark.parametrize("losses", [EVEN, HARD])
+@pytest.mark.parametrize("by", ["importance", "selective"])
+def test_two_processes_draw_what_one_does(by: str, losses: list[float]) -> None:
+    """Each computes other rows of a step, and hears of the pool's in another order."""
+    ranks = Two()
+    both, alone = (sampler(TOKENS, 60, size=6, by=by, pool=2, **more) for more in ({"ranks": ranks}, {}))
+    for step, draw in enumerate(followed(alone, losses, 0, 40)):
+        rows = both.rows(step)
+        mine = both.drawn(rows, of(rows[::-1], losses) if both.looks else None)
+        assert mine.rows.tolist() == draw.rows.tolist()
+        assert mine.weight_N is None or np.array_equal(mine.weight_N, draw.weight_N)
+        assert (mine.weight_N is None) == (draw.weight_N is None)
+        both.rows_done(step + 1, of(mine.rows[1:], losses))
+        ranks.other.append(of(mine.rows[:1], losses))
