@@ -1,12 +1,16 @@
-"""Effect of each way to choose or order training rows, over paired seeds, at equal steps.
+"""Effect of each way to clean, choose, draw or order rows of text, over paired seeds, at equal rows and equal compute.
 
-    python scripts/bench/data_methods.py gsm8k/ --out runs/data [--steps 90] [--seeds 3] [--json FILE]
+    python scripts/bench/data_methods.py gsm8k/ --out runs/data [--steps 40] [--seeds 3] [--json FILE] [key=value]
 
 The folder has GSM8K's train.jsonl and test.jsonl (Cobbe et al. 2021). The starter, 6 M parameters, trains by LoRA on a
-mixture: 1,000 rows of GSM8K, the shipped 2,000 questions about fairy tales, and 500 rows of noise, which are questions
-of GSM8K with the shuffled words of other answers. It is asked for GSM8K: 300 of its test rows are held out, and 150
-other training rows are the target of by=importance and by=gradient. Arms that choose keep as many rows and train as
-many steps as the random choice. Runs stand below --out, the seeds one after another; what is finished is not run again.
+mixture of rows of GSM8K, rows of the shipped questions about fairy tales, and noise: questions of GSM8K, half of them
+with the shuffled words of other answers, half with a fault that `data.clean` has a rule for. It is asked for GSM8K:
+some of its test rows are held out, and other training rows are the target of by=importance and by=gradient. Rows are
+short ones, at most --characters long, but for the tales, which are the shortest.
+
+Every arm takes as many steps as the control, which is equal rows. What choosing and drawing cost beside that is in the
+processor time of the run: at equal compute an arm is compared with a control that trains for as long. Runs stand below
+--out, in this process one after another, seed by seed; what is finished is not run again.
 """
 
 from __future__ import annotations
@@ -14,107 +18,128 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import data_quality
+import equal_compute
 import measuring
-import numpy as np
 import standing
+from equal_compute import Arm, Control
 from standing import Wanted
 
 from workbench import recipes
 from workbench.data import starter
 from workbench.schema import read_yaml
 
-KEPT = 1_200
-NOISE, WANTED_ROWS, TARGET, TESTED = 500, 1_000, 150, 300
-CONTROL = "every row"
+FAULTS = ("answer_repeats_prompt", "refusal", "empty_turn", "broken_characters", "symbols")
+RULES = (*FAULTS, "exact_duplicate", "near_duplicate")
+LENGTHS = (0.5, 1.0, 2.0)
+"""Of the control, in its own steps."""
+CHOICE = "random choice"
 ARMS: dict[str, list[str]] = {
-    CONTROL: [],
-    "random choice": ["data.select.by=random", f"data.select.rows={KEPT}"],
-    "by importance": [
-        "data.select.by=importance",
-        f"data.select.rows={KEPT}",
-        "data.select.target={folder}/target.jsonl",
-    ],
-    "by gradient": [
-        "data.select.by=gradient",
-        f"data.select.rows={KEPT}",
-        "data.select.target={folder}/target.jsonl",
-    ],
-    "by perplexity, middle": ["data.select.by=perplexity", f"data.select.rows={KEPT}"],
-    "by perplexity, low": ["data.select.by=perplexity", "data.select.band=low", f"data.select.rows={KEPT}"],
-    "by difficulty": ["data.select.by=ifd", f"data.select.rows={KEPT}"],
+    CHOICE: ["data.select.by=random"],
+    "by importance (DSIR)": ["data.select.by=importance", "data.select.target={folder}/target.jsonl"],
+    "by gradient (LESS)": ["data.select.by=gradient", "data.select.target={folder}/target.jsonl"],
+    "by perplexity, middle": ["data.select.by=perplexity"],
+    "by difficulty (IFD)": ["data.select.by=ifd"],
+    "cleaned": [f"data.clean=[{','.join(RULES)}]"],
+    "InfoBatch": ["data.sampling.by=infobatch"],
+    "importance sampling": ["data.sampling.by=importance"],
+    "selective (biased)": ["data.sampling.by=selective"],
     "short rows first": ["data.curriculum.by=length"],
-    "long rows first": ["data.curriculum.by=length", "data.curriculum.first=hard"],
 }
 
 
 def main() -> None:
     arguments = _arguments()
-    write(arguments.gsm8k, arguments.out)
+    _write(arguments)
+    wanted = {name: run for seed in range(arguments.seeds) for name, run in _runs(arguments, seed)}
+    runs = standing.finish_here(wanted, arguments.out)
+
+    def arm(name: str) -> Arm:
+        own = [runs[_name(name, seed)] for seed in range(arguments.seeds)]
+        losses = [standing.scores(run)["after"]["loss"] for run in own]
+        return Arm(losses, [standing.cpu_s(run) for run in own])
+
+    control = Control({length: arm(f"every row {length:g}") for length in LENGTHS})
+    arms = {name: arm(name) for name in ARMS}
+    choosers = {name: CHOICE for name, words in ARMS.items() if _chooses(words) and name != CHOICE}
+    print(
+        standing.markdown(
+            equal_compute.table(control, arms, references=choosers, score="held-out loss", sign=-1, digits=3)
+        )
+    )
+    machine = measuring.machine("cpu", ("torch", "transformers", "peft"))
+    measuring.write_report(arguments, machine=machine, control=control.lengths, arms=arms)
+
+
+def _runs(arguments: argparse.Namespace, seed: int) -> Iterator[tuple[str, Wanted]]:
+    """The runs of a seed with their names."""
     recipe = read_yaml(recipes.find("sft/quickstart"))
     folder = arguments.out.resolve()
     shared = [
         f"data.train={folder}/train.jsonl",
         f"data.held_out={folder}/held_out.jsonl",
         "train.epochs=null",
-        f"train.steps={arguments.steps}",
         "evaluate.every=null",
         "evaluate.answers=0",
+        "save.every=null",
+        f"batch.size={arguments.batch}",
+        f"seed={seed}",
+        *arguments.overrides,
     ]
-    wanted = {
-        _name(arm, seed): Wanted(recipe, [*shared, f"seed={seed}", *(word.format(folder=folder) for word in words)])
-        for seed in range(arguments.seeds)
-        for arm, words in ARMS.items()
-    }
-    runs = standing.finish(wanted, folder, jobs=1, device="cpu")
-    loss = {
-        arm: [standing.scores(runs[_name(arm, seed)])["after"]["loss"] for seed in range(arguments.seeds)]
-        for arm in ARMS
-    }
-    rows: list[list[object]] = [["arm", "held-out loss", "less than with every row", "less than by a random choice"]]
-    for arm, values in loss.items():
-        others = [each if each != arm else None for each in (CONTROL, "random choice")]
-        against = [standing.interval(np.asarray(loss[each]) - values, digits=3) if each else "" for each in others]
-        rows.append([arm, f"{np.mean(values):.3f}", *against])
-    print(standing.markdown(rows))
-    machine = measuring.machine("cpu", ("torch", "transformers", "peft"))
-    measuring.write_report(arguments, machine=machine, arms=loss)
+    for length in LENGTHS:
+        steps = round(length * arguments.steps)
+        yield _name(f"every row {length:g}", seed), Wanted(recipe, [*shared, f"train.steps={steps}"])
+    for name, words in ARMS.items():
+        kept = [f"data.select.rows={arguments.kept}"] if _chooses(words) else []
+        own = [word.format(folder=folder) for word in words]
+        yield _name(name, seed), Wanted(recipe, [*shared, f"train.steps={arguments.steps}", *own, *kept])
 
 
-def write(gsm8k: Path, out: Path) -> None:
-    """The mixture, its parts, its held-out rows and the target's, the same each time."""
+def _chooses(words: list[str]) -> bool:
+    return words[0].startswith("data.select.")
+
+
+def _write(arguments: argparse.Namespace) -> None:
+    """The mixture, its held-out rows and the target's, the same each time."""
+    out = arguments.out
     if (out / "train.jsonl").exists():
         return
     chance = random.Random(0)
-    train, test = (_read(gsm8k / f"{name}.jsonl") for name in ("train", "test"))
+    train, test = (prompts(arguments.gsm8k / f"{name}.jsonl") for name in ("train", "test"))
+    train, test = ([row for row in rows if _characters(row) <= arguments.characters] for rows in (train, test))
     chance.shuffle(train)
-    own, target, spoilt, others = (
-        train[:WANTED_ROWS],
-        train[WANTED_ROWS : WANTED_ROWS + TARGET],
-        train[2_000 : 2_000 + NOISE],
-        train[3_000 : 3_000 + NOISE],
+    cuts = iter(train)
+    own, target, spoilt = (
+        [next(cuts) for _ in range(count)] for count in (arguments.wanted, arguments.target, arguments.noise)
     )
-    noise = [
-        {
-            "prompt": row["prompt"],
-            "completion": " ".join(chance.sample(words := other["completion"].split(), len(words))),
-        }
-        for row, other in zip(spoilt, others, strict=True)
+    others = [row["completion"] for row in cuts]
+    noise = [_faulty(row, number, others, chance) for number, row in enumerate(spoilt)]
+    tales = sorted(prompts(Path(starter.resolve("starter/fairytaleqa_train.jsonl"))), key=_characters)[
+        : arguments.tales
     ]
-    tales = _read(Path(starter.resolve("starter/fairytaleqa_train.jsonl")))
-    for name, rows in {"sums": own, "tales": tales, "noise": noise}.items():
-        standing.write_rows(rows, out / f"{name}.jsonl")
     mixture = [*own, *tales, *noise]
     chance.shuffle(mixture)
     standing.write_rows(target, out / "target.jsonl")
-    standing.write_rows(chance.sample(test, TESTED), out / "held_out.jsonl")
+    standing.write_rows(chance.sample(test, arguments.tested), out / "held_out.jsonl")
     standing.write_rows(mixture, out / "train.jsonl")
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
-    """Rows as prompts and completions."""
+def _faulty(row: dict[str, str], number: int, others: list[str], chance: random.Random) -> dict[str, str]:
+    """A row with another one's answer, its words shuffled, or every second time with a fault that a rule is for."""
+    if number % 2:
+        rule = FAULTS[number // 2 % len(FAULTS)]
+        prompt, completion = data_quality.FAULTS[rule](row["prompt"], row["completion"], chance)
+        return {"prompt": prompt, "completion": completion}
+    words = chance.choice(others).split()
+    return {"prompt": row["prompt"], "completion": " ".join(chance.sample(words, len(words)))}
+
+
+def prompts(path: Path) -> list[dict[str, Any]]:
+    """Rows of GSM8K or of the shipped questions as prompts and completions."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return [
         {"prompt": "\n".join(row[key] for key in ("context", "question") if key in row), "completion": row["answer"]}
@@ -122,18 +147,32 @@ def _read(path: Path) -> list[dict[str, Any]]:
     ]
 
 
+def _characters(row: dict[str, str]) -> int:
+    return len(row["prompt"]) + len(row["completion"])
+
+
 def _name(arm: str, seed: int) -> str:
-    return f"{arm.replace(' ', '-')}/seed-{seed}"
+    word = arm.replace(" ", "-").replace(",", "").replace("(", "").replace(")", "")
+    return f"seed-{seed}/{word}"
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gsm8k", type=Path)
+    parser.add_argument("overrides", nargs="*", help="key=value")
     parser.add_argument("--out", type=Path, default=Path("runs/data_methods"))
-    parser.add_argument("--steps", type=int, default=90)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--wanted", type=int, default=56, help="rows of GSM8K in the mixture")
+    parser.add_argument("--tales", type=int, default=64)
+    parser.add_argument("--noise", type=int, default=40)
+    parser.add_argument("--kept", type=int, default=56, help="rows that arms keep which choose")
+    parser.add_argument("--target", type=int, default=32)
+    parser.add_argument("--tested", type=int, default=80, help="held-out rows")
+    parser.add_argument("--characters", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write everything that was measured to this file")
-    return parser.parse_args()
+    return parser.parse_intermixed_args()
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Effect of each way to choose or draw labelled rows, with right and with wrong labels, over paired seeds.
+"""Effect of each way to choose, draw or order labelled rows, with right and with wrong labels, over paired seeds.
 
-    python scripts/bench/label_methods.py banking77/ clinc150/ --model FOLDER [--seeds 3] [--out FOLDER] [--json FILE]
+    python scripts/bench/label_methods.py banking77/ clinc150/ --model FOLDER [--seeds 3] [--out FOLDER] [key=value]
 
 The folders have Banking77's train.csv and test.csv (Casanueva et al. 2020) and CLINC150's data_full.json (Larson et al.
-2019, without questions out of scope). A small encoder trains by LoRA on --rows of a set's training rows, each seed on
-others; with a share of wrong labels, each is drawn evenly from the other classes. Every arm takes as many steps as the
-control, and those that say so three quarters of them; accuracy is on the set's test rows. Sampling by importance and
-selection look at more rows than they train, so the table also has the processor time of a step, as a multiple of the
-control's. Runs stand below --out; what is finished is not run again.
+2019, without questions out of scope). A small encoder trains by LoRA on --rows training rows of --classes of a set's
+intents, each seed on others; with a share of wrong labels, each is drawn evenly from the other classes. Every arm takes
+as many steps as the control; at equal compute it is compared with a control that trains for as long. Accuracy is on
+test rows, whose labels are right. Runs stand below --out, in this process one after another; what is finished is not
+run again. `label_noise.py` has data.drop_suspects.
 """
 
 from __future__ import annotations
@@ -18,91 +18,94 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import equal_compute
 import measuring
 import numpy as np
 import pandas as pd
 import standing
+from equal_compute import Arm, Control
 from standing import Wanted
 
-CONTROL = "every row"
-FEWER = "three quarters of the steps"
+LENGTHS = (0.5, 1.0, 2.0)
+"""Of the control, in its own steps."""
+CHOICE = "random half"
 ARMS: dict[str, list[str]] = {
-    CONTROL: [],
-    "random half": ["data.select.by=random", "data.select.rows=0.5"],
-    "infobatch": ["data.sampling.by=infobatch"],
-    "importance": ["data.sampling.by=importance"],
-    "selective": ["data.sampling.by=selective"],
-    f"{CONTROL}, {FEWER}": ["train.steps={fewer}"],
-    f"infobatch, {FEWER}": ["data.sampling.by=infobatch", "train.steps={fewer}"],
+    CHOICE: ["data.select.by=random", "data.select.rows=0.5"],
+    "by importance (DSIR), half": [
+        "data.select.by=importance",
+        "data.select.rows=0.5",
+        "data.select.target={folder}/target.csv",
+    ],
+    "InfoBatch": ["data.sampling.by=infobatch"],
+    "importance sampling": ["data.sampling.by=importance"],
+    "selective (biased)": ["data.sampling.by=selective"],
+    "short rows first": ["data.curriculum.by=length"],
 }
-SETTINGS = {"banking77": (0.0, 0.1, 0.3), "clinc150": (0.0,)}
+SETTINGS = {"banking77": (0.1, 0.3), "clinc150": (0.0,)}
 """Shares of wrong labels, by set."""
-SIZE = 32
 
 
 def main() -> None:
     arguments = _arguments()
-    steps = arguments.epochs * -(-arguments.rows // SIZE)
     report: dict[str, Any] = {}
-    for data, noises in SETTINGS.items():
-        for noise in noises:
-            title = f"{data}, {noise:.0%} wrong labels"
-            found = _table(arguments, data, noise, steps)
-            report[title] = found
-            print(f"\n{title}, {steps} steps of {SIZE} rows\n", flush=True)
-            print(standing.markdown(list(_lines(found))), flush=True)
+    settings = [(data, noise) for data, noises in SETTINGS.items() for noise in noises]
+    for seed in range(arguments.seeds):  # all settings have their first seed before one has its last
+        for data, noise in settings:
+            standing.finish_here(dict(_runs(arguments, data, noise, seed)), arguments.out)
+    for data, noise in settings:
+        title = f"{data}, {noise:.0%} wrong labels"
+        control, arms = _found(arguments, data, noise)
+        report[title] = {"control": control.lengths, "arms": arms}
+        rows = equal_compute.table(
+            control, arms, references={"by importance (DSIR), half": CHOICE}, score="accuracy", sign=1, digits=1
+        )
+        print(f"\n{title}, {arguments.steps} steps of {arguments.batch} rows\n")
+        print(standing.markdown(rows), flush=True)
     measuring.write_report(arguments, machine=measuring.machine("cpu", ("torch", "transformers", "peft")), sets=report)
 
 
-def _table(arguments: argparse.Namespace, data: str, noise: float, steps: int) -> dict[str, dict[str, list[float]]]:
-    """Accuracy on the test rows and seconds of a step of each arm, by seed."""
-    wanted = {}
-    for seed in range(arguments.seeds):
-        folder = arguments.out / f"{data}-{noise:g}-{seed}"
-        _write(arguments, data, noise, seed, folder)
-        for arm, words in ARMS.items():
-            words = [*(word.format(fewer=round(0.75 * steps)) for word in words), *arguments.overrides]
-            wanted[f"{folder.name}/{arm.replace(', ', '-').replace(' ', '_')}"] = Wanted(
-                _recipe(arguments, folder, seed, steps), words
-            )
-    runs = standing.finish(wanted, arguments.out, jobs=1, device="cpu")
-    found = iter(runs.values())
-    table: dict[str, dict[str, list[float]]] = {arm: {"accuracy": [], "step_s": []} for arm in ARMS}
-    for _ in range(arguments.seeds):
-        for arm in ARMS:
-            run = next(found)
-            table[arm]["accuracy"].append(standing.scores(run)["test"]["accuracy"])
-            table[arm]["step_s"].append(standing.step_s(run))
-    return table
+def _found(arguments: argparse.Namespace, data: str, noise: float) -> tuple[Control, dict[str, Arm]]:
+    """Accuracy in percent and processor time of each arm; all runs are finished."""
+
+    def arm(name: str) -> Arm:
+        own = [arguments.out / _name(data, noise, seed, name) for seed in range(arguments.seeds)]
+        return Arm(
+            [100 * standing.scores(run)["test"]["accuracy"] for run in own], [standing.cpu_s(run) for run in own]
+        )
+
+    control = Control({length: arm(f"every row {length:g}") for length in LENGTHS})
+    return control, {name: arm(name) for name in ARMS}
 
 
-def _lines(table: dict[str, dict[str, list[float]]]) -> Iterator[list[object]]:
-    yield ["arm", "accuracy", "points more than every row", "time of a step"]
-    control = table[CONTROL]
-    for arm, found in table.items():
-        gains = 100 * (np.asarray(found["accuracy"]) - control["accuracy"])
-        told = "" if arm == CONTROL else standing.interval(gains, digits=1)
-        times = np.median(found["step_s"]) / np.median(control["step_s"])
-        yield [arm, f"{100 * np.mean(found['accuracy']):.1f}", told, f"{times:.2f}"]
+def _runs(arguments: argparse.Namespace, data: str, noise: float, seed: int) -> Iterator[tuple[str, Wanted]]:
+    """The runs of a seed with their names."""
+    folder = (arguments.out / _folder(data, noise, seed)).resolve()
+    _write(arguments, data, noise, seed, folder)
+    recipe = _recipe(arguments, folder, seed)
+    for length in LENGTHS:
+        words = [f"train.steps={round(length * arguments.steps)}", *arguments.overrides]
+        yield _name(data, noise, seed, f"every row {length:g}"), Wanted(recipe, words)
+    for name, own in ARMS.items():
+        words = [f"train.steps={arguments.steps}", *arguments.overrides, *(word.format(folder=folder) for word in own)]
+        yield _name(data, noise, seed, name), Wanted(recipe, words)
 
 
-def _recipe(arguments: argparse.Namespace, folder: Path, seed: int, steps: int) -> dict[str, Any]:
-    here = folder.resolve()
+def _recipe(arguments: argparse.Namespace, folder: Path, seed: int) -> dict[str, Any]:
     return {
         "recipe": "classify",
         "seed": seed,
         "model": {"id": arguments.model, "weights": "auto"},
         "adapter": {"method": "lora", "rank": 16, "alpha": 32, "targets": "all-linear"},
         "data": {
-            "train": str(here / "train.csv"),
-            "held_out": str(here / "held_out.csv"),
-            "test": str(here / "test.csv"),
+            "train": str(folder / "train.csv"),
+            "held_out": str(folder / "held_out.csv"),
+            "test": str(folder / "test.csv"),
             "max_tokens": 64,
             "overlap": "drop",
         },
-        "batch": {"size": SIZE},
+        "batch": {"size": arguments.batch},
         "classes": {"sampling": "none", "every_class": False},
-        "train": {"steps": steps, "learning_rate": 1.0e-3},
+        "train": {"learning_rate": 1.0e-3},
         "schedule": {"name": "linear", "warmup": 0.05},
         "evaluate": {"every": None, "probe": 0},
         "save": {"every": None},
@@ -110,22 +113,24 @@ def _recipe(arguments: argparse.Namespace, folder: Path, seed: int, steps: int) 
 
 
 def _write(arguments: argparse.Namespace, data: str, noise: float, seed: int, folder: Path) -> None:
-    """The rows of a seed: those that train, of which some are labelled wrongly, a few held out, and the test rows."""
+    """The rows of a seed: those that train, some labelled wrongly, and held-out, target and test rows."""
     if (folder / "test.csv").exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
     train, test = _banking77(arguments.banking77) if data == "banking77" else _clinc150(arguments.clinc150)
-    train = train.drop_duplicates("text").sample(frac=1, random_state=seed).reset_index(drop=True)
-    held_out, train = train[-200:], train[: arguments.rows].reset_index(drop=True)
-    names = np.asarray(sorted(train["label"].unique()))
     chance = np.random.default_rng(seed)
+    names = np.sort(chance.permutation(sorted(train["label"].unique()))[: arguments.classes])
+    train, test = (rows[rows["label"].isin(names)] for rows in (train, test))
+    train = train.drop_duplicates("text").sample(frac=1, random_state=seed).reset_index(drop=True)
+    held_out, target, train = train[-60:], train[-160:-60], train[:-160][: arguments.rows]
     wrong = chance.choice(len(train), size=round(noise * len(train)), replace=False)
-    number = np.searchsorted(names, train["label"].to_numpy()[wrong])
     label = train["label"].to_numpy().copy()
+    number = np.searchsorted(names, label[wrong])
     label[wrong] = names[(number + chance.integers(1, len(names), size=len(wrong))) % len(names)]
     train.assign(label=label).to_csv(folder / "train.csv", index=False)
     held_out.to_csv(folder / "held_out.csv", index=False)
-    test.to_csv(folder / "test.csv", index=False)
+    target.to_csv(folder / "target.csv", index=False)
+    test.sample(frac=1, random_state=seed)[: arguments.tested].to_csv(folder / "test.csv", index=False)
 
 
 def _banking77(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -140,14 +145,26 @@ def _clinc150(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     )
 
 
+def _folder(data: str, noise: float, seed: int) -> str:
+    return f"{data}-{noise:g}-{seed}"
+
+
+def _name(data: str, noise: float, seed: int, arm: str) -> str:
+    word = arm.replace(" ", "-").replace(",", "").replace("(", "").replace(")", "")
+    return f"{_folder(data, noise, seed)}/{word}"
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("banking77", type=Path)
     parser.add_argument("clinc150", type=Path)
     parser.add_argument("overrides", nargs="*", help="key=value")
     parser.add_argument("--model", required=True, help="folder of a small encoder, such as all-MiniLM-L6-v2")
-    parser.add_argument("--rows", type=int, default=2_000)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--classes", type=int, default=20)
+    parser.add_argument("--rows", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=75)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--tested", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/label_methods"))
     parser.add_argument("--json", type=Path)

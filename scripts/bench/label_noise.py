@@ -66,7 +66,8 @@ def _plant(arguments: argparse.Namespace, folder: Path, seed: int) -> frozenset[
     noisy[wrong] = names[(number + chance.integers(1, len(names), size=len(wrong))) % len(names)]
     rows.to_csv(folder / "true.csv", index=False)
     rows.assign(label=noisy).to_csv(folder / "planted.csv", index=False)
-    pd.read_csv(arguments.test).set_axis(["text", "label"], axis=1).to_csv(folder / "test.csv", index=False)
+    test = pd.read_csv(arguments.test).set_axis(["text", "label"], axis=1).sample(frac=1, random_state=0)
+    test.head(arguments.tested or len(test)).to_csv(folder / "test.csv", index=False)
     return frozenset(rows["text"][wrong])
 
 
@@ -123,6 +124,7 @@ if __name__ == "__main__":
     parser.add_argument("--noise", type=float, default=0.1, help="share of the labels that are planted")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--limit", type=int, help="rows of each seed; all without it")
+    parser.add_argument("--tested", type=int, help="test rows; all without it")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("runs/label_noise"))
     main(parser.parse_intermixed_args())

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -23,9 +24,11 @@ import standing
 from standing import Wanted
 
 from workbench import recipes
+from workbench.data import starter
 from workbench.schema import read_yaml
 
 SOURCES = ("sums", "tales", "noise")
+SUMS, NOISE = 1_000, 500
 CONTROL, GIVEN = "by size", "learned, given"
 ARMS: dict[str, list[str]] = {
     CONTROL: [],
@@ -37,7 +40,7 @@ ARMS: dict[str, list[str]] = {
 
 def main() -> None:
     arguments = _arguments()
-    data_methods.write(arguments.gsm8k, arguments.out)
+    _write(arguments.gsm8k, arguments.out)
     recipe = read_yaml(recipes.find("sft/quickstart"))
     folder = arguments.out.resolve()
     shared = [f"data.sources.{name}.path={folder}/{name}.jsonl" for name in SOURCES]
@@ -54,6 +57,26 @@ def main() -> None:
     machine = measuring.machine("cpu", ("torch", "transformers", "peft"))
     told = {f"{arm} {seed}": standing.scores(run)["after"] for (arm, seed), run in runs.items()}
     measuring.write_report(arguments, machine=machine, runs=told)
+
+
+def _write(gsm8k: Path, out: Path) -> None:
+    """The sources, the same each time."""
+    if (out / "noise.jsonl").exists():
+        return
+    chance = random.Random(0)
+    train = data_methods.prompts(gsm8k / "train.jsonl")
+    chance.shuffle(train)
+    spoilt, others = train[2_000 : 2_000 + NOISE], train[3_000 : 3_000 + NOISE]
+    noise = [
+        {
+            "prompt": row["prompt"],
+            "completion": " ".join(chance.sample(words := other["completion"].split(), len(words))),
+        }
+        for row, other in zip(spoilt, others, strict=True)
+    ]
+    tales = data_methods.prompts(Path(starter.resolve("starter/fairytaleqa_train.jsonl")))
+    for name, rows in {"sums": train[:SUMS], "tales": tales, "noise": noise}.items():
+        standing.write_rows(rows, out / f"{name}.jsonl")
 
 
 def _reference(run: Path) -> list[str]:

@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -85,12 +88,24 @@ class Cost:
 def finish(wanted: Mapping[str, Wanted], folder: Path, *, jobs: int, device: str) -> dict[str, Path]:
     """The run directories by name, all finished; `jobs` of them run at a time, each in a process of its own."""
     with ThreadPoolExecutor(jobs) as pool:
-        runs = {name: pool.submit(_finished, run, folder / name, device) for name, run in wanted.items()}
+        start = partial(_process, device=device)
+        runs = {name: pool.submit(_finished, run, folder / name, start) for name, run in wanted.items()}
         try:
             return {name: run.result() for name, run in runs.items()}
         except SystemExit:  # one failed and said why: those that wait are not started
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def finish_here(wanted: Mapping[str, Wanted], folder: Path) -> dict[str, Path]:
+    """As `finish`, one after another in this process, which spares short runs their start; `cpu_s` is known of each."""
+    return {name: _finished(run, folder / name, _inside) for name, run in wanted.items()}
+
+
+def cpu_s(run: Path) -> float:
+    """Processor time of a run of `finish_here`."""
+    found: float = json.loads(run.with_name(f"{run.name}.json").read_text(encoding="utf-8"))["cpu_s"]
+    return found
 
 
 def scores(run: Path) -> dict[str, dict[str, float]]:
@@ -150,7 +165,7 @@ def markdown(rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
 
 
-def _finished(wanted: Wanted, out: Path, device: str) -> Path:
+def _finished(wanted: Wanted, out: Path, start: Callable[[Path, Sequence[str], Path], None]) -> Path:
     recipe = out.with_name(f"{out.name}.yaml")
     if recipe.exists() and recipe.read_text(encoding="utf-8") != wanted.text:
         sys.exit(f"{recipe} stands there with other settings. Remove it and {out}, or name another --out.")
@@ -158,14 +173,33 @@ def _finished(wanted: Wanted, out: Path, device: str) -> Path:
         return out
     out.parent.mkdir(parents=True, exist_ok=True)
     recipe.write_text(wanted.text, encoding="utf-8")
-    command = [sys.executable, "-m", "workbench.cli.verbs", "run", str(recipe), *wanted.words, "--out", str(out)]
-    command += ["--resume"] if (out / "config.yaml").exists() else []
-    usage = measuring.run(command, out.with_name(f"{out.name}.log"), device)
-    print(f"{out}: {usage.wall_s:.0f} s, {usage.peak_bytes / 1e9:.2f} GB", file=sys.stderr, flush=True)
+    start(recipe, wanted.words, out)
     # Dozens of optimizer states and tokenised sets that nobody will ask for.
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
     shutil.rmtree(out.with_name(f"{out.name}.cache"), ignore_errors=True)
     return out
+
+
+def _process(recipe: Path, words: Sequence[str], out: Path, *, device: str) -> None:
+    """A run in a process of its own."""
+    command = [sys.executable, "-m", "workbench.cli.verbs", "run", str(recipe), *words, "--out", str(out)]
+    command += ["--resume"] if (out / "config.yaml").exists() else []
+    usage = measuring.run(command, out.with_name(f"{out.name}.log"), device)
+    print(f"{out}: {usage.wall_s:.0f} s, {usage.peak_bytes / 1e9:.2f} GB", file=sys.stderr, flush=True)
+
+
+def _inside(recipe: Path, words: Sequence[str], out: Path) -> None:
+    """A run in this process, from the start: of one that was cut off, the time is not known."""
+    import workbench
+
+    shutil.rmtree(out, ignore_errors=True)
+    began = time.process_time()
+    log = out.with_name(f"{out.name}.log")
+    with log.open("w", encoding="utf-8") as said, redirect_stdout(said), redirect_stderr(said):
+        workbench.run(recipe, words, out=out, quiet=True)
+    took = time.process_time() - began
+    out.with_name(f"{out.name}.json").write_text(json.dumps({"cpu_s": took}), encoding="utf-8")
+    print(f"{out}: {took:.0f} s", file=sys.stderr, flush=True)
 
 
 def _is_done(out: Path) -> bool:
