@@ -121,7 +121,7 @@ def _write(arguments: argparse.Namespace) -> None:
     tales = sorted(prompts(Path(starter.resolve("starter/fairytaleqa_train.jsonl"))), key=_characters)[
         : arguments.tales
     ]
-    mixture = [*own, *tales, *noise]
+    mixture = [*own, *tales[: arguments.tales], *noise]
     chance.shuffle(mixture)
     standing.write_rows(target, out / "target.jsonl")
     standing.write_rows(chance.sample(test, arguments.tested), out / "held_out.jsonl")
