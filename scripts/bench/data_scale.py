@@ -55,7 +55,8 @@ def main(arguments: argparse.Namespace) -> None:
 
 def _rate(arguments: argparse.Namespace, folder: Path) -> None:
     """Tokens a second on one core, of raw text and of conversations."""
-    for kind, sides in {"text": ["map"], "chat": ["map-with-masks", "map"]}.items():
+    against = {"text": ["map"], "chat": ["map-with-masks", "map"]}
+    for kind, sides in ((kind, against[kind]) for kind in arguments.kinds):
         rows = _rows(arguments.words, arguments.rate_rows, length=80)
         path = _written(folder / f"{kind}.jsonl", rows, kind)
         for theirs in sides:
@@ -216,6 +217,7 @@ if __name__ == "__main__":
     parser.add_argument("--texts", type=int, default=50_000, help="texts among which near-duplicates are found")
     parser.add_argument("--rate-rows", type=int, default=5_000, help="rows that are tokenised on one core")
     parser.add_argument("--pairs", type=int, default=2, help="runs of each side of the rate")
+    parser.add_argument("--kinds", nargs="+", choices=("text", "chat"), default=["text", "chat"], help="of the rate")
     parser.add_argument("--words", type=Path, default=starter.FOLDER / "fairytaleqa_train.jsonl")
     parser.add_argument("--only", choices=("rate", "memory", "duplicates"))
     parser.add_argument("--folder", type=Path, help="where files of the benchmark stand, instead of the temporary ones")
