@@ -29,6 +29,7 @@ from workbench.recipes import (
     start_checks,
     streamed_rows,
     sweep,
+    token_reference,
 )
 from workbench.recipes.classify_verbs import ClassInspection
 from workbench.recipes.crossval_verbs import CrossvalInspection
@@ -170,6 +171,7 @@ def _text(config: RunConfig) -> Inspection:
             *(data.train.contamination.sentences if data.train.contamination else ()),
             *([data.train.cleaning.sentence] if data.train.cleaning else ()),
             *_outlook(data.train, config),
+            *token_reference.in_words(config, tokenizer),
         ],
     )
 

@@ -1,4 +1,4 @@
-"""Files that a run reads besides its rows: backbone, chat template, teacher and its own Python code."""
+"""Files that a run reads besides its rows: backbone, chat template, teacher, reference and its own Python code."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from workbench.distillation import teacher_sources
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import WorkbenchError
 from workbench.models import model_files
+from workbench.recipes import token_reference
 from workbench.runs import provenance
 from workbench.runs.run_directory import Run
 
@@ -21,6 +22,8 @@ def require_same(config: RunConfig, run: Run) -> None:
     template = config.model.chat_template
     if template is not None and template.is_file():
         provenance.note_files(run, "chat template", {str(template): provenance.digest(template)})
+    if token_reference.wanted(config):
+        provenance.note_files(run, "reference", token_reference.named(config).files)
     if config.recipe == "distill" and config.distill.teacher.id is not None:
         try:
             taught_by = _teacher(teacher_sources.find(config.distill.teacher, config.model))

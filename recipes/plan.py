@@ -39,7 +39,7 @@ from workbench.planning.plan import Plan
 from workbench.planning.solver import SolverChoice, choose, formats
 from workbench.planning.step_time import StepWork, Timed
 from workbench.planning.zero_memory import Contents
-from workbench.recipes import plan_blocks, sft, streamed_rows
+from workbench.recipes import plan_blocks, sft, streamed_rows, token_reference
 from workbench.recipes.single_run import Supervise
 from workbench.runs import units
 from workbench.runs.run_directory import Run
@@ -147,11 +147,17 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         contents=parts.contents,
         process=process,
         memory=memory or capacity.available(backbones.device()) + process,  # which this process holds already
-        notes=tuple(_notes(config)),
+        notes=(*_notes(config), *_of_reference(config, parts)),
         recomputable=not preflight.no_recomputing(config, parts.backbone.model),
         devices=devices,
         distributed=own.distributed if config.distributed.zero == "auto" else config.distributed,
     )
+
+
+def _of_reference(config: RunConfig, parts: DryRunParts) -> Iterator[str]:
+    if token_reference.wanted(config):
+        flops = parts.dry_run.flops_per_token * parts.work.tokens
+        yield token_reference.cost(config, tokens=int(parts.training.train.lengths.sum()), flops=flops)
 
 
 def _notes(config: RunConfig) -> Iterator[str]:

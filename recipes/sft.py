@@ -7,7 +7,7 @@ Recipe sft teaches a causal or sequence-to-sequence model to answer, mlm an enco
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,14 @@ from workbench.models import backbones, exported, output_heads
 from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel
 from workbench.models.output_heads import Head
-from workbench.recipes import row_choice, row_difficulty
+from workbench.recipes import row_choice, row_difficulty, token_reference
 from workbench.recipes.single_run import Scored, SingleRun
 from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
 from workbench.training.limits import total_steps
+from workbench.training.sampling.reference_losses import ReferenceLosses
 from workbench.training.signal import TrainingSignal
 
 Scores = dict[str, Any]
@@ -61,7 +62,8 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     )
     if data.train.cleaning is not None:
         callback.say(data.train.cleaning.sentence)
-    text = TextRun(config, run, callback, tokenizer, template, data)
+    reference = token_reference.losses(config, run, callback, data.train, tokenizer)
+    text = TextRun(config, run, callback, tokenizer, template, data, reference=reference)
     text.train()
     return text.finish()
 
@@ -117,6 +119,8 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
     tokenizer: PreTrainedTokenizerBase
     template: ChatEncoder | MlmEncoder
     data: Splits
+    reference: ReferenceLosses | None = field(default=None, kw_only=True)
+    """What tokens are compared with, where they are."""
 
     @property
     def vocabulary(self) -> PreTrainedTokenizerBase:
@@ -158,7 +162,7 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
         tap, train = LabelTap(token_losses), self.data.train
         rows = weighted(mixture.mixed(train, self.config), train.weights)
         loss = next_token_loss(live.model, live.head, tap, self.config.regularise)
-        return TrainingSignal(rows, loss, tap=tap, reads_packed=True)
+        return TrainingSignal(rows, loss, tap=tap, reads_packed=True, reference=self.reference)
 
     def width(self, live: ExportedModel) -> int:
         return live.head.width

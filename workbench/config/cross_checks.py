@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.adapters import METHODS, Method
 from workbench.adapters.method import HALF_OR_FULL
-from workbench.config import curriculum_checks
+from workbench.config import curriculum_checks, sampling_checks
 from workbench.config.basic_sections import ModelConfig
 from workbench.config.clean_rules import ANSWER_RULES, DUPLICATE_RULES
 from workbench.config.optimizer_config import ADAMS
@@ -53,7 +53,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from _of_sources(config)
     yield from _of_evaluation_sets(config)
     yield from curriculum_checks.mistakes(config)
-    yield from _of_sampling(config)
+    yield from sampling_checks.mistakes(config)
     yield from _of_recipe(config)
     if config.recipe in ("classify", "crossval"):
         yield from _of_labelled_rows(config)
@@ -175,30 +175,6 @@ def _of_evaluation_sets(config: RunSections) -> Iterator[str]:
                 f"data.decontaminate compares one file of data.{key}, and several are named. "
                 f"Write data.{key}=FILE, and the others in data.decontaminate.against."
             )
-
-
-def _of_sampling(config: RunSections) -> Iterator[str]:
-    """Where rows cannot be drawn by their losses."""
-    by = config.data.sampling.by
-    if by == "all":
-        return
-    if config.data.curriculum.by != "none":
-        yield "data.sampling and data.curriculum both say which rows a step takes. Leave one of them out."
-    if config.data.sources:
-        yield "data.sampling draws from one source; data.sources mixes several. Leave one of them out."
-    if (sampling := config.classes.sampling) not in ("auto", "none"):
-        yield (
-            f"data.sampling and classes.sampling={sampling} both say how often a row comes. "
-            "Leave one of them out; classes.weights=balanced goes with data.sampling."
-        )
-    endless = config.train.epochs is None and config.train.steps is None and not config.budget.unlimited
-    if by != "importance" and endless:
-        yield (
-            f"data.sampling.by={by} draws all rows again towards the end, and budget alone ends the run. "
-            "Write train.epochs or train.steps too."
-        )
-    if config.optimizer.noise_scale is not None:
-        yield "optimizer.noise_scale measures rows that are drawn evenly. Leave it or data.sampling out."
 
 
 def _of_averages(config: RunSections) -> Iterator[str]:

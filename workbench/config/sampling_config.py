@@ -16,23 +16,31 @@ USED_BY = {
     "until": ("infobatch", "selective"),
     "pool": ("importance", "selective"),
     "power": ("selective",),
+    "tilt": ("tilted",),
+    "keep": ("tokens",),
+    "reference": ("tokens",),
+    "trust": ("tokens",),
 }
 """Which samplers read which setting."""
+DRAWING = ("infobatch", "importance", "selective")
+"""Samplers that say which rows come; the others say how much those that come count."""
 
 
 class SamplingConfig(Section):
-    """Which rows a step trains on, by the losses that the run itself measures.
+    """Which rows a step trains on, or how much its rows and tokens count, by the losses that the run itself measures.
 
     A run takes as many steps as without it: rows that are left out make room for more passes over the others. To save
     their time instead, lower train.epochs.
     """
 
-    by: Literal["all", "infobatch", "importance", "selective"] = "all"
+    by: Literal["all", "infobatch", "importance", "selective", "tilted", "tokens"] = "all"
     """`infobatch`: from the second pass on a share of the rows of low loss is left out, and the others of these count
     more, so that the mean gradient stays the same (Qin et al. 2024). `importance`: rows with large gradients come more
     often, with weights that keep the mean gradient, as soon as that pays for looking at more rows than are trained
     (Katharopoulos and Fleuret 2018). `selective`: rows of high loss come more often, without weights, which is biased
-    towards them (Jiang et al. 2019)."""
+    towards them (Jiang et al. 2019). `tilted`: rows of high loss count more, which is biased towards them (Li et al.
+    2021). `tokens`: only the tokens count whose loss is furthest above that of a reference model, which is biased
+    towards them (Lin et al. 2024)."""
     prune: Share = 0.5
     """infobatch: share of the rows whose loss is below the mean that a pass leaves out."""
     until: Share = 0.875
@@ -41,6 +49,17 @@ class SamplingConfig(Section):
     """importance, selective: rows that are looked at for each row of a step, in a forward pass without gradients."""
     power: PositiveFloat = 1.0
     """selective: a row's chance is this power of the share of the pool that has a lower loss."""
+    tilt: Annotated[float, Field(ge=-100, le=100)] = 1.0
+    """tilted: a row counts in proportion to exp(tilt * its loss), in nats a token; towards 0 all count alike. Negative:
+    rows of high loss count less, against wrong labels."""
+    keep: Share = 0.6
+    """tokens: share of a step's supervised tokens that count; the paper keeps 0.6 and 0.7."""
+    reference: str | None = Field(default=None, min_length=1)
+    """tokens: a model that was trained on rows to be trusted: a run directory of recipe sft, a folder, a hub id, or
+    `backbone`, which is what the run itself begins with. It has the run's tokenizer, and reads the training rows once,
+    before the first step; its losses are kept below WORKBENCH_CACHE."""
+    trust: bool = False
+    """tokens: execute the Python code that the reference's run directory names. Only of those whom you trust."""
 
     @model_validator(mode="after")
     def _fits(self) -> SamplingConfig:
@@ -52,6 +71,20 @@ class SamplingConfig(Section):
         for key, samplers in USED_BY.items():
             if self.by not in samplers and getattr(self, key) != type(self).model_fields[key].default:
                 yield f"{key} is for by={'|'.join(samplers)}, not for by={self.by}. Leave {key} out."
+        if self.by == "tokens" and self.reference is None:
+            yield "by=tokens compares with a model: write data.sampling.reference=RUN, a run on rows to be trusted."
+        if self.by == "tilted" and self.tilt == 0:
+            yield "tilt=0 lets all rows count alike. Write by=all, or another tilt."
+
+    @property
+    def draws(self) -> bool:
+        """Whether it says which rows come, and how often."""
+        return self.by in DRAWING
+
+    @property
+    def looks(self) -> int:
+        """Rows that are looked at for each row of a step that it changes."""
+        return {"importance": self.pool, "selective": self.pool, "tilted": 1, "tokens": 1}.get(self.by, 0)
 
     def in_words(self) -> str:
         """One sentence on what it does."""
@@ -59,7 +92,15 @@ class SamplingConfig(Section):
             what = f"from the second pass on, {self.prune:.0%} of the rows of low loss are left out"
         elif self.by == "importance":
             what = f"rows with large gradients come more often, out of {self.pool} for each, where that pays"
-        else:
+        elif self.by == "selective":
             what = f"rows of high loss come more often, out of {self.pool} for each; this is biased towards them"
+        elif self.by == "tilted":
+            more = "more" if self.tilt > 0 else "less"
+            what = f"rows of high loss count {more}, by exp({self.tilt:g} * loss); this is a bias"
+        else:
+            what = (
+                f"{self.keep:.0%} of a step's supervised tokens count, those of which the loss is furthest above that "
+                f"of {self.reference}; this is biased towards them"
+            )
         late = f"; all rows after {self.until:.0%} of the run" if self.by in USED_BY["until"] else ""
         return f"Sampling ({self.by}): {what}{late}."

@@ -80,10 +80,15 @@ class MicroBatch:
         """The same rows, of which the losses count these times more."""
         weight_N = torch.from_numpy(weight_B).float()[self.row_of_label.cpu()].to(self.labels_N.device)
         if self.labels_N.ndim == 1:
-            return replace(self, weights_N=weight_N if self.weights_N is None else self.weights_N * weight_N)
+            return self.with_factors(weight_N)
         labels_N = self.labels_N.clone()
         labels_N[:, 0] *= weight_N
         return replace(self, labels_N=labels_N)
+
+    def with_factors(self, factor_N: Tensor) -> MicroBatch:
+        """The same rows, of which the loss of each token counts these times more."""
+        factor_N = factor_N.to(self.labels_N.device)
+        return replace(self, weights_N=factor_N if self.weights_N is None else self.weights_N * factor_N)
 
     def to(self, device: torch.device) -> MicroBatch:
         """Copy to `device`."""

@@ -21,6 +21,7 @@ from workbench.training.distributed.sharding import Sharded
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.master_weights import MasterWeights
 from workbench.training.sampling.pools import PoolSampler
+from workbench.training.sampling.weighing import Weighing
 from workbench.training.trainer import Trainer
 
 
@@ -96,6 +97,8 @@ class SingleTraining:
         self.config, self.train, self.width = fit.config, fit.train, fit.width
         self.compares = fit.signal.auxiliary is not None
         self.rows, self.steps, self.arrangement = len(fit.train), fit.member.total, fit.arrangement
+        order = fit.member.order
+        self._looks = isinstance(order, PoolSampler | Weighing) and order.looks
 
     @property
     def tokens(self) -> int:
@@ -120,11 +123,10 @@ class SingleTraining:
         self._fit.member.update(1.0, rows)
 
     def _look(self, rows: Indices) -> None:
-        """The forward passes in which a sampler looks at `pool` rows for each of `rows`."""
-        order = self._fit.member.order
-        if isinstance(order, PoolSampler) and order.looks:
+        """The forward passes in which a sampler looks at rows, so many for each of `rows`."""
+        if self._looks:
             batch = self.arrangement.batch(self._fit.train, rows, epoch=0).to(self._fit.device)
-            for _ in range(self.config.data.sampling.pool):
+            for _ in range(self.config.data.sampling.looks):
                 with torch.no_grad():
                     self._fit.forward(batch, 1.0)
 

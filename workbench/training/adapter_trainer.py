@@ -28,6 +28,7 @@ from workbench.training.optim import optimizer_states, optimizers, schedules, we
 from workbench.training.optim.weight_averaging import WeightAverage
 from workbench.training.optimizer_step import LocalStep
 from workbench.training.sampling.order import row_order
+from workbench.training.sampling.reference_losses import ReferenceLosses
 from workbench.training.sampling.sampler import Sampler
 from workbench.training.trainable_values import TrainableValues
 
@@ -46,6 +47,8 @@ class TrainTask:
     """Directory of its metrics and checkpoints, as if it trained alone."""
     held_out_parts: Mapping[str, float] = field(default_factory=dict)
     """Further figures of the last call of `held_out_loss`, by their names in metrics.jsonl."""
+    reference: ReferenceLosses | None = None
+    """What `data.sampling.by=tokens` compares with."""
 
 
 class AdapterTrainer:
@@ -62,7 +65,7 @@ class AdapterTrainer:
         self.trainable = trainable = trained.values
         config = task.config
         self._limits = limits(config, len(task.train), task.run.deadline)
-        self.order = row_order(task.train, config, self._limits.steps, task.run.ranks)
+        self.order = row_order(task.train, config, self._limits.steps, task.run.ranks, task.reference)
         self._refresh = trained.refresh
         self.progress = Progress()
         self.error: TrainingError | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -39,6 +40,8 @@ class RowLosses(NamedTuple):
     """Mean probability of the row's labels; exp(-loss) where it has one."""
     right_B: Floats32
     """Share of its labels that are the likeliest."""
+    label_losses: tuple[Floats32, ...] = ()
+    """Loss of each label of each row, where somebody asked; else empty."""
 
 
 class RowLossObserver(Protocol):
@@ -99,9 +102,15 @@ class RowLossWatch:
             for observer in self.observers.values():
                 observer.rows_done(step, losses)
 
-    def collected(self) -> RowLosses:
-        """The losses since `begin`, which are not told to anybody then."""
+    def collected(self, *, labels: bool = False) -> RowLosses:
+        """The losses since `begin`, which are not told to anybody then.
+
+        Args:
+            labels: Whether to tell the loss of each label too.
+        """
         found = [_of_rows(*part) for part in self._parts]
+        if labels:
+            found = [each._replace(label_losses=_by_row(*part)) for each, part in zip(found, self._parts, strict=True)]
         self._parts = []
         return joined(found)
 
@@ -118,12 +127,17 @@ class RowLossWatch:
 def joined(parts: Sequence[RowLosses]) -> RowLosses:
     """The losses of all parts, one after another."""
     kinds: list[Any] = [np.int64, np.float32, np.float32, np.float32]
-    return RowLosses(
-        *(
-            np.concatenate([np.empty(0, kind), *each])
-            for kind, each in zip(kinds, zip(*parts, strict=True) if parts else [[]] * len(kinds), strict=True)
-        )
+    rows, loss_B, probability_B, right_B = (
+        np.concatenate([np.empty(0, kind), *(part[at] for part in parts)]) for at, kind in enumerate(kinds)
     )
+    labels = tuple(chain.from_iterable(part.label_losses for part in parts))
+    return RowLosses(rows, loss_B, probability_B, right_B, labels)
+
+
+def _by_row(rows: Indices, row_N: Tensor, losses: LabelLosses) -> tuple[Floats32, ...]:
+    """Losses of the labels of each row; labels stand in the order of their rows."""
+    ends = np.cumsum(np.bincount(row_N.cpu().numpy(), minlength=len(rows)))
+    return tuple(np.split(losses.loss_N.float().cpu().numpy(), ends[:-1]))
 
 
 def _of_rows(rows: Indices, row_N: Tensor, losses: LabelLosses) -> RowLosses:
@@ -131,8 +145,10 @@ def _of_rows(rows: Indices, row_N: Tensor, losses: LabelLosses) -> RowLosses:
     loss_N = losses.loss_N.double().cpu().numpy()
     count_B = np.maximum(np.bincount(at_N, minlength=len(rows)), 1)
     values = (loss_N, np.exp(-loss_N), losses.right_N.double().cpu().numpy())
-    means = (np.bincount(at_N, each, minlength=len(rows)) / count_B for each in values)
-    return RowLosses(rows, *(mean.astype(np.float32) for mean in means))
+    loss_B, probability_B, right_B = (
+        (np.bincount(at_N, each, minlength=len(rows)) / count_B).astype(np.float32) for each in values
+    )
+    return RowLosses(rows, loss_B, probability_B, right_B)
 
 
 class _Kept:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from workbench.data.batching import Examples, MicroBatch
 from workbench.losses.label_losses import LabelTap
+from workbench.training.sampling.reference_losses import ReferenceLosses
 
 Loss = Callable[[MicroBatch, float], Tensor]
 """Summed loss of a micro-batch times a factor, as a scalar with a graph."""
@@ -31,6 +32,8 @@ class TrainingSignal(NamedTuple):
     """Where the losses of single labels can be heard; None where a row has no loss of its own."""
     reads_packed: bool = False
     """Whether the loss finds its positions in rows that are packed into one sequence."""
+    reference: ReferenceLosses | None = None
+    """Losses of another model on the rows, where `data.sampling.by=tokens` compares with them."""
 
 
 @dataclass

@@ -37,8 +37,8 @@ from workbench.training.measurements import measured, peak_bytes
 from workbench.training.optim import noise_scale, sam_lookahead
 from workbench.training.optim.noise_scale import GradientParts, NoiseScale
 from workbench.training.row_losses import RowLossWatch
+from workbench.training.sampling import sampler as sampling
 from workbench.training.sampling.look import looked_at
-from workbench.training.sampling.sampler import Floats, Sampler
 from workbench.training.signal import Loss, ProgressClock, TrainingSignal
 from workbench.training.trainable_values import trained
 
@@ -97,14 +97,13 @@ class Trainer:
         """Collates the next micro-batch in a thread, during `work`."""
         self.tokens = 0
         """Tokens in one forward pass, padding included if there is any; known after `prepare`."""
-        self.member = AdapterTrainer(
-            TrainTask(self.train, self._held_out_loss, self.config, self.run, self.held_out_parts),
-            trained(self.masters, self.freezer),
-            hooks=self._hooks(),
+        task = TrainTask(
+            self.train, self._held_out_loss, self.config, self.run, self.held_out_parts, self.signal.reference
         )
-        self.weight_N: Floats | None = None
-        """Factor of the loss of each training row in the present step; None: 1."""
-        if isinstance(self.member.order, Sampler):
+        self.member = AdapterTrainer(task, trained(self.masters, self.freezer), hooks=self._hooks())
+        self.drawn = sampling.Draw(np.arange(0))
+        """What the present step trains on, where a sampler says so."""
+        if isinstance(self.member.order, sampling.Sampler):
             self.row_losses.observers["sampling"] = self.member.order
         self.prefix = PrefixCacheManager(
             self.freezer,
@@ -167,9 +166,9 @@ class Trainer:
         began, waited = time.monotonic(), self._waited()
         member = self.member
         self.clock.share = member.progress.share
-        if isinstance(order := member.order, Sampler):
+        if isinstance(order := member.order, sampling.Sampler):
             looked = looked_at(self._row_shares(rows), self, epoch=member.epoch) if order.looks else None
-            rows, self.weight_N = order.drawn(rows, looked)
+            rows, *_ = self.drawn = order.drawn(rows, looked)
         loss, metrics = self._gradients_that_fit(rows)
         try:
             record = member.update(float(loss), rows)
@@ -183,7 +182,7 @@ class Trainer:
             raise member.error
         self.row_losses.done(member.progress.step)
         self.masters.refresh()
-        metrics |= member.order.metrics() if isinstance(member.order, Sampler) else {}
+        metrics |= member.order.metrics() if isinstance(member.order, sampling.Sampler) else {}
         return measured({**record, **metrics}, since=began, waited_s=self._waited() - waited, device=self.device)
 
     def _waited(self) -> float:
@@ -260,7 +259,7 @@ class Trainer:
                 )
                 torch.manual_seed(_dropout_seed(self.config.seed, self.member.progress.step, indices))
                 batch = self._batch(indices, then=shares[number + 1].rows if number + 1 < len(shares) else None)
-                batch = batch if self.weight_N is None else batch.weighted(self.weight_N[indices])
+                batch = self.drawn.weighed(batch, indices)
                 with (
                     drawing([draw], self.device),
                     self.row_losses.of(indices if counts else indices[:0], batch),

@@ -69,7 +69,7 @@ def balances(config: RunConfig) -> bool:
     A curriculum draws each row equally often, and a sampler by its loss.
     """
     classes, data = config.classes, config.data
-    ordered = data.curriculum.by != "none" or data.sampling.by != "all"
+    ordered = data.curriculum.by != "none" or data.sampling.draws
     chosen = classes.weights != "none" or classes.logit_adjustment > 0 or ordered
     return classes.sampling == "auto" and classes.kind == "one" and not chosen
 

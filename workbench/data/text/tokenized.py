@@ -256,11 +256,7 @@ def read(
     limit: int | None = None,
     weighted: bool = False,
 ) -> TokenizedSet:
-    """One source, tokenised; from the cache where the same bytes were tokenised in the same way before.
-
-    Args:
-        weighted: See `formats.read`.
-    """
+    """One source, tokenised; from the cache where the same bytes were read so before; `weighted` as in formats.read."""
     path, config = starter.resolve(source), config if weighted else config.unweighted
     fingerprint = formats.fingerprint(path)
     used = {"format", "columns", "max_tokens", "truncate", "loss_on", "on_bad_row"}

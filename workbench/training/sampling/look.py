@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from workbench.config import RunConfig
 from workbench.data.arrangement import Arrangement
 from workbench.data.batching import Examples
 from workbench.runs.ranks import Ranks
@@ -23,6 +24,7 @@ class WatchedModel(Protocol):
     """The training whose model looks."""
 
     model: nn.Module
+    config: RunConfig
     train: Examples
     arrangement: Arrangement
     forward: Loss
@@ -33,7 +35,11 @@ class WatchedModel(Protocol):
 
 
 def looked_at(shares: Sequence[RowShare], training: WatchedModel, *, epoch: int) -> RowLosses:
-    """Losses of rows as the model finds them now, without dropout; of all processes, each of which has its shares."""
+    """Losses of rows as the model finds them now, without dropout; of all processes, each of which has its shares.
+
+    With the loss of each label where tokens are selected by it.
+    """
+    labels = training.config.data.sampling.by == "tokens"
     watch = training.row_losses
 
     def look() -> list[RowLosses]:
@@ -42,7 +48,7 @@ def looked_at(shares: Sequence[RowShare], training: WatchedModel, *, epoch: int)
             batch = training.arrangement.batch(training.train, indices, epoch=epoch).to(training.device)
             with torch.no_grad(), watch.of(indices if counts else indices[:0], batch):
                 training.forward(batch, 1.0)
-        return training.ranks.gathered(watch.collected())
+        return training.ranks.gathered(watch.collected(labels=labels))
 
     training.model.eval()
     found = training.masters.reading(look) if isinstance(training.masters, Sharded) else look()

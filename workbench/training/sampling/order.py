@@ -9,24 +9,34 @@ from workbench.runs.ranks import Ranks
 from workbench.training.sampling.infobatch import InfoBatch
 from workbench.training.sampling.learned_mix import LearnedMix
 from workbench.training.sampling.pools import ImportanceSampling, SelectiveBackprop
+from workbench.training.sampling.reference_losses import ReferenceLosses
 from workbench.training.sampling.sampler import Sampler
 from workbench.training.sampling.self_paced import SelfPaced
+from workbench.training.sampling.weighing import Tilted, TokenSelection
 
 SAMPLERS: dict[str, type[Sampler]] = {
     "infobatch": InfoBatch,
     "importance": ImportanceSampling,
     "selective": SelectiveBackprop,
+    "tilted": Tilted,
 }
 
 
-def row_order(train: Examples, config: RunConfig, steps: int | None, ranks: Ranks) -> RowOrder | Sampler:
+def row_order(
+    train: Examples, config: RunConfig, steps: int | None, ranks: Ranks, reference: ReferenceLosses | None = None
+) -> RowOrder | Sampler:
     """The rows of each step of a run of `steps` optimizer steps; None where a budget alone ends it.
+
+    Args:
+        reference: What `data.sampling.by=tokens` compares with; None where nothing trains.
 
     Raises:
         ConfigError: The sampler or the curriculum would never act.
         DataError: No row is easier than another, for a curriculum.
     """
     data = config.data
+    if data.sampling.by == "tokens":
+        return TokenSelection(train, config, steps, ranks, reference)
     sampler: type[Sampler] | None = SAMPLERS.get(data.sampling.by)
     if data.mix.by == "learned":
         sampler = LearnedMix

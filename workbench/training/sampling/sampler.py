@@ -6,15 +6,16 @@ Legend: N training rows, B rows of a step.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from workbench.config import RunConfig
-from workbench.data.batching import Examples, Indices
+from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.row_order import RowOrder
 from workbench.runs.ranks import Ranks
 from workbench.training.row_losses import RowLosses, joined
@@ -28,6 +29,17 @@ class Draw(NamedTuple):
     rows: Indices
     weight_N: Floats | None = None
     """Factor of the loss of each training row; None: 1 everywhere."""
+    token_weights: Mapping[int, Floats] | None = None
+    """Factors of the supervised tokens of each of the rows; None: 1 everywhere."""
+
+    def weighed(self, batch: MicroBatch, rows: Indices) -> MicroBatch:
+        """A micro-batch of some of the rows, in which each label counts as it is to."""
+        if self.weight_N is not None:
+            return batch.weighted(self.weight_N[rows])
+        if self.token_weights is not None:
+            weight_N = torch.from_numpy(np.concatenate([self.token_weights[int(row)] for row in rows])).float()
+            return batch.with_factors(weight_N)
+        return batch
 
 
 class Sampler(ABC):
@@ -114,4 +126,5 @@ def by_row(parts: Sequence[RowLosses]) -> RowLosses:
     """Losses of several micro-batches or processes, in the order of their rows."""
     whole = joined(parts)
     order = np.argsort(whole.rows, kind="stable")
-    return RowLosses(whole.rows[order], whole.loss_B[order], whole.probability_B[order], whole.right_B[order])
+    labels = tuple(whole.label_losses[place] for place in order) if whole.label_losses else ()
+    return RowLosses(whole.rows[order], whole.loss_B[order], whole.probability_B[order], whole.right_B[order], labels)

@@ -1,0 +1,105 @@
+"""Losses of a reference model on every supervised token of the training rows, computed once and kept on disk.
+
+They stand in a folder that is named by the model and by what the rows hold. Each part of it is written when it is full,
+so that what was killed goes on where it was; the same rows give the same files.
+
+Legend: N supervised tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import torch
+from torch import nn
+
+from workbench import losses
+from workbench.data.batching import Indices
+from workbench.data.text.tokenized import TokenizedSet, cache_folder
+from workbench.errors import Stopped
+from workbench.evaluation.row_passes import over_rows
+from workbench.models.output_heads import Head
+from workbench.runs import files
+from workbench.runs.run_directory import Run
+from workbench.training.row_losses import Floats32
+from workbench.training.sampling import reference_losses
+from workbench.training.sampling.reference_losses import parts, path
+
+VERSION = 1
+"""Part of a folder's name: raise it when losses are computed in another way."""
+_AT_ONCE = 2**16
+"""Rows that are hashed at a time."""
+
+Answer = Callable[[Indices], Sequence[Floats32]]
+"""From the numbers of rows to the losses of their supervised tokens."""
+
+
+def folder(identity: Sequence[Any], rows: TokenizedSet) -> Path:
+    """Where the losses of a model on these rows stand.
+
+    Args:
+        identity: All that the model's losses depend on; JSON.
+    """
+    digest = hashlib.sha256(json.dumps([VERSION, reference_losses.PART, *identity], sort_keys=True).encode())
+    for name in ("input_ids", "supervised", "source"):
+        column = rows.table.data.column(name)
+        for start in range(0, len(rows), _AT_ONCE):
+            for chunk in column.take(pyarrow.array(rows.rows[start : start + _AT_ONCE])).chunks:
+                values = chunk.flatten() if pyarrow.types.is_list(chunk.type) else chunk
+                digest.update(values.to_numpy(zero_copy_only=False).tobytes())
+    digest.update(rows.lengths.tobytes())
+    return cache_folder() / "reference" / digest.hexdigest()[:32]
+
+
+def missing(where: Path, rows: TokenizedSet) -> list[int]:
+    """Parts that are not there."""
+    return [part for part in range(len(parts(rows.supervised))) if not path(where, part).exists()]
+
+
+def write(
+    where: Path, rows: TokenizedSet, model: nn.Module, answer: Answer, run: Run, stop_requested: Callable[[], bool]
+) -> None:
+    """Compute the parts that are missing; each process a share of them.
+
+    Raises:
+        Stopped: a person asked for it, or time is over; finished parts are kept.
+    """
+    ranks, bounds = run.ranks, parts(rows.supervised)
+    wanted = ranks.agreed(missing(where, rows))
+    for start in range(0, len(wanted), ranks.world):
+        for part in wanted[start + ranks.rank : start + ranks.rank + 1]:
+            _write_part(path(where, part), np.arange(*bounds[part]), rows, model, answer)
+        if ranks.any(stop_requested()) and start + ranks.world < len(wanted):
+            raise Stopped("Stopped while the reference read; what it has read so far is kept.")
+        if ranks.any(run.deadline.over):
+            raise run.deadline.overrun()
+    ranks.wait()
+    for part in missing(where, rows):  # processes on another machine have a folder of their own
+        _write_part(path(where, part), np.arange(*bounds[part]), rows, model, answer)
+
+
+def _write_part(file: Path, chosen: Indices, rows: TokenizedSet, model: nn.Module, answer: Answer) -> None:
+    found = over_rows(model, rows.lengths[chosen], lambda at: answer(chosen[at]))
+    buffer = io.BytesIO()
+    np.save(buffer, np.concatenate([found[at] for at in range(len(chosen))]))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    files.write_bytes(file, buffer.getvalue())
+
+
+@torch.no_grad()
+def token_losses(model: nn.Module, head: Head, rows: TokenizedSet, numbers: Indices) -> list[Floats32]:
+    """Losses of the supervised tokens of some rows, in nats, by row."""
+    batch = rows.batch(numbers)
+    row_N = batch.row_of_label
+    batch = batch.to(next(model.parameters()).device)
+    hidden_ND = head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N]
+    loss_N, _ = losses.token_scores(hidden_ND, batch.labels_N, head.project, vocabulary=head.vocabulary)
+    ends = np.cumsum(np.bincount(row_N.numpy(), minlength=len(numbers)))
+    return np.split(loss_N.float().cpu().numpy(), ends[:-1])
