@@ -52,9 +52,9 @@ class Tried(NamedTuple):
     config: RunConfig
     choice: RateChoice
     steps: int
-    """Of each short training."""
+    """Steps of each short training."""
     whole: int | None
-    """Of the run itself; None where a budget decides that."""
+    """Steps of the run itself; None where a budget decides that."""
     repeats: bool
     """Whether rows came more than once, so that late losses are of rows that were learnt from."""
     alone: str | None

@@ -47,7 +47,7 @@ class ScheduleConfig(Section):
 
     @property
     def dropped(self) -> float:
-        """What `plateau` leaves of a rate."""
+        """Factor by which `plateau` multiplies a rate."""
         return 0.5 if self.drop is None else self.drop
 
     def misfits(self, *, recipe: str, evaluates: bool, timed: bool, patience: int | None) -> Iterator[str]:

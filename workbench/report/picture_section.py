@@ -207,10 +207,10 @@ def _cards(found: pd.DataFrame, of_row: Mapping[str, Picture | None]) -> list[Ca
     ]
 
 
-def _card(stored: Any, album: _Album, said: str = "") -> Card:
+def _card(stored: Any, album: _Album, predicted: str = "") -> Card:
     """A training row of which no prediction is shown."""
     picture = album.picture(stored.jpeg)
-    return Card(picture, _short(stored.image), _cut(stored.label), "", said, None, stored.row)
+    return Card(picture, _short(stored.image), _cut(stored.label), "", predicted, None, stored.row)
 
 
 def _compared(card: Card, near: Mapping[str, list[tuple[Neighbour, Picture | None]]]) -> Card:

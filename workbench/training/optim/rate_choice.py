@@ -27,9 +27,9 @@ class TriedRate:
 
     rate: float
     losses: tuple[float, ...]
-    """Of its steps; a training that exploded has fewer."""
+    """Losses of its steps; a training that exploded has fewer."""
     mean: float | None
-    """Of the late steps; None where it did not come to its end."""
+    """Mean loss of the late steps; None where it did not come to its end."""
     excess: float | None
     """Mean difference of the late steps from the best rate's, in nats."""
     error: float | None
