@@ -214,7 +214,7 @@ class BatchConfig(Section):
     """Tokens in one forward pass on one device, padding included. Never changes the result."""
     packing: bool | Literal["auto"] = "auto"
     """Lay the rows of a forward pass one after another, without padding and without seeing each other: on a CPU, for
-    recipes sft, mlm and causal classify. `auto`: where that is faster. Changes no more than rounding, as micro-batches do."""
+    recipes sft, mlm and causal classify. `auto`: where that is faster. Changes only rounding, as micro-batches do."""
 
 
 class TrainConfig(Section):
