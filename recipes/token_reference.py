@@ -22,7 +22,7 @@ from workbench.models import backbones, model_files
 from workbench.runs import provenance, units
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
-from workbench.training.sampling.reference_losses import ReferenceLosses
+from workbench.training.reference_losses import ReferenceLosses
 
 KEY = "data.sampling.reference"
 

@@ -28,9 +28,9 @@ from workbench.evaluation.row_passes import over_rows
 from workbench.models.output_heads import Head
 from workbench.runs import files
 from workbench.runs.run_directory import Run
+from workbench.training import reference_losses
+from workbench.training.reference_losses import parts, path
 from workbench.training.row_losses import Floats32
-from workbench.training.sampling import reference_losses
-from workbench.training.sampling.reference_losses import parts, path
 
 VERSION = 1
 """Part of a folder's name: raise it when losses are computed in another way."""

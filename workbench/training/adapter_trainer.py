@@ -27,8 +27,8 @@ from workbench.training.loss_guard import LossGuard
 from workbench.training.optim import optimizer_states, optimizers, schedules, weight_averaging
 from workbench.training.optim.weight_averaging import WeightAverage
 from workbench.training.optimizer_step import LocalStep
+from workbench.training.reference_losses import ReferenceLosses
 from workbench.training.sampling.order import row_order
-from workbench.training.sampling.reference_losses import ReferenceLosses
 from workbench.training.sampling.sampler import Sampler
 from workbench.training.trainable_values import TrainableValues
 

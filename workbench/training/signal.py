@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from workbench.data.batching import Examples, MicroBatch
 from workbench.losses.label_losses import LabelTap
-from workbench.training.sampling.reference_losses import ReferenceLosses
+from workbench.training.reference_losses import ReferenceLosses
 
 Loss = Callable[[MicroBatch, float], Tensor]
 """Summed loss of a micro-batch times a factor, as a scalar with a graph."""

@@ -6,10 +6,10 @@ from workbench.config import RunConfig
 from workbench.data.batching import Examples
 from workbench.data.row_order import RowOrder
 from workbench.runs.ranks import Ranks
+from workbench.training.reference_losses import ReferenceLosses
 from workbench.training.sampling.infobatch import InfoBatch
 from workbench.training.sampling.learned_mix import LearnedMix
 from workbench.training.sampling.pools import ImportanceSampling, SelectiveBackprop
-from workbench.training.sampling.reference_losses import ReferenceLosses
 from workbench.training.sampling.sampler import Sampler
 from workbench.training.sampling.self_paced import SelfPaced
 from workbench.training.sampling.weighing import Tilted, TokenSelection

@@ -17,8 +17,8 @@ from torch import Tensor
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices, Weights
 from workbench.runs.ranks import Ranks
+from workbench.training.reference_losses import ReferenceLosses
 from workbench.training.row_losses import Floats32, RowLosses
-from workbench.training.sampling.reference_losses import ReferenceLosses
 from workbench.training.sampling.sampler import Draw, Floats, Sampler, by_row
 
 Mask: TypeAlias = npt.NDArray[np.bool_]

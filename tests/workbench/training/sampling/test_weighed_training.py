@@ -25,7 +25,7 @@ from workbench.distillation import teachers
 from workbench.errors import ResumeError, Stopped
 from workbench.recipes.check import check
 from workbench.recipes.load import load
-from workbench.training.sampling import reference_losses
+from workbench.training import reference_losses
 
 RECIPE = """
 recipe: sft

@@ -19,11 +19,10 @@ from tests.workbench.training.sampling.samplers import Tokens, config, followed,
 from workbench.data.arrangement import PACKED
 from workbench.data.batching import Row, collate
 from workbench.runs.ranks import ALONE
-from workbench.training import row_losses
+from workbench.training import reference_losses, row_losses
+from workbench.training.reference_losses import ReferenceLosses
 from workbench.training.row_losses import RowLosses
-from workbench.training.sampling import reference_losses
 from workbench.training.sampling.order import row_order
-from workbench.training.sampling.reference_losses import ReferenceLosses
 from workbench.training.sampling.sampler import Draw
 from workbench.training.sampling.weighing import STEP, Tilted, TokenSelection, highest, normalised, tilted_weights
 
