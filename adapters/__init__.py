@@ -15,19 +15,32 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from workbench.adapters import anatomy, stock, virtual_tokens
 from workbench.adapters.adalora import AdaLora
 from workbench.adapters.after_import import after_import
+from workbench.adapters.beft import Beft
 from workbench.adapters.bottleneck import Bottleneck
 from workbench.adapters.export_form import as_shipped
 from workbench.adapters.full import Full
 from workbench.adapters.ia3 import Ia3
 from workbench.adapters.layernorm import LayerNorm
 from workbench.adapters.lora import Lora, LoraPlus
+from workbench.adapters.lora_relatives import DeLora, GraLora, RandLora
 from workbench.adapters.lora_starts import Eva, Loftq, Olora, Pissa
+from workbench.adapters.lycoris import LoHa, LoKr
 from workbench.adapters.method import METHODS, ExtraParameters, Method, MethodInfo, Sample, register
+from workbench.adapters.miss import Miss
 from workbench.adapters.oft import Boft, Oft
 from workbench.adapters.partial import BitFit, LastLayers, LinearProbe
+from workbench.adapters.peft_methods import NOT_OFFERED
 from workbench.adapters.prefix import DeepPrompt, Prefix
 from workbench.adapters.prompt import Prompt, PTuning
+from workbench.adapters.pvera import Pvera
+from workbench.adapters.rotations import Hra, Road
+from workbench.adapters.shared_vectors import UniLora, VbLora
+from workbench.adapters.singular_subspaces import Osf, Psoft, TinyLora
+from workbench.adapters.sparse_updates import Shira, SuperTuning
+from workbench.adapters.spectral import C3a, FourierFt, WaveFt
+from workbench.adapters.trainable_tokens import TrainableTokens, compute_as_stored
 from workbench.adapters.vera import Vera
+from workbench.adapters.weight_products import Deft, Glora, Hira, Peanut
 from workbench.errors import BackboneError, ConfigError, FileError, out_of_memory
 
 if TYPE_CHECKING:
@@ -37,31 +50,57 @@ if TYPE_CHECKING:
 
 __all__ = [
     "METHODS",
+    "NOT_OFFERED",
     "AdaLora",
+    "Beft",
     "BitFit",
     "Boft",
     "Bottleneck",
+    "C3a",
     "Count",
+    "DeLora",
     "DeepPrompt",
+    "Deft",
     "Eva",
     "ExtraParameters",
+    "FourierFt",
     "Full",
+    "Glora",
+    "GraLora",
+    "Hira",
+    "Hra",
     "Ia3",
     "LastLayers",
     "LayerNorm",
     "LinearProbe",
+    "LoHa",
+    "LoKr",
     "Loftq",
     "Lora",
     "LoraPlus",
     "Method",
     "MethodInfo",
+    "Miss",
     "Oft",
     "Olora",
+    "Osf",
     "PTuning",
+    "Peanut",
     "Pissa",
     "Prefix",
     "Prompt",
+    "Psoft",
+    "Pvera",
+    "RandLora",
+    "Road",
+    "Shira",
+    "SuperTuning",
+    "TinyLora",
+    "TrainableTokens",
+    "UniLora",
+    "VbLora",
     "Vera",
+    "WaveFt",
     "attach",
     "count",
     "detach",
@@ -119,7 +158,8 @@ def attach(
         peft_config = config.to_peft(model, ExtraParameters(token_rows=rows, heads=anatomy.fresh_heads(model)))
         anatomy.leave_out(peft_config, model, below=below)
         # Without values (sizes are predicted so) the adapter has none either, however large it is.
-        with _without_hints(), torch.device("meta") if model.device.type == "meta" else nullcontext():
+        counted = model.device.type == "meta" and not config.made_of_values
+        with _without_hints(), torch.device("meta") if counted else nullcontext():
             attached = get_peft_model(model, peft_config)
         compute_in_any_precision(attached)
         drop_by_row(attached)
@@ -170,6 +210,8 @@ def load(model: PreTrainedModel | PeftModel, folder: Path, *, name: str = "defau
         raise FileError(f"{folder}/adapter_config.json: damaged ({error}). Restore it, or train again.") from None
     if getattr(config, "trainable_token_indices", None):
         _prepare_rows(model)  # type: ignore[arg-type]  # PeftModel hands the questions on
+    if config.peft_type == "TRAINABLE_TOKENS":
+        compute_as_stored(model.get_input_embeddings())
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # PEFT only warns where the adapter's tensors match no module
@@ -282,6 +324,8 @@ def _without_hints() -> Iterator[None]:
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False", category=UserWarning)
         warnings.filterwarnings("ignore", message="Unsupported layer type .*Norm(2d)?'", category=UserWarning)
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
+        # Trainable tokens tie the rows themselves; nothing else targets an embedding.
+        warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`", category=UserWarning)
         yield
 
 

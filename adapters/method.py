@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from workbench.adapters.peft_methods import NOT_OFFERED
 from workbench.schema import Section, Tagged
 
 if TYPE_CHECKING:
@@ -87,7 +88,10 @@ class Method(Tagged):
     tag: ClassVar[str] = "method"
     untagged: ClassVar[str] = "lora"
     choices: ClassVar[Mapping[str, type[Section]]] = METHODS
+    refused: ClassVar[Mapping[str, str]] = NOT_OFFERED
 
+    made_of_values: ClassVar[bool] = False
+    """Whether PEFT makes it from numbers that it draws itself, which takes memory even where it is only counted."""
     about: ClassVar[dict[str, MethodInfo]] = {}
     """Facts for each name that `method` may have."""
     method: str

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.adapters.anatomy import dense_weight
+from workbench.adapters.float_layers import replacement
 
 
 class VeraLinear(vera.Linear):
@@ -98,9 +99,11 @@ _DORA.dequantize_module_weight = _dequantise
 
 
 def compute_in_any_precision(model: nn.Module) -> None:
-    """Replace the classes of PEFT's layers in `model` by those above, where they would fail."""
+    """Replace the classes of PEFT's layers in `model` by those that compute in any precision, where they would fail."""
     for module in model.modules():
-        if type(module) is vera.Linear:
+        if other := replacement(module):
+            module.__class__ = other
+        elif type(module) is vera.Linear:
             module.__class__ = VeraLinear
         elif type(module) is LoraConv2d:
             module.__class__ = ShapedLoraConv2d

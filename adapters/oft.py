@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from workbench.adapters import anatomy
 from workbench.adapters.method import ExtraParameters, MethodInfo, register
-from workbench.adapters.target_modules import OnLinear, linear_layers
+from workbench.adapters.target_modules import OnLinear
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -19,24 +19,17 @@ if TYPE_CHECKING:
 class Orthogonal(OnLinear):
     """W R, where R is a rotation built from blocks of `block` neighbouring inputs; it is the identity at the start."""
 
+    changes_transposed: ClassVar[bool] = False
     block: PositiveInt = 32
     """Inputs that one rotation turns; it divides the inputs of every target."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of the rotations that are left out while training."""
 
     def refusal(self, model: PreTrainedModel) -> str | None:
-        """Refuse blocks that do not divide the inputs, and GPT-2's layers, which PEFT does not rotate."""
-        from torch import nn
-
+        """Refuse blocks that do not divide the inputs, beside layers of kinds that PEFT does not rotate."""
         if reason := super().refusal(model):
             return reason
-        layers: dict[str, Any] = linear_layers(model, self.targets)
-        if strange := next((path for path, layer in layers.items() if not isinstance(layer, nn.Linear)), None):
-            return (
-                f"{strange} is a {type(layers[strange]).__name__}, which PEFT cannot rotate. "
-                "Take adapter.method=lora, or model.weights=nf4, which makes it a plain linear layer."
-            )
-        return self._misfit({path: layer.in_features for path, layer in layers.items()})
+        return self._misfit({path: inputs for path, (inputs, _) in self.sizes(model).items()})
 
     @property
     def _mixed(self) -> int:

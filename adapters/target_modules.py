@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypedDict
 
 from pydantic import Field
 
 from workbench.adapters.anatomy import (
     convolutions,
+    features,
     fused_experts,
     is_attention,
     is_convolution,
     is_linear,
     linear_modules,
+    task,
 )
-from workbench.adapters.method import Method
+from workbench.adapters.method import ExtraParameters, Method
 from workbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,39 +32,79 @@ Targets = (
 """A role, or module names such as [q_proj, v_proj]."""
 
 
-class OnLinear(Method):
+class PeftCommon(TypedDict):
+    """Settings that the configurations of all tuners of PEFT on layers have."""
+
+    task_type: str | None
+    target_modules: list[str]
+    modules_to_save: list[str] | None
+
+
+class OnLayers(Method):
     """Base of the methods that change linear layers, and where they can, convolutions."""
 
     changes_convolutions: ClassVar[bool] = False
     """Whether the method works on convolutions, too."""
+    changes_transposed: ClassVar[bool] = True
+    """Whether the method works on GPT-2's linear layers, which store their weights transposed."""
 
     targets: Targets = "all-linear"
     """Layers that are changed: a role, or a list of module names such as [q_proj, v_proj]. `all-linear` means the
     convolutions where the blocks have no linear layers, as in ResNet; `all-layers` is both, and what reads the pixels.
     Depthwise convolutions are left alone."""
+
+    def refusal(self, model: PreTrainedModel) -> str | None:
+        """Refuse targets that there are none of, and layers of kinds that the method does not change."""
+        try:
+            path = next(iter(target_convolutions(model, self.targets)), None)
+        except ConfigError as error:
+            return str(error)
+        if path is not None and not self.changes_convolutions:
+            return (
+                f"it changes linear layers, and {path} of {type(model).__name__} is a convolution. "
+                "Take adapter.method=lora, which changes both, or name linear layers in adapter.targets."
+            )
+        return None if self.changes_transposed else self._about_transposed(model)
+
+    def modules(self, model: PreTrainedModel) -> list[str]:
+        """Names of the layers that are changed."""
+        return resolve(model, self.targets)
+
+    def common(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftCommon:
+        """What PEFT is told about the layers and the head, whatever the tuner."""
+        return {
+            "task_type": task(model),
+            "target_modules": self.modules(model),
+            "modules_to_save": beside.heads or None,
+        }
+
+    def sizes(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of the linear layers that are changed, by path."""
+        return {path: features(layer) for path, layer in linear_layers(model, self.targets).items()}
+
+    def _about_transposed(self, model: PreTrainedModel) -> str | None:
+        from transformers.pytorch_utils import Conv1D
+
+        layers = linear_layers(model, self.targets)
+        path = next((path for path, layer in layers.items() if isinstance(layer, Conv1D)), None)
+        if path is None:
+            return None
+        also = ", or model.weights=nf4, which makes it a plain linear layer" if "nf4" in self.facts.weights else ""
+        return (
+            f"{path} is a {type(layers[path]).__name__}, which PEFT's {self.method} does not change. "
+            f"Take adapter.method=lora{also}."
+        )
+
+
+class OnLinear(OnLayers):
+    """Base of the methods on layers that drop some of the adapter's inputs while training."""
+
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of the adapter's inputs that is dropped while training."""
 
     @property
     def noise(self) -> float:
         return self.dropout
-
-    def refusal(self, model: PreTrainedModel) -> str | None:
-        """Refuse targets that there are none of, and convolutions where the method is for linear layers."""
-        try:
-            path = next(iter(target_convolutions(model, self.targets)), None)
-        except ConfigError as error:
-            return str(error)
-        if path is None or self.changes_convolutions:
-            return None
-        return (
-            f"it changes linear layers, and {path} of {type(model).__name__} is a convolution. "
-            "Take adapter.method=lora, which changes both, or name linear layers in adapter.targets."
-        )
-
-    def modules(self, model: PreTrainedModel) -> list[str]:
-        """Names of the layers that are changed."""
-        return resolve(model, self.targets)
 
 
 def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
@@ -127,7 +169,7 @@ def _by_name(model: PreTrainedModel) -> list[str]:
 def about_experts(model: PreTrainedModel, method: Method) -> str | None:
     """Sentences on what a method on linear layers trains and leaves frozen of a mixture; None where it is none."""
     experts = fused_experts(model)
-    if not experts or not isinstance(method, OnLinear):
+    if not experts or not isinstance(method, OnLayers):
         return None
     if getattr(method, "experts", False):
         sentences = ["Mixture of experts: each expert has an update of its own; what chooses among them stays frozen."]

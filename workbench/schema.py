@@ -43,6 +43,8 @@ class Tagged(Section):
     untagged: ClassVar[str]
     """Its value where it is left out."""
     choices: ClassVar[Mapping[str, type[Section]]]
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Values that a user may look for and that there are not: the reason, and what to write instead."""
 
     @classmethod
     def section_for(cls, values: Any) -> type[Section]:
@@ -65,15 +67,17 @@ class Tagged(Section):
         section = cls.section_for(values)
         if section is cls and (cls.untagged in cls.choices or values.get(cls.tag, cls.untagged) != cls.untagged):
             own = () if cls.untagged in cls.choices else (cls.untagged,)
-            raise unknown(cls.tag, values[cls.tag], known=[*own, *cls.choices])
+            raise unknown(cls.tag, values[cls.tag], known=[*own, *cls.choices], refused=cls.refused)
         if mistakes := list(cls.misplaced(values)):
             raise Mistakes(mistakes)
         return validate(values) if section is cls else section.model_validate({cls.tag: cls.untagged, **values})  # type: ignore[return-value]
 
 
-def unknown(key: str, value: Any, *, known: Iterable[str]) -> ValidationError:
+def unknown(key: str, value: Any, *, known: Iterable[str], refused: Mapping[str, str] | None = None) -> ValidationError:
     """The mistake of a section whose `key` chooses its class, where there is none of that name."""
     text = f"unknown {key} {value!r}." + did_you_mean(str(value), list(known))
+    if isinstance(value, str) and (reason := (refused or {}).get(value)):
+        text = f"{value} is not offered: {reason}"
     error = PydanticCustomError("unknown", "{text}", {"text": text})
     return ValidationError.from_exception_data(key, [InitErrorDetails(type=error, loc=(key,), input=value)])
 

@@ -12,7 +12,6 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,85 +19,33 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tests.conftest import FAMILIES, T5_SIZES, tiny
-from tests.vision_backbones import pixels, tiny_vision
+from tests.adapters.contract import (
+    EXAMPLE,
+    KINDS,
+    METHOD_NAMES,
+    PICTURES,
+    Contract,
+    attach,
+    bare,
+    build,
+    ids,
+    logits,
+    section,
+)
+from tests.conftest import tiny
 from workbench import adapters
-from workbench.adapters import METHODS, Full, Method, anatomy
+from workbench.adapters import Full
 from workbench.adapters.lora_starts import QUANTISED
 from workbench.adapters.method import HALF_OR_FULL, WEIGHTS
-from workbench.config import ModelConfig, RunConfig, plugins, tasks
+from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.errors import ConfigError
-from workbench.models import backbones, pictures
+from workbench.models import backbones
 from workbench.schema import parse
-from workbench.training.master_weights import MasterWeights
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-
-ENCODERS = ("Bert", "Roberta", "DebertaV2")
-HEADS: dict[str, dict[str, Any]] = {
-    "masked": {"head": "MaskedLM"},
-    "classes": {"head": "SequenceClassification", "num_labels": 3},
-}
-OTHERS: dict[str, dict[str, Any]] = {
-    "T5": {"head": "Seq2SeqLM", **T5_SIZES},
-}
-PICTURES = ("Beit", "CLIP", "ConvNext", "Dinov2", "MobileNetV2", "ResNet", "Swin", "ViT")
-KINDS = sorted([*FAMILIES, *(f"{name}-{head}" for name in ENCODERS for head in HEADS), *OTHERS, *PICTURES])
-"""Families, of encoders with the head."""
-SMALL: dict[str, Any] = {"rank": 4, "width": 4, "reduction": None, "virtual_tokens": 3, "layers": 1, "block": 2}
-"""Settings of the methods, for models that are 32 wide; each method takes those that it has."""
-EXAMPLE = Path(__file__).parents[2] / "scripts" / "my_method.py"
-plugins.load([EXAMPLE])  # the documented example of a user's own method keeps the contract too
-METHOD_NAMES = sorted(set(METHODS) - {"full"})
-"""Full fine-tuning is no adapter: there is nothing to switch off."""
-ids = torch.tensor([[3, 60, 5, 61, 9, 60, 7], [4, 8, 15, 16, 23, 42, 2]])
-
-
-def section(name: str) -> Method:
-    """The method with small settings."""
-    known = METHODS[name].model_fields
-    settings = {key: value for key, value in SMALL.items() if key in known and value is not None}
-    return METHODS[name].model_validate({"method": name, **settings})
-
-
-def build(kind: str, **sizes: Any) -> PreTrainedModel:
-    """A tiny model of one of KINDS."""
-    if kind in PICTURES:
-        pictures.prepare(found := tiny_vision(kind, **sizes), torch.float32)
-        return found
-    name, _, head = kind.partition("-")
-    return tiny(name, **{**OTHERS.get(name, {}), **HEADS.get(head, {}), **sizes})
-
-
-def inputs(model: nn.Module) -> dict[str, Tensor]:
-    """What this kind of model reads, and labels for a loss."""
-    config: Any = model.config
-    if anatomy.reads_pictures(model):
-        return {"pixel_values": pixels(), "labels": torch.tensor([0, 2])}
-    if config.num_labels == 3:
-        return {"input_ids": ids, "labels": torch.tensor([0, 2])}
-    return {"input_ids": ids, "labels": ids}
-
-
-@torch.no_grad()
-def logits(model: nn.Module) -> Tensor:
-    """Logits, without those of virtual tokens."""
-    found: Tensor = model.eval()(**inputs(model)).logits.float()
-    return found if found.ndim == 2 else found[:, -ids.shape[1] :]
-
-
-@cache
-def bare(name: str) -> PreTrainedModel:
-    return build(name).requires_grad_(False)
-
-
-def attach(model: PreTrainedModel, config: Method) -> Any:
-    return adapters.attach(model, config, seed=0, sample=lambda: iter([inputs(model)] * 2))
-
 
 LIKE = (
     *("Beit", "CLIP", "Cohere", "DebertaV2-masked", "Dinov2", "Gemma2"),
@@ -107,8 +54,18 @@ LIKE = (
 """Kinds whose blocks hold linear layers like those of another: outside of the cube each method meets two of them."""
 
 
+LIGHT = (
+    *("beft", "c3a", "deft", "delora", "fourierft", "glora", "gralora", "hira", "hra", "loha", "lokr", "miss", "osf"),
+    *("peanut", "psoft", "pvera", "randlora", "road", "shira", "super", "tinylora", "trainable-tokens", "uni-lora"),
+    *("vb-lora", "waveft"),
+)
+"""Methods that PEFT computes alone: without `-m cube` each meets one backbone."""
+
+
 def usual(kind: str, name: str) -> bool:
     """Whether a method meets a kind of backbone without `-m cube`."""
+    if name in LIGHT:
+        return kind == "Bert-classes" if name == "beft" else kind == ("Llama", "T5")[LIGHT.index(name) % 2]
     return kind not in LIKE or (LIKE.index(kind) + METHOD_NAMES.index(name)) % 4 == 0
 
 
@@ -124,7 +81,11 @@ def test_every_method_on_every_family(family: str, name: str, tmp_path: Path) ->
     Contract(attach(base, config), config, before, lambda: copy.deepcopy(bare(family)), tmp_path).check()
 
 
-@pytest.mark.parametrize("name", METHOD_NAMES)
+ONES = [pytest.param(name, marks=pytest.mark.cube) if name in LIGHT else name for name in METHOD_NAMES]
+"""Every method, those that are light only with `-m cube`."""
+
+
+@pytest.mark.parametrize("name", ONES)
 @pytest.mark.parametrize("kind", ["Llama", "Bert-classes", "ViT"])
 def test_every_method_comes_off_without_a_trace(kind: str, name: str, tmp_path: Path) -> None:
     base, config = copy.deepcopy(bare(kind)), section(name)
@@ -175,7 +136,7 @@ def stored(folder: str, weights: str, compute: str, task: tasks.Task = tasks.TEX
     return backbones.load(config, None, task=task).model
 
 
-@pytest.mark.parametrize("name", METHOD_NAMES)
+@pytest.mark.parametrize("name", ONES)
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_every_method_over_every_weight_format(
     weights: str, name: str, short_stories: str, biased: str, tmp_path: Path
@@ -186,7 +147,7 @@ def test_every_method_over_every_weight_format(
             parse(RunConfig, {**RECIPE, "model": {"weights": weights}, "adapter": config.model_dump()}, source="here")
         return
     compute = "float32" if weights in ("float32", "float16") else "bfloat16"
-    fresh = lambda: copy.deepcopy(stored(biased if name == "bitfit" else short_stories, weights, compute))  # noqa: E731
+    fresh = lambda: copy.deepcopy(stored(biased if name in ("beft", "bitfit") else short_stories, weights, compute))  # noqa: E731
     base = fresh()
     before, dtype = logits(base), getattr(torch, compute)
     # What rounds is what is stored as much as what is computed.
@@ -215,7 +176,7 @@ ALWAYS = {
     *(
         (kind, FORMATS[(number + place) % len(FORMATS)], name)
         for place, kind in enumerate(("Bert-masked", "GPT2", "Qwen3", "T5"))
-        for number, name in enumerate(METHOD_NAMES)
+        for number, name in enumerate(each for each in METHOD_NAMES if each not in LIGHT)
     ),
     ("GPTNeoX", "float16", "adalora"),  # biases beside weights that are stored in half precision
     ("ConvNext", "nf4", "lora"),
@@ -281,76 +242,14 @@ def test_the_cube_of_kinds_formats_and_methods(
 RECIPE: dict[str, Any] = {"recipe": "sft", "data": {"train": "rows.jsonl"}}
 
 
-@dataclass
-class Contract:
-    """Everything that is promised about a backbone with a fresh adapter, in the order of its life."""
-
-    model: Any
-    config: Method
-    before: Tensor
-    """Logits of the bare backbone."""
-    fresh: Callable[[], PreTrainedModel]
-    folder: Path
-    compute: torch.dtype = torch.float32
-    tolerance: float = 1e-6
-    """Rounding, relative to the largest logit."""
-    merges: bool = True
-    """Whether this weight format takes an update as it is; a quantised backbone is dequantised by `merge` first."""
-
-    def check(self) -> None:
-        start = logits(self.model)
-        if not self.config.facts.starts_elsewhere:
-            self.close(start, self.before, 1)
-        self.learns()
-        after = logits(self.model)
-        assert float((after - start).abs().max()) > 1e-4 * self.scale, "two steps change something"
-        adapters.save(self.model, self.folder)
-        loaded = adapters.load(self.fresh(), self.folder)
-        assert not any(each.requires_grad for each in loaded.parameters())
-        self.close(logits(loaded), after, 10)
-        with self.model.disable_adapter():
-            assert torch.equal(logits(self.model), self.before), "switched off, the backbone is back bit for bit"
-        if self.config.facts.no_merge:
-            with pytest.raises(ConfigError, match="cannot be merged"):
-                adapters.merge(loaded, self.config)
-        elif self.merges:
-            merged = adapters.merge(loaded, self.config)
-            assert merged.state_dict().keys() == self.fresh().state_dict().keys()
-            self.close(logits(merged), after, 100)
-        assert torch.equal(logits(adapters.detach(self.model)), self.before), "taken off, it leaves nothing"
-
-    def learns(self) -> None:
-        """Two steps of AdamW: every trainable tensor has a gradient in one of them, and nothing else moves."""
-        trains = {name for name, each in self.model.named_parameters() if each.requires_grad}
-        frozen = {key: each.clone() for key, each in self.model.state_dict().items() if key not in trains}
-        masters = MasterWeights(self.model, self.compute)
-        optimizer = torch.optim.AdamW(list(masters), lr=0.02)
-        silent = set(masters.named())
-        assert silent
-        for _ in range(2):
-            self.model.train()
-            self.model(**inputs(self.model)).loss.backward()
-            silent -= {name for name, each in masters.named().items() if each.grad is not None and each.grad.any()}
-            optimizer.step()
-            optimizer.zero_grad()
-            masters.refresh()
-        assert not silent, f"no gradient: {sorted(silent)}"
-        moved = [key for key, each in self.model.state_dict().items() if key in frozen and not each.equal(frozen[key])]
-        assert not moved, f"not trainable, and moved: {moved}"
-
-    def close(self, found: Tensor, wanted: Tensor, factor: float) -> None:
-        assert float((found - wanted).abs().max()) <= factor * self.tolerance * self.scale
-
-    @property
-    def scale(self) -> float:
-        return float(self.before.abs().max())
-
-
-def test_every_adapter_gives_the_same_logits_in_a_new_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "names", [set(METHOD_NAMES) - set(LIGHT), pytest.param(set(LIGHT), marks=pytest.mark.slow)], ids=["usual", "light"]
+)
+def test_every_adapter_gives_the_same_logits_in_a_new_process(names: set[str], tmp_path: Path) -> None:
     base = copy.deepcopy(bare("Llama"))
     base.save_pretrained(tmp_path / "base")
     wanted = {}
-    for name in METHOD_NAMES:
+    for name in sorted(names):
         config = section(name)
         if config.refusal(base):
             continue
@@ -358,7 +257,7 @@ def test_every_adapter_gives_the_same_logits_in_a_new_process(tmp_path: Path) ->
         Contract(model, config, logits(base), lambda: base, tmp_path).learns()
         adapters.save(model, tmp_path / name)
         wanted[name] = logits(model).contiguous()
-    assert len(wanted) >= 0.7 * len(METHOD_NAMES)
+    assert len(wanted) >= 0.7 * len(names)
     save_file({**wanted, "ids": ids}, tmp_path / "wanted.safetensors")
     command = [sys.executable, "-c", RELOAD, str(tmp_path), str(EXAMPLE)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

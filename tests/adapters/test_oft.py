@@ -99,5 +99,7 @@ def test_quantising_makes_gpt2_fit_and_its_skeleton_knows(weights: str, fits: bo
 
 
 def test_layers_that_peft_cannot_rotate_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"c_attn is a Conv1D, which PEFT cannot rotate\. Take adapter\.method=lora"):
+    with pytest.raises(
+        ConfigError, match=r"c_attn is a Conv1D, which PEFT's oft does not change\. Take adapter\.method=lora"
+    ):
         adapters.attach(tiny("GPT2"), Oft(block=4), seed=0)

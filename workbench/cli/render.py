@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from workbench.adapters import METHODS
+from workbench.adapters import METHODS, NOT_OFFERED
 from workbench.adapters.method import WEIGHTS
 from workbench.cli import picture_table
 from workbench.errors import ConfigError
@@ -373,7 +373,10 @@ def methods(found: SizeTable) -> None:
         numbers = (f"{size.trainable:,}", units.percent(size.share), units.size(size.file_bytes))
         formats = "all" if about.weights == WEIGHTS else " ".join(about.weights)
         sizes.add_row(*map(Text, (name, *numbers, "no" if about.no_merge else "yes", formats)))
-    _out.print(descriptions, sizes, *([Text(), refused] if refused.row_count else []))
+    absent = Table("method", "PEFT's, and not offered", box=None)
+    for name, reason in NOT_OFFERED.items() if len(found.found) > 1 else ():
+        absent.add_row(Text(name), Text(reason))
+    _out.print(descriptions, sizes, *(part for table in (refused, absent) if table.row_count for part in (Text(), table)))
 
 
 def methods_json(found: SizeTable) -> None:
@@ -382,7 +385,8 @@ def methods_json(found: SizeTable) -> None:
     for name, size in found.found.items():
         what = {"refusal": size} if isinstance(size, str) else {**size._asdict(), "share": size.share}
         rows[name] = asdict(METHODS[name].about[name]) | what
-    print(json.dumps({"model": found.model.id, "parameters": found.parameters, "methods": rows}, indent=1))
+    table = {"model": found.model.id, "parameters": found.parameters, "methods": rows, "not_offered": NOT_OFFERED}
+    print(json.dumps(table, indent=1))
 
 
 def _counts(split: TokenizedSet) -> list[str]:

@@ -168,12 +168,17 @@ def file_bytes(tensors: Mapping[str, Tensor]) -> int:
     """Bytes of a safetensors file with these tensors: eight of length, a JSON header padded to eight, the values."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])):
+    # Wide numbers first, of one width fractions before integers, then by name.
+    for name, tensor in sorted(tensors.items(), key=lambda item: (*_place(item[1]), item[0])):
         start, end = end, end + tensor.nbytes
         kind = _DTYPES[tensor.dtype]
         header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     return 8 + -(-len(text) // 8) * 8 + end
+
+
+def _place(tensor: Tensor) -> tuple[int, bool]:
+    return -tensor.itemsize, not tensor.is_floating_point()
 
 
 _DTYPES = {torch.float32: "F32", torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL", torch.uint8: "U8"}

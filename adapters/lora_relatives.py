@@ -1,0 +1,114 @@
+"""Updates near LoRA's: GraLoRA, DeLoRA and RandLoRA, on HF PEFT's tuners."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from workbench.adapters.method import HALF_OR_FULL, ExtraParameters, MethodInfo, register
+from workbench.adapters.target_modules import OnLinear
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+    from transformers import PreTrainedModel
+
+
+@register
+class GraLora(OnLinear):
+    """W + a grid of blocks, each with a low-rank update of its own: as many parameters as LoRA, of a higher rank."""
+
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "gralora": MethodInfo("a low-rank update for each block of a grid", "Jung et al. 2025, arXiv:2505.20355"),
+    }
+    method: Literal["gralora"] = "gralora"
+    rank: PositiveInt = 32
+    """Parameters are those of LoRA of this rank; `blocks` divides it."""
+    alpha: float = Field(default=64.0, gt=0)
+    """Scale of the update is alpha / rank."""
+    blocks: PositiveInt = 2
+    """Blocks along each side of a weight; they divide inputs and outputs of every target."""
+
+    @model_validator(mode="after")
+    def _divides(self) -> GraLora:
+        if self.rank % self.blocks:
+            raise ValueError(f"blocks={self.blocks} does not divide rank {self.rank}. Write a multiple as rank.")
+        return self
+
+    def refusal(self, model: PreTrainedModel) -> str | None:
+        """Refuse grids that do not fit a layer."""
+        if reason := super().refusal(model):
+            return reason
+        common = math.gcd(*(width for sizes in self.sizes(model).values() for width in sizes))
+        if common % self.blocks == 0:
+            return None
+        able = [size for size in range(1, min(common, 64) + 1) if common % size == 0]
+        return f"adapter.blocks={self.blocks} does not divide the sizes of all layers. Write one of {able}."
+
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
+        """PEFT's GraloraConfig for this backbone."""
+        from peft import GraloraConfig
+
+        return GraloraConfig(
+            **self.common(model, beside),
+            r=self.rank,
+            alpha=self.alpha,  # type: ignore[arg-type]  # PEFT divides it; its annotation says int
+            gralora_k=self.blocks,
+            gralora_dropout=self.dropout,
+        )
+
+
+@register
+class DeLora(OnLinear):
+    """W + s / rank * a sum of rank-one updates of length one, each scaled by W's column norms; s is learnt.
+
+    The length of the update is bound by s, so that a high learning rate does less harm. B is zero at the start.
+    """
+
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "delora": MethodInfo("a low-rank update of bounded length, and the bound", "Bini et al. 2025, "
+                             "arXiv:2503.18225", weights=HALF_OR_FULL, why_weights="it takes the weights' norms"),
+    }  # fmt: skip
+    changes_transposed: ClassVar[bool] = False
+    method: Literal["delora"] = "delora"
+    rank: PositiveInt = 8
+    """Rank of the update."""
+    bound: PositiveInt = 15
+    """Initial value of s, which trains."""
+
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
+        """PEFT's DeloraConfig for this backbone."""
+        from peft import DeloraConfig
+
+        return DeloraConfig(
+            **self.common(model, beside), r=self.rank, delora_lambda=self.bound, module_dropout=self.dropout
+        )
+
+
+@register
+class RandLora(OnLinear):
+    """W + a sum of random, frozen low-rank products with learnt scales: of full rank. The scales are zero at first."""
+
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "randlora": MethodInfo("scales of a sum of shared random matrices", "Albert et al. 2025, arXiv:2502.00987"),
+    }
+    method: Literal["randlora"] = "randlora"
+    rank: PositiveInt = 32
+    """Rank of each product; a lower one has more products, and more parameters."""
+    alpha: float | None = Field(default=None, gt=0)
+    """Scale of the update is alpha / rank; null: 20 times the rank."""
+
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
+        """PEFT's RandLoraConfig for this backbone; the matrices are saved, since generators differ by machine."""
+        import torch
+        from peft import RandLoraConfig
+
+        return RandLoraConfig(
+            **self.common(model, beside),
+            r=self.rank,
+            randlora_alpha=20 * self.rank if self.alpha is None else self.alpha,  # type: ignore[arg-type]
+            randlora_dropout=self.dropout,
+            projection_prng_key=int(torch.randint(2**31, ())),
+            save_projection=True,
+        )

@@ -1,0 +1,65 @@
+"""PEFT's own list of methods beside ours: the names under which each is offered, or why it is not."""
+
+from __future__ import annotations
+
+OFFERED: dict[str, tuple[str, ...]] = {
+    "ADALORA": ("adalora",),
+    "BEFT": ("beft",),
+    "BOFT": ("boft",),
+    "C3A": ("c3a",),
+    "DEFT": ("deft",),
+    "DELORA": ("delora",),
+    "FOURIERFT": ("fourierft",),
+    "GLORA": ("glora",),
+    "GRALORA": ("gralora",),
+    "HIRA": ("hira",),
+    "HRA": ("hra",),
+    "IA3": ("ia3",),
+    "LN_TUNING": ("layernorm",),
+    "LOHA": ("loha",),
+    "LOKR": ("lokr",),
+    "LORA": ("lora", "rslora", "dora", "lora+", "pissa", "olora", "eva", "loftq"),
+    "MISS": ("miss",),
+    "OFT": ("oft",),
+    "OSF": ("osf",),
+    "PEANUT": ("peanut",),
+    "PREFIX_TUNING": ("prefix", "p-tuning-v2"),
+    "PROMPT_TUNING": ("prompt",),
+    "PSOFT": ("psoft",),
+    "PVERA": ("pvera",),
+    "P_TUNING": ("p-tuning",),
+    "RANDLORA": ("randlora",),
+    "ROAD": ("road",),
+    "SHIRA": ("shira",),
+    "SUPERTUNING": ("super",),
+    "TINYLORA": ("tinylora",),
+    "TRAINABLE_TOKENS": ("trainable-tokens",),
+    "UNILORA": ("uni-lora",),
+    "VBLORA": ("vb-lora",),
+    "VERA": ("vera",),
+    "WAVEFT": ("waveft",),
+}
+"""PEFT's name of each method that is offered, and ours; what shares PEFT's tuner stands together."""
+
+NOT_OFFERED: dict[str, str] = {
+    "adamss": "it clusters the singular vectors of each weight by k-means, which decides its shapes: sizes are not "
+    "known before a run, and another machine's decomposition may not fit what was saved. Take adapter.method=psoft.",
+    "adaption-prompt": "PEFT builds it into the attention of three families only, as it computed years ago. "
+    "Take adapter.method=prefix, which gives attention keys and values of its own.",
+    "cartridge": "it distils a long text into a prefix, from conversations about the text that are not in the rows. "
+    "Take adapter.method=prefix.",
+    "cpt": "it trains the tokens of examples in front of each row, with a loss of its own that weighs these. "
+    "Take adapter.method=prompt.",
+    "frod": "it is made of the values of all weights together: sizes are not known before a run, and in half precision "
+    "the backbone itself is rounded by 2 %. Take adapter.method=osf or psoft.",
+    "lily": "PEFT mixes its matrices by an average over all rows of a forward pass, so that a row's outputs depend on "
+    "the rows beside it. Take adapter.method=lora.",
+    "multitask-prompt-tuning": "it needs the task of each row, which rows here do not have. "
+    "Take adapter.method=prompt for one task, or a source of data.mixture for each.",
+    "poly": "it needs the task of each row, which rows here do not have. Take adapter.method=lora.",
+    "shadow": "it trains a second, smaller backbone beside the first, with a loss of its own. "
+    "Take adapter.method=parallel, or distil into a student (recipe=distill).",
+    "xlora": "it trains no adapter, but what chooses among adapters that are trained already. "
+    "Train these with adapter.method=lora, and add them up with `workbench combine`.",
+}
+"""Methods of PEFT's list that `adapter.method` does not have: the reason, and what to write instead."""

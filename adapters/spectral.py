@@ -1,0 +1,125 @@
+"""Updates whose transform trains: C3A, FourierFT and WaveFT, on HF PEFT's tuners."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field, PositiveInt
+
+from workbench.adapters.method import ExtraParameters, MethodInfo, register
+from workbench.adapters.target_modules import OnLayers
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+    from transformers import PreTrainedModel
+
+
+@register
+class C3a(OnLayers):
+    """W + a matrix of circulant blocks, each a circular convolution with one vector; zero at the start."""
+
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "c3a": MethodInfo("circulant blocks: circular convolutions", "Chen et al. 2024, arXiv:2407.19342"),
+    }
+    changes_transposed: ClassVar[bool] = False
+    method: Literal["c3a"] = "c3a"
+    block: PositiveInt | None = None
+    """Width of a block, which divides inputs and outputs of every target; null: the largest that does. A layer has
+    inputs * outputs / block parameters."""
+
+    def refusal(self, model: PreTrainedModel) -> str | None:
+        """Refuse blocks that do not divide the sizes of a layer."""
+        if reason := super().refusal(model):
+            return reason
+        common = self._largest(model)
+        if common % (self.block or 1) == 0:
+            return None
+        able = [size for size in range(1, common + 1) if common % size == 0]
+        return f"adapter.block={self.block} does not divide the sizes of all layers. Write one of {able}."
+
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
+        """PEFT's C3AConfig for this backbone."""
+        from peft import C3AConfig
+
+        return C3AConfig(**self.common(model, beside), block_size=self.block or self._largest(model), init_weights=True)
+
+    def _largest(self, model: PreTrainedModel) -> int:
+        return math.gcd(*(width for sizes in self.sizes(model).values() for width in sizes))
+
+
+class Sparse(OnLayers):
+    """W + scale * the inverse transform of a matrix that is zero but at random places; all zero at the start."""
+
+    coefficients: PositiveInt = 1000
+    """Numbers that train in each layer."""
+    scale: float = Field(default=150.0, gt=0)
+    """What the update is multiplied by."""
+
+    def refusal(self, model: PreTrainedModel) -> str | None:
+        """Refuse more coefficients than a layer's update has."""
+        if reason := super().refusal(model):
+            return reason
+        for path, (inputs, outputs) in self.sizes(model).items():
+            if inputs * outputs < self.coefficients:
+                return f"{path} has only {inputs * outputs:,} weights. Write adapter.coefficients={inputs * outputs}."
+        return None
+
+
+@register
+class FourierFt(Sparse):
+    """Coefficients of a discrete Fourier transform in two dimensions."""
+
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "fourierft": MethodInfo("random Fourier coefficients of an update", "Gao et al. 2024, arXiv:2405.03003"),
+    }
+    method: Literal["fourierft"] = "fourierft"
+
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
+        """PEFT's FourierFTConfig for this backbone; the places follow from the run's seed."""
+        import torch
+        from peft import FourierFTConfig
+
+        return FourierFTConfig(
+            **self.common(model, beside),
+            n_frequency=self.coefficients,
+            scaling=self.scale,
+            random_loc_seed=int(torch.randint(2**31, ())),
+            init_weights=True,
+        )
+
+
+@register
+class WaveFt(Sparse):
+    """Coefficients of a wavelet transform in two dimensions."""
+
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "waveft": MethodInfo("random wavelet coefficients of an update", "Bilican et al. 2025, arXiv:2505.12532"),
+    }
+    method: Literal["waveft"] = "waveft"
+    coefficients: PositiveInt = 2592
+    scale: float = Field(default=25.0, gt=0)
+    wavelet: str = "db1"
+    """Name of the wavelet, such as db1 (Haar), sym4 or coif2."""
+
+    def refusal(self, model: PreTrainedModel) -> str | None:
+        """Refuse wavelets that PEFT does not know, beside too many coefficients."""
+        from peft.tuners.waveft.constants import WAVELET_REDUCTIONS
+
+        if self.wavelet not in WAVELET_REDUCTIONS:
+            known = ", ".join(WAVELET_REDUCTIONS)
+            return f"PEFT has no wavelet {self.wavelet!r}. Write adapter.wavelet as one of {known}."
+        return super().refusal(model)
+
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
+        """PEFT's WaveFTConfig for this backbone; the places follow from the run's seed."""
+        import torch
+        from peft import WaveFTConfig
+
+        return WaveFTConfig(
+            **self.common(model, beside),
+            n_frequency=self.coefficients,
+            scaling=self.scale,
+            wavelet_family=self.wavelet,
+            random_loc_seed=int(torch.randint(2**31, ())),
+        )
