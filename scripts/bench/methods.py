@@ -36,7 +36,7 @@ RATES = {
     "vera": 2e-2,
 }
 """Peak learning rates where RATE, which suits LoRA of this backbone, is not a good one; by a run or two, not tuned."""
-OVER = {"loftq": "nf4"}
+OVER = {"glora": "bfloat16", "loftq": "nf4"}
 """Weights of the backbone, for methods that need others than the quickstart's."""
 COLUMNS = ("method", "learning rate", "held-out loss", "trainable", "share", "tokens/s", "peak GB", "adapter KB")
 

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from tests.adapters.contract import (
     EXAMPLE,
     KINDS,
+    LIGHT,
     METHOD_NAMES,
     PICTURES,
     Contract,
@@ -52,14 +53,6 @@ LIKE = (
     *("Granite", "Mistral", "MobileNetV2", "Qwen3", "Roberta-classes", "Roberta-masked"),
 )
 """Kinds whose blocks hold linear layers like those of another: outside of the cube each method meets two of them."""
-
-
-LIGHT = (
-    *("beft", "c3a", "deft", "delora", "fourierft", "glora", "gralora", "hira", "hra", "loha", "lokr", "miss", "osf"),
-    *("peanut", "psoft", "pvera", "randlora", "road", "shira", "super", "tinylora", "trainable-tokens", "uni-lora"),
-    *("vb-lora", "waveft"),
-)
-"""Methods that PEFT computes alone: without `-m cube` each meets one backbone."""
 
 
 def usual(kind: str, name: str) -> bool:

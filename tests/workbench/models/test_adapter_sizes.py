@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+from tests.adapters.contract import LIGHT
 from tests.conftest import FAMILIES, tiny
 from workbench import adapters
 from workbench.adapters import METHODS, Lora, Method
@@ -23,7 +25,8 @@ from workbench.models.adapter_sizes import AdapterSize
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
-SMALL = {"rank": 4, "width": 4, "virtual_tokens": 3, "layers": 1, "block": 4}
+SMALL: dict[str, Any] = {"rank": 4, "width": 4, "virtual_tokens": 3, "layers": 1, "block": 4, "coefficients": 20}
+SMALL |= {"share": 0.05, "vectors": 12, "tokens": (5,)}
 T5_SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
 # Fused experts that are saved one by one; tied weights and Conv1D; two stacks; an encoder.
 BUILD: dict[str, dict[str, Any]] = {
@@ -46,10 +49,18 @@ def folder(path: Path, config: transformers.PretrainedConfig) -> ModelConfig:
     return ModelConfig(id=str(path), weights="float32")
 
 
-@pytest.mark.parametrize(
-    "family", ["Mixtral", "GPT2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("T5", "Bert"))]
-)
-@pytest.mark.parametrize("name", sorted(METHODS))
+def _usual(family: str, name: str) -> bool:
+    """Whether a cell runs without `-m slow`."""
+    return family == "Mixtral" or (family == "GPT2" and name not in LIGHT)
+
+
+CELLS = [
+    pytest.param(family, name, marks=() if _usual(family, name) else pytest.mark.slow)
+    for family, name in itertools.product(BUILD, sorted(METHODS))
+]
+
+
+@pytest.mark.parametrize(("family", "name"), CELLS)
 def test_predicted_is_counted_and_saved(family: str, name: str, tmp_path: Path) -> None:
     model, method = tiny(family, **BUILD[family]).requires_grad_(False), small(name)
     config = folder(tmp_path / "model", model.config)
@@ -110,12 +121,12 @@ def test_file_bytes_of_any_tensors(tmp_path: Path) -> None:
 
 
 def test_a_survey_gives_settings_to_the_methods_that_have_them(stories: str) -> None:
-    plain, narrow = (adapter_sizes.survey([f"model.id={stories}", *words]).found for words in ([], ["adapter.rank=2"]))
+    plain, narrow = (adapter_sizes.survey([f"model.id={stories}", *words]).found for words in ([], ["adapter.rank=6"]))
     assert set(plain) == set(narrow) == set(METHODS)
     for name, section in METHODS.items():
         assert (plain[name] == narrow[name]) == ("rank" not in section.model_fields or isinstance(plain[name], str))
     assert isinstance(plain["bitfit"], str) and "has no biases" in plain["bitfit"]
-    one = adapter_sizes.survey([f"model.id={stories}", "adapter={method: dora, rank: 2}"])
+    one = adapter_sizes.survey([f"model.id={stories}", "adapter={method: dora, rank: 6}"])
     assert one.found == {"dora": narrow["dora"]} and one.parameters == 260_032
 
 

@@ -44,8 +44,9 @@ def curve(short_stories: str, questions: Path, tmp_path: Path) -> Callable[..., 
         "{method: lora, rank: 4, dropout: 0.3}",
         "{method: houlsby, dropout: 0.3}",
         "{method: boft, block: 2, dropout: 0.3}",
+        pytest.param("{method: pvera, rank: 16, dropout: 0.3}", marks=pytest.mark.slow),
     ],
-    ids=["lora", "houlsby", "boft"],
+    ids=["lora", "houlsby", "boft", "pvera"],
 )
 def test_micro_batches_and_checkpointing_change_nothing(curve: Callable[..., list[float]], adapter: str) -> None:
     wanted = curve(f"adapter={adapter}", "batch.tokens_per_device=4000")
