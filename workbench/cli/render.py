@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from workbench.adapters import METHODS, NOT_OFFERED
-from workbench.adapters.method import WEIGHTS
+from workbench.adapters import METHODS
 from workbench.cli import picture_table
 from workbench.errors import ConfigError
 from workbench.runs.files import read_json
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from workbench.data.labelled.fold_data import FoldData
     from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
     from workbench.data.text.tokenized import TokenizedSet
-    from workbench.models.adapter_sizes import SizeTable
     from workbench.planning.plan import Plan
     from workbench.recipes.check import Inspection
     from workbench.recipes.classify_verbs import ClassInspection
@@ -350,43 +347,6 @@ def listing(what: str, folder: Path) -> None:
     else:
         raise ConfigError(f"ls {what}: expected recipes, adapters or runs.")
     _out.print(table)
-
-
-def methods(found: SizeTable) -> None:
-    """Print a table of methods: description, size on one backbone, and reasons where one does not apply."""
-    from workbench.runs import units
-
-    descriptions = Table("method", "what trains", "paper", box=None)
-    title = Text(f"\nOn {found.model.id}, {found.parameters:,} parameters")
-    sizes = Table("method", box=None, title=title, title_justify="left")
-    for column in ("trainable", "share", "file"):
-        sizes.add_column(column, justify="right")
-    sizes.add_column("merges")
-    sizes.add_column("weights")
-    refused = Table("method", "does not work here", box=None)
-    for name, size in found.found.items():
-        about = METHODS[name].about[name]
-        descriptions.add_row(*map(Text, (name, about.trains, about.paper)))
-        if isinstance(size, str):
-            refused.add_row(Text(name), Text(size))
-            continue
-        numbers = (f"{size.trainable:,}", units.percent(size.share), units.size(size.file_bytes))
-        formats = "all" if about.weights == WEIGHTS else " ".join(about.weights)
-        sizes.add_row(*map(Text, (name, *numbers, "no" if about.no_merge else "yes", formats)))
-    absent = Table("method", "PEFT's, and not offered", box=None)
-    for name, reason in NOT_OFFERED.items() if len(found.found) > 1 else ():
-        absent.add_row(Text(name), Text(reason))
-    _out.print(descriptions, sizes, *(part for table in (refused, absent) if table.row_count for part in (Text(), table)))
-
-
-def methods_json(found: SizeTable) -> None:
-    """The same as one JSON object on standard output."""
-    rows = {}
-    for name, size in found.found.items():
-        what = {"refusal": size} if isinstance(size, str) else {**size._asdict(), "share": size.share}
-        rows[name] = asdict(METHODS[name].about[name]) | what
-    table = {"model": found.model.id, "parameters": found.parameters, "methods": rows, "not_offered": NOT_OFFERED}
-    print(json.dumps(table, indent=1))
 
 
 def _counts(split: TokenizedSet) -> list[str]:

@@ -295,13 +295,13 @@ def ls(
     json: Annotated[bool, typer.Option("--json", help="For adapters: one JSON object.")] = False,
 ) -> None:
     """List the shipped recipes, the adapter methods and their sizes on a backbone, or the runs here."""
-    from workbench.cli import render
+    from workbench.cli import method_tables, render
 
     if what == "adapters":
         from workbench.models.adapter_sizes import survey
 
         found = survey(overrides or ())
-        (render.methods_json if json else render.methods)(found)
+        (method_tables.methods_json if json else method_tables.methods)(found)
     elif json or overrides:
         raise ConfigError(
             f"ls {what}: --json and key=value words go with `workbench ls adapters` only. Leave them out."

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from workbench import report
-from workbench.adapters import METHODS
-from workbench.cli import render
+from workbench.adapters import METHODS, NOT_OFFERED
+from workbench.cli import method_tables, render
 from workbench.config import ModelConfig, RunConfig
 from workbench.errors import ConfigError
 from workbench.evaluation.agreement import Agreement
@@ -25,7 +25,8 @@ from workbench.recipes.merge import Merged
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal on which nothing is wrapped."""
-    monkeypatch.setattr(render, "_out", Console(highlight=False, width=300))
+    for module in (render, method_tables):
+        monkeypatch.setattr(module, "_out", Console(highlight=False, width=300))
 
 
 def _cells(text: str, start: str) -> list[str]:
@@ -160,9 +161,9 @@ SURVEY = SizeTable(
 
 
 def test_the_table_of_methods(capsys: pytest.CaptureFixture[str]) -> None:
-    render.methods(SURVEY)
+    method_tables.methods(SURVEY)
     text = capsys.readouterr().out
-    about, sizes, refused = text.split(" method ")[1:]
+    about, sizes, refused, absent = text.split(" method ")[1:]
     for name in SURVEY.found:
         row = next(line for line in about.splitlines() if line.split()[:1] == [name])
         assert METHODS[name].about[name].trains in row and METHODS[name].about[name].paper in row
@@ -171,10 +172,11 @@ def test_the_table_of_methods(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["lora"] == ["lora", "250,000", "20", "%", "1.0", "MB", "yes", "all"]
     assert rows["full"] == ["full", "1,000,000", "100", "%", "4.0", "MB", "yes", "float32", "bfloat16", "float16"]
     assert "prompt" not in rows and "Take [x]." in refused
+    assert all(name in absent for name in NOT_OFFERED) and "needs the task of each row" in absent
 
 
 def test_the_methods_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    render.methods_json(SURVEY)
+    method_tables.methods_json(SURVEY)
     found = json.loads(capsys.readouterr().out)
     assert (found["model"], found["parameters"]) == ("[some]/model", 1_000_000)
     lora, prompt = found["methods"]["lora"], found["methods"]["prompt"]
