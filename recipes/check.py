@@ -16,7 +16,7 @@ from workbench.data import row_weights
 from workbench.data.batching import Examples, Row
 from workbench.data.labelled.fold_data import FoldData
 from workbench.data.labelled.labelled_data import LabelledSet
-from workbench.data.text import mixture, tokenized
+from workbench.data.text import length_warm_up, mixture, tokenized
 from workbench.data.text.quality import cleaning
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.tokenized import Splits, TokenizedSet
@@ -155,6 +155,7 @@ def _text(config: RunConfig) -> Inspection:
     train = mixture.mixed(data.train, config)
     steps = total_steps(config, len(train))
     mixture.require_passes(train, config, steps)
+    cut = length_warm_up.growing(data.train, config.data.length_warm_up, steps)
     chosen = np.unique(np.linspace(0, len(data.train) - 1, num=min(SHOWN, len(data.train)), dtype=np.int64))
     return Inspection(
         config=config,
@@ -166,6 +167,7 @@ def _text(config: RunConfig) -> Inspection:
         steps=steps,
         notes=[
             *mixture.in_words(train, config, steps),
+            *length_warm_up.in_words(cut),
             *_scored_sets({"Held-out": data.held_out, "Test": data.test}),
             *(f"Left out: {reason}" for reason in data.train.skipped[:5]),
             *(data.train.contamination.sentences if data.train.contamination else ()),

@@ -24,6 +24,7 @@ from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats
 from workbench.data.labelled.row_reader import RowReader
+from workbench.data.labelled.training_rows import training_rows
 from workbench.data.text import contamination
 from workbench.evaluation import frozen_probe, row_outputs, target_scores, thumbnails
 from workbench.evaluation.frozen_probe import FrozenProbe
@@ -63,7 +64,7 @@ def prepare(config: RunConfig) -> tuple[RowReader, ClassSplits, list[str]]:
     classifier.require_known_form(config)
     reader = row_readers.of_backbone(config)
     data = labelled_data.load(config, reader)
-    data = data._replace(train=data.train.graded(config.data.curriculum))
+    data = data._replace(train=training_rows(data.train, config, reader))
     splits = [data.train, data.held_out, *([data.test] if data.test else [])]
     modules = preflight.require_backbone(config, splits, classifier.task(data.labels, seed=config.seed))
     return reader, data, modules

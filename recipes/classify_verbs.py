@@ -17,7 +17,7 @@ from workbench.adapters import stock
 from workbench.config import RunConfig
 from workbench.data.batching import MicroBatch
 from workbench.data.images.picture_rows import PictureRows
-from workbench.data.labelled import class_sampling, fold_data, labelled_data
+from workbench.data.labelled import class_sampling, fold_data, labelled_data, training_rows
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats, Labels, alike
 from workbench.data.labelled.row_reader import RowReader
@@ -109,6 +109,7 @@ def notes(rows: LabelledSet, labels: Labels, config: RunConfig, pictures: Pictur
         *cleaning.outlook(map(labelled_data.row_text, () if pictures else rows.records)),
         *([one.format(*same)] if same else ()),
         *unequal(rows, labels, config),
+        *training_rows.in_words(rows),
         *(pictures.notes if pictures else ()),
     ]
 

@@ -18,6 +18,7 @@ from workbench.crossval.stages import StageLog
 from workbench.data.labelled import fold_data
 from workbench.data.labelled.fold_data import FoldData
 from workbench.data.labelled.row_reader import RowReader
+from workbench.data.labelled.training_rows import training_rows
 from workbench.data.text import contamination
 from workbench.data.views import row_views
 from workbench.data.views.row_views import RowView
@@ -104,8 +105,8 @@ def prepare(config: RunConfig) -> tuple[RowReader, FoldData, list[RowView], list
     classifier.require_known_form(config)
     reader = row_readers.of_backbone(config)
     data = fold_data.load(config, reader, frozen_features.of_sources(config.model, reader))
-    unlabelled = data.unlabelled and data.unlabelled.graded(config.data.curriculum)
-    data = data._replace(rows=data.rows.graded(config.data.curriculum), unlabelled=unlabelled)
+    unlabelled = data.unlabelled and training_rows(data.unlabelled, config, reader)
+    data = data._replace(rows=training_rows(data.rows, config, reader), unlabelled=unlabelled)
     neighbour_correction.require_rows(config.correction, data.folds, data.cluster_N)
     if config.data.drop_suspects:
         suspects.require_classes(data.folds, data.labels, data.rows.targets_NC)

@@ -18,6 +18,7 @@ from workbench.config import RunConfig, distill_expansion, sweep_expansion, task
 from workbench.config.budget_config import BudgetConfig
 from workbench.config.distill_config import STUDENT, OnPolicyConfig
 from workbench.config.distributed_config import DistributedConfig
+from workbench.config.length_warm_up_config import LengthWarmUpConfig
 from workbench.config.tasks import Task
 from workbench.data.batching import Examples, first_rows
 from workbench.data.text.chat import ChatEncoder
@@ -169,6 +170,8 @@ def _notes(config: RunConfig) -> Iterator[str]:
         yield "Answers that the student writes itself (distill.on_policy) are not counted: they may be longer."
     if config.data.sampling.by == "importance":
         yield "Rows that data.sampling.by=importance looks at are not counted: only the run finds out where that pays."
+    if config.data.length_warm_up.start is not None:
+        yield "Rows that data.length_warm_up cuts are counted whole: the run is faster than planned."
     if config.freeze.policy != "none" and config.freeze.cache in ("auto", "memory"):
         yield "Outputs of frozen blocks that freeze.cache keeps in memory are not counted: the run says how many."
 
@@ -180,6 +183,8 @@ def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> DryR
         teaching: From tokenizer, form, rows and what loads the teacher to what the model learns from.
     """
     tokenizer, template, data = sft.prepare(config, run)
+    whole = config.data.model_copy(update={"length_warm_up": LengthWarmUpConfig()})
+    config = config.model_copy(update={"data": whole})  # the longest rows decide about memory
     loader, task = BlueprintLoader(), tasks.of(config)
     supervise = None if teaching is None else teaching(tokenizer, template, data, loader)
     new_token_ids = [tokenizer.get_vocab()[token] for token in config.model.new_tokens]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench.config import RunConfig, curriculum_checks
+from workbench.config import RunConfig, curriculum_checks, length_checks
 from workbench.config.sweep_config import shown
 from workbench.config.sweep_expansion import Trial
 from workbench.errors import ConfigError, TrainingError
@@ -168,6 +168,8 @@ def _require_able(config: RunConfig) -> None:
         )
     if reason := curriculum_checks.refusal(config, "the search for a rate"):
         raise ConfigError(f"data.curriculum: {reason}")
+    if reason := length_checks.refusal(config, "the search for a rate"):
+        raise ConfigError(f"data.length_warm_up {reason}")
     if data.select.by_backbone:
         raise ConfigError(
             f"data.select.by={data.select.by} asks the backbone about every row first. Write data.select.by=random: "

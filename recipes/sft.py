@@ -20,9 +20,9 @@ from workbench.config import RunConfig, tasks
 from workbench.config.regularise_config import RegulariseConfig
 from workbench.config.select_config import SelectConfig
 from workbench.config.tasks import TEXT, Task
-from workbench.data.batching import MicroBatch
+from workbench.data.batching import Examples, MicroBatch
 from workbench.data.row_weights import weighted
-from workbench.data.text import contamination, mixture, tokenized
+from workbench.data.text import contamination, length_warm_up, mixture, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder
@@ -89,7 +89,9 @@ def prepare(
     data = data._replace(train=row_difficulty.graded(data.train, config, measure=asked))
     preflight.require_runnable(config, data)
     train = mixture.mixed(data.train, config)
-    mixture.require_passes(train, config, total_steps(config, len(train)))
+    steps = total_steps(config, len(train))
+    mixture.require_passes(train, config, steps)
+    length_warm_up.growing(data.train, config.data.length_warm_up, steps)
     provenance.note_data(run, {name: split and split.facts() for name, split in data._asdict().items()})
     contamination.write(data.train.contamination, run)
     return tokenizer, template, data
@@ -160,7 +162,7 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
 
     def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         tap, train = LabelTap(token_losses), self.data.train
-        rows = weighted(mixture.mixed(train, self.config), train.weights)
+        rows = weighted(_drawn(train, self.config), train.weights)
         loss = next_token_loss(live.model, live.head, tap, self.config.regularise)
         return TrainingSignal(rows, loss, tap=tap, reads_packed=True, reference=self.reference)
 
@@ -188,6 +190,13 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
         self, model: ExportedModel, outputs: list[GeneratedAnswer], before: Mapping[str, Any]
     ) -> None:
         evaluation.write_predictions(self.run.path / "predictions.parquet", outputs, before=before["answers"])
+
+
+def _drawn(train: TokenizedSet, config: RunConfig) -> Examples:
+    """The training rows, mixed where there are several sources, or cut to a growing length."""
+    if config.data.sources:
+        return mixture.mixed(train, config)
+    return length_warm_up.growing(train, config.data.length_warm_up, total_steps(config, len(train)))
 
 
 def next_token_loss(

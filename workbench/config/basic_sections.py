@@ -18,10 +18,12 @@ from pydantic import (
 from workbench.config.clean_rules import CLEAN_RULES
 from workbench.config.curriculum_config import CurriculumConfig
 from workbench.config.decontaminate_config import DecontaminateConfig
+from workbench.config.length_warm_up_config import LengthWarmUpConfig
 from workbench.config.sampling_config import SamplingConfig
 from workbench.config.select_config import SelectConfig
 from workbench.config.sources_config import MixConfig, SourceConfig
 from workbench.config.streaming_config import StreamingConfig
+from workbench.config.text_augment_config import TextAugmentConfig
 from workbench.schema import Section, did_you_mean
 
 WEIGHT = "weight"
@@ -110,6 +112,8 @@ class DataConfig(Section):
     select: SelectConfig = SelectConfig()
     sampling: SamplingConfig = SamplingConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
+    augment: TextAugmentConfig = TextAugmentConfig()
+    length_warm_up: LengthWarmUpConfig = LengthWarmUpConfig()
     clean: tuple[str, ...] = ()
     """Rules of quality that drop training rows, such as [exact_duplicate, refusal]; `workbench data RECIPE` shows what
     each flags. Held-out and test rows stay; recipe crossval validates on training rows, and so drops them there too."""

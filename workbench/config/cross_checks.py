@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.adapters import METHODS, Method
 from workbench.adapters.method import HALF_OR_FULL
-from workbench.config import curriculum_checks, sampling_checks
+from workbench.config import augment_checks, curriculum_checks, length_checks, sampling_checks
 from workbench.config.basic_sections import ModelConfig
 from workbench.config.clean_rules import ANSWER_RULES, DUPLICATE_RULES
 from workbench.config.optimizer_config import ADAMS
@@ -53,6 +53,8 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from _of_sources(config)
     yield from _of_evaluation_sets(config)
     yield from curriculum_checks.mistakes(config)
+    yield from augment_checks.mistakes(config)
+    yield from length_checks.mistakes(config)
     yield from sampling_checks.mistakes(config)
     yield from _of_recipe(config)
     if config.recipe in ("classify", "crossval"):

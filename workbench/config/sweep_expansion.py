@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
-from workbench.config import curriculum_checks, distill_expansion
+from workbench.config import curriculum_checks, distill_expansion, length_checks
 from workbench.config.run_sections import RunSections
 from workbench.config.sweep_config import shown
 from workbench.schema import Mistakes, Section, did_you_mean, explain
@@ -130,6 +130,8 @@ def _misfits(config: RunSections) -> list[tuple[str, str]]:
         found.append(("data.mix", "by=learned gives each member rows of its own. Write data.mix.by=weight."))
     if reason := curriculum_checks.refusal(config, "a sweep"):
         found.append(("data.curriculum", reason))
+    if reason := length_checks.refusal(config, "a sweep"):
+        found.append(("data.length_warm_up", reason))
     if config.budget.timed:
         found.append(("budget", "a sweep cannot end in time. Write train.steps or budget.tokens, of each member."))
     if config.trackers:

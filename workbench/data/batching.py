@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 Indices = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -138,6 +139,9 @@ class Examples(Protocol):
 
     def place(self, index: int) -> str:
         """File and row of example `index`."""
+
+    def seen(self, *, epoch: int, step: int) -> Self:
+        """The same examples as step `step`, in pass `epoch`, reads them: rewritten or cut, with their lengths then."""
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         """The examples `indices`, padded, as they are in pass `epoch` over the data."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
+from typing_extensions import Self
 
 from workbench.data.batching import Examples, Floats, Indices, MicroBatch, Weights
 
@@ -37,6 +38,11 @@ class ResampledRows(Generic[R]):
     def place(self, index: int) -> str:
         """File and row of row `index`."""
         return self.rows.place(index)
+
+    def seen(self, *, epoch: int, step: int) -> Self:
+        """The rows as a step reads them."""
+        rows = self.rows.seen(epoch=epoch, step=step)
+        return self if rows is self.rows else replace(self, rows=rows)
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         """The rows `indices`, padded."""

@@ -94,6 +94,10 @@ class OnPolicy:
             self._step = step
         return draws
 
+    def seen(self, *, epoch: int, step: int) -> OnPolicy:
+        """The examples themselves, whose answers `sample` has replaced."""
+        return self
+
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         """The examples `indices`, padded. Before a step is drawn they are as long as they may become."""
         batch = self.train.collate([self._row(int(index)) for index in indices], epoch=epoch)

@@ -68,6 +68,8 @@ class AdapterTrainer:
         self.order = row_order(task.train, config, self._limits.steps, task.run.ranks, task.reference)
         self._refresh = trained.refresh
         self.progress = Progress()
+        self._views: dict[tuple[int, int], Examples] = {}
+        """The training rows as this step and the next read them, by pass and step."""
         self.error: TrainingError | None = None
         """Why training failed; None while it has not."""
         groups = optimizers.groups(trainable, config, layers=trained.layers, blocks=trained.blocks, fresh=trained.fresh)
@@ -146,6 +148,22 @@ class AdapterTrainer:
         step = self.progress.step + 1
         return self.order.ahead(step), self.order.epoch(step)
 
+    @property
+    def seen(self) -> Examples:
+        """The training rows as the next step reads them."""
+        return self._seen_in(self.progress.step)
+
+    def seen_after(self) -> Examples:
+        """The training rows as the step after the next reads them."""
+        return self._seen_in(self.progress.step + 1)
+
+    def _seen_in(self, step: int) -> Examples:
+        epoch = self.order.epoch(step)
+        if (epoch, step) not in self._views:
+            self._views = {key: view for key, view in self._views.items() if key[1] >= self.progress.step}
+            self._views[epoch, step] = self.task.train.seen(epoch=epoch, step=step)
+        return self._views[epoch, step]
+
     def follow(self, frozen: Collection[str], rates: Sequence[float]) -> None:
         """Freeze these values from the next step on, and set each layer's factor of the learning rate.
 
@@ -175,7 +193,8 @@ class AdapterTrainer:
         for hook in self._hooks.values():
             hook.on_gradients()
         optimizers.penalise(self.trainable, config, self._start)
-        tokens = int(self.task.train.lengths[rows].sum())
+        seen = self.seen
+        tokens = int(seen.lengths[rows].sum())
         self._deadline.stepped()
         rate = self._set_rate(self._share(0.5, tokens))
         norm, self.error = self._optimizer_step.step(
@@ -197,7 +216,7 @@ class AdapterTrainer:
             "learning_rate": rate,
             "grad_norm": norm,
             "tokens": tokens,
-            "supervised_tokens": self.task.train.supervised[rows].sum().item(),
+            "supervised_tokens": seen.supervised[rows].sum().item(),
         }
 
     def finish_step(self, record: dict[str, Any], *, began: float) -> dict[str, Any]:

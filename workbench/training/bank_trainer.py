@@ -51,6 +51,8 @@ class EpochRows(NamedTuple):
     member: AdapterTrainer
     indices: Indices
     epoch: int
+    seen: Examples
+    """Its rows, as that pass reads them."""
 
 
 def refusal(config: RunConfig) -> str | None:
@@ -242,10 +244,8 @@ class BankTrainer:
         """Gradients, and the mean loss, of each live member over its next batch."""
         members = list(live.values())
         batches = [member.batch() for member in members]
-        supervised = [
-            each.task.train.supervised[rows].sum().item() for each, rows in zip(members, batches, strict=True)
-        ]
-        lengths = [member.task.train.lengths for member in members]
+        supervised = [each.seen.supervised[rows].sum().item() for each, rows in zip(members, batches, strict=True)]
+        lengths = [member.seen.lengths for member in members]
         losses = torch.zeros(len(members), dtype=torch.float64, device=self.device)
         for name in live:
             self.row_losses[name].begin()
@@ -263,9 +263,9 @@ class BankTrainer:
         if not going:
             return []
         batches, epochs = zip(*(member.batch_after() for member in going), strict=True)
-        lengths = [member.task.train.lengths for member in going]
-        first = next(mixed_batches(batches, lengths, tokens=self.tokens))
-        return [EpochRows(going[owner], indices, epochs[owner]) for owner, indices in first]
+        seen = [member.seen_after() for member in going]
+        first = next(mixed_batches(batches, [each.lengths for each in seen], tokens=self.tokens))
+        return [EpochRows(going[owner], indices, epochs[owner], seen[owner]) for owner, indices in first]
 
     def _collated(self, rows: Sequence[EpochRows], *, then: Sequence[EpochRows]) -> JoinedRows:
         """A micro-batch; from now on the one of `then` is made beside."""
@@ -294,9 +294,9 @@ class BankTrainer:
         batch = collated.to(self.device)
         rows = [MemberRows(names[owner], len(indices)) for owner, indices in parts]
         draws = [
-            RowDraw(task.config.seed, members[owner].progress.step, indices, task.train.lengths[indices])
+            RowDraw(member.task.config.seed, member.progress.step, indices, member.seen.lengths[indices])
             for owner, indices in parts
-            for task in [members[owner].task]
+            for member in [members[owner]]
         ]
         with self.bank.route(rows, length=padded_length(batch)), drawing(draws, self.device):
             outputs_N, labels_N = self.predict(batch).split(labels), batch.labels_N.split(labels)
@@ -312,16 +312,16 @@ class BankTrainer:
 
 
 def _rows(members: Sequence[AdapterTrainer], parts: Sequence[OwnerRows]) -> list[EpochRows]:
-    return [EpochRows(members[owner], indices, members[owner].epoch) for owner, indices in parts]
+    return [EpochRows(members[owner], indices, members[owner].epoch, members[owner].seen) for owner, indices in parts]
 
 
 def _joined(rows: Sequence[EpochRows]) -> JoinedRows:
-    owned = [member.task.train.batch(indices, epoch=epoch) for member, indices, epoch in rows]
+    owned = [seen.batch(indices, epoch=epoch) for _, indices, epoch, seen in rows]
     return JoinedRows(join(owned), [len(each.labels_N) for each in owned])
 
 
 def _key(rows: Sequence[EpochRows]) -> Hashable:
-    return tuple((id(member), indices.tobytes(), epoch) for member, indices, epoch in rows)
+    return tuple((id(member), id(seen), indices.tobytes(), epoch) for member, indices, epoch, seen in rows)
 
 
 def _passes(members: Collection[AdapterTrainer]) -> float:

@@ -167,7 +167,8 @@ class Trainer:
         member = self.member
         self.clock.share = member.progress.share
         if isinstance(order := member.order, sampling.Sampler):
-            looked = looked_at(self._row_shares(rows), self, epoch=member.epoch) if order.looks else None
+            seen = member.seen
+            looked = looked_at(self._row_shares(rows, seen), self, seen, member.epoch) if order.looks else None
             rows, *_ = self.drawn = order.drawn(rows, looked)
         loss, metrics = self._gradients_that_fit(rows)
         try:
@@ -247,19 +248,18 @@ class Trainer:
         Args:
             parts: Receives the gradients of parts of the batch, to estimate their noise.
         """
-        supervised = self.train.supervised[rows].sum().item()
+        seen = self.member.seen
+        supervised = seen.supervised[rows].sum().item()
         sharded = isinstance(self.masters, Sharded)
         factor, packed = self.ranks.world if sharded else 1, self.arrangement.packed
         loss = torch.zeros((), device=self.device)
         for part_rows in [rows] if parts is None else noise_scale.cut(rows):
-            shares = self._row_shares(part_rows)
+            shares = self._row_shares(part_rows, seen)
             for number, (indices, counts) in enumerate(shares):
-                draw = RowDraw(
-                    self.config.seed, self.member.progress.step, indices, self.train.lengths[indices], packed
-                )
+                draw = RowDraw(self.config.seed, self.member.progress.step, indices, seen.lengths[indices], packed)
                 torch.manual_seed(_dropout_seed(self.config.seed, self.member.progress.step, indices))
-                batch = self._batch(indices, then=shares[number + 1].rows if number + 1 < len(shares) else None)
-                batch = self.drawn.weighed(batch, indices)
+                then = shares[number + 1].rows if number + 1 < len(shares) else None
+                batch = self.drawn.weighed(self._batch(seen, indices, then=then), indices)
                 with (
                     drawing([draw], self.device),
                     self.row_losses.of(indices if counts else indices[:0], batch),
@@ -269,26 +269,27 @@ class Trainer:
                 loss += part.detach() / factor
                 del part  # bitsandbytes' 8-bit layers hold their inputs for as long as the graph lives
             if parts is not None:
-                parts.add(len(part_rows), share=self.train.supervised[part_rows].sum().item() / supervised)
+                parts.add(len(part_rows), share=seen.supervised[part_rows].sum().item() / supervised)
         self._add_up(loss, gradients=not sharded)
         return loss
 
-    def _row_shares(self, rows: Indices) -> list[RowShare]:
+    def _row_shares(self, rows: Indices, seen: Examples) -> list[RowShare]:
         in_step, form = isinstance(self.masters, Sharded), self.arrangement
-        return share_rows(rows, self.train.lengths, form, tokens=self.tokens, ranks=self.ranks, in_step=in_step)
+        return share_rows(rows, seen.lengths, form, tokens=self.tokens, ranks=self.ranks, in_step=in_step)
 
-    def _batch(self, rows: Indices, *, then: Indices | None) -> MicroBatch:
+    def _batch(self, seen: Examples, rows: Indices, *, then: Indices | None) -> MicroBatch:
         """A micro-batch on the device; a thread collates the following one: `then`, or the next step's first."""
-        epoch, collated = self.member.epoch, partial(self.arrangement.batch, self.train)
+        epoch, collated = self.member.epoch, self.arrangement.batch
         if self.ahead is None:
-            return collated(rows, epoch=epoch).to(self.device)
-        batch = self.ahead.get((epoch, rows.tobytes()), partial(collated, rows, epoch=epoch)).to(self.device)
+            return collated(seen, rows, epoch=epoch).to(self.device)
+        batch = self.ahead.get((id(seen), epoch, rows.tobytes()), partial(collated, seen, rows, epoch=epoch))
         if then is None and self.signal.known:
-            upcoming, epoch = self.member.batch_after()
-            then = next((share.rows for share in self._row_shares(upcoming)), None)  # None: others have all of them
+            seen, (upcoming, epoch) = self.member.seen_after(), self.member.batch_after()
+            shares = self._row_shares(upcoming, seen)
+            then = next((share.rows for share in shares), None)  # None: others have all of them
         if then is not None:
-            self.ahead.expect((epoch, then.tobytes()), partial(collated, then, epoch=epoch))
-        return batch
+            self.ahead.expect((id(seen), epoch, then.tobytes()), partial(collated, seen, then, epoch=epoch))
+        return batch.to(self.device)
 
     def _add_up(self, loss: Tensor, *, gradients: bool) -> None:
         """Sum over all processes: the loss, and the gradients where no sharded engine sums them."""

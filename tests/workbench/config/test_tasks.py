@@ -119,6 +119,13 @@ class Sentences:
     def sample(self, draws: Indices, *, epoch: int) -> Indices:
         return draws
 
+    @property
+    def difficulty(self) -> None:
+        return None
+
+    def seen(self, *, epoch: int, step: int) -> Sentences:
+        return self
+
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         rows = [self.rows[int(index)] for index in indices]
         everyone = torch.arange(len(rows))

@@ -46,6 +46,13 @@ class Texts:
     def sample(self, draws: Indices, *, epoch: int) -> Indices:
         return draws
 
+    @property
+    def difficulty(self) -> None:
+        return None
+
+    def seen(self, *, epoch: int, step: int) -> Texts:
+        return self
+
     def place(self, index: int) -> str:
         return f"texts:{index + 1}"
 

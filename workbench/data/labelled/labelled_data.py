@@ -69,6 +69,11 @@ class LabelledSet:
         """Each draw takes the row of its number."""
         return draws
 
+    def seen(self, *, epoch: int, step: int) -> LabelledSet:
+        """The same rows, with texts as pass `epoch` over them has rewritten them."""
+        inputs = self.inputs.rewritten(epoch=epoch)
+        return self if inputs is self.inputs else replace(self, inputs=inputs)
+
     def batch(self, indices: Indices, *, epoch: int | None = None) -> MicroBatch:
         """The rows `indices`, padded; `labels_N` holds weights, targets and `extra_targets_NC` (B, 1 + C...).
 

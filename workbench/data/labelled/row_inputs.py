@@ -55,6 +55,9 @@ class RowInputs(Protocol):
             epoch: Pass over the training rows, which decides how each is augmented; None: as they are.
         """
 
+    def rewritten(self, *, epoch: int) -> Self:
+        """The rows as pass `epoch` has rewritten them, where that changes how long they are."""
+
     def take(self, indices: Indices) -> Self:
         """The rows `indices`."""
 

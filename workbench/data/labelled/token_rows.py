@@ -15,15 +15,18 @@ import numpy.typing as npt
 import torch
 
 from workbench.data.batching import Indices, encoder_inputs
+from workbench.data.labelled.augmented_texts import AugmentedTexts
 from workbench.data.labelled.row_inputs import ModelInputs
 from workbench.data.labelled.text_fields import FieldTokens
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TokenRows:
     """Tokenised rows; see `RowInputs`."""
 
     encoded: tuple[FieldTokens, ...]
+    augmented: AugmentedTexts | None = None
+    """The same rows as training rewrites them; None: it reads them as they are."""
 
     @cached_property
     def lengths(self) -> Indices:
@@ -43,13 +46,20 @@ class TokenRows:
         last_B = [row * length + len(each) - 1 for row, each in enumerate(ids)]
         return ModelInputs(inputs, torch.tensor(last_B), sum(map(len, ids)))
 
+    def rewritten(self, *, epoch: int) -> TokenRows:
+        """The rows as pass `epoch` has rewritten them."""
+        return self if self.augmented is None else TokenRows(self.augmented.tokens(epoch))
+
     def take(self, indices: Indices) -> TokenRows:
         """The rows `indices`."""
-        return TokenRows(tuple(self.encoded[index] for index in indices))
+        augmented = None if self.augmented is None else self.augmented.take(indices)
+        return TokenRows(tuple(self.encoded[index] for index in indices), augmented)
 
     def concatenated(self, other: TokenRows) -> TokenRows:
-        """These rows, followed by those of `other`."""
-        return TokenRows((*self.encoded, *other.encoded))
+        """These rows, followed by those of `other`, both of which are rewritten or neither."""
+        assert (self.augmented is None) == (other.augmented is None)
+        both = self.augmented and other.augmented and self.augmented.concatenated(other.augmented)
+        return TokenRows((*self.encoded, *other.encoded), both)
 
     def arrays(self) -> Iterator[npt.NDArray[Any]]:
         """The tokens of each row."""

@@ -91,6 +91,10 @@ class TokenizedSet:
         """Each draw takes the example of its number."""
         return draws
 
+    def seen(self, *, epoch: int, step: int) -> TokenizedSet:
+        """Whole, in every step."""
+        return self
+
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         """The examples `indices`, padded, as they are seen in pass `epoch` over the data."""
         return replace(self.collate([self[int(index)] for index in indices], epoch=epoch), rows_B=indices)

@@ -20,7 +20,7 @@ from workbench.data.labelled.row_reader import RowReader
 from workbench.data.labelled.text_fields import FieldTokenizer
 from workbench.data.labelled.text_reader import TextReader
 from workbench.data.labelled.token_rows import TokenRows
-from workbench.data.views import rewriting
+from workbench.data.text import rewriting
 from workbench.data.views.user_views import Fields, UserViews, require_used
 from workbench.errors import ConfigError, DataError
 

@@ -198,4 +198,8 @@ def _changing(config: RunConfig) -> str | None:
     """Reason why rows change from epoch to epoch; None where they do not."""
     if config.reads_pictures and config.image.augment != AugmentConfig():
         return "image.augment"
+    if config.data.augment.is_on:
+        return "data.augment"
+    if config.data.length_warm_up.start is not None:
+        return "data.length_warm_up"
     return "masking" if config.recipe == "mlm" else None

@@ -25,7 +25,6 @@ class WatchedModel(Protocol):
 
     model: nn.Module
     config: RunConfig
-    train: Examples
     arrangement: Arrangement
     forward: Loss
     masters: MasterWeights | Sharded
@@ -34,7 +33,7 @@ class WatchedModel(Protocol):
     ranks: Ranks
 
 
-def looked_at(shares: Sequence[RowShare], training: WatchedModel, *, epoch: int) -> RowLosses:
+def looked_at(shares: Sequence[RowShare], training: WatchedModel, seen: Examples, epoch: int) -> RowLosses:
     """Losses of rows as the model finds them now, without dropout; of all processes, each of which has its shares.
 
     With the loss of each label where tokens are selected by it.
@@ -45,7 +44,7 @@ def looked_at(shares: Sequence[RowShare], training: WatchedModel, *, epoch: int)
     def look() -> list[RowLosses]:
         watch.begin()
         for indices, counts in shares:
-            batch = training.arrangement.batch(training.train, indices, epoch=epoch).to(training.device)
+            batch = training.arrangement.batch(seen, indices, epoch=epoch).to(training.device)
             with torch.no_grad(), watch.of(indices if counts else indices[:0], batch):
                 training.forward(batch, 1.0)
         return training.ranks.gathered(watch.collected(labels=labels))

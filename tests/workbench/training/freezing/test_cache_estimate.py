@@ -53,6 +53,13 @@ class Table:
     def sample(self, draws: Indices, *, epoch: int) -> Indices:
         return draws
 
+    @property
+    def difficulty(self) -> None:
+        return None
+
+    def seen(self, *, epoch: int, step: int) -> Table:
+        return self
+
     def place(self, index: int) -> str:
         return f"row {index}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from itertools import pairwise
 
@@ -10,7 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.data.views.rewriting import noise_rng, with_typos, with_words_dropped, without_punctuation
+from workbench.data.text.rewriting import (
+    MARKS,
+    noise_rng,
+    with_punctuation,
+    with_typos,
+    with_words_dropped,
+    with_words_inserted,
+    with_words_swapped,
+    without_punctuation,
+)
 
 FIRST_DRAW = 2218794735863269303
 texts = st.text(st.sampled_from("abcXYZ 09.,!?'-\n\u00e9\u4e2d\U0001f600"), max_size=60)
@@ -39,6 +49,30 @@ def test_dropped_words_are_as_many_as_asked_for_and_the_others_stay_in_order(
     count = len(words) - min(max(1, round(share * len(words))), len(words) - 1) if len(words) > 1 else len(words)
     rest = iter(words)
     assert len(left) == count and all(word in rest for word in left)
+
+
+@given(texts, st.floats(0.01, 0.99), st.integers(0, 9))
+def test_words_that_change_places_are_the_same_ones_with_the_same_spaces(text: str, share: float, seed: int) -> None:
+    words, found = text.split(), with_words_swapped(text, np.random.default_rng(seed), share=share)
+    assert sorted(found.split()) == sorted(words) and re.findall(r"\s+", found) == re.findall(r"\s+", text)
+    if max(1, round(share * len(words))) == 1 and len(words) > 1:
+        moved = [(before, after) for before, after in zip(words, found.split(), strict=True) if before != after]
+        assert len(moved) in (0, 2), "one exchange, which two equal words do not show"
+    assert len(words) > 1 or found == text
+
+
+@given(texts, st.floats(0.01, 0.99), st.integers(0, 9))
+def test_what_is_put_in_is_as_much_as_asked_for_and_leaves_the_rest(text: str, share: float, seed: int) -> None:
+    words = text.split()
+    for change, known in ((with_words_inserted, words), (with_punctuation, list(MARKS))):
+        found = change(text, np.random.default_rng(seed), share=share).split()
+        assert len(found) - len(words) == (max(1, round(share * len(words))) if len(words) > 1 else 0)
+        left = list(found)
+        for word in words:
+            left.remove(word)
+        assert set(left) <= set(known)
+        rest = iter(found)
+        assert all(word in rest for word in words), "in their order"
 
 
 @given(texts, st.floats(0.01, 0.99), st.integers(0, 9))

@@ -1,4 +1,7 @@
-"""Rewritten texts: without punctuation, with typos, or with words dropped. Pure functions."""
+"""Rewritten texts: without punctuation, with typos or marks, with words dropped, moved or repeated. Pure functions.
+
+Words are what spaces separate. A text of one word is left as it is by whatever changes words.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,9 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
+
+MARKS = ".;?:!,"
+"""Marks of AEDA (Karimi et al. 2021)."""
 
 
 def without_punctuation(text: str) -> str:
@@ -41,12 +47,51 @@ def with_typos(text: str, rng: np.random.Generator, *, share: float) -> str:
 
 def with_words_dropped(text: str, rng: np.random.Generator, *, share: float) -> str:
     """Drop a share of the words, which spaces separate: at least one, never all."""
-    words = re.findall(r"\s*\S+\s*?", text)
+    words = _spaced_words(text)
     if len(words) < 2:
         return text
     count = min(max(1, round(share * len(words))), len(words) - 1)
     dropped = set(rng.choice(len(words), size=count, replace=False).tolist())
     return "".join(word for index, word in enumerate(words) if index not in dropped).lstrip()
+
+
+def with_words_swapped(text: str, rng: np.random.Generator, *, share: float) -> str:
+    """Exchange two words, at random, as often as `share` of the words says, at least once (Wei and Zou 2019)."""
+    pieces = re.split(r"(\S+)", text)  # spaces, a word, spaces, a word, ...
+    count = len(pieces) // 2
+    if count < 2:
+        return text
+    for _ in range(max(1, round(share * count))):
+        first, second = (2 * rng.choice(count, size=2, replace=False) + 1).tolist()
+        pieces[first], pieces[second] = pieces[second], pieces[first]
+    return "".join(pieces)
+
+
+def with_words_inserted(text: str, rng: np.random.Generator, *, share: float) -> str:
+    """Repeat a share of the words, at least one, each behind another word (Wei and Zou 2019 take synonyms of them)."""
+    words = [word.strip() for word in _spaced_words(text)]
+    return _with_inserted(text, rng, words, share=share)
+
+
+def with_punctuation(text: str, rng: np.random.Generator, *, share: float) -> str:
+    """Put a mark behind a share of the words, at least one (Karimi et al. 2021, who take up to a third of them)."""
+    return _with_inserted(text, rng, MARKS, share=share)
+
+
+def _with_inserted(text: str, rng: np.random.Generator, found: Sequence[str], *, share: float) -> str:
+    """Put some of `found` behind words of a text, each after a space."""
+    words = _spaced_words(text)
+    if len(words) < 2:
+        return text
+    count = max(1, round(share * len(words)))
+    for place in rng.choice(len(words), size=count, replace=False):
+        words[place] += f" {found[int(rng.integers(len(found)))]}"
+    return "".join(words)
+
+
+def _spaced_words(text: str) -> list[str]:
+    """The words of a text, each with the spaces before it."""
+    return re.findall(r"\s*\S+\s*?", text)
 
 
 def noise_rng(seed: int, name: str, copy: int, texts: Sequence[str]) -> np.random.Generator:

@@ -1,0 +1,69 @@
+"""Labelled rows as training wants them: with their difficulty, and with texts that each pass rewrites."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from workbench.config import RunConfig
+from workbench.data.labelled.augmented_texts import AugmentedTexts
+from workbench.data.labelled.labelled_data import LabelledSet
+from workbench.data.labelled.row_reader import RowReader
+from workbench.data.labelled.text_reader import TextReader
+from workbench.data.labelled.token_rows import TokenRows
+from workbench.errors import DataError
+
+SAMPLED = 200
+"""Rows that show whether an operator changes any."""
+
+
+def training_rows(rows: LabelledSet, config: RunConfig, reader: RowReader) -> LabelledSet:
+    """Training rows as `data.curriculum` and `data.augment` ask for them; other rows are read as they are.
+
+    Raises:
+        ConfigError: The user's file is wrong.
+        DataError: A row has no number in the column, or an operator changes no row.
+    """
+    rows = rows.graded(config.data.curriculum)
+    if not config.data.augment.is_on:
+        return rows
+    assert isinstance(reader, TextReader) and isinstance(rows.inputs, TokenRows), "pictures are refused"
+    texts, places = zip(*((record.fields, record.place) for record in rows.records), strict=True)
+    augmented = AugmentedTexts(texts, places, config.data.augment, config.seed, reader.encoder)
+    _require_changes(rows.inputs, augmented, rows.source)
+    return replace(rows, inputs=replace(rows.inputs, augmented=augmented))
+
+
+def in_words(rows: LabelledSet) -> list[str]:
+    """Sentences on the rows that the first pass rewrites, and some of them; none where there are none."""
+    if not isinstance(rows.inputs, TokenRows) or rows.inputs.augmented is None:
+        return []
+    augmented = rows.inputs.augmented
+    changed, after = augmented.changed(0), augmented.rewritten(0)
+    text = augmented.encoder.text
+    shown = [
+        f"  {augmented.places[row]}: {text(augmented.texts[row])}\n    -> {text(after[row])}"
+        for row in changed[np.linspace(0, max(0, len(changed) - 1), num=min(3, len(changed)), dtype=np.int64)]
+    ]
+    names = ", ".join(augmented.config.operators)
+    return [
+        f"Augmentation ({names}): the first pass rewrites {len(changed):,} of {len(rows):,} training rows, whose "
+        "labels stay; each pass does so in another way.",
+        *shown,
+    ]
+
+
+def _require_changes(plain: TokenRows, augmented: AugmentedTexts, source: str) -> None:
+    """Raise DataError where an operator changes none of some rows, as the model reads them."""
+    chosen = np.unique(np.linspace(0, len(augmented.texts) - 1, num=SAMPLED, dtype=np.int64))
+    before = plain.take(chosen)
+    for name in augmented.config.operators:
+        alone = augmented.config.model_copy(update={"operators": (name,), "probability": 1.0})
+        after = TokenRows(replace(augmented.take(chosen), config=alone).tokens(0))
+        if not before.differ(after).any():
+            raise DataError(
+                f"{source}: data.augment.operators: {name} changes none of {len(chosen):,} training rows as the model "
+                "reads them: they have nothing that it would change, or the tokenizer does not see it, as an uncased "
+                f"one does not see letters' case.\n  Leave {name} out."
+            )
