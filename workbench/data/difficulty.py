@@ -74,12 +74,12 @@ def _judged(config: CurriculumConfig, rows: Iterable[RawRow]) -> Iterable[float]
 
     every = iter(rows)
     for first in itertools.islice(every, 1):
-        if (said := judged(first)) != judged(first):
+        if (number := judged(first)) != judged(first):
             raise ConfigError(
                 f"{key}: difficulty() of {path}, called twice with {first.place}, returned two numbers. "
                 "Derive randomness from the row alone."
             )
-        yield said
+        yield number
     yield from map(judged, every)
 
 
