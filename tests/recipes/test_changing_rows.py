@@ -62,6 +62,7 @@ def losses(run: Path) -> list[float]:
     return [each["loss"] for each in records(run)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [AUGMENT, LENGTH], ids=["augment", "length"])
 def test_a_resumed_run_has_the_same_bits_and_micro_batches_the_same_losses(
     train: Train, words: list[str], monkeypatch: pytest.MonkeyPatch

@@ -78,7 +78,7 @@ class GrowingRows(ResampledRows[TokenizedSet]):
         if self.limit is None:
             return self.rows.supervised
         found_N: Indices = self.rows.supervised.copy()
-        for part in _parts(self.rows):
+        for part in _spans(self.rows):
             end = np.minimum(part.start + self.limit, part.end)
             found_N[part.rows] = part.before_T[end] - part.before_T[part.start + 1]
         return found_N
@@ -95,7 +95,7 @@ class GrowingRows(ResampledRows[TokenizedSet]):
         return replace(self.rows.collate(cut, epoch=epoch), rows_B=indices)
 
 
-class _Part(NamedTuple):
+class _RowSpans(NamedTuple):
     """Rows that lie together in a table."""
 
     rows: Indices
@@ -156,13 +156,13 @@ def _require_cut(found: GrowingRows, start: int) -> None:
 def _needed(rows: TokenizedSet) -> Indices:
     """Tokens of each row (N,) up to the first that is predicted, itself included."""
     found_N = np.zeros(len(rows), dtype=np.int64)
-    for part in _parts(rows):
+    for part in _spans(rows):
         place = np.searchsorted(part.before_T, part.before_T[part.start + 1], side="right")
         found_N[part.rows] = place - part.start
     return found_N
 
 
-def _parts(rows: TokenizedSet) -> Iterator[_Part]:
+def _spans(rows: TokenizedSet) -> Iterator[_RowSpans]:
     """Yield all rows, as they lie in the chunks of their table."""
     order = np.argsort(rows.rows, kind="stable")
     number_N, first = rows.rows[order], 0
@@ -172,5 +172,5 @@ def _parts(rows: TokenizedSet) -> Iterator[_Part]:
         marked_T: npt.NDArray[np.bool_] = chunk.flatten().to_numpy(zero_copy_only=False)
         before_T = np.concatenate([[0], np.cumsum(marked_T, dtype=np.int64)])
         inside = number_N[low:high] - first
-        yield _Part(order[low:high], offsets[inside], offsets[inside + 1], before_T)
+        yield _RowSpans(order[low:high], offsets[inside], offsets[inside + 1], before_T)
         first += len(chunk)
