@@ -61,6 +61,11 @@ class Tried(NamedTuple):
     """Why the trainings ran one after another; None: in one bank."""
     folder: Path
 
+    @property
+    def suggested(self) -> float:
+        """The rate for the whole run."""
+        return self.choice.suggested(self.whole)
+
 
 def rates_between(lowest: float, highest: float, count: int) -> list[float]:
     """So many rates, evenly spaced by their logarithms, in three digits; raises ConfigError where there are none."""
@@ -119,21 +124,26 @@ def find(
         raise TrainingError(f"No rate from {rates[0]:g} to {rates[-1]:g} came to its end. Write a smaller --lowest.")
     found = Tried(config, choice, each, whole, each * config.batch.size > rows, alone, out)
     files.write_json(out / TABLE, _table(found))
-    rate_plot.write(out / PLOT, choice, configured=config.train.learning_rate)
+    rate_plot.write(out / PLOT, choice, suggested=found.suggested, configured=config.train.learning_rate)
     return found
 
 
 def sentences(found: Tried) -> Iterator[str]:
     """The suggestion, the rule that it comes from, and what makes it uncertain."""
-    choice, asked = found.choice, found.config.train.learning_rate
-    low, suggested = choice.lowest.rate, choice.suggested.rate
-    yield f"Suggested: train.learning_rate={suggested:g} (the recipe has {asked:g})."
+    choice, asked, whole = found.choice, found.config.train.learning_rate, found.whole
+    low, high, lowered = choice.lowest.rate, choice.highest.rate, choice.lowered(whole)
+    yield f"Suggested: train.learning_rate={found.suggested:g} (the recipe has {asked:g})."
     yield (
-        f"Rule: the largest rate whose mean loss of the last {choice.late} of {found.steps} steps cannot be told from "
-        f"the lowest, on the same rows step by step{_range(low, suggested)}."
+        f"Rule: the middle of the rates whose mean loss of the last {choice.late} of {found.steps} steps cannot be "
+        f"told from the lowest, on the same rows step by step: {_range(low, high)}"
+        + (
+            f"; times {lowered:.2f}, the root of {found.steps} through the run's {whole:,} steps."
+            if lowered < 1
+            else "."
+        )
     )
     tried = [each.rate for each in choice.tried]
-    if suggested == tried[-1]:
+    if high == tried[-1]:
         yield f"It is the highest that was tried: a higher one may be better. Write --highest {4 * tried[-1]:g}."
     if choice.best.rate == tried[0]:
         yield f"The best one is the lowest that was tried: a lower one may be better. Write --lowest {tried[0] / 4:g}."
@@ -142,16 +152,20 @@ def sentences(found: Tried) -> Iterator[str]:
             f"{found.steps} steps draw rows more than once: losses are partly of rows that were learnt from, which "
             "may favour too high a rate. Fewer --steps or more rows would tell better."
         )
-    if found.whole is None or found.whole > 2 * found.steps:
-        whole = "a budget ends it" if found.whole is None else f"it has {found.whole:,} steps"
+    if whole is None or whole > 2 * found.steps:
+        longer = (
+            "how long the run is, its budget decides"
+            if whole is None
+            else f"the run is {whole / found.steps:.3g} times as long"
+        )
         yield (
-            f"The run is longer ({whole}), and long runs often want a lower rate than short ones, never one that "
-            "exploded here: compare the suggestion with a half of it where the run is dear."
+            f"Doubt: {longer}, and how much lower its best rate is than that of a short one differs between tasks. "
+            "Where the run is dear, compare the suggestion with its half and its double in a sweep."
         )
 
 
 def _range(low: float, high: float) -> str:
-    return "" if low == high else f"; that holds for all from {low:g} to {high:g}"
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
 def _require_able(config: RunConfig) -> None:
@@ -209,10 +223,11 @@ def _table(found: Tried) -> dict[str, Any]:
     choice = found.choice
     return {
         "configured": found.config.train.learning_rate,
-        "suggested": choice.suggested.rate,
-        "alike": [choice.lowest.rate, choice.suggested.rate],
+        "suggested": found.suggested,
+        "alike": [choice.lowest.rate, choice.highest.rate],
         "best": choice.best.rate,
         "steps": found.steps,
+        "whole_steps": found.whole,
         "late_steps": choice.late,
         "rates": [asdict(each) for each in choice.tried],
     }

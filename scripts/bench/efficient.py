@@ -63,6 +63,9 @@ ARMS: dict[str, dict[str, list[str]]] = {
         "weight decay, 0.1": ["train.weight_decay=0.1"],
         "SAM, 0.05": ["optimizer.sam=0.05"],
     },
+    "schedule": {
+        "plateau": ["schedule.name=plateau", "evaluate.every=0.1"],
+    },
 }
 """Techniques by section, and what switches each on."""
 

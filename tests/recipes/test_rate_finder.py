@@ -57,12 +57,13 @@ def test_each_rate_is_a_run_of_its_own_however_it_trains(
     assert [each.losses[0] for each in together.choice.tried] == pytest.approx(3 * [wanted[0]])
 
     table = json.loads((tmp_path / "lr" / "learning_rate.json").read_text())
-    assert table["suggested"] == together.choice.suggested.rate and len(table["rates"]) == 3
+    assert table["suggested"] == together.suggested and len(table["rates"]) == 3
     assert (tmp_path / "lr" / "learning_rate.svg").read_text().startswith("<")
     rate_table.show(together)
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"Suggested: train.learning_rate={together.choice.suggested.rate:g}" in printed
-    assert "The run is longer" in printed and "suggested" in printed
+    assert f"Suggested: train.learning_rate={together.suggested:g}" in printed
+    assert together.whole is not None and together.whole > 100
+    assert f"the root of 8 through the run's {together.whole} steps" in printed and "times as long" in printed
 
 
 @pytest.mark.slow

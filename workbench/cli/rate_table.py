@@ -30,6 +30,5 @@ def _line(each: TriedRate, choice: RateChoice) -> tuple[str, str, str, str]:
     if each.mean is None or each.excess is None:
         return f"{each.rate:g}", "", "", f"exploded after step {len(each.losses)}"
     apart = "" if each is choice.best else f"{each.excess:.4f} ± {each.error:.4f}"
-    said = "suggested" if each is choice.suggested else "lowest loss" if each is choice.best else ""
-    alike = choice.lowest.rate <= each.rate <= choice.suggested.rate
-    return f"{each.rate:g}", f"{each.mean:.4f}", apart, said or ("alike" if alike else "")
+    alike = choice.lowest.rate <= each.rate <= choice.highest.rate
+    return f"{each.rate:g}", f"{each.mean:.4f}", apart, "lowest" if each is choice.best else "alike" if alike else ""

@@ -8,6 +8,7 @@ Legend: K rates, S steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,21 +41,36 @@ class TriedRate:
 
 @dataclass(frozen=True)
 class RateChoice:
-    """The rates in rising order, and the one to take."""
+    """The rates in rising order, and which of them are as good as the best."""
 
     tried: tuple[TriedRate, ...]
     best: TriedRate
     """That with the lowest mean loss."""
-    suggested: TriedRate
-    """The largest of those around the best one that cannot be told apart from it."""
     lowest: TriedRate
-    """The smallest of these."""
+    """The smallest of those around the best one that cannot be told apart from it."""
+    highest: TriedRate
+    """The largest of these."""
+    steps: int
+    """Of each training."""
     late: int
     """Steps whose losses count."""
 
+    def suggested(self, whole: int | None) -> float:
+        """The middle of the rates that are alike, in two digits, lowered for a run of `whole` steps.
+
+        By the root of how much longer that run is: so the best rate of stochastic gradient descent falls with its
+        steps (Zinkevich 2003, theorem 1). None: nobody knows how long it is, and nothing is lowered.
+        """
+        middle = math.sqrt(self.lowest.rate * self.highest.rate)
+        return float(f"{middle * self.lowered(whole):.1e}")
+
+    def lowered(self, whole: int | None) -> float:
+        """Factor on the rate of a run of so many steps."""
+        return 1.0 if whole is None else min(1.0, math.sqrt(self.steps / whole))
+
 
 def choose(rates: Sequence[float], losses: Sequence[Sequence[float]], *, steps: int) -> RateChoice | None:
-    """The largest rate whose late loss is within noise of the lowest, without a worse one between the two.
+    """The best rate, and those around it whose late losses are within noise of its own, with no worse one between.
 
     A difference is noise where its interval over steps contains 0 and it is below TOLERANCE of the lowest loss.
 
@@ -81,7 +97,7 @@ def choose(rates: Sequence[float], losses: Sequence[Sequence[float]], *, steps: 
         high += 1
     while low > 0 and tried[low - 1].alike:
         low -= 1
-    return RateChoice(tried, best=tried[best], suggested=tried[high], lowest=tried[low], late=late)
+    return RateChoice(tried, best=tried[best], lowest=tried[low], highest=tried[high], steps=steps, late=late)
 
 
 def _judged(

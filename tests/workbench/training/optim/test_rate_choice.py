@@ -25,19 +25,27 @@ def test_the_noise_of_rows_falls_out() -> None:
     """Levels that differ by a hundredth of what rows do are told apart."""
     found = choose(RATES, losses(0.3, 0.0, 0.005, 0.5), steps=STEPS)
     assert found is not None
-    assert (found.best.rate, found.suggested.rate, found.lowest.rate) == (1e-3, 1e-3, 1e-3)
+    assert (found.best.rate, found.highest.rate, found.lowest.rate) == (1e-3, 1e-3, 1e-3)
 
 
-def test_the_largest_rate_within_noise_is_suggested() -> None:
+def test_rates_within_noise_are_alike() -> None:
     tried = losses(0.3, 0.0, 0.0, 0.0)
     tried[1] = list(np.asarray(tried[1]) - 1e-4)
     found = choose(RATES, tried, steps=STEPS)
-    assert found is not None and found.suggested.rate == 1e-1 and found.lowest.rate == 1e-3
+    assert found is not None and found.highest.rate == 1e-1 and found.lowest.rate == 1e-3
+
+
+@pytest.mark.parametrize(("whole", "factor"), [(STEPS, 1.0), (STEPS // 2, 1.0), (None, 1.0), (4 * STEPS, 0.5)])
+def test_the_middle_is_suggested_and_lower_for_longer_runs(whole: int | None, factor: float) -> None:
+    tried = losses(0.3, 0.0, 0.0, 0.0)
+    tried[1] = list(np.asarray(tried[1]) - 1e-4)
+    found = choose(RATES, tried, steps=STEPS)
+    assert found is not None and found.suggested(whole) == pytest.approx(1e-2 * factor)
 
 
 def test_a_worse_rate_ends_the_range() -> None:
     found = choose(RATES, losses(0.0, -0.01, 0.2, 0.0), steps=STEPS)
-    assert found is not None and found.suggested.rate == 1e-3
+    assert found is not None and found.highest.rate == 1e-3
 
 
 def test_noise_excuses_no_more_than_the_tolerance() -> None:
@@ -64,6 +72,6 @@ def test_what_exploded_is_never_suggested() -> None:
     tried[2] = tried[2][:7]
     tried[3][-1] = float("nan")
     found = choose(RATES, tried, steps=STEPS)
-    assert found is not None and found.suggested.rate == 1e-3
+    assert found is not None and found.highest.rate == 1e-3
     assert [each.mean is None for each in found.tried] == [False, False, True, True]
     assert choose(RATES, [own[:3] for own in tried], steps=STEPS) is None
