@@ -17,7 +17,7 @@ from workbench.data.text.tokenized import TokenizedSet
 from workbench.distillation import teacher_sources, teachers
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError, WorkbenchError
-from workbench.evaluation import reference_losses
+from workbench.evaluation import reference_reading
 from workbench.models import backbones, model_files
 from workbench.runs import provenance, units
 from workbench.runs.run_directory import Run
@@ -120,8 +120,8 @@ def losses(
     if not wanted(config):
         return None
     reference = find(config, tokenizer)
-    folder = reference_losses.folder(reference.identity, rows)
-    if run.ranks.any(bool(reference_losses.missing(folder, rows))):
+    folder = reference_reading.folder(reference.identity, rows)
+    if run.ranks.any(bool(reference_reading.missing(folder, rows))):
         callback.say(f"The reference, {config.data.sampling.reference}, reads {len(rows):,} rows ...")
         _write(reference, config, folder, run, callback, rows, tokenizer)
     return ReferenceLosses(folder, rows.supervised)
@@ -140,11 +140,11 @@ def _write(
     with run.deadline.phase("load"):
         (model,) = teachers.alone(reference.source, config, tokenizer).models
     with model.active():
-        reference_losses.write(
+        reference_reading.write(
             folder,
             rows,
             model.model,
-            lambda numbers: reference_losses.token_losses(model.model, model.head, rows, numbers),
+            lambda numbers: reference_reading.token_losses(model.model, model.head, rows, numbers),
             run,
             callback.stop_requested,
         )
