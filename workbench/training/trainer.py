@@ -285,8 +285,7 @@ class Trainer:
         batch = self.ahead.get((id(seen), epoch, rows.tobytes()), partial(collated, seen, rows, epoch=epoch))
         if then is None and self.signal.known:
             seen, (upcoming, epoch) = self.member.seen_after(), self.member.batch_after()
-            shares = self._row_shares(upcoming, seen)
-            then = next((share.rows for share in shares), None)  # None: others have all of them
+            then = next((share.rows for share in self._row_shares(upcoming, seen)), None)  # None: others have all
         if then is not None:
             self.ahead.expect((id(seen), epoch, then.tobytes()), partial(collated, seen, then, epoch=epoch))
         return batch.to(self.device)
