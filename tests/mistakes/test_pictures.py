@@ -297,7 +297,7 @@ CASES = {
     "text settings": Case(
         f"{CHECK} classes.keep=end data.max_tokens=64",
         "data.format=image reads pictures",
-        "leave classes.keep and data.max_tokens out",
+        "leave classes.keep and data.max_tokens out, for text alone. A command leaves it out",
     ),
     "pairs": Case(f"{CHECK} classes.kind=pair", "classes.kind=pair compares two texts", "Write kind: one"),
     # Views.

@@ -300,7 +300,13 @@ def _of_pictures(config: RunSections) -> Iterator[str]:
     given = [f"classes.{key}" for key, is_set in text.items() if is_set]
     given += ["data.max_tokens"] if config.data.max_tokens != _default(config.data, "max_tokens") else []
     if given:
-        yield f"data.format=image reads pictures: leave {' and '.join(given)} out, for text alone."
+        default = _default(config.data, "max_tokens")
+        cure = (
+            f" A command leaves it out of a shipped recipe: data.max_tokens={default}."
+            if "data.max_tokens" in given
+            else ""
+        )
+        yield f"data.format=image reads pictures: leave {' and '.join(given)} out, for text alone.{cure}"
     if image.column in config.data.columns:
         yield (
             f"data.columns renames `{image.column}`, and the column of pictures has a setting of its own. "
