@@ -41,7 +41,24 @@ OFFERED: dict[str, tuple[str, ...]] = {
 }
 """PEFT's name of each method that is offered, and ours; what shares PEFT's tuner stands together."""
 
+LORA_OPTIONS: dict[str, str] = {
+    "alora": "PEFT looks for its invocation tokens in a forward pass of its own, not the one that trains here. "
+    "Take adapter.method=lora.",
+    "arrow": "it trains nothing, but chooses among trained adapters. Take adapter.method=lora for each, "
+    "and add them up with `workbench combine`.",
+    "corda": "its start from covariances is not built yet. Take adapter.method=eva, which starts from inputs, "
+    "or adapter.method=pissa, which starts from weights.",
+    "kasa": "it changes the frozen weights themselves. Take adapter.method=pissa.",
+    "layer-replication": "it makes another, deeper backbone, which no setting of an adapter does here. "
+    "Take adapter.method=lora.",
+    "lora-ga": "its start from gradients of the frozen weights is not built yet. Take adapter.method=eva, which starts "
+    "from inputs, or adapter.method=pissa, which starts from weights.",
+    "qalora": "PEFT has it for GPTQ weights alone. Take adapter.method=lora with model.weights=nf4.",
+}
+"""Options of PEFT's LoRA that are methods to those who know them, and that are not offered."""
+
 NOT_OFFERED: dict[str, str] = {
+    **LORA_OPTIONS,
     "adamss": "it clusters the singular vectors of each weight by k-means, which decides its shapes: sizes are not "
     "known before a run, and another machine's decomposition may not fit what was saved. Take adapter.method=psoft.",
     "adaption-prompt": "PEFT builds it into the attention of three families only, as it computed years ago. "
