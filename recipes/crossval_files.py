@@ -48,7 +48,7 @@ def write(
     if labels.kind in ("one", "pair"):
         _parquet(context.run.path / "suspects.parquet", prediction_table.suspect_table(once).reset_index(drop=True))
     folders = training_rounds.adapters(context.run, round_outputs.number, context.members)
-    dynamics.write_combined(context.run.path, [adapter.parent for adapter in folders])
+    dynamics.write_combined(context.run.path, [adapter.parent for adapter in folders], out_of_fold)
     _pictures(context, round_outputs, once, near)
     shown, values_NC = (data.rows, predictions.oof_NC)
     if data.test is not None and predictions.test_TC is not None:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from workbench.data.batching import Examples
+from workbench.evaluation.prediction_table import class_names, ranked
 from workbench.runs import files
 from workbench.training.row_losses import Visits
 
@@ -63,11 +64,15 @@ def table(visits: Visits) -> pd.DataFrame:
     )
 
 
-def write_combined(folder: Path, members: Sequence[Path]) -> None:
+def write_combined(folder: Path, members: Sequence[Path], out_of_fold: pd.DataFrame) -> None:
     """Write dynamics.parquet of several adapters that trained on overlapping rows: means, and forgetting added up.
+
+    Where rows have classes, the column right_out_of_fold is the share of the repeats in which what was said out of fold
+    of a row is its label.
 
     Args:
         members: Folders of the adapters; those without such a file are left out.
+        out_of_fold: As out_of_fold.parquet.
     """
     found = [pd.read_parquet(member / FILE) for member in members if (member / FILE).exists()]
     if not found:
@@ -76,12 +81,25 @@ def write_combined(folder: Path, members: Sequence[Path]) -> None:
     grouped = every.groupby("row", sort=False)
     means = grouped[["first_loss", "last_loss", "confidence", "variability", "correctness"]].mean()
     sums = grouped[["visits", "forgotten"]].sum()
-    _write(folder, sums.join(means).assign(adapters=grouped.size()).reset_index())
+    whole = sums.join(means).assign(adapters=grouped.size())
+    if class_names(out_of_fold):
+        right = pd.Series(ranked(out_of_fold).right_N, index=out_of_fold["row"]).groupby(level=0).mean()
+        whole = whole.assign(right_out_of_fold=right.reindex(whole.index))
+    _write(folder, whole.reset_index())
 
 
 def never_learned(found: pd.DataFrame) -> pd.DataFrame:
     """Rows no label of which was ever the likeliest, in two visits or more; the least probable first."""
     return found[(found["correctness"] == 0) & (found["visits"] > 1)].sort_values("confidence", kind="stable")
+
+
+def unlearnable(found: pd.DataFrame) -> pd.DataFrame:
+    """Rows that no fold can learn: never learned where they trained, and wrong out of fold in every repeat.
+
+    Empty where nothing was said of rows out of fold.
+    """
+    never = never_learned(found)
+    return never[never["right_out_of_fold"] == 0] if "right_out_of_fold" in never else never.head(0)
 
 
 def hardest(found: pd.DataFrame) -> pd.DataFrame:

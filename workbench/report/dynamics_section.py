@@ -18,6 +18,8 @@ DRAWN = 900
 LONGEST = 160
 """Characters of the text of a row."""
 _BANDS = (("never right", 0.0, 0.0), ("sometimes right", 1e-9, 1 - 1e-9), ("always right", 1.0, 1.0))
+_NO_FOLD = "no fold learns"
+"""Name of the rows of the first band that are wrong out of fold too."""
 """Names and bounds of the correctness of rows."""
 
 
@@ -39,6 +41,8 @@ class DynamicsSection:
     sentence: str
     plots: list[Plot]
     hardest: list[HardRow]
+    unlearnable: list[HardRow]
+    """Some of the rows that no fold can learn."""
 
 
 def observed(run: RunRecord) -> DynamicsSection | None:
@@ -46,38 +50,52 @@ def observed(run: RunRecord) -> DynamicsSection | None:
     found = run.dynamics
     if found.empty:
         return None
-    texts = _texts(run)
     return DynamicsSection(
         sentence=sentence(found, several="adapters" in found),
         plots=[_map(found), *_doubts(run)],
-        hardest=[
-            HardRow(
-                row=line.row,
-                text=_beginning(texts.get(line.row, "")),
-                confidence=f"{line.confidence:.3f}",
-                correctness=units.percent(line.correctness),
-                forgotten=f"{line.forgotten:,}",
-            )
-            for line in dynamics.hardest(found).itertuples()
-        ],
+        hardest=_rows(run, dynamics.hardest(found)),
+        unlearnable=_rows(run, dynamics.unlearnable(found).head(dynamics.HARDEST)),
     )
+
+
+def _rows(run: RunRecord, shown: pd.DataFrame) -> list[HardRow]:
+    texts = _texts(run)
+    return [
+        HardRow(
+            row=line.row,
+            text=_beginning(texts.get(line.row, "")),
+            confidence=f"{line.confidence:.3f}",
+            correctness=units.percent(line.correctness),
+            forgotten=f"{line.forgotten:,}",
+        )
+        for line in shown.itertuples()
+    ]
 
 
 def sentence(found: pd.DataFrame, *, several: bool) -> str:
     """How many rows were never learned, and how many were forgotten."""
     never, forgotten = len(dynamics.never_learned(found)), int((found["forgotten"] > 0).sum())
     by = "by none of the adapters that trained on them" if several else "at no visit"
+    none = ""
+    if "right_out_of_fold" in found:
+        none = (
+            f" {len(dynamics.unlearnable(found)):,} of the first no fold can learn: they are wrong out of fold as well."
+        )
     return (
         f"{never:,} of {len(found):,} rows were predicted {by} as they are labelled; {forgotten:,} were forgotten at "
-        "least once after they had been right."
+        f"least once after they had been right.{none}"
     )
 
 
 def _map(found: pd.DataFrame) -> Plot:
     shown = found.iloc[np.unique(np.linspace(0, len(found) - 1, min(DRAWN, len(found))).astype(int))]
+    lost = shown["row"].isin(dynamics.unlearnable(found)["row"])
     series = []
+    if lost.any():
+        x, y = (shown.loc[lost, column].to_numpy(np.float64) for column in ("variability", "confidence"))
+        series.append(Series(_NO_FOLD, x, y, "points", len(_BANDS)))
     for colour, (name, low, high) in enumerate(_BANDS):
-        band = shown[shown["correctness"].between(low, high)].sort_values("variability")
+        band = shown[shown["correctness"].between(low, high) & ~lost].sort_values("variability")
         if len(band):
             x, y = (band[column].to_numpy(np.float64) for column in ("variability", "confidence"))
             series.append(Series(name, x, y, "points", colour))

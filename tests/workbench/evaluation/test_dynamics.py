@@ -59,11 +59,13 @@ def test_no_visits_are_no_rows(tmp_path: Path) -> None:
 def test_several_adapters_are_one_table(visits: Visits, tmp_path: Path) -> None:
     places: Any = Places()
     half = visits.row < 10
+    said = pd.DataFrame({"row": [f"rows:{row}" for row in (1, 2, 1, 2)], "label": ["a", "b"] * 2})
+    said = said.assign(predicted=["a", "a", "b", "a"], p_a=[0.9, 0.9, 0.1, 0.9], p_b=[0.1, 0.1, 0.9, 0.1])
     parts = [visits, Visits(*(each[half] for each in visits))]
     for number, part in enumerate(parts):
         (tmp_path / str(number)).mkdir()
         dynamics.write(tmp_path / str(number), part, places)
-    dynamics.write_combined(tmp_path, [tmp_path / "0", tmp_path / "1", tmp_path / "unfinished"])
+    dynamics.write_combined(tmp_path, [tmp_path / "0", tmp_path / "1", tmp_path / "unfinished"], said)
     one = pd.read_parquet(tmp_path / "0" / "dynamics.parquet").set_index("row")
     both = pd.read_parquet(tmp_path / "dynamics.parquet").set_index("row")
     assert set(both.index) == set(one.index) == {f"rows:{number + 1}" for number in set(visits.row.tolist())}
@@ -72,8 +74,12 @@ def test_several_adapters_are_one_table(visits: Visits, tmp_path: Path) -> None:
         assert line["adapters"] == times and line["visits"] == times * one.at[row, "visits"]
         assert line["confidence"] == pytest.approx(one.at[row, "confidence"])
         assert line["forgotten"] == times * one.at[row, "forgotten"]
+    told = both["right_out_of_fold"].reindex(["rows:1", "rows:2", "rows:3"])
+    assert told.fillna(-1).tolist() == [0.5, 0, -1], "of two repeats; the last row was asked in none"
 
 
 def test_rows_that_nobody_learns() -> None:
     found = pd.DataFrame({"correctness": [0, 0, 0.5, 0], "visits": [3, 1, 3, 2], "confidence": [0.2, 0.1, 0.1, 0.1]})
     assert dynamics.never_learned(found).index.tolist() == [3, 0]
+    assert dynamics.unlearnable(found).empty, "nobody was asked out of fold"
+    assert dynamics.unlearnable(found.assign(right_out_of_fold=[0, 0, 0, 0.5])).index.tolist() == [0]

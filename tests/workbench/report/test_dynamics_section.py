@@ -62,6 +62,16 @@ def test_labels_in_doubt_are_drawn_where_rows_were_cross_validated(found: pd.Dat
     assert section.plots[1].caption.startswith("3 of 40 labels") and section.hardest[0].text
 
 
+def test_rows_that_no_fold_can_learn_are_counted_drawn_and_listed(found: pd.DataFrame) -> None:
+    asked = found.assign(right_out_of_fold=np.where(np.arange(40) < 4, 0.0, 1.0))
+    section = dynamics_section.observed(record(dynamics=asked))
+    assert section is not None and "4 of the first no fold can learn" in section.sentence
+    assert {row.row for row in section.unlearnable} == {f"train.jsonl:{number}" for number in range(1, 5)}
+    assert [one.label for one in section.plots[0].legend][0] == dynamics_section._NO_FOLD
+    plain = dynamics_section.observed(record(dynamics=found))
+    assert plain is not None and not plain.unlearnable and "no fold" not in plain.sentence
+
+
 def test_few_of_many_rows_are_drawn(found: pd.DataFrame) -> None:
     section = dynamics_section.observed(record(dynamics=pd.concat([found] * 50)))
     assert section is not None and f"{dynamics_section.DRAWN} of 2,000 rows are drawn" in section.plots[0].caption
