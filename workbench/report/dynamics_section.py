@@ -78,9 +78,7 @@ def sentence(found: pd.DataFrame, *, several: bool) -> str:
     by = "by none of the adapters that trained on them" if several else "at no visit"
     none = ""
     if "right_out_of_fold" in found:
-        none = (
-            f" {len(dynamics.unlearnable(found)):,} of the first no fold can learn: they are wrong out of fold as well."
-        )
+        none = f" {len(dynamics.unlearnable(found)):,} of the first no fold can learn: they are wrong out of fold too."
     return (
         f"{never:,} of {len(found):,} rows were predicted {by} as they are labelled; {forgotten:,} were forgotten at "
         f"least once after they had been right.{none}"
