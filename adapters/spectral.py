@@ -54,7 +54,7 @@ class Sparse(OnLayers):
     coefficients: PositiveInt = 1000
     """Numbers that train in each layer."""
     scale: float = Field(default=150.0, gt=0)
-    """What the update is multiplied by."""
+    """Factor of the update."""
 
     def refusal(self, model: PreTrainedModel) -> str | None:
         """Refuse more coefficients than a layer's update has."""

@@ -71,7 +71,7 @@ class OnLayers(Method):
         return resolve(model, self.targets)
 
     def common(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftCommon:
-        """What PEFT is told about the layers and the head, whatever the tuner."""
+        """Settings of layers and head that every tuner of PEFT has."""
         return {
             "task_type": task(model),
             "target_modules": self.modules(model),

@@ -52,7 +52,7 @@ class Peanut(OnLayers):
     activation: Literal["relu", "gelu", "silu", "tanh", "sigmoid"] = "relu"
     """Function between the layers."""
     scale: float = Field(default=1.0, gt=0)
-    """What the update is multiplied by."""
+    """Factor of the update."""
 
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's PeanutConfig for this backbone."""

@@ -122,7 +122,7 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
     template: ChatEncoder | MlmEncoder
     data: Splits
     reference: ReferenceLosses | None = field(default=None, kw_only=True)
-    """What tokens are compared with, where they are."""
+    """Losses of a reference that those of tokens are compared with, where `data.sampling.by=tokens`."""
 
     @property
     def vocabulary(self) -> PreTrainedTokenizerBase:

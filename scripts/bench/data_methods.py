@@ -36,7 +36,7 @@ from workbench.schema import read_yaml
 FAULTS = ("answer_repeats_prompt", "refusal", "empty_turn", "broken_characters", "symbols")
 RULES = (*FAULTS, "exact_duplicate", "near_duplicate")
 LENGTHS = (0.5, 1.0, 2.0)
-"""Of the control, in its own steps."""
+"""Steps of the runs of the control, as multiples of its own."""
 CHOICE = "random choice"
 ARMS: dict[str, list[str]] = {
     CHOICE: ["data.select.by=random"],

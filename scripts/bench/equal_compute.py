@@ -1,4 +1,4 @@
-"""What arms gain over a control that trains on every row, at equal rows and at equal compute, over paired seeds.
+"""Gain of arms over a control that trains on every row, at equal rows and at equal compute, over paired seeds.
 
 The control runs at several lengths. At equal compute an arm is compared with the control of as much processor time,
 between two of its lengths by the logarithm of the time.

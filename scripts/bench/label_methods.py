@@ -27,7 +27,7 @@ from equal_compute import Arm, Control
 from standing import Wanted
 
 LENGTHS = (0.5, 1.0, 2.0)
-"""Of the control, in its own steps."""
+"""Steps of the runs of the control, as multiples of its own."""
 CHOICE = "random half"
 ARMS: dict[str, list[str]] = {
     CHOICE: ["data.select.by=random", "data.select.rows=0.5"],

@@ -48,7 +48,7 @@ class TrainTask:
     held_out_parts: Mapping[str, float] = field(default_factory=dict)
     """Further figures of the last call of `held_out_loss`, by their names in metrics.jsonl."""
     reference: ReferenceLosses | None = None
-    """What `data.sampling.by=tokens` compares with."""
+    """Losses that `data.sampling.by=tokens` compares with."""
 
 
 class AdapterTrainer:

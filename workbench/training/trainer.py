@@ -102,7 +102,7 @@ class Trainer:
         )
         self.member = AdapterTrainer(task, trained(self.masters, self.freezer), hooks=self._hooks())
         self.drawn = sampling.Draw(np.arange(0))
-        """What the present step trains on, where a sampler says so."""
+        """Rows and weights of the present step, where a sampler draws them."""
         if isinstance(self.member.order, sampling.Sampler):
             self.row_losses.observers["sampling"] = self.member.order
         self.prefix = PrefixCacheManager(

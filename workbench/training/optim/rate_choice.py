@@ -51,7 +51,7 @@ class RateChoice:
     highest: TriedRate
     """The largest of these."""
     steps: int
-    """Of each training."""
+    """Steps of each training."""
     late: int
     """Steps whose losses count."""
 
