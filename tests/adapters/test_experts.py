@@ -135,6 +135,7 @@ def test_what_cannot_be_over_experts_is_refused(llama: PreTrainedModel) -> None:
     assert "update of its own" in str(about_experts(backbone("Mixtral"), Lora(experts=True)))
 
 
+@pytest.mark.slow
 def test_a_run_over_experts_ships_an_adapter_that_scores_as_told_and_merges(
     tmp_path: Path, stories: str, questions: Path
 ) -> None:

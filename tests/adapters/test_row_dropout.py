@@ -19,7 +19,12 @@ from workbench.adapters.row_dropout import RowDraw, RowDropout, drawing
 
 ALIKE = {"oft": "drops nothing", "eva": "computes as lora", "loftq": "computes as pissa, and needs quantised weights"}
 DROPPING = sorted(name for name, config in METHODS.items() if "dropout" in config.model_fields and name not in ALIKE)
-SMALL: dict[str, dict[str, Any]] = {"boft": {"block": 4}, "vera": {"rank": 4}}
+SMALL: dict[str, dict[str, Any]] = {
+    "boft": {"block": 4},
+    "miss": {"rank": 4},
+    "super": {"rank": 4},
+    "vera": {"rank": 4},
+}
 CPU = torch.device("cpu")
 
 

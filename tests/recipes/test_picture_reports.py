@@ -47,9 +47,10 @@ def test_a_run_shows_its_held_out_rows_maps_and_training_pictures(tmp_path: Path
     record = read(run(tmp_path, {**sections, "data": data}, recipe="classify"))
     held_out = set(record.predictions["row"])
     pictures = record.pictures
-    assert kinds(pictures) == {"map": 8, "row": len(held_out), "trained": 6 * 4}
-    assert set(pictures.loc[pictures["kind"] != "trained", "row"]) == held_out
-    assert not held_out & set(pictures.loc[pictures["kind"] == "trained", "row"])
+    assert kinds(pictures) == {"map": 8, "row": len(held_out), "trained": 6 * 4, "hard": 12}
+    learnt = pictures["kind"].isin(["trained", "hard"])
+    assert set(pictures.loc[~learnt, "row"]) == held_out
+    assert not held_out & set(pictures.loc[learnt, "row"])
     page = (record.folder / "report.html").read_text()
     assert "Most uncertain" in page and "&lt;b&gt;circle" in page and "<b>circle" not in page
     assert not re.search(r"https?:", page) and "Patches seen" in page
@@ -61,7 +62,7 @@ def test_folds_show_every_row_and_explain_those_that_an_adapter_did_not_train_on
     record = read(run(tmp_path, sections, recipe="crossval", folds={"k": 2}, tta={"views": []}))
     fold = record.out_of_fold.set_index("row")["fold"]
     pictures = record.pictures
-    assert kinds(pictures) == {"map": 8, "row": 48, "trained": 6 * 4}
+    assert kinds(pictures) == {"map": 8, "row": 48, "trained": 6 * 4, "hard": 12}
     explained = {fold[row] for row in pictures.loc[pictures["kind"] == "map", "row"]}
     trained = {fold[row] for row in pictures.loc[pictures["kind"] == "trained", "row"]}
     assert len(explained) == 1 and not explained & trained

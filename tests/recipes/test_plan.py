@@ -71,12 +71,12 @@ def compare(ledgers: list[MemoryLedger], tmp_path: Path) -> Callable[..., tuple[
 @pytest.mark.parametrize(
     "words",
     [
-        ["batch.packing=true", "adapter.dropout=0.1"],
-        ["model.weights=float32"],
         ["model.weights=nf4"],
         *(
             pytest.param(words, marks=pytest.mark.slow)
             for words in (
+                ["batch.packing=true", "adapter.dropout=0.1"],
+                ["model.weights=float32"],
                 ["model.weights=bfloat16", "train.checkpointing=true"],
                 ["model.weights=bfloat16", "adapter={method: full}"],
                 ["model.weights=float32", "adapter={method: houlsby}"],
@@ -114,6 +114,7 @@ def test_a_plan_counts_what_a_run_counts(compare: Callable[..., tuple[Plan, int]
     assert planned.steps == 8
 
 
+@pytest.mark.slow
 def test_the_rows_that_a_sampler_looks_at_are_counted() -> None:
     """One forward pass more for each row of the pool; none where each row's own loss is enough."""
 
@@ -147,6 +148,7 @@ def test_of_a_student_and_a_teacher_beside_it(compare: Callable[..., tuple[Plan,
     assert planned.dry_run.at_peak["teacher"] > planned.dry_run.at_peak["weights"]
 
 
+@pytest.mark.slow
 def test_of_a_teacher_on_the_backbone_of_its_student(
     compare: Callable[..., tuple[Plan, int]], stories: str, tmp_path: Path
 ) -> None:
@@ -159,6 +161,7 @@ def test_of_a_teacher_on_the_backbone_of_its_student(
     assert "teacher" not in planned.dry_run.at_peak
 
 
+@pytest.mark.slow
 def test_of_a_bank(compare: Callable[..., tuple[Plan, int]], stories: str) -> None:
     planned, measured = compare("crossval/quickstart", f"model.id={stories}", *FEW, "data.limit=400", "folds.k=2")
     assert planned.dry_run.peak == pytest.approx(measured, rel=0.01)

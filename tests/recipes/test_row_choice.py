@@ -50,6 +50,7 @@ def aimed(folder: Path, questions: Path) -> list[str]:
     return ["data.select.by=gradient", f"data.select.target={folder}/target.jsonl", "data.select.warm_up=0.2"]
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_the_rows_of_most_influence_and_goes_on_where_it_was_stopped(
     train: Callable[..., Path], tmp_path: Path, questions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,7 +66,7 @@ MISFITS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"noise_scale": 10}, {"batch": 1}, "Write batch.size=2 or more"),
     ({"name": "galore"}, {"method": "lora"}, "Write optimizer.name=adamw, or adapter.method=full."),
 ]
-FITTING: dict[str, Any] = {"schedule": CONSTANT, "freeze": FreezeConfig(), "batch": 32, "method": "lora"}
+FITTING: dict[str, Any] = {"schedule": CONSTANT, "freeze": FreezeConfig(), "batch": 32, "method": "full"}
 
 
 @pytest.mark.parametrize(("values", "around", "text"), MISFITS)
