@@ -61,7 +61,7 @@ def _columns(path: Path, arguments: argparse.Namespace) -> tuple[list[str], list
 
 
 def _find(texts: list[str], config: DuplicatesConfig) -> DuplicateClusters:
-    return find(texts, threshold=config.threshold, shingle=config.shingle, size=config.length)
+    return find(texts, threshold=config.cutoff(pictures=False), shingle=config.shingle, size=config.length)
 
 
 def _show(found: DuplicateClusters, labels: list[str], k: int) -> None:

@@ -51,7 +51,8 @@ def _people(names: list[str]) -> list[int]:
     """The person of each picture, counted from 0."""
     digits = [int(Path(name).parent.name) for name in names]
     begins = [later <= earlier for earlier, later in itertools.pairwise(digits)]
-    return np.cumsum([0, *begins]).tolist()
+    people: list[int] = np.cumsum([0, *begins]).tolist()
+    return people
 
 
 def _smaller(data: bytes) -> bytes:

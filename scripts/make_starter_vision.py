@@ -49,7 +49,8 @@ class Decoder(nn.Module):
         """Patches (B, P - K, pixels) that `seen` lacks; `order` has the seen ones first."""
         count, kept = order_BP.shape[1], seen_BKD.shape[1]
         tokens = torch.cat([self.enter(seen_BKD), self.mask.expand(len(seen_BKD), count - kept, -1)], 1)
-        return self.leave(self.blocks(tokens + self.positions[order_BP])[:, kept:])
+        patches_BPD: Tensor = self.leave(self.blocks(tokens + self.positions[order_BP])[:, kept:])
+        return patches_BPD
 
 
 def main(arguments: argparse.Namespace) -> None:

@@ -124,7 +124,8 @@ def _inside(*task: str, core: bool) -> Figures:
 
 def _task(name: str, *settings: str) -> Figures:
     """Run one task here, and measure it."""
-    found = {"tokenise": _tokenise, "duplicates": _find}[name](*settings)
+    tasks: dict[str, Callable[..., Figures]] = {"tokenise": _tokenise, "duplicates": _find}
+    found = tasks[name](*settings)
     return {**found, "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
 

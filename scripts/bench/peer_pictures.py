@@ -64,7 +64,7 @@ def main(arguments: argparse.Namespace) -> dict[str, Any]:
     trainer.train()
     took = time.perf_counter() - began
     said = trainer.predict(test)  # type: ignore[arg-type]
-    right = int((said.predictions.argmax(1) == said.label_ids).sum())  # type: ignore[union-attr, operator]
+    right = int((said.predictions.argmax(1) == said.label_ids).sum())  # type: ignore[union-attr]
     trainable = sum(each.numel() for each in model.parameters() if each.requires_grad)
     return {"train_s": took, "right": right, "held_out_rows": len(test), "trainable": trainable}
 

@@ -145,7 +145,7 @@ def _counting() -> Iterator[list[MemoryLedger]]:
 def _counted(work: Callable[[Any], None], ledgers: list[MemoryLedger]) -> Callable[[Any], None]:
     def counted(training: Any) -> None:
         with MemoryLedger() as ledger:
-            hold(ledger, training, beside=_backbones())
+            hold(ledger, training, others=_backbones())
             work(training)
         ledgers.append(ledger)
 
