@@ -98,9 +98,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
         workbench.run(str(folder / "recipe.yaml"), words, out=folder / f"{over} alone", quiet=True)
         jobs += [(f"{over} {name}", [*words, f"distributed={LAYOUTS[name]}"], None) for name in CUTTING]
     for by, names in SAMPLED.items():
-        chosen = (
-            [word.replace("path=", f"path={folder}/") for word in MIXED] if " " in by else [f"data.sampling.by={by}"]
-        )
+        chosen = [word.format(folder) for word in MIXED] if by == "learned mix" else [f"data.sampling.by={by}"]
         words = [f"adapter={METHODS['lora']}", *chosen, "batch.size=15"]
         workbench.run(str(folder / "recipe.yaml"), words, out=folder / f"{by} alone", quiet=True)
         jobs += [(f"{by} {name}", [*words, f"distributed={LAYOUTS[name]}"], None) for name in names]
