@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,8 @@ class AdapterTrainer:
         self.order = row_order(task.train, config, self._limits.steps, task.run.ranks, task.reference)
         self._refresh = trained.refresh
         self.progress = Progress()
-        self._views: dict[tuple[int, int], Examples] = {}
-        """The training rows as this step and the next read them, by pass and step."""
+        self._seen_in = lru_cache(maxsize=2)(lambda step: task.train.seen(epoch=self.order.epoch(step), step=step))
+        """The training rows as a step reads them; this one's and the next one's are kept."""
         self.error: TrainingError | None = None
         """Why training failed; None while it has not."""
         groups = optimizers.groups(trainable, config, layers=trained.layers, blocks=trained.blocks, fresh=trained.fresh)
@@ -156,13 +157,6 @@ class AdapterTrainer:
     def seen_after(self) -> Examples:
         """The training rows as the step after the next reads them."""
         return self._seen_in(self.progress.step + 1)
-
-    def _seen_in(self, step: int) -> Examples:
-        epoch = self.order.epoch(step)
-        if (epoch, step) not in self._views:
-            self._views = {key: view for key, view in self._views.items() if key[1] >= self.progress.step}
-            self._views[epoch, step] = self.task.train.seen(epoch=epoch, step=step)
-        return self._views[epoch, step]
 
     def follow(self, frozen: Collection[str], rates: Sequence[float]) -> None:
         """Freeze these values from the next step on, and set each layer's factor of the learning rate.
@@ -354,25 +348,13 @@ class AdapterTrainer:
             with self._averaged(average):
                 losses["averaged_held_out_loss"] = self.task.held_out_loss()
         loss = min(losses.values())
-        before = replace(self.progress, averaged=loss < losses["held_out_loss"])
-        if before.best_loss is None or loss < before.best_loss:
-            self.progress = replace(
-                before,
-                best_loss=loss,
-                best_step=before.step,
-                best_averaged=before.averaged,
-                evaluations_without_gain=0,
-                dropped_at=0,
-            )
+        averaged, step = loss < losses["held_out_loss"], self.progress.step
+        self.progress = self.progress.evaluated(loss, averaged=averaged, schedule=self.task.config.schedule)
+        if self.progress.best_step == step:
             with optimizer_states.evaluating(self._optimizer, refresh=self._refresh):
-                values = average.values() if average is not None and before.averaged else self._optimizer_step.values()
+                values = average.values() if average is not None and averaged else self._optimizer_step.values()
                 if self.task.run.ranks.first:
                     checkpoints.write(self.task.run.best, {"trainable": values}, self.progress)
-        else:
-            stalled = before.evaluations_without_gain + 1
-            self.progress = replace(before, evaluations_without_gain=stalled)
-            if schedules.drop_due(stalled, before.dropped_at, self.task.config.schedule):
-                self.progress = replace(self.progress, drops=before.drops + 1, dropped_at=stalled)
         return {**losses, **parts}
 
     def _held_out_loss(self) -> float:

@@ -6,15 +6,17 @@ import json
 import math
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from workbench.config.schedule_config import ScheduleConfig
 from workbench.errors import ResumeError, out_of_memory
 from workbench.runs import files
+from workbench.training.optim import schedules
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,22 @@ class Progress:
     """Times that schedule `plateau` has lowered the learning rate."""
     dropped_at: int = 0
     """Evaluations without gain when it last did, since the lowest loss."""
+
+    def evaluated(self, loss: float, *, averaged: bool, schedule: ScheduleConfig) -> Progress:
+        """Progress after an evaluation.
+
+        Args:
+            loss: Held-out loss; of the average, where that is the lower one.
+            averaged: Whether it is.
+        """
+        if self.best_loss is None or loss < self.best_loss:
+            best = replace(self, best_loss=loss, best_step=self.step, best_averaged=averaged, averaged=averaged)
+            return replace(best, evaluations_without_gain=0, dropped_at=0)
+        stalled = self.evaluations_without_gain + 1
+        after = replace(self, averaged=averaged, evaluations_without_gain=stalled)
+        if schedules.drop_due(stalled, self.dropped_at, schedule):
+            return replace(after, drops=self.drops + 1, dropped_at=stalled)
+        return after
 
 
 _PROGRESS = TypeAdapter(Progress)
