@@ -19,7 +19,7 @@ from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.text import length_warm_up, mixture, tokenized
 from workbench.data.text.quality import cleaning
 from workbench.data.text.row_encoder import row_encoder
-from workbench.data.text.tokenized import Splits, TokenizedSet
+from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.models import backbones, classifier
 from workbench.recipes import (
     classify_verbs,

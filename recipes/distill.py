@@ -16,7 +16,7 @@ from workbench.data.batching import Examples
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder
-from workbench.data.text.tokenized import Splits, TokenizedSet
+from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.distillation import (
     on_policy,
     peers,

@@ -16,7 +16,7 @@ from workbench.config.optimizer_config import OptimizerConfig
 from workbench.config.sampling_config import SamplingConfig
 from workbench.config.select_config import SelectConfig
 from workbench.data import selection
-from workbench.data.text.tokenized import Splits, TokenizedSet
+from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.evaluation.result_store import ResultStore
 from workbench.evaluation.row_scores import Floats
 from workbench.recipes.single_run import SingleRun

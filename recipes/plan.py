@@ -23,7 +23,7 @@ from workbench.config.tasks import Task
 from workbench.data.batching import Examples, first_rows
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder
-from workbench.data.text.tokenized import Splits
+from workbench.data.text.tokenized_set import Splits
 from workbench.errors import ConfigError
 from workbench.models import adapter_sizes, backbones, classifier, output_heads
 from workbench.models.adapter_sizes import AdapterSize

@@ -15,7 +15,7 @@ from workbench.config.tasks import TEXT
 from workbench.data import selection
 from workbench.data.text import tokenized
 from workbench.data.text.encoded_rows import RowEncoder
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.evaluation import row_scores
 from workbench.evaluation.result_store import ResultStore

@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
 from workbench.data import difficulty
-from workbench.data.text.tokenized import TokenizedSet, raw_rows
+from workbench.data.text.tokenized import raw_rows
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation.result_store import ResultStore
 from workbench.evaluation.row_scores import Floats
 from workbench.recipes import row_choice

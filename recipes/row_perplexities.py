@@ -13,7 +13,7 @@ from workbench.data.batching import Indices
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.evaluation import scores
 from workbench.evaluation.frozen_probe import LARGEST

@@ -26,7 +26,7 @@ from workbench.data.text import contamination, length_warm_up, mixture, tokenize
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder
-from workbench.data.text.tokenized import Splits, TokenizedSet
+from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.errors import ConfigError
 from workbench.evaluation import GeneratedAnswer
 from workbench.evaluation.result_store import ModelResults, stored_results

@@ -19,7 +19,7 @@ from workbench.data.batching import Examples, MicroBatch
 from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import ClassSplits
 from workbench.data.text import mixture
-from workbench.data.text.tokenized import Splits
+from workbench.data.text.tokenized_set import Splits
 from workbench.losses.criterion import criterion
 from workbench.models import classifier, exported, output_heads
 from workbench.models.backbones import Backbone

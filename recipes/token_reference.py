@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from workbench.config import RunConfig
 from workbench.config.distill_config import TeacherConfig
 from workbench.config.tasks import TEXT
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation import teacher_sources, teachers
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError, WorkbenchError

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from workbench.data.starter import FOLDER
 from workbench.data.text import tokenized
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.models import exported
 from workbench.recipes.merge import ROWS, merge

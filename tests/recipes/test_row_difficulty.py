@@ -18,7 +18,7 @@ from workbench.config import RunConfig
 from workbench.data.row_order import RowOrder
 from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import row_encoder
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import Stopped
 from workbench.evaluation import row_scores
 from workbench.models import backbones

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from workbench.data.batching import Indices
     from workbench.data.labelled.fold_data import FoldData
     from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
-    from workbench.data.text.tokenized import TokenizedSet
+    from workbench.data.text.tokenized_set import TokenizedSet
     from workbench.planning.plan import Plan
     from workbench.recipes.check import Inspection
     from workbench.recipes.classify_verbs import ClassInspection

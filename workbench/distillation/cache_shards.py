@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from workbench.data.batching import Indices
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation.cache_identity import CacheIdentity, require_same
 from workbench.distillation.cache_packing import Packed
 from workbench.errors import ConfigError, WorkbenchError

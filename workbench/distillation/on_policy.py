@@ -22,7 +22,7 @@ from workbench import evaluation
 from workbench.config import RunConfig
 from workbench.config.distill_config import OnPolicyConfig
 from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs, micro_batches
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.losses.next_token import NO_LABEL
 from workbench.training import preflight

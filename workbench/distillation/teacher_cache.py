@@ -19,7 +19,7 @@ import torch
 
 from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import Indices, MicroBatch, micro_batches
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation import cache_packing, cache_shards
 from workbench.distillation.cache_identity import CacheIdentity, identity
 from workbench.distillation.cache_packing import Packed

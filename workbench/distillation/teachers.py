@@ -23,7 +23,7 @@ from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.distill_config import DistillConfig
 from workbench.data import starter
 from workbench.data.batching import Indices, MicroBatch, micro_batches
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation.shared_model import SWITCHED, SharedModel
 from workbench.distillation.teacher_signals import TeacherLogits
 from workbench.distillation.teacher_sources import TeacherSource

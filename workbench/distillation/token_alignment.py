@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import Indices, MicroBatch, Row
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.losses.chunked import Project
 from workbench.losses.universal_logit import universal

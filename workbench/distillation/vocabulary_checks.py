@@ -14,7 +14,7 @@ from workbench.data import starter
 from workbench.data.text import formats
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError, DataError
 from workbench.models import backbones

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.data.batching import Indices
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation.row_passes import over_rows
 from workbench.losses.chunked import chunks
 from workbench.models.output_heads import Head

@@ -22,7 +22,8 @@ from torch import nn
 
 from workbench import losses
 from workbench.data.batching import Indices
-from workbench.data.text.tokenized import TokenizedSet, cache_folder
+from workbench.data.text.tokenized import cache_folder
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import Stopped
 from workbench.evaluation.row_passes import over_rows
 from workbench.models.output_heads import Head

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from torch import nn
 
 from workbench.data.batching import Indices, MicroBatch, Row, collate
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.scores import LikelihoodRows, row_likelihoods
 from workbench.models.output_heads import Head

@@ -19,7 +19,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from workbench import losses
 from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import text_overlap
 from workbench.evaluation.generation import generate
 from workbench.evaluation.result_store import ModelResults

@@ -15,7 +15,7 @@ from workbench.config.optimizer_config import OF_INNER_MATRICES
 from workbench.config.tasks import TEXT, Task
 from workbench.data.batching import Examples, Indices
 from workbench.data.text import text_checks
-from workbench.data.text.tokenized import Splits
+from workbench.data.text.tokenized_set import Splits
 from workbench.errors import ConfigError
 from workbench.models import backbones, packed_attention
 from workbench.training import capacity, packing

@@ -10,7 +10,7 @@ from workbench.config import DataConfig, ModelConfig
 from workbench.data.batching import first_rows, global_batch
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.models import backbones
 
 

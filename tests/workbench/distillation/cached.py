@@ -17,7 +17,7 @@ from workbench.config.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch
 from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import row_encoder
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation import teacher_cache
 from workbench.distillation.teacher_cache import CachedTeacher, CacheIdentity
 from workbench.distillation.teacher_signals import Teacher, TeacherLogits, TeacherSignal

@@ -22,7 +22,7 @@ from workbench.config.tasks import TEXT
 from workbench.data.batching import Indices
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation import on_policy
 from workbench.distillation.on_policy import AnswerWriter, OnPolicy, require_able, require_room, writer
 from workbench.errors import ConfigError

@@ -22,7 +22,7 @@ from workbench.data import starter
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import row_encoder
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation import teacher_sources, teachers
 from workbench.distillation.student_loss import distillation_loss
 from workbench.distillation.teacher_sources import TeacherSource

@@ -20,7 +20,7 @@ from workbench.data import starter
 from workbench.data.batching import Indices
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation.teachers import TeacherModel
 from workbench.distillation.token_alignment import NOWHERE, Alignment, Reader, UniversalTeacher
 from workbench.errors import ConfigError

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation.agreement import agreement, hidden_states
 from workbench.models import output_heads
 from workbench.models.output_heads import Head

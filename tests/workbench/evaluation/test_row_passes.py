@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from workbench import evaluation, losses
 from workbench.data.batching import Indices, micro_batches
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import Stopped, TrainingError
 from workbench.evaluation.result_store import ResultStore
 from workbench.evaluation.row_passes import over_rows

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation.result_store import ResultStore
 from workbench.evaluation.row_scores import AnswersAlone, Floats, row_scores
 from workbench.models import output_heads

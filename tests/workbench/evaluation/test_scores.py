@@ -12,7 +12,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import evaluation
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import GeneratedAnswer, Likelihood
 from workbench.models import output_heads
 from workbench.training import capacity

@@ -17,7 +17,7 @@ from typing_extensions import Self
 from workbench.config.length_warm_up_config import LengthWarmUpConfig
 from workbench.data.batching import Examples, Indices, MicroBatch, Row
 from workbench.data.resampling import ResampledRows
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import DataError
 
 KEY = "data.length_warm_up"

@@ -17,7 +17,7 @@ from workbench.config import RunConfig
 from workbench.config.sources_config import MixConfig, SourceConfig
 from workbench.data.batching import Examples, Indices
 from workbench.data.resampling import ResampledRows, endless
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
 
 Floats: TypeAlias = npt.NDArray[np.float64]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.data.text.tokenized import Splits
+from workbench.data.text.tokenized_set import Splits
 from workbench.errors import DataError
 
 

@@ -8,180 +8,27 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
-from workbench.data import dataset_facts, ordered_processes, selection, starter
-from workbench.data.batching import Collate, Floats, Indices, MicroBatch, Row, collate
+from workbench.data import ordered_processes, selection, starter
 from workbench.data.rows import RawRow, read_rows
 from workbench.data.text import contamination, encoded_rows, formats
-from workbench.data.text.contamination import Contamination
 from workbench.data.text.decontamination import TextRow
 from workbench.data.text.encoded_rows import RowEncoder
 from workbench.data.text.quality import cleaning
-from workbench.data.text.quality.cleaning import Cleaning
+from workbench.data.text.tokenized_set import Splits, TokenizedSet, joined
 from workbench.errors import DataError
 from workbench.runs import files
 
 CODE_VERSION = 3
 """Part of the cache key, beside the columns: raise it when rendering or masking changes."""
-
-_AT_ONCE = 2**16
-"""Places that are read at a time."""
-
-
-@dataclass(frozen=True)
-class TokenizedSet:
-    """A tokenised set of examples, read from disk row by row."""
-
-    table: Dataset
-    rows: Indices
-    """Which rows of the table belong to this set."""
-    source: str
-    fingerprint: str
-    skipped: list[str] = field(default_factory=list)
-    """Rows that were left out, and why."""
-    chat: bool = True
-    """Whether rows are conversations, rendered by the chat template, or raw text."""
-    collate: Collate = collate
-    """How rows are seen."""
-    contamination: Contamination | None = None
-    """Rows that held the text of evaluation rows, where they were looked for."""
-    sources: Mapping[str, int] = field(default_factory=dict)
-    """The first row of the table that each of several sources has; empty where there is one."""
-    cleaning: Cleaning | None = None
-    """Rows that `data.clean` left out."""
-    difficulty: Floats | None = None
-    """How hard each example is, where `data.curriculum` asks for it."""
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Row:
-        number = int(self.rows[index])
-        row = self.table.data.fast_slice(number, 1)
-        ids, supervised = (row.column(name).chunk(0).flatten() for name in ("input_ids", "supervised"))
-        return Row(
-            ids.to_numpy().astype(np.int64),
-            supervised.to_numpy(zero_copy_only=False),
-            row.column("source")[0].as_py(),
-            number,
-        )
-
-    def place(self, index: int) -> str:
-        """File and row that example `index` came from."""
-        return str(self.table[int(self.rows[index])]["place"])
-
-    def places(self) -> Iterator[str]:
-        """File and row that each example came from."""
-        column = self.table.data.column("place")
-        for start in range(0, len(self.rows), _AT_ONCE):
-            yield from column.take(pyarrow.array(self.rows[start : start + _AT_ONCE])).to_pylist()
-
-    def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """Each draw takes the example of its number."""
-        return draws
-
-    def seen(self, *, epoch: int, step: int) -> TokenizedSet:
-        """Whole, in every step."""
-        return self
-
-    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
-        """The examples `indices`, padded, as they are seen in pass `epoch` over the data."""
-        return replace(self.collate([self[int(index)] for index in indices], epoch=epoch), rows_B=indices)
-
-    def subset(self, keep: Indices | npt.NDArray[np.bool_], note: str | None = None) -> TokenizedSet:
-        """The examples that `keep` indexes or marks."""
-        return replace(
-            self,
-            rows=self.rows[keep],
-            skipped=[note, *self.skipped] if note else self.skipped,
-            difficulty=None if self.difficulty is None else self.difficulty[keep],
-        )
-
-    @property
-    def source_N(self) -> Indices:
-        """The source of each example, where there are several."""
-        return np.searchsorted(list(self.sources.values()), self.rows, side="right") - 1
-
-    @property
-    def rows_by_source(self) -> dict[str, int]:
-        """Number of examples of each source; empty where there is one."""
-        counts = (
-            np.bincount(self.source_N, minlength=len(self.sources)) if self.sources else np.zeros(0, dtype=np.int64)
-        )
-        return dict(zip(self.sources, counts.tolist(), strict=True))
-
-    @cached_property
-    def lengths(self) -> Indices:
-        """Tokens of each example."""
-        return self._column("length")
-
-    @cached_property
-    def longest_sequences(self) -> Indices:
-        """Tokens of the longest sequence that one stack of the model reads, of each example."""
-        source = self._column("source")
-        longer: Indices = np.maximum(source, self.lengths - source)
-        return longer
-
-    @cached_property
-    def supervised(self) -> Indices:
-        """Predicted tokens that carry loss, of each example; the first token of a row has no prediction."""
-        return self._column("targets")
-
-    @cached_property
-    def weights(self) -> npt.NDArray[np.float64]:
-        """How often each example counts in the loss."""
-        weights: npt.NDArray[np.float64] = self.table.data.column("weight").to_numpy()[self.rows]
-        return weights
-
-    @cached_property
-    def ends(self) -> Indices:
-        """Supervised end-of-turn tokens of each example."""
-        return self._column("ends")
-
-    @cached_property
-    def truncated(self) -> int:
-        """How many examples were cut to `data.max_tokens`."""
-        return int(self._column("truncated").sum())
-
-    @cached_property
-    def digests(self) -> npt.NDArray[np.uint64]:
-        """A hash of each example's tokens: equal for exact duplicates."""
-        digests: npt.NDArray[np.uint64] = self.table.data.column("digest").to_numpy()[self.rows]
-        return digests
-
-    def facts(self) -> dict[str, Any]:
-        """Facts about this set for the manifest and the report."""
-        found = {} if self.contamination is None else {"contamination": self.contamination.facts()}
-        found |= {} if self.cleaning is None else {"cleaning": self.cleaning.facts()}
-        return {
-            **dataset_facts.shared(self, supervised_tokens=int(self.supervised.sum())),
-            "chat": self.chat,
-            **({"sources": self.rows_by_source} if self.sources else {}),
-            **found,
-        }
-
-    def _column(self, name: str) -> Indices:
-        column: Indices = self.table.data.column(name).to_numpy()[self.rows].astype(np.int64)
-        return column
-
-
-class Splits(NamedTuple):
-    """Training, held-out and test sets of a run."""
-
-    train: TokenizedSet
-    held_out: TokenizedSet
-    test: TokenizedSet | None
 
 
 def load(config: DataConfig, tokenizer: PreTrainedTokenizerBase, template: RowEncoder, *, seed: int) -> Splits:
@@ -231,24 +78,6 @@ def _split(
         train = train if other is None else _without_overlap(train, other, config)
     train = _decontaminated(train, held_out, test, config)
     return Splits(_selected(train, config, seed=seed), held_out, test)
-
-
-def joined(parts: Mapping[str, TokenizedSet]) -> TokenizedSet:
-    """The rows of several sources as one set."""
-    sets = list(parts.values())
-    starts = list(itertools.accumulate((len(each.table) for each in sets[:-1]), initial=0))
-    return replace(
-        sets[0],
-        table=concatenate_datasets([each.table for each in sets]),
-        rows=np.concatenate([start + each.rows for start, each in zip(starts, sets, strict=True)]),
-        source=" + ".join(each.source for each in sets),
-        fingerprint=hashlib.sha256("".join(each.fingerprint for each in sets).encode()).hexdigest(),
-        skipped=[reason for each in sets for reason in each.skipped],
-        chat=any(each.chat for each in sets),
-        contamination=contamination.joined([each.contamination for each in sets]),
-        cleaning=cleaning.joined([each.cleaning for each in sets]),
-        sources=dict(zip(parts, starts, strict=True)),
-    )
 
 
 def read(

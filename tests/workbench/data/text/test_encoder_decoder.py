@@ -17,6 +17,7 @@ from workbench.data.text.chat import ChatEncoder, Encoded, truncate
 from workbench.data.text.encoder_decoder import Seq2SeqEncoder
 from workbench.data.text.formats import Example
 from workbench.data.text.row_encoder import row_encoder
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import BackboneError, ConfigError, DataError
 
 PIECES = ["▁", "▁What", "▁is", "▁it", "▁the", *"abcdefgh123:.?", "▁User", "▁Assistant"]
@@ -147,7 +148,7 @@ def test_tokenised_files(pairs: Seq2SeqEncoder, t5: PreTrainedTokenizerBase, tmp
         '{"prompt": "What is a1?", "completion": "the b"}\n{"prompt": "a b c d", "completion": "a b c d e f g h"}\n'
     )
 
-    def read(template: ChatEncoder, **settings: Any) -> tokenized.TokenizedSet:
+    def read(template: ChatEncoder, **settings: Any) -> TokenizedSet:
         config = DataConfig.model_validate({"train": str(path), **settings})
         return tokenized.read(str(path), config, t5, template)
 

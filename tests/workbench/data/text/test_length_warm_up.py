@@ -17,7 +17,7 @@ from workbench.data.batching import collate
 from workbench.data.text import length_warm_up, tokenized
 from workbench.data.text.length_warm_up import GrowingRows
 from workbench.data.text.row_encoder import row_encoder
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import DataError
 from workbench.models import backbones
 

@@ -17,7 +17,7 @@ from workbench.data.batching import Examples
 from workbench.data.text import mixture, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.mixture import MixedRows, counts, mixed, shares
-from workbench.data.text.tokenized import Splits
+from workbench.data.text.tokenized_set import Splits
 from workbench.errors import ConfigError, DataError
 from workbench.models import backbones
 

@@ -7,7 +7,7 @@ import pytest
 from datasets import Dataset
 
 from workbench.data.text.text_checks import require_ends, require_teaching
-from workbench.data.text.tokenized import Splits, TokenizedSet
+from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.errors import DataError
 
 

@@ -18,6 +18,7 @@ from workbench.data.batching import Row
 from workbench.data.text import tokenized
 from workbench.data.text.formats import Example
 from workbench.data.text.token_masking import MlmEncoder
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import BackboneError, DataError
 
 TOKENIZER: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(MINILM)
@@ -84,7 +85,7 @@ def test_text_files(tmp_path: Path) -> None:
     texts = ["Once upon a time there was a cat.", "The end."]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
-    def read(**settings: object) -> tokenized.TokenizedSet:
+    def read(**settings: object) -> TokenizedSet:
         config = DataConfig.model_validate({"train": str(path), **settings})
         return tokenized.read(str(path), config, TOKENIZER, masking)
 

@@ -20,7 +20,8 @@ from workbench.config import DataConfig
 from workbench.data import ordered_processes
 from workbench.data.text import encoded_rows, formats, tokenized
 from workbench.data.text.chat import DEFAULT_TEMPLATE, ChatEncoder, LossOn
-from workbench.data.text.tokenized import TokenizedSet, hold_out
+from workbench.data.text.tokenized import hold_out
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import DataError
 
 Read = Callable[..., TokenizedSet]

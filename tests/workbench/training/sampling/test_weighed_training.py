@@ -20,7 +20,7 @@ from tests.stopping import stop_after
 from tests.workbench.training.distributed import layouts
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.tokenized import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation import teachers
 from workbench.errors import ResumeError, Stopped
 from workbench.recipes.check import check
