@@ -51,6 +51,7 @@ SWEEP = "recipe=sweep sweep.of=classify evaluate.every=0.5 sweep.over="
 FOLDS = "recipe=crossval data.held_out=0.05 folds.k=2"
 
 
+Capture = pytest.CaptureFixture[str]
 CHECK = "check my.yaml"
 CASES = {
     # Folders.
@@ -384,12 +385,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_mistake_is_told(
-    case: Case,
-    tmp_path: Path,
-    finished: Path,
-    stories: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    case: Case, tmp_path: Path, finished: Path, stories: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     if case.prepare is locked and os.geteuid() == 0:
         pytest.skip("root may read everything")

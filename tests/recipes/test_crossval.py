@@ -200,8 +200,9 @@ def test_adapters_trained_one_after_another_are_those_of_the_bank(train: Run, pl
     np.testing.assert_allclose(found, known, atol=2e-3)
     one, other = (pd.read_parquet(run / "dynamics.parquet").set_index("row") for run in (apart, plain))
     assert len(one) == 60 and set(one["adapters"]) == {4} and set(one.index) == set(other.index)
-    said = pd.read_parquet(plain / "out_of_fold.parquet")
-    right = (said["label"] == said["predicted"]).groupby(said["row"]).mean()
+    right = (
+        pd.read_parquet(plain / "out_of_fold.parquet").eval("right = label == predicted").groupby("row")["right"].mean()
+    )
     assert other["right_out_of_fold"].to_dict() == right.to_dict()
     columns = ["first_loss", "confidence", "variability"]
     np.testing.assert_allclose(one[columns], other.loc[one.index, columns], atol=5e-3)

@@ -198,17 +198,22 @@ def load(
     if tokenizer is not None:
         _grow(model, len(tokenizer))
     if weights in QUANTISED:
-        if waiting:
-            quantisation.put_off(model, weights, compute)
-        else:
-            quantisation.settle(model, compute)
-        notes += quantisation.notes(model, weights)
+        notes += _packing(model, weights, compute, waiting=waiting)
     if stored != compute:
         _keep_precise(model, fresh, compute)
         weight_storage.compute_in(model, compute)
     if anatomy.reads_pictures(model):
         pictures.prepare(model, compute)
     return Backbone(model.requires_grad_(False).eval(), weights, compute, weight_storage.weight_bytes(model), notes)
+
+
+def _packing(model: PreTrainedModel, weights: str, compute: torch.dtype, *, waiting: bool) -> list[str]:
+    """Finish weights that are packed, or put it off until `bring`; returns sentences on layers that are not."""
+    if waiting:
+        quantisation.put_off(model, weights, compute)
+    else:
+        quantisation.settle(model, compute)
+    return quantisation.notes(model, weights)
 
 
 def bring(module: nn.Module) -> None:

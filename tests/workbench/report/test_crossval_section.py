@@ -16,9 +16,7 @@ from scipy import special
 
 from workbench import report
 from workbench.cli import render
-from workbench.config import RunConfig
 from workbench.evaluation.class_scores import calibration_error
-from workbench.recipes.check import check
 from workbench.report import reliability
 from workbench.report.crossval_section import CONFLICTS, crossvalidated
 from workbench.report.findings import findings, verdict
@@ -365,43 +363,3 @@ def test_the_terminal_shows_stages_and_the_verdict(
     assert "[red]Supervised" in text
     assert verdict(read(run)) in text
     assert f"Report: {run / 'report.html'}" in text and f"Adapters: {run / 'members'}" in text
-
-
-def question(number: int) -> str:
-    """No two are alike."""
-    draws = np.random.default_rng(number)
-    return " ".join("".join(draws.choice(list("abcdefgh"), 6)) for _ in range(5))
-
-
-@pytest.mark.parametrize("kind", ["one", "number"])
-def test_check_shows_folds_duplicates_and_what_they_would_leak(
-    stories: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    monkeypatch.setattr(render, "_out", Console(highlight=False, width=300))
-    texts = [question(number) for number in range(130)]
-    texts += texts[:20]
-    labels: list[Any] = [float(n) if kind == "number" else f"[b]{n % 13}" for n in range(150)]
-    lines = [json.dumps({"text": text, "label": label}) + "\n" for text, label in zip(texts, labels, strict=True)]
-    (tmp_path / "rows.jsonl").write_text("".join(lines))
-    sections = {
-        "recipe": "crossval",
-        "model": {"id": stories},
-        "data": {"train": str(tmp_path / "rows.jsonl"), "max_tokens": 64},
-        "classes": {"kind": kind},
-        "folds": {"k": 3, "repeats": 2, "seeds": 2},
-    }
-    found = check(RunConfig.model_validate(sections))
-    render.inspection(found)
-    text = capsys.readouterr().out
-    cells = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
-    assert cells["rows"] == ["50", "50", "50"]
-    assert "20 equal rows, 20 clusters of near-duplicates with 40 rows (largest 2, least similar rows 1.00)" in text
-    assert re.search(r"Folds that ignore them would validate \d+ rows \(\d+\.\d%\) beside", text)
-    assert "12 adapters (3 folds, 2 deals of the rows, 2 seeds), each trained as follows." in text
-    assert "steps of 32 examples, training 7 kinds of module" in text
-    if kind == "number":
-        assert "mean label" in text and "carry different labels" in text
-        return
-    assert "Folds, with the 12 rarest of 13 classes" in " ".join(text.split())
-    rarest = [name for name in cells if name.startswith("[b]")]
-    assert len(rarest) == 12 and all(sum(map(int, cells[name])) in (11, 12) for name in rarest)
