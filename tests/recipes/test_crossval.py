@@ -160,10 +160,9 @@ def test_every_row_is_judged_once_by_adapters_that_did_not_train_on_it(plain: Pa
     data = fold_data.load(config, first.reader)
     validated_N = (table["fold"] == "1").to_numpy()
     assert validated_N.tolist() == (data.folds.fold_RN[0] == 1).tolist()
-    rows = data.rows.subset(validated_N)
-    said = [row_outputs.outputs(model.model, model.outputs, rows) for model in (first, second)]
+    of_rows = [row_outputs.outputs(each.model, each.outputs, data.rows.subset(validated_N)) for each in (first, second)]
     # Temperatures of out-of-fold rows differ a little from the final one, which all rows fitted.
-    values = np.mean([data.labels.values(each / decided["temperature"]) for each in said], axis=0)
+    values = np.mean([data.labels.values(each / decided["temperature"]) for each in of_rows], axis=0)
     np.testing.assert_allclose(values, table.filter(like="p_")[validated_N], atol=0.1)
     assert values.argmax(1).tolist() == table.filter(like="p_")[validated_N].to_numpy().argmax(1).tolist()
 
@@ -200,9 +199,8 @@ def test_adapters_trained_one_after_another_are_those_of_the_bank(train: Run, pl
     np.testing.assert_allclose(found, known, atol=2e-3)
     one, other = (pd.read_parquet(run / "dynamics.parquet").set_index("row") for run in (apart, plain))
     assert len(one) == 60 and set(one["adapters"]) == {4} and set(one.index) == set(other.index)
-    right = (
-        pd.read_parquet(plain / "out_of_fold.parquet").eval("right = label == predicted").groupby("row")["right"].mean()
-    )
+    scored = pd.read_parquet(plain / "out_of_fold.parquet").set_index("row")
+    right = scored.eval("label == predicted").groupby("row").mean()
     assert other["right_out_of_fold"].to_dict() == right.to_dict()
     columns = ["first_loss", "confidence", "variability"]
     np.testing.assert_allclose(one[columns], other.loc[one.index, columns], atol=5e-3)
