@@ -131,6 +131,21 @@ def test_the_rows_that_a_sampler_looks_at_are_counted() -> None:
     assert four - two == pytest.approx(two - plain)
 
 
+@pytest.mark.slow
+def test_what_is_not_done_in_every_step_counts_as_often_as_it_is(compare: Callable[..., tuple[Plan, int]]) -> None:
+    """Memory is that of the step that takes most; SAM is a second pass, whether or not a sampler looks before."""
+
+    def operations(*words: str) -> float:
+        return plan(load("sft/quickstart", ["data.limit=60", *words, *SHORT])).dry_run.flops_per_token
+
+    plain, fourth = operations(), operations("optimizer.sam=0.05", "optimizer.sam_every=4")
+    look, both = (operations("data.sampling={by: selective, pool: 2}", *sam) for sam in ((), ("optimizer.sam=0.05",)))
+    assert fourth == pytest.approx(1.25 * plain) and both == pytest.approx(look + plain)
+    words = ["adapter={method: full}", "optimizer={sam: 0.05, sam_every: 2, noise_scale: 3}", "batch.size=8"]
+    planned, measured = compare("sft/quickstart", "data.limit=100", "data.held_out=0.1", *words)
+    assert measured * 0.97 <= planned.dry_run.peak <= measured * 1.05
+
+
 def test_it_says_what_fits() -> None:
     config = load("sft/quickstart", ["data.limit=300", *SHORT])
     tight, wide = plan(config, memory=100_000_000), plan(config, memory=100_000_000_000)

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from itertools import chain, islice
+from functools import partial
+from itertools import chain, islice, product
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -159,9 +160,7 @@ class _Timed:
         self.batches = sorted(chain.from_iterable(islice(fit.micro_batches(), STEPS)), key=self.tokens)
         self._follow(0.0)
         shortest = self.batches[0][:1]
-        with Operations() as operations:
-            fit.backward(shortest)
-        self.flops = operations.count / self.tokens(shortest)
+        self.flops = sum(part * self._operations(shortest, step) for step, part in fit.kinds.items())
 
     @property
     def trainable(self) -> int:
@@ -175,10 +174,16 @@ class _Timed:
     def seconds(self, rows: Indices) -> float:
         """Seconds of a micro-batch, on average over the run where different layers train in it."""
         found = 0.0
-        for share in self._shares:
+        for share, (step, part) in product(self._shares, self._fit.kinds.items()):
             self._follow(share)
-            found += self._timed(lambda: self._fit.backward(rows))
+            found += part * self._timed(partial(self._fit.backward, rows, step=step))
         return found / len(self._shares)
+
+    def _operations(self, rows: Indices, step: int) -> float:
+        """Of each token."""
+        with Operations() as counted:
+            self._fit.backward(rows, step=step)
+        return counted.count / self.tokens(rows)
 
     def update(self) -> float:
         """Seconds of the optimizer's step."""

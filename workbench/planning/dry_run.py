@@ -69,7 +69,7 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
         hold(ledger, fit, others=others)
         peaks = _Peaks(ledger)
         _tell_gradients(fit, ledger, peaks.gradient)
-        flops, tokens = 0, 0
+        flops, tokens = 0.0, 0
         for share in _moments(fit):
             fit.freezer.follow(step=0, share=share)
             _hold_masters(ledger, fit)
@@ -80,12 +80,16 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
             for trial in _trials(fit.train, epoch, fit.arrangement):
                 if any(trial.takes_less(than, activations, _costs(fit)) for than, activations in done):
                     continue
-                (_give_gradients if trial.later else _drop_gradients)(fit, ledger)
-                with Operations() as operations, peaks.seen():
-                    fit.backward(trial.rows)
-                done.append((trial, peaks.last[ACTIVATIONS]))
-                if operations.count > flops:
-                    flops, tokens = operations.count, int(fit.train.lengths[trial.rows].sum())
+                count, activations = 0.0, 0
+                for step, part in fit.kinds.items():
+                    (_give_gradients if trial.later else _drop_gradients)(fit, ledger)
+                    with Operations() as operations, peaks.seen():
+                        fit.backward(trial.rows, step=step)
+                    count += part * operations.count
+                    activations = max(activations, peaks.last[ACTIVATIONS])
+                done.append((trial, activations))
+                if count > flops:
+                    flops, tokens = count, int(fit.train.lengths[trial.rows].sum())
             _give_gradients(fit, ledger)
             with peaks.seen(), ledger.making(OPTIMIZER, OPTIMIZER):
                 fit.update(epoch[0][0])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from workbench.adapters import anatomy
 from workbench.config import RunConfig
+from workbench.config.optimizer_config import OptimizerConfig
 from workbench.data.arrangement import PADDED, Arrangement
 from workbench.data.batching import Indices, Weights
 from workbench.data.mixed_batches import OwnerRows
@@ -66,6 +68,8 @@ class Training(Model, Protocol):
     steps: int
     arrangement: Arrangement
     """How the rows of a micro-batch are laid out."""
+    kinds: Mapping[int, float]
+    """A step (from 0) of each kind, by what happens in it, and the share of steps that are of this kind."""
 
     @property
     def tokens(self) -> int:
@@ -81,8 +85,8 @@ class Training(Model, Protocol):
     def micro_batches(self) -> Iterator[list[Indices]]:
         """Those of each step of the first epoch."""
 
-    def backward(self, rows: Indices) -> None:
-        """Compute the gradients of a micro-batch."""
+    def backward(self, rows: Indices, *, step: int) -> None:
+        """Compute the gradients of a micro-batch in a step (from 0) of one of the `kinds`."""
 
     def update(self, rows: Indices) -> None:
         """Take the optimizer's step."""
@@ -97,6 +101,7 @@ class SingleTraining:
         self.config, self.train, self.width = fit.config, fit.train, fit.width
         self.compares = fit.signal.auxiliary is not None
         self.rows, self.steps, self.arrangement = len(fit.train), fit.member.total, fit.arrangement
+        self.kinds = _kinds(fit.config.optimizer)
         order = fit.member.order
         self._looks = isinstance(order, PoolSampler | Weighing) and order.looks
 
@@ -113,11 +118,9 @@ class SingleTraining:
             rows = member.even_order.rows(step)
             yield list(self.arrangement.cut(rows, self.train.lengths, tokens=self._fit.tokens))
 
-    def backward(self, rows: Indices) -> None:
+    def backward(self, rows: Indices, *, step: int) -> None:
         self._look(rows)
-        settings = self.config.optimizer
-        in_parts = settings.sam is not None or settings.noise_scale is not None
-        (self._fit.step if in_parts else self._fit.backward)(rows)
+        self._fit.gradients(rows, step=step)
 
     def update(self, rows: Indices) -> None:
         self._fit.member.update(1.0, rows)
@@ -129,6 +132,14 @@ class SingleTraining:
             for _ in range(self.config.data.sampling.looks):
                 with torch.no_grad():
                     self._fit.forward(batch, 1.0)
+
+
+def _kinds(optimizer: OptimizerConfig) -> dict[int, float]:
+    """Steps in which SAM and the estimate of noise are due or not: the first of each kind, and their share."""
+    every = (optimizer.sam_every, optimizer.noise_scale or 1)
+    period = math.lcm(*every)
+    due = [tuple(step % each == 0 for each in every) for step in range(period)]
+    return {due.index(kind): due.count(kind) / period for kind in dict.fromkeys(due)}
 
 
 @dataclass(frozen=True)
@@ -150,7 +161,7 @@ class BankTraining:
         self.model, self.masters, self.freezer = fit.model, fit.masters, fit.freezer
         self.config = train_tasks[0].config
         self.width: int = anatomy.hidden_size(fit.freezer.backbone.config)
-        self.compares, self.arrangement = False, PADDED
+        self.compares, self.arrangement, self.kinds = False, PADDED, {0: 1.0}
         counts = [len(each.train) for each in train_tasks]
         self.rows, self.steps = max(counts), max(each.total for each in self._members)
         self._starts = np.cumsum([0, *counts[:-1]])
@@ -173,7 +184,7 @@ class BankTraining:
             rows = np.concatenate(list(self._batches(step)))
             yield list(self.arrangement.cut(rows, self.train.lengths, tokens=self._fit.tokens))
 
-    def backward(self, rows: Indices) -> None:
+    def backward(self, rows: Indices, *, step: int) -> None:
         owners = np.searchsorted(self._starts, rows, side="right") - 1
         parts = [OwnerRows(int(owner), rows[owners == owner] - self._starts[owner]) for owner in np.unique(owners)]
         self._fit.backward(self._fit.members, parts, [1.0] * len(parts))

@@ -191,11 +191,11 @@ class Trainer:
         return 0.0 if self.ahead is None else self.ahead.waited_s
 
     def _gradients_that_fit(self, rows: Indices) -> tuple[Tensor, dict[str, float]]:
-        """`_gradients`; where memory runs out, the same in smaller micro-batches."""
+        """`gradients`; where memory runs out, the same in smaller micro-batches."""
 
         def compute(tokens: int) -> tuple[Tensor, dict[str, float]]:
             self.tokens = tokens
-            return self._gradients(rows)
+            return self.gradients(rows, step=self.member.progress.step)
 
         try:
             return capacity.smaller_until_fits(compute, self.tokens, longest=self._longest, retry=self._go_on_with)
@@ -224,9 +224,9 @@ class Trainer:
     def _remembered(self) -> capacity.Remembered:
         return capacity.Remembered(self.config, self._longest, self.signal.settings)
 
-    def _gradients(self, rows: Indices) -> tuple[Tensor, dict[str, float]]:
-        """Compute the gradients of a step's rows; returns their mean loss, and metrics of the gradients."""
-        optimizer, step = self.config.optimizer, self.member.progress.step
+    def gradients(self, rows: Indices, *, step: int) -> tuple[Tensor, dict[str, float]]:
+        """Compute the gradients of rows in a step (from 0); returns their mean loss, and metrics of the gradients."""
+        optimizer = self.config.optimizer
         parts = GradientParts(self.masters) if optimizer.noise_scale and step % optimizer.noise_scale == 0 else None
         self.row_losses.begin()
         loss = self.backward(rows, parts)

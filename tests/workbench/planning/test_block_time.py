@@ -78,7 +78,7 @@ def _training(machine: Machine, small: Small) -> Iterator[Any]:
     """One whose every micro-batch has a shape of its own."""
     lengths = np.arange(1, 4001)
 
-    def backward(rows: Any) -> None:
+    def backward(rows: Any, *, step: int) -> None:
         machine.compute((len(rows), int(lengths[rows].max())), small.blocks)
         torch.ones(8, 8) @ torch.ones(8, 8)
 
@@ -88,6 +88,7 @@ def _training(machine: Machine, small: Small) -> Iterator[Any]:
         freezer=SimpleNamespace(follow=lambda **_: None),
         train=SimpleNamespace(lengths=lengths),
         arrangement=PADDED,
+        kinds={0: 1.0},
         masters=Masters([nn.Parameter(torch.ones(1))]),
         micro_batches=lambda: ([np.array([600 + 7 * step])] for step in count()),
         backward=backward,

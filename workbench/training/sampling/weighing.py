@@ -65,7 +65,7 @@ class Tilted(Weighing):
         weight_N = np.zeros(len(self.train.lengths))
         supervised_B = self.train.supervised[losses.rows]
         weight_N[losses.rows] = tilted_weights(losses.loss_B, supervised_B, self.section.tilt)
-        self._largest = float(weight_N.max())
+        self._largest = float(weight_N[losses.rows].max())
         return Draw(rows, weight_N)
 
     def metrics(self) -> dict[str, float]:
