@@ -101,7 +101,7 @@ class SingleTraining:
         self.config, self.train, self.width = fit.config, fit.train, fit.width
         self.compares = fit.signal.auxiliary is not None
         self.rows, self.steps, self.arrangement = len(fit.train), fit.member.total, fit.arrangement
-        self.kinds = _kinds(fit.config.optimizer)
+        self.kinds: Mapping[int, float] = _kinds(fit.config.optimizer)
         order = fit.member.order
         self._looks = isinstance(order, PoolSampler | Weighing) and order.looks
 
@@ -161,7 +161,8 @@ class BankTraining:
         self.model, self.masters, self.freezer = fit.model, fit.masters, fit.freezer
         self.config = train_tasks[0].config
         self.width: int = anatomy.hidden_size(fit.freezer.backbone.config)
-        self.compares, self.arrangement, self.kinds = False, PADDED, {0: 1.0}
+        self.compares, self.arrangement = False, PADDED
+        self.kinds: Mapping[int, float] = {0: 1.0}
         counts = [len(each.train) for each in train_tasks]
         self.rows, self.steps = max(counts), max(each.total for each in self._members)
         self._starts = np.cumsum([0, *counts[:-1]])
