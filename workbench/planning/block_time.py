@@ -183,7 +183,8 @@ class _Timed:
         """Of each token."""
         with Operations() as counted:
             self._fit.backward(rows, step=step)
-        return counted.count / self.tokens(rows)
+        found: float = counted.count / self.tokens(rows)
+        return found
 
     def update(self) -> float:
         """Seconds of the optimizer's step."""
