@@ -72,7 +72,7 @@ NOT_OFFERED: dict[str, str] = {
     "lily": "PEFT mixes its matrices by an average over all rows of a forward pass, so that a row's outputs depend on "
     "the rows beside it. Take adapter.method=lora.",
     "multitask-prompt-tuning": "it needs the task of each row, which rows here do not have. "
-    "Take adapter.method=prompt for one task, or a source of data.mixture for each.",
+    "Take adapter.method=prompt for one task, or one of data.sources for each.",
     "poly": "it needs the task of each row, which rows here do not have. Take adapter.method=lora.",
     "shadow": "it trains a second, smaller backbone beside the first, with a loss of its own. "
     "Take adapter.method=parallel, or distil into a student (recipe=distill).",
