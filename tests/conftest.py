@@ -129,6 +129,19 @@ def questions(tmp_path: Path) -> Path:
     return write_questions(tmp_path / "questions.jsonl", [f"{n + 1}" + " it is" * (n % 7) for n in range(120)])
 
 
+def trains(folder: Path, recipe: str, **values: object) -> Callable[..., Path]:
+    """Write a recipe whose braces are filled; returns what trains it with overrides, and gives the run directory."""
+    import workbench
+
+    path = folder / "recipe.yaml"
+    path.write_text(recipe.format(**values))
+
+    def run(*overrides: str, name: str = "run", resume: bool = False) -> Path:
+        return workbench.run(path, overrides, out=folder / name, resume=resume, quiet=True)
+
+    return run
+
+
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
     """The folder that `make` fills, once for all workers of a test session. Read only."""
     alone = "PYTEST_XDIST_WORKER" not in os.environ

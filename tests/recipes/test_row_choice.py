@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import workbench
+from tests.conftest import trains
 from tests.stopping import stop_after
 from workbench.cli.console import Terminal
 from workbench.errors import Stopped
@@ -34,13 +34,7 @@ save: {{every: 2}}
 
 @pytest.fixture
 def train(tmp_path: Path, stories: str, questions: Path) -> Callable[..., Path]:
-    path = tmp_path / "recipe.yaml"
-    path.write_text(RECIPE.format(model=stories, train=questions))
-
-    def run(*overrides: str, name: str = "run", resume: bool = False) -> Path:
-        return workbench.run(path, overrides, out=tmp_path / name, resume=resume, quiet=True)
-
-    return run
+    return trains(tmp_path, RECIPE, model=stories, train=questions)
 
 
 def aimed(folder: Path, questions: Path) -> list[str]:

@@ -12,8 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import workbench
-from tests.conftest import MINILM, save_tiny
+from tests.conftest import MINILM, save_tiny, trains
 from tests.stopping import stop_after
 from workbench.data.arrangement import PADDED
 from workbench.data.batching import global_batch
@@ -59,13 +58,7 @@ def folder(tmp_path: Path, questions: Path) -> dict[str, str]:
 
 @pytest.fixture
 def train(tmp_path: Path, short_stories: str, questions: Path) -> Callable[..., Path]:
-    path = tmp_path / "recipe.yaml"
-    path.write_text(RECIPE.format(model=short_stories, train=questions))
-
-    def run(*overrides: str, name: str = "run", resume: bool = False) -> Path:
-        return workbench.run(path, overrides, out=tmp_path / name, resume=resume, quiet=True)
-
-    return run
+    return trains(tmp_path, RECIPE, model=short_stories, train=questions)
 
 
 def records(run: Path) -> list[dict[str, Any]]:

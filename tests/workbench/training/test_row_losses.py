@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-import workbench
+from tests.conftest import trains
 from tests.stopping import stop_after
 from workbench.config import RunConfig
 from workbench.data.batching import Row, collate
@@ -37,13 +37,7 @@ save: {{every: 5}}
 
 @pytest.fixture
 def train(tmp_path: Path, stories: str, questions: Path) -> Callable[..., Path]:
-    path = tmp_path / "recipe.yaml"
-    path.write_text(RECIPE.format(model=stories, train=questions))
-
-    def run(*overrides: str, name: str = "run", resume: bool = False) -> Path:
-        return workbench.run(path, overrides, out=tmp_path / name, resume=resume, quiet=True)
-
-    return run
+    return trains(tmp_path, RECIPE, model=stories, train=questions)
 
 
 @pytest.fixture

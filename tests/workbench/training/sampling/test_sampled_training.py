@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-import workbench
+from tests.conftest import trains
 from tests.stopping import stop_after
 from workbench.errors import Stopped
 from workbench.training.sampling.pools import ImportanceSampling
@@ -34,15 +34,9 @@ SAMPLERS = ["infobatch", "importance", "selective"]
 
 @pytest.fixture
 def train(tmp_path: Path, stories: str, questions: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    path = tmp_path / "recipe.yaml"
-    path.write_text(RECIPE.format(model=stories, train=questions))
     # On these rows it would never pay.
     monkeypatch.setattr(ImportanceSampling, "looks", property(lambda self: self._step % 3 > 0))
-
-    def run(*overrides: str, name: str = "run", resume: bool = False) -> Path:
-        return workbench.run(path, overrides, out=tmp_path / name, resume=resume, quiet=True)
-
-    return run
+    return trains(tmp_path, RECIPE, model=stories, train=questions)
 
 
 def adapter(run: Path) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import workbench
+from tests.conftest import trains
 from tests.stopping import stop_after
 from tests.workbench.training.distributed import layouts
 from workbench.data.text import tokenized
@@ -43,13 +43,7 @@ Run = Callable[..., Path]
 @pytest.fixture
 def train(tmp_path: Path, short_stories: str, questions: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
-    path = tmp_path / "recipe.yaml"
-    path.write_text(RECIPE.format(model=short_stories, train=questions))
-
-    def run(*overrides: str, name: str = "run", resume: bool = False) -> Path:
-        return workbench.run(path, overrides, out=tmp_path / name, resume=resume, quiet=True)
-
-    return run
+    return trains(tmp_path, RECIPE, model=short_stories, train=questions)
 
 
 @pytest.fixture
