@@ -180,7 +180,7 @@ class _Timed:
         return found / len(self._shares)
 
     def _operations(self, rows: Indices, step: int) -> float:
-        """Of each token."""
+        """Floating-point operations of one token, forward and backward."""
         with Operations() as counted:
             self._fit.backward(rows, step=step)
         found: float = counted.count / self.tokens(rows)
