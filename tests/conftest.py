@@ -15,6 +15,8 @@ import torch
 from filelock import FileLock
 from matplotlib.figure import Figure
 
+from workbench.report import plots
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -81,14 +83,16 @@ def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     patch.undo()
 
 
-_savefig = Figure.savefig
+FRAME = '<svg viewBox="0 0 1 1"></svg>'
+_savefig, _drawn = Figure.savefig, plots._drawn
 
 
 @pytest.fixture(scope="module", autouse=True)
 def frames() -> Iterator[None]:
     """Plots of reports are empty frames: drawing them is a third of a short run's time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", lambda _, file, **__: file.write('<svg viewBox="0 0 1 1"></svg>'))
+        patch.setattr(Figure, "savefig", lambda _, file, **__: file.write(FRAME))
+        patch.setattr(plots, "_drawn", lambda *_, **__: FRAME)
         yield
 
 
@@ -96,6 +100,7 @@ def frames() -> Iterator[None]:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plots are drawn."""
     monkeypatch.setattr(Figure, "savefig", _savefig)
+    monkeypatch.setattr(plots, "_drawn", _drawn)
 
 
 @pytest.fixture(scope="session")

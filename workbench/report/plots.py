@@ -128,6 +128,12 @@ def draw(
     shown = [one for one in series if np.isfinite(one.y).any()]
     if not shown:
         return Plot(title, svg="", caption=caption, wide=wide)
+    svg = _drawn(title, shown, x, y, ring=ring, wide=wide)
+    return Plot(title, svg=svg, legend=tuple(shown) if len(shown) > 1 else (), caption=caption, wide=wide)
+
+
+def _drawn(title: str, shown: Sequence[Series], x: Axis, y: Axis, *, ring: Sequence[float], wide: bool) -> str:
+    """The picture itself, as SVG."""
     with matplotlib.rc_context(_RC):
         figure = Figure(figsize=(9, 3.1) if wide else (4.4, 2.3), layout="constrained")
         FigureCanvasSVG(figure)
@@ -137,8 +143,7 @@ def draw(
         if len(ring):
             axes.plot(*ring, "o", markersize=9, markerfacecolor="none", markeredgecolor=_INK, markeredgewidth=1)
         _dress(axes, x, y, shown)
-        svg = _svg(figure, salt=title)
-    return Plot(title, svg=svg, legend=tuple(shown) if len(shown) > 1 else (), caption=caption, wide=wide)
+        return _svg(figure, salt=title)
 
 
 def thin(x: Floats, y: Floats, *, points: int = POINTS) -> tuple[Floats, Floats]:

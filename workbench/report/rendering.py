@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jinja2
@@ -12,6 +13,12 @@ LONGEST_TEXT = 4000
 
 def render(template: str, **values: Any) -> str:
     """The page of a template in `templates`, from all values that it names."""
+    return _environment().get_template(template).render(longest=LONGEST_TEXT, **values)
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    """Templates that are compiled once in a process."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("workbench.report"),
         autoescape=True,
@@ -20,7 +27,7 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters["end"] = _end
-    return environment.get_template(template).render(longest=LONGEST_TEXT, **values)
+    return environment
 
 
 def _end(text: str, length: int) -> str:
