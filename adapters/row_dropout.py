@@ -38,6 +38,8 @@ class RowDraw(NamedTuple):
     """Tokens of each row, for noise that depends on them."""
     packed: bool = False
     """Whether the rows are one sequence; `lengths` say where each ends."""
+    copy: int = 0
+    """Which of several passes over the same rows it is; each has other numbers."""
 
 
 class _Now:
@@ -172,7 +174,8 @@ def _token_keys(keys_B: npt.NDArray[np.int64], lengths_B: npt.NDArray[np.int64])
 
 def _keys(draw: RowDraw) -> npt.NDArray[np.int64]:
     """A key for each row, in which every bit depends on seed, step and row."""
-    start = np.random.SeedSequence([draw.seed, draw.step]).generate_state(1, np.uint64).view(np.int64)
+    entropy = [draw.seed, draw.step, draw.copy] if draw.copy else [draw.seed, draw.step]
+    start = np.random.SeedSequence(entropy).generate_state(1, np.uint64).view(np.int64)
     mixed: npt.NDArray[np.int64] = _mixed(torch.from_numpy(start + draw.rows * np.int64(_GOLDEN))).numpy()
     return mixed
 

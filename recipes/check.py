@@ -88,7 +88,12 @@ def _inspected(config: RunConfig) -> Found:
     }
     found = ways.get(config.recipe, _text)(config)
     model = backbones.skeleton(found.config.model, task=_task(found))
-    notes = [*found.notes, *_order(found), *filter(None, [about_experts(model, config.adapter)])]
+    notes = [
+        *found.notes,
+        *_order(found),
+        *found.config.regularise.in_words(),
+        *filter(None, [about_experts(model, config.adapter)]),
+    ]
     return replace(found, blocks=_blocks(found), notes=notes)
 
 

@@ -117,7 +117,8 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
     def supervise(self, live: Classifier, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         classes, train = self.config.classes, self.data.train
         tap = LabelTap(class_losses(classes.kind))
-        loss = live.row_loss(criterion(classes, from_numpy(train.targets_NC)), tap)
+        objective = criterion(classes, from_numpy(train.targets_NC))
+        loss = live.row_loss(objective, tap, strength=self.config.regularise.r_drop)
         reads_packed = live.token_head is not None  # an encoder's head looks at the first token of a sequence
         return TrainingSignal(balanced(train, self.config), loss, tap=tap, reads_packed=reads_packed)
 

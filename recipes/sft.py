@@ -31,6 +31,7 @@ from workbench.errors import ConfigError
 from workbench.evaluation import GeneratedAnswer
 from workbench.evaluation.result_store import ModelResults, stored_results
 from workbench.evaluation.row_scores import Floats
+from workbench.losses import r_drop
 from workbench.losses.label_losses import LabelTap, token_losses
 from workbench.models import backbones, exported, output_heads
 from workbench.models.backbones import Backbone
@@ -205,10 +206,14 @@ def next_token_loss(
     """The summed next-token loss of a micro-batch, as the engine wants it."""
     smoother = regularise or RegulariseConfig()
 
+    def hidden(batch: MicroBatch) -> Tensor:
+        if smoother.r_drop:
+            return r_drop.paired(head.hidden(model, batch.twice().inputs), batch.positions_N)
+        return head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N]
+
     def loss(batch: MicroBatch, scale: float) -> Tensor:
-        hidden_ND = head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N]
         return losses.next_token(
-            hidden_ND,
+            hidden(batch),
             batch.labels_N,
             head.project,
             vocabulary=head.vocabulary,
@@ -218,6 +223,7 @@ def next_token_loss(
             tap=tap,
             smoothing=smoother.label_smoothing,
             z_loss=smoother.z_loss,
+            r_drop=smoother.r_drop,
         )
 
     return loss

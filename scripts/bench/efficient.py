@@ -62,6 +62,8 @@ ARMS: dict[str, dict[str, list[str]]] = {
         "adapter dropout, 0.1": ["adapter.dropout=0.1"],
         "weight decay, 0.1": ["train.weight_decay=0.1"],
         "SAM, 0.05": ["optimizer.sam=0.05"],
+        "mixout, 0.5": ["regularise.mixout=0.5"],
+        "R-Drop, 1": ["regularise.r_drop=1", "adapter.dropout=0.1"],
     },
     "schedule": {
         "plateau": ["schedule.name=plateau", "evaluate.every=0.1"],

@@ -18,17 +18,40 @@ CASES = {
     "a penalty that rewards": Case(f"{CHECK} regularise.z_loss=-1e-4", "regularise.z_loss", "greater than or equal"),
     "a peer's name": Case(f"{CHECK} regularise.neftune_noise_alpha=5", "unknown key", "neftune"),
     "the other spelling": Case(f"{CHECK} regularize.neftune=5", "unknown key", "regularise"),
+    "every value": Case(f"{CHECK} regularise.mixout=1", "regularise.mixout", "less than 1"),
+    "values in two places": Case(
+        f"{CHECK} regularise.mixout=0.1 optimizer.sam=0.05", "optimizer.sam compares gradients", "Leave one of them out"
+    ),
+    "noise of values": Case(
+        f"{CHECK} regularise.mixout=0.1 optimizer.noise_scale=5", "optimizer.noise_scale", "Leave one of them out"
+    ),
+    "values in pieces": Case(
+        f"{CHECK} regularise.mixout=0.1 distributed.zero=2", "regularise.mixout moves values", "zero=0"
+    ),
+    "equal passes": Case(f"{CHECK} regularise.r_drop=1", "they are the same", "Write adapter.dropout=0.1"),
+    "passes that share a rotation": Case(
+        f"{CHECK} regularise.r_drop=1 'adapter={{method: boft, dropout: 0.1}}'", "they are the same", "adapter.dropout"
+    ),
+    "a reward for chance": Case(f"{CHECK} regularise.r_drop=-1", "regularise.r_drop", "greater than or equal to 0"),
+    "two comparisons": Case(
+        f"{CHECK} recipe=distill distill.teacher.id=starter adapter.dropout=0.1 regularise.r_drop=1",
+        "compares with a teacher",
+        "distill.alpha",
+    ),
+    "passes in one sequence": Case(
+        f"{CHECK} regularise.r_drop=1 adapter.dropout=0.1 batch.packing=true",
+        "lays padded rows twice",
+        "batch.packing=auto",
+    ),
     "outputs that change": Case(
         f"{CHECK} regularise.neftune=5 freeze.policy=static freeze.layers=0.5 freeze.cache=memory",
         "they give something else each time",
         "Write freeze.cache=off",
     ),
     "smooth labels of rows": Case(
-        f"{CHECK} recipe=classify regularise.label_smoothing=0.1", "not for recipe=classify", "classes.smoothing"
+        f"{CHECK} recipe=classify regularise.label_smoothing=0.1", "not for classify", "classes.smoothing"
     ),
-    "small logits of classes": Case(
-        f"{CHECK} recipe=classify regularise.z_loss=1e-4", "not for recipe=classify", "See"
-    ),
+    "small logits of classes": Case(f"{CHECK} recipe=classify regularise.z_loss=1e-4", "not for classify", "See"),
     "words in pictures": Case(
         f"{CHECK} recipe=classify data.format=image regularise.neftune=5", "pictures have none", "Leave it out"
     ),

@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.adapters import METHODS, Method
 from workbench.adapters.method import HALF_OR_FULL
-from workbench.config import augment_checks, curriculum_checks, length_checks, sampling_checks
+from workbench.config import augment_checks, curriculum_checks, length_checks, regularise_checks, sampling_checks
 from workbench.config.basic_sections import ModelConfig
 from workbench.config.clean_rules import ANSWER_RULES, DUPLICATE_RULES
 from workbench.config.optimizer_config import ADAMS
@@ -46,9 +46,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
         timed=config.budget.timed,
         patience=config.evaluate.patience,
     )
-    yield from config.regularise.misfits(
-        recipe=config.recipe, pictures=config.reads_pictures, cache=config.freeze.cache
-    )
+    yield from regularise_checks.mistakes(config)
     yield from _of_averages(config)
     yield from _of_sources(config)
     yield from _of_evaluation_sets(config)

@@ -39,6 +39,8 @@ def unpackable(config: RunSections) -> Iterator[tuple[str, str]]:
             "does not go with regularise.neftune and stochastic_depth, which draw their noise for padded rows",
             "leave the two out",
         )
+    if config.regularise.r_drop:
+        yield "does not go with regularise.r_drop, which lays padded rows twice", "leave that out"
     if config.train.compile:
         yield (
             "does not go with train.compile, which would compile again for each combination of lengths",

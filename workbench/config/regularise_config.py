@@ -24,6 +24,12 @@ class RegulariseConfig(Section):
     label_smoothing: Rate = 0.0
     """Share of each predicted token's target that all tokens of the vocabulary get alike (Szegedy et al. 2016).
     Labelled rows have classes.smoothing."""
+    mixout: Rate = 0.0
+    """Chance of a value to stand where it began for a step, drawn anew in each; what is left of its way is scaled up,
+    so that it is the same on average (Lee et al. 2020). It holds a copy of the start; a fresh head is left alone."""
+    r_drop: NonNegativeFloat = 0.0
+    """Nats for each nat by which two passes over a row, with different dropout, contradict each other; usually 1 to 5
+    (Liang et al. 2021). Every row is computed twice, which takes twice the time and memory. 0: off."""
     z_loss: NonNegativeFloat = 0.0
     """Nats for each squared unit of the log of the softmax's denominator, which keeps logits small; usually 1e-4
     (Chowdhery et al. 2023)."""
@@ -32,6 +38,17 @@ class RegulariseConfig(Section):
     def noisy(self) -> bool:
         """Whether a row gives something else each time that it is computed in training."""
         return self.neftune is not None or self.stochastic_depth > 0
+
+    def in_words(self) -> Iterator[str]:
+        """Yield a sentence on each technique that changes how rows are computed."""
+        if self.neftune is not None:
+            yield f"regularise.neftune: noise of up to {self.neftune:g} / sqrt(tokens * width) on the embeddings."
+        if self.stochastic_depth:
+            yield f"regularise.stochastic_depth: a row passes by the last block with chance {self.stochastic_depth:g}."
+        if self.mixout:
+            yield f"regularise.mixout: a value stands where it began with chance {self.mixout:g} in each step."
+        if self.r_drop:
+            yield f"regularise.r_drop: two passes over each row, and {self.r_drop:g} times what they differ by."
 
     def misfits(self, *, recipe: str, pictures: bool, cache: str) -> Iterator[str]:
         """Contradictions with the rest of a run, one sentence for each.
@@ -47,8 +64,7 @@ class RegulariseConfig(Section):
             )
         if self.neftune is not None and pictures:
             yield "regularise.neftune is noise on the embeddings of words, and pictures have none. Leave it out."
-        if recipe in ("classify", "crossval", "distill"):
+        if recipe in ("classify", "crossval"):
             for key in ("label_smoothing", "z_loss"):
                 if getattr(self, key):
-                    other = "distill.alpha" if recipe == "distill" else "classes.smoothing"
-                    yield f"regularise.{key} is for recipe=sft|mlm|sweep, not for recipe={recipe}. See {other}."
+                    yield f"regularise.{key} is for recipe=sft|mlm|sweep, not for {recipe}. See classes.smoothing."

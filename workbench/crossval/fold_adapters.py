@@ -278,9 +278,11 @@ def _apart(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], callb
         model = classifier.classification_model(attached, backbone.model, context.reader, context.labels)
         task = _train_task(own, context.config, each, model, nullcontext)
         tap = LabelTap(class_losses(context.labels.kind))
+        strength = context.config.regularise.r_drop
+        loss = model.row_loss(_objective(context.config, each), tap, strength=strength)
         fit = Trainer(
             model=attached,
-            signal=TrainingSignal(task.train, model.row_loss(_objective(context.config, each), tap), tap=tap),
+            signal=TrainingSignal(task.train, loss, tap=tap),
             freezer=freezer,
             held_out=context.rows,
             kept=context.kept,

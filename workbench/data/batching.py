@@ -91,6 +91,13 @@ class MicroBatch:
         factor_N = factor_N.to(self.labels_N.device)
         return replace(self, weights_N=factor_N if self.weights_N is None else self.weights_N * factor_N)
 
+    def twice(self) -> MicroBatch:
+        """The same padded rows and, after them, once more: two passes over them in one."""
+        ids_BL = self.inputs.get("decoder_input_ids", self.inputs.get("input_ids"))
+        places = 0 if ids_BL is None else ids_BL.numel()  # pictures have one place each, which nobody looks up
+        doubled = self._moved(lambda tensor: torch.cat([tensor, tensor]))
+        return replace(doubled, positions_N=torch.cat([self.positions_N, self.positions_N + places]))
+
     def to(self, device: torch.device) -> MicroBatch:
         """Copy to `device`."""
         return self._moved(lambda tensor: tensor.to(device, non_blocking=True))

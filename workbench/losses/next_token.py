@@ -5,10 +5,14 @@ Legend: D hidden, N supervised positions, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from workbench.losses import r_drop as r_drops
 from workbench.losses.chunked import Project, chunked, chunks, wide
 from workbench.losses.label_losses import LabelTap
 
@@ -30,6 +34,7 @@ def next_token(
     tap: LabelTap | None = None,
     smoothing: float = 0.0,
     z_loss: float = 0.0,
+    r_drop: float = 0.0,
 ) -> Tensor:
     """Sum over the N positions of -log p(label), times `scale`, in nats; see `chunked` for the arguments.
 
@@ -40,27 +45,59 @@ def next_token(
         tap: Sees the log-probabilities and labels of each chunk; it changes nothing.
         smoothing: Share of the target that all of the vocabulary get alike.
         z_loss: Factor of the squared log of the softmax's denominator, which is added.
+        r_drop: Strength of R-Drop, for hidden states (N, 2, D) of two passes.
 
     Returns:
         Scalar, float32 or wider.
     """
     if hidden_ND.device.type == "cpu":
         hidden_ND, labels_N, factor_N = _rounded_up(hidden_ND, labels_N, factor_N)
-
-    def criterion(logits_NV: Tensor, labels_N: Tensor, factor_N: Tensor | None = None) -> Tensor:
-        # The two steps of F.cross_entropy, to the same bits: a tap costs no third pass over the vocabulary.
-        log_p_NV = F.log_softmax(logits_NV.to(wide(logits_NV.dtype)), dim=-1)
-        if tap is not None:
-            tap.see(log_p_NV, labels_N)
-        if smoothing or z_loss:
-            loss_N = _regularised(logits_NV.to(log_p_NV.dtype), log_p_NV, labels_N, smoothing, z_loss)
-            return loss_N.sum() if factor_N is None else loss_N @ factor_N.to(loss_N.dtype)
-        if factor_N is None:
-            return F.nll_loss(log_p_NV, labels_N, reduction="sum", ignore_index=NO_LABEL)
-        return (F.nll_loss(log_p_NV, labels_N, reduction="none", ignore_index=NO_LABEL) * factor_N).sum()
-
+    criterion = partial(_criterion, smoothing=smoothing, z_loss=z_loss)
     targets = [labels_N] if factor_N is None else [labels_N, factor_N]
-    return chunked(hidden_ND, targets, criterion, project, vocabulary=vocabulary, weights=weights, scale=scale)
+    if hidden_ND.ndim == 2:
+        heard = partial(criterion, tap=tap)
+        return chunked(hidden_ND, targets, heard, project, vocabulary=vocabulary, weights=weights, scale=scale)
+    both = partial(_of_two_passes, criterion=criterion, tap=tap, strength=r_drop)
+    pairs = r_drops.project_pairs(project)
+    return chunked(hidden_ND, targets, both, pairs, vocabulary=2 * vocabulary, weights=weights, scale=scale)
+
+
+def _criterion(
+    logits_NV: Tensor,
+    labels_N: Tensor,
+    factor_N: Tensor | None = None,
+    *,
+    smoothing: float,
+    z_loss: float,
+    tap: LabelTap | None = None,
+) -> Tensor:
+    # The two steps of F.cross_entropy, to the same bits: a tap costs no third pass over the vocabulary.
+    log_p_NV = F.log_softmax(logits_NV.to(wide(logits_NV.dtype)), dim=-1)
+    if tap is not None:
+        tap.see(log_p_NV, labels_N)
+    if smoothing or z_loss:
+        loss_N = _regularised(logits_NV.to(log_p_NV.dtype), log_p_NV, labels_N, smoothing, z_loss)
+        return loss_N.sum() if factor_N is None else loss_N @ factor_N.to(loss_N.dtype)
+    if factor_N is None:
+        return F.nll_loss(log_p_NV, labels_N, reduction="sum", ignore_index=NO_LABEL)
+    return (F.nll_loss(log_p_NV, labels_N, reduction="none", ignore_index=NO_LABEL) * factor_N).sum()
+
+
+def _of_two_passes(
+    logits_N2V: Tensor,
+    labels_N: Tensor,
+    factor_N: Tensor | None = None,
+    *,
+    criterion: Callable[..., Tensor],
+    tap: LabelTap | None,
+    strength: float,
+) -> Tensor:
+    """Mean loss of both passes, and how far they disagree; a tap hears the first."""
+    first_NV, second_NV = logits_N2V.unbind(1)
+    losses = criterion(first_NV, labels_N, factor_N, tap=tap) + criterion(second_NV, labels_N, factor_N)
+    counts_N = (labels_N != NO_LABEL).to(losses.dtype)
+    counts_N = counts_N if factor_N is None else counts_N * factor_N.to(losses.dtype)
+    return losses / 2 + strength * (r_drops.disagreement(first_NV, second_NV) @ counts_N)
 
 
 def _regularised(logits_NV: Tensor, log_p_NV: Tensor, labels_N: Tensor, smoothing: float, z_loss: float) -> Tensor:
@@ -78,7 +115,11 @@ def _rounded_up(hidden_ND: Tensor, labels_N: Tensor, factor_N: Tensor | None) ->
     """
     more = -len(labels_N) % CPU_MULTIPLE
     factor_N = None if factor_N is None else F.pad(factor_N, (0, more))
-    return F.pad(hidden_ND, (0, 0, 0, more)), F.pad(labels_N, (0, more), value=NO_LABEL), factor_N
+    return (
+        F.pad(hidden_ND, (*(0, 0) * (hidden_ND.ndim - 1), 0, more)),
+        F.pad(labels_N, (0, more), value=NO_LABEL),
+        factor_N,
+    )
 
 
 def cross_entropy(logits_NV: Tensor, labels_N: Tensor) -> Tensor:

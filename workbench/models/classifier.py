@@ -28,6 +28,7 @@ from workbench.data.batching import MicroBatch, encoder_inputs
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.row_reader import RowReader
 from workbench.errors import BackboneError, FileError
+from workbench.losses import r_drop
 from workbench.losses.criterion import Objective
 from workbench.losses.label_losses import LabelTap
 from workbench.models import backbones, exported, first_token, pictures, row_readers
@@ -65,18 +66,22 @@ class Classifier:
             handle.remove()
         return caught[0].flatten(0, 1)[batch.positions_N]
 
-    def row_loss(self, objective: Objective, tap: LabelTap | None = None) -> Callable[[MicroBatch, float], Tensor]:
+    def row_loss(
+        self, objective: Objective, tap: LabelTap | None = None, *, strength: float = 0.0
+    ) -> Callable[[MicroBatch, float], Tensor]:
         """The summed loss of a micro-batch, as the engine wants it.
 
         Args:
-            tap: Sees outputs and labels; it changes nothing.
+            tap: Sees outputs and labels, of the first pass where there are two; it changes nothing.
+            strength: Of R-Drop; other than 0 it computes each row twice.
         """
+        whole = r_drop.twice(objective, strength, self.labels.kind) if strength else objective
 
         def loss(batch: MicroBatch, scale: float) -> Tensor:
-            outputs_BC = self.outputs(batch)
+            outputs_BC = self.outputs(batch.twice() if strength else batch)
             if tap is not None:
-                tap.see(outputs_BC, batch.labels_N)
-            return objective(outputs_BC, batch.labels_N, scale)
+                tap.see(outputs_BC[: len(batch.labels_N)], batch.labels_N)
+            return whole(outputs_BC, batch.labels_N, scale)
 
         return loss
 

@@ -67,6 +67,7 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
     epoch = list(fit.micro_batches())
     with MemoryLedger() as ledger, ledger.placing(_modules(fit)):
         hold(ledger, fit, others=others)
+        ledger.hold(fit.starts, MASTERS)
         peaks = _Peaks(ledger)
         _tell_gradients(fit, ledger, peaks.gradient)
         flops, tokens = 0.0, 0
@@ -175,7 +176,8 @@ def _costs(fit: Training) -> Costs:
     # What computes attention's scores itself, or compares them, holds as much as it wants for each pair.
     pair = math.inf if config._attn_implementation == "eager" or fit.compares else _pair(fit)
     outputs = 0 if anatomy.reads_pictures(fit.freezer.backbone) else config.vocab_size
-    return Costs(arrays * (outputs + fit.width), pair, gradients)
+    passes = 2 if fit.config.regularise.r_drop else 1
+    return Costs(arrays * (outputs + fit.width) * passes, pair, gradients)
 
 
 def _config(fit: Training) -> PretrainedConfig:

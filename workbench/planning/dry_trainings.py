@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from workbench.adapters import anatomy
 from workbench.config import RunConfig
@@ -72,6 +72,10 @@ class Training(Model, Protocol):
     """A step (from 0) of each kind, by what happens in it, and the share of steps that are of this kind."""
 
     @property
+    def starts(self) -> Sequence[Tensor]:
+        """Copies of the values that it began with, of those that are kept."""
+
+    @property
     def tokens(self) -> int:
         """In one forward pass, padding included if there is any; known once it is prepared."""
 
@@ -104,6 +108,10 @@ class SingleTraining:
         self.kinds: Mapping[int, float] = _kinds(fit.config.optimizer)
         order = fit.member.order
         self._looks = isinstance(order, PoolSampler | Weighing) and order.looks
+
+    @property
+    def starts(self) -> Sequence[Tensor]:
+        return [*self._fit.member.start.values(), *self._fit.mixout.start.values()]
 
     @property
     def tokens(self) -> int:
@@ -170,6 +178,10 @@ class BankTraining:
             np.concatenate([each.train.lengths for each in train_tasks]),
             np.concatenate([each.train.supervised for each in train_tasks]),
         )
+
+    @property
+    def starts(self) -> Sequence[Tensor]:
+        return [each for member in self._members for each in member.start.values()]
 
     @property
     def tokens(self) -> int:

@@ -75,7 +75,7 @@ class AdapterTrainer:
         """Why training failed; None while it has not."""
         groups = optimizers.groups(trainable, config, layers=trained.layers, blocks=trained.blocks, fresh=trained.fresh)
         self._optimizer = optimizers.build(groups, config)
-        self._start = optimizers.starting_values(trainable, config)
+        self.start = optimizers.starting_values(trainable, config)
         self._optimizer_step = trained.optimizer_step(self._optimizer, trainable)
         self._evicted = EvictedStates(task.run.path / "evicted")
         self._rates: Sequence[float] | None = None
@@ -186,7 +186,7 @@ class AdapterTrainer:
         config, before = self.task.config, self.progress
         for hook in self._hooks.values():
             hook.on_gradients()
-        optimizers.penalise(self.trainable, config, self._start)
+        optimizers.penalise(self.trainable, config, self.start)
         seen = self.seen
         tokens = int(seen.lengths[rows].sum())
         self._deadline.stepped()

@@ -69,6 +69,8 @@ def refusal(config: RunConfig) -> str | None:
             config.data.curriculum.by == "self_paced",
             "the order of each member's rows would depend on its own losses",
         ),
+        "regularise.mixout": (config.regularise.mixout > 0, "a bank computes with the values as they are"),
+        "regularise.r_drop": (config.regularise.r_drop > 0, "a bank computes each row once"),
         "optimizer.sam": (config.optimizer.sam is not None, "a bank computes each gradient once"),
         "optimizer.noise_scale": (config.optimizer.noise_scale is not None, "a bank does not compute a batch in parts"),
     }

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from workbench.adapters import anatomy
 from workbench.adapters.method import TrainHook
-from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.prefetch import Prefetcher
@@ -35,11 +34,13 @@ from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheMan
 from workbench.training.master_weights import MasterWeights
 from workbench.training.measurements import measured, peak_bytes
 from workbench.training.optim import noise_scale, sam_lookahead
+from workbench.training.optim.mixout import Mixout
 from workbench.training.optim.noise_scale import GradientParts, NoiseScale
 from workbench.training.row_losses import RowLossWatch
 from workbench.training.sampling import sampler as sampling
 from workbench.training.sampling.look import looked_at
 from workbench.training.signal import Loss, ProgressClock, TrainingSignal
+from workbench.training.step_noise import StepNoise
 from workbench.training.trainable_values import trained
 
 OBSERVED_ROWS = 8
@@ -89,6 +90,10 @@ class Trainer:
                 self.model, self.compute, auxiliary=auxiliary, frozen=frozen, folder=self.run.path / "evicted"
             )
             self.forward = self.loss
+        self.row_noise = StepNoise(self.config, self.device, packed=self.arrangement.packed)
+        own = {name: each for name, each in self.masters.named().items() if name in self.freezer.layers}
+        trained_from = {name: each for name, each in own.items() if name not in self.freezer.fresh}
+        self.mixout = Mixout(trained_from, rate=self.config.regularise.mixout, seed=self.config.seed)
         self.noise = NoiseScale()
         self.row_losses = RowLossWatch(self.signal.tap)
         self.visits = None if self.signal.tap is None else row_losses.record(self.config, len(self.train), self.ranks)
@@ -229,11 +234,12 @@ class Trainer:
         optimizer = self.config.optimizer
         parts = GradientParts(self.masters) if optimizer.noise_scale and step % optimizer.noise_scale == 0 else None
         self.row_losses.begin()
-        loss = self.backward(rows, parts)
+        with self.mixout.mixed(step, refresh=self.masters.refresh):
+            loss = self.backward(rows, parts, step=step)
         if optimizer.sam is not None and step % optimizer.sam_every == 0:
             ascended = partial(sam_lookahead.ascended, rho=optimizer.sam, adaptive=optimizer.sam_adaptive)
             with ascended(self.masters, refresh=self.masters.refresh), self.row_losses.paused():
-                self.backward(rows)
+                self.backward(rows, step=step)
         metrics: dict[str, float] = {}
         if parts is not None:  # last: a step that runs out of memory is done again
             self.noise.add(parts.estimate())
@@ -242,8 +248,8 @@ class Trainer:
             metrics["frozen_layers"] = self.freezer.plan.trains.count(False)
         return loss, metrics
 
-    def backward(self, rows: Indices, parts: GradientParts | None = None) -> Tensor:
-        """Add up the gradients of rows, in micro-batches; returns their mean loss.
+    def backward(self, rows: Indices, parts: GradientParts | None = None, *, step: int) -> Tensor:
+        """Add up the gradients of rows in a step (from 0), in micro-batches; returns their mean loss.
 
         Args:
             parts: Receives the gradients of parts of the batch, to estimate their noise.
@@ -251,17 +257,15 @@ class Trainer:
         seen = self.member.seen
         supervised = seen.supervised[rows].sum().item()
         sharded = isinstance(self.masters, Sharded)
-        factor, packed = self.ranks.world if sharded else 1, self.arrangement.packed
+        factor = self.ranks.world if sharded else 1
         loss = torch.zeros((), device=self.device)
         for part_rows in [rows] if parts is None else noise_scale.cut(rows):
             shares = self._row_shares(part_rows, seen)
             for number, (indices, counts) in enumerate(shares):
-                draw = RowDraw(self.config.seed, self.member.progress.step, indices, seen.lengths[indices], packed)
-                torch.manual_seed(_dropout_seed(self.config.seed, self.member.progress.step, indices))
                 then = shares[number + 1].rows if number + 1 < len(shares) else None
                 batch = self.drawn.weighed(self._batch(seen, indices, then=then), indices)
                 with (
-                    drawing([draw], self.device),
+                    self.row_noise.of(indices, seen, step=step),
                     self.row_losses.of(indices if counts else indices[:0], batch),
                 ):
                     part = self.forward(batch, counts / supervised)
@@ -390,10 +394,6 @@ class Trainer:
         for parameter in [*self.model.parameters(), *self.masters]:
             parameter.grad = None
         self.accelerator.free_memory()
-
-
-def _dropout_seed(seed: int, step: int, indices: Indices) -> int:
-    return int(np.random.SeedSequence([seed, step, int(indices[0])]).generate_state(1)[0])
 
 
 def _recompute_activations(model: Any) -> None:

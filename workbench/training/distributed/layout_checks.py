@@ -54,6 +54,8 @@ def _sharded(config: RunConfig) -> Iterator[str]:
     for name in ("sam", "noise_scale", "lookahead", "l1", "l2", "l2_start"):
         if getattr(optimizer, name):
             yield f"optimizer.{name} needs all gradients in one place, and ZeRO cuts them. Leave it out, or zero=0."
+    if config.regularise.mixout:
+        yield "regularise.mixout moves values in place, and ZeRO cuts them. Leave it out, or zero=0."
     if type(config.adapter).train_hook is not Method.train_hook:
         yield f"adapter.method={config.adapter.method} looks at gradients, and ZeRO cuts them. Write zero=0."
     if getattr(config.adapter, "experts", False):
