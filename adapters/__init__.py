@@ -17,6 +17,7 @@ from workbench.adapters.adalora import AdaLora
 from workbench.adapters.after_import import after_import
 from workbench.adapters.beft import Beft
 from workbench.adapters.bottleneck import Bottleneck
+from workbench.adapters.chosen_weights import SparseTuning
 from workbench.adapters.export_form import as_shipped
 from workbench.adapters.full import Full
 from workbench.adapters.ia3 import Ia3
@@ -94,6 +95,7 @@ __all__ = [
     "RandLora",
     "Road",
     "Shira",
+    "SparseTuning",
     "SuperTuning",
     "TinyLora",
     "TrainableTokens",
@@ -151,7 +153,8 @@ def attach(
 
     require_fit(model, config)
     if isinstance(config, Full):
-        return model.requires_grad_(True)
+        config.release(model)
+        return model
     rows = {name: list(new_token_ids) for name in _prepare_rows(model)} if new_token_ids else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

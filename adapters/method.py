@@ -62,6 +62,9 @@ class ExtraParameters:
 Sample = Callable[[], "Iterator[dict[str, Tensor]]"]
 """Model inputs of some training rows, one micro-batch after the other, for methods that start from data."""
 
+RowLosses = Iterator["Tensor"]
+"""Losses of training rows, one row after the other, each with a graph that is computed when it is asked for."""
+
 
 class TrainHook(Protocol):
     """A method's own work during training, besides the loss and the optimizer: AdaLoRA moves its ranks.
@@ -128,6 +131,18 @@ class Method(Tagged):
 
     def initialise(self, model: PeftModel, sample: Sample | None) -> None:
         """Set initial values that need more than shapes; random numbers come from torch's seeded generator."""
+
+    def choose(self, model: PeftModel, losses: RowLosses) -> None:
+        """Before the first step, choose what trains by the gradients of training rows; most methods do not ask."""
+
+    def chosen(self, model: PeftModel) -> dict[str, Tensor]:
+        """Tensors that say what trains and do not train themselves, by names of their own: a checkpoint holds them."""
+        return {}
+
+    @property
+    def looks(self) -> int:
+        """Training rows whose gradients `choose` looks at."""
+        return 0
 
     def rate_factor(self, parameter: str) -> float:
         """Learning rate of a parameter, by its name in the model, relative to `train.learning_rate`."""

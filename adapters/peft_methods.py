@@ -31,7 +31,7 @@ OFFERED: dict[str, tuple[str, ...]] = {
     "RANDLORA": ("randlora",),
     "ROAD": ("road",),
     "SHIRA": ("shira",),
-    "SUPERTUNING": ("super",),
+    "SUPERTUNING": ("super", "sparse"),
     "TINYLORA": ("tinylora",),
     "TRAINABLE_TOKENS": ("trainable-tokens",),
     "UNILORA": ("uni-lora",),

@@ -65,6 +65,11 @@ ARMS: dict[str, dict[str, list[str]]] = {
         "mixout, 0.5": ["regularise.mixout=0.5"],
         "R-Drop, 1": ["regularise.r_drop=1", "adapter.dropout=0.1"],
     },
+    "sparse": {
+        "tenth of the gradient": ["optimizer.gradient_share=0.1"],
+        "FISH mask, 1 %": ["adapter.method=sparse", "train.learning_rate=3e-3"],
+        "largest weights, 1 %": ["adapter.method=sparse", "adapter.by=magnitude", "train.learning_rate=3e-3"],
+    },
     "schedule": {
         "plateau": ["schedule.name=plateau", "evaluate.every=0.1"],
     },

@@ -59,8 +59,8 @@ METHOD_NAMES = sorted(set(METHODS) - {"full"})
 """Full fine-tuning is no adapter: there is nothing to switch off."""
 LIGHT = (
     *("beft", "c3a", "deft", "delora", "fourierft", "glora", "gralora", "hira", "hra", "loha", "lokr", "miss", "osf"),
-    *("peanut", "psoft", "pvera", "randlora", "road", "shira", "super", "tinylora", "trainable-tokens", "uni-lora"),
-    *("vb-lora", "waveft"),
+    *("peanut", "psoft", "pvera", "randlora", "road", "shira", "sparse", "super", "tinylora", "trainable-tokens"),
+    *("uni-lora", "vb-lora", "waveft"),
 )
 """Methods that PEFT computes alone: without `-m cube` each meets one backbone."""
 ids = torch.tensor([[3, 60, 5, 61, 9, 60, 7], [4, 8, 15, 16, 23, 42, 2]])

@@ -7,7 +7,14 @@ from typing import Any
 
 from workbench.adapters import METHODS, Method
 from workbench.adapters.method import HALF_OR_FULL
-from workbench.config import augment_checks, curriculum_checks, length_checks, regularise_checks, sampling_checks
+from workbench.config import (
+    augment_checks,
+    curriculum_checks,
+    length_checks,
+    regularise_checks,
+    sampling_checks,
+    sparsity_checks,
+)
 from workbench.config.basic_sections import ModelConfig
 from workbench.config.clean_rules import ANSWER_RULES, DUPLICATE_RULES
 from workbench.config.optimizer_config import ADAMS
@@ -54,6 +61,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from augment_checks.mistakes(config)
     yield from length_checks.mistakes(config)
     yield from sampling_checks.mistakes(config)
+    yield from sparsity_checks.mistakes(config)
     yield from _of_recipe(config)
     if config.recipe in ("classify", "crossval"):
         yield from _of_labelled_rows(config)

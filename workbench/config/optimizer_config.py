@@ -61,6 +61,8 @@ _WHOLE_METHODS = ("full", "last-layers")
 _SUBSPACES: dict[str, tuple[int, float]] = {"galore": (128, 0.25), "apollo": (256, 1.0), "apollo_mini": (1, 128**0.5)}
 """Dimensions and factor of the optimizers that keep moments in a subspace, as in their papers."""
 
+MIX_VALUES = ("muon", "galore", "soap")
+"""Those that move a value by the gradients of others."""
 _POWER = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
 _COUNT_EACH = ("adamw", "sgd", "adafactor", "adam_mini")
 """Those whose state is of single parameters, which may begin anew."""
@@ -115,6 +117,9 @@ class OptimizerConfig(Section):
     """
     lookahead_alpha: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of the way to the fast weights that the slow ones go."""
+    gradient_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of the gradient's values, the largest over all that trains, that a step applies; the rest is added to the
+    next gradient (error feedback, Stich et al. 2018). It holds a copy of the gradients. null: all are applied."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Factor on the learning rate from one layer to the one below; 1: all alike (Howard & Ruder 2018: 1 / 2.6)."""
     head_rate: PositiveFloat = 1.0

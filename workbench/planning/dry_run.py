@@ -71,6 +71,8 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
         peaks = _Peaks(ledger)
         _tell_gradients(fit, ledger, peaks.gradient)
         flops, tokens = 0.0, 0
+        with peaks.seen():
+            fit.choose()
         for share in _moments(fit):
             fit.freezer.follow(step=0, share=share)
             _hold_masters(ledger, fit)

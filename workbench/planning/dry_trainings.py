@@ -86,6 +86,9 @@ class Training(Model, Protocol):
     def prepare(self) -> None:
         """Be as in training."""
 
+    def choose(self) -> None:
+        """Do for one row what the method does before the first step."""
+
     def micro_batches(self) -> Iterator[list[Indices]]:
         """Those of each step of the first epoch."""
 
@@ -119,6 +122,11 @@ class SingleTraining:
 
     def prepare(self) -> None:
         self._fit.prepare()
+
+    def choose(self) -> None:
+        rows = self._fit.choice.rows
+        if len(rows):
+            self._fit.choice.make(rows[[self.train.lengths[rows].argmax()]])
 
     def micro_batches(self) -> Iterator[list[Indices]]:
         member = self._fit.member
@@ -190,6 +198,9 @@ class BankTraining:
     def prepare(self) -> None:
         self._fit.masters.refresh()
         self._fit.bank.train()
+
+    def choose(self) -> None:
+        """Do nothing: no method that chooses trains in a bank."""
 
     def micro_batches(self) -> Iterator[list[Indices]]:
         first = self._members[0]

@@ -33,6 +33,7 @@ from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheManager, PrefixForward
 from workbench.training.master_weights import MasterWeights
 from workbench.training.measurements import measured, peak_bytes
+from workbench.training.method_choice import MethodChoice
 from workbench.training.optim import noise_scale, sam_lookahead
 from workbench.training.optim.mixout import Mixout
 from workbench.training.optim.noise_scale import GradientParts, NoiseScale
@@ -95,6 +96,7 @@ class Trainer:
         trained_from = {name: each for name, each in own.items() if name not in self.freezer.fresh}
         self.mixout = Mixout(trained_from, rate=self.config.regularise.mixout, seed=self.config.seed)
         self.noise = NoiseScale()
+        self.choice = MethodChoice(self.model, self.config, self.signal, device=self.device, ranks=self.ranks)
         self.row_losses = RowLossWatch(self.signal.tap)
         self.visits = None if self.signal.tap is None else row_losses.record(self.config, len(self.train), self.ranks)
         self.row_losses.observers |= {} if self.visits is None else {"dynamics": self.visits}
@@ -130,6 +132,9 @@ class Trainer:
         member = self.member
         for sentence in member.resume():
             self.callback.say(sentence)
+        if member.progress.step == 0:
+            with self.row_losses.paused():
+                self.choice.make()
         self.prepare()
         if member.live:
             left = member.total - member.progress.step
@@ -322,6 +327,8 @@ class Trainer:
             hooks["freezing"] = ActivationCallback(self.freezer, self._observed_batch)
         if self.config.optimizer.noise_scale:
             hooks["noise"] = self.noise
+        if self.choice.state():
+            hooks["choice"] = self.choice
         return hooks
 
     def _any_batch(self) -> MicroBatch:

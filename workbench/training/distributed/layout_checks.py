@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from workbench.adapters import Full
 from workbench.adapters.method import Method
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
@@ -51,13 +52,17 @@ def _sharded(config: RunConfig) -> Iterator[str]:
         )
     if optimizer.name not in OPTIMIZERS:
         yield f"optimizer.name={optimizer.name} needs whole matrices, and ZeRO cuts them. Write optimizer.name=adamw."
-    for name in ("sam", "noise_scale", "lookahead", "l1", "l2", "l2_start"):
+    for name in ("sam", "noise_scale", "lookahead", "gradient_share", "l1", "l2", "l2_start"):
         if getattr(optimizer, name):
             yield f"optimizer.{name} needs all gradients in one place, and ZeRO cuts them. Leave it out, or zero=0."
     if config.regularise.mixout:
         yield "regularise.mixout moves values in place, and ZeRO cuts them. Leave it out, or zero=0."
     if type(config.adapter).train_hook is not Method.train_hook:
         yield f"adapter.method={config.adapter.method} looks at gradients, and ZeRO cuts them. Write zero=0."
+    if config.adapter.looks:
+        yield f"adapter.method={config.adapter.method} looks at gradients, and ZeRO cuts them. Write zero=0."
+    if isinstance(config.adapter, Full) and config.adapter.sparsity is not None:
+        yield "adapter.sparsity keeps single weights at zero, and ZeRO cuts them. Leave it out, or write zero=0."
     if getattr(config.adapter, "experts", False):
         yield "adapter.experts adds updates to whole parameters, and ZeRO cuts them. Leave it out, or zero=0."
     if config.average.method != "none":

@@ -15,6 +15,7 @@ from workbench.config import RunConfig
 from workbench.config.optimizer_config import OF_INNER_MATRICES
 from workbench.errors import ConfigError
 from workbench.training.optim.adam_mini import AdamMini
+from workbench.training.optim.gradient_sparsity import apply_largest
 from workbench.training.optim.low_rank import Apollo, ApolloMini, GaLore, SubspaceAdam
 from workbench.training.optim.sam_lookahead import look_ahead
 
@@ -94,6 +95,8 @@ def build(groups: list[Group], config: RunConfig) -> torch.optim.Optimizer:
         optimizer = _COMBINED[settings.name](groups, config)
     else:
         optimizer = _BUILDERS[settings.name](groups, peak_rate(config), settings.given)
+    if settings.gradient_share is not None:
+        apply_largest(optimizer, share=settings.gradient_share)
     if settings.lookahead is not None:
         look_ahead(optimizer, every=settings.lookahead, alpha=settings.lookahead_alpha)
     return optimizer

@@ -1,0 +1,123 @@
+"""The places of single weights that train, chosen by a score of every weight of a layer.
+
+Legend: O outputs, I inputs, P places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.tuners.supertuning.layer import SupertuningLayer
+from torch import Tensor, nn
+
+from workbench.errors import BackboneError
+
+
+def places(model: nn.Module) -> dict[str, Tensor]:
+    """The places that train in each layer (P), int32, counted along the rows of its weight, by the layer's path."""
+    return {path: layer.supertuning_indices["default"] for path, layer in _layers(model).items()}
+
+
+@torch.no_grad()
+def place(layer: SupertuningLayer, score_OI: Tensor) -> None:
+    """Let the weights of the highest scores train, as many as the layer has places."""
+    place_P: Tensor = layer.supertuning_indices["default"]
+    place_P.copy_(torch.topk(score_OI.flatten(), len(place_P)).indices.sort().values)
+
+
+def of_largest_gradients(model: nn.Module, losses: Iterable[Tensor], *, squared: bool) -> None:
+    """Choose the weights by their gradients, of rows together or squared row by row.
+
+    Squared it is the diagonal of the empirical Fisher information (Sung et al. 2021, equation 6), but for the number of
+    rows. The sums take four bytes for each weight of a layer that is changed, while this goes on.
+
+    Args:
+        losses: Of one row after another, each with a graph that is computed when it is asked for.
+    """
+    layers = list(_layers(model).values())
+    weights = {layer: layer.get_base_layer().weight for layer in layers}
+    totals = {layer: torch.zeros_like(weight, dtype=torch.float32) for layer, weight in weights.items()}
+    with _having_gradients({weights[layer]: totals[layer] for layer in layers}, squared=squared):
+        for loss in losses:
+            loss.backward()
+    for parameter in model.parameters():
+        parameter.grad = None
+    for layer in layers:
+        place(layer, totals[layer].abs_())
+
+
+@contextmanager
+def _having_gradients(totals: dict[nn.Parameter, Tensor], *, squared: bool) -> Iterator[None]:
+    """Inside the block these frozen weights have gradients, each of which is added up and freed as it comes."""
+
+    def add(weight: nn.Parameter) -> None:
+        assert weight.grad is not None
+        gradient_OI = weight.grad.float()
+        totals[weight] += gradient_OI.square() if squared else gradient_OI
+        weight.grad = None
+
+    handles = [weight.requires_grad_(True).register_post_accumulate_grad_hook(add) for weight in totals]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for weight in totals:
+            weight.requires_grad_(False)
+
+
+def moved_furthest(model: PeftModel, folder: Path) -> None:
+    """Choose the weights that a full training moved furthest (Ansell et al. 2022, section 3.1).
+
+    Args:
+        folder: Of the model that came of it; it is in memory while the two are compared.
+
+    Raises:
+        BackboneError: It is another model, or has not moved.
+    """
+    backbone: Any = model.get_base_model()
+    ends = _trained(type(backbone), folder)
+    moved = 0.0
+    for path, layer in _layers(model).items():
+        weight_OI = layer.get_base_layer().weight
+        end_OI = ends(path.removeprefix("base_model.model."))
+        if end_OI is None or end_OI.shape != weight_OI.shape:
+            raise BackboneError(
+                f"adapter.trained={folder}: its {path.removeprefix('base_model.model.')} is not that of "
+                f"{backbone.config._name_or_path}. Name a full training of the same backbone."
+            )
+        way_OI = (end_OI.to(weight_OI.device).float() - weight_OI.float()).abs()
+        moved += float(way_OI.sum())
+        place(layer, way_OI)
+    if not moved:
+        raise BackboneError(
+            f"adapter.trained={folder}: no weight moved from {backbone.config._name_or_path}. Name a model that "
+            "has trained."
+        )
+
+
+def _trained(kind: Any, folder: Path) -> Callable[[str], Tensor | None]:
+    """Weights of the layers of a saved model, by path; None where it has no such layer."""
+    try:
+        found = kind.from_pretrained(str(folder), dtype="auto")
+    except (OSError, RuntimeError, ValueError) as error:
+        raise BackboneError(
+            f"adapter.trained={folder}: it cannot be read as a {kind.__name__} "
+            f"({str(error).splitlines()[0]}). Name a full training of the same backbone."
+        ) from None
+    layers = dict(found.named_modules())
+
+    def weight(path: str) -> Tensor | None:
+        layer = layers.get(path)
+        return layer.weight.detach() if isinstance(layer, nn.Linear) else None
+
+    return weight
+
+
+def _layers(model: nn.Module) -> dict[str, Any]:
+    return {path: module for path, module in model.named_modules() if isinstance(module, SupertuningLayer)}

@@ -1,0 +1,61 @@
+"""Mistakes with sparse training end in status 2 and a message with place and cure, before training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mistakes.cases import Case, assert_refused, file
+
+CHECK = "check my.yaml"
+SPARSE = f"{CHECK} 'adapter={{method: sparse, %s}}'"
+FULL = f"{CHECK} 'adapter={{method: full, sparsity: 0.5}}'"
+CASES = {
+    "nothing": Case(SPARSE % "share: 0", "adapter.share", "greater than 0"),
+    "everything": Case(SPARSE % "share: 1", "adapter.share", "less than 1"),
+    "less than a weight": Case(SPARSE % "share: 1e-9", "weights. Write", "adapter.share="),
+    "rule": Case(SPARSE % "by: fischer", "adapter.by", "'fisher'"),
+    "movement from nowhere": Case(SPARSE % "by: movement", "by=movement compares", "Write adapter.trained=RUN"),
+    "a training that nobody reads": Case(
+        SPARSE % "trained: one", "trained is for by=movement, not for by=fisher", "Leave adapter.trained out"
+    ),
+    "a training that is not there": Case(
+        SPARSE % "by: movement, trained: nowhere", "adapter.trained=nowhere holds no model", "adapter.trained=runs/full"
+    ),
+    "a training of an adapter": Case(
+        SPARSE % "by: movement, trained: hollow",
+        "adapter.trained=hollow holds no model",
+        "Write a run of adapter.method=full",
+        file("hollow", ""),
+    ),
+    "rows that nobody reads": Case(
+        SPARSE % "by: magnitude, rows: 8", "by=magnitude reads no rows", "Leave adapter.rows"
+    ),
+    "no rows": Case(SPARSE % "rows: 0", "adapter.rows", "greater than 0"),
+    "quantised": Case(
+        SPARSE % "share: 0.1" + " model.weights=nf4", "it compares single weights", "or adapter.method=lora"
+    ),
+    "rank of a matrix": Case(SPARSE % "rank: 4", "adapter.rank", "unknown key"),
+    "gradients in pieces": Case(SPARSE % "share: 0.1" + " distributed.zero=2", "looks at gradients", "Write zero=0"),
+    "all of the gradient": Case(f"{CHECK} optimizer.gradient_share=1", "optimizer.gradient_share", "less than 1"),
+    "none of the gradient": Case(f"{CHECK} optimizer.gradient_share=0", "optimizer.gradient_share", "greater than 0"),
+    "a share in pieces": Case(
+        f"{CHECK} optimizer.gradient_share=0.1 distributed.zero=2",
+        "optimizer.gradient_share needs all gradients",
+        "zero=0",
+    ),
+    "all pruned": Case(f"{CHECK} 'adapter={{method: full, sparsity: 1}}'", "adapter.sparsity", "less than 1"),
+    "pruned beside an adapter": Case(f"{CHECK} adapter.sparsity=0.5", "adapter.sparsity", "unknown key"),
+    "zeros that are mixed": Case(
+        f"{FULL} optimizer.name=muon", "optimizer.name=muon moves a weight", "Write optimizer.name=adamw"
+    ),
+    "zeros in pieces": Case(f"{FULL} distributed.zero=2", "adapter.sparsity keeps single weights", "write zero=0"),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_message_says_where_and_what_to_write(
+    case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_refused(case, folder, monkeypatch, capsys)
