@@ -22,7 +22,8 @@ LEAST_SIGMA = 0.15
 
 def looked_up(picture_HW3: NDArray[np.uint8], table: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.uint8]:
     """Replace each level by that of a table (256,), or (256, 3) with one for each channel, rounded and clipped."""
-    levels = np.clip(np.rint(table), 0, 255).astype(np.uint8)
+    levels = np.asarray(cv2.add(table.astype(np.float64, copy=False), 0.0, dtype=cv2.CV_8U))  # one call, not four
+    levels = levels.reshape(table.shape)
     if levels.ndim == 2:
         levels = np.ascontiguousarray(levels[:, None, :])
     return np.asarray(cv2.LUT(picture_HW3, levels), dtype=np.uint8)
@@ -41,9 +42,9 @@ def toned(
     table = np.minimum(_LEVELS * brightness, 255.0)
     if contrast != 1.0:
         grey = mean_grey(picture_HW3) * brightness
-        table = np.clip(grey + contrast * (table - grey), 0.0, 255.0)
+        table = grey + contrast * (table - grey)
     if exponent != 1.0:
-        table = 255.0 * (table / 255.0) ** exponent
+        table = 255.0 * (np.clip(table, 0.0, 255.0) / 255.0) ** exponent
     return looked_up(picture_HW3, table)
 
 

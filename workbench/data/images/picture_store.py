@@ -42,7 +42,8 @@ CORES = len(os.sched_getaffinity(0))
 CHUNK = 32
 """Pictures that a process is given at a time."""
 PATIENCE = 1.0
-"""Seconds of decoding that are left, at the pace of the first chunks, from which `auto` starts processes."""
+"""Seconds of decoding that are left, at the pace of the first chunks, from which `auto` starts processes; as TRIAL of
+processor time, since on a busy machine starting a process takes as many times longer as decoding does."""
 TRIAL = 0.1
 """Seconds for which `auto` decodes in this process before it judges."""
 
@@ -190,11 +191,11 @@ def _write(files: Sequence[PictureFile], work: Work, path: Path, workers: int | 
     chunks = [range(start, min(start + CHUNK, len(files))) for start in range(0, len(files), CHUNK)]
     mistakes: Mistakes = {}
     here = workers in ("auto", 0)
-    began = time.monotonic()
+    began = time.thread_time()
     while chunks and here:
         chunk = chunks.pop(0)
         mistakes |= decoding_processes.fill(chunk, files[chunk.start : chunk.stop], work)
-        if workers == "auto" and (spent := time.monotonic() - began) > TRIAL:
+        if workers == "auto" and (spent := time.thread_time() - began) > TRIAL:
             here = CORES < 2 or spent / chunk.stop * (len(files) - chunk.stop) < PATIENCE
     if chunks:
         others = CORES - 1 if workers == "auto" else workers

@@ -58,17 +58,16 @@ class Warp:
     def inverse(self, size: tuple[int, ...]) -> NDArray[np.float64]:
         """Matrix (2, 3) from a pixel of the result to its place in the picture, both as (x, y, 1)."""
         height, width = size
-        angle = math.radians(self.degrees)
-        # Rows grow downwards, so that a counter-clockwise turn has its sines exchanged.
-        turn = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
-        shear = np.array([[1.0, math.tan(math.radians(self.shear_degrees))], [0.0, 1.0]])
-        zoom = np.array([self.box.width / width, self.box.height / height])
-        signs = np.array([-1.0 if self.flip_x else 1.0, -1.0 if self.flip_y else 1.0])
-        linear = (zoom * signs)[:, None] * np.linalg.inv(turn @ shear)
-        centre = np.array([(width - 1) / 2, (height - 1) / 2])
-        source = np.array([self.box.left + (self.box.width - 1) / 2, self.box.top + (self.box.height - 1) / 2])
-        shift = np.array([self.shift_x, self.shift_y])
-        return np.column_stack([linear, source - linear @ (centre + shift)])
+        angle, slope = math.radians(self.degrees), math.tan(math.radians(self.shear_degrees))
+        sine, cosine = math.sin(angle), math.cos(angle)
+        across = self.box.width / width * (-1.0 if self.flip_x else 1.0)
+        down = self.box.height / height * (-1.0 if self.flip_y else 1.0)
+        # The turn undone, then the shear. Rows grow downwards, so that a counter-clockwise turn has its sines exchanged.
+        xx, xy = across * (cosine - slope * sine), across * (-sine - slope * cosine)
+        yx, yy = down * sine, down * cosine
+        x, y = (width - 1) / 2 + self.shift_x, (height - 1) / 2 + self.shift_y
+        source_x, source_y = self.box.left + (self.box.width - 1) / 2, self.box.top + (self.box.height - 1) / 2
+        return np.array([[xx, xy, source_x - xx * x - xy * y], [yx, yy, source_y - yx * x - yy * y]])
 
 
 def warped(picture_HW3: NDArray[np.uint8], warp: Warp, *, border: Border) -> NDArray[np.uint8]:
