@@ -62,7 +62,7 @@ class Warp:
         sine, cosine = math.sin(angle), math.cos(angle)
         across = self.box.width / width * (-1.0 if self.flip_x else 1.0)
         down = self.box.height / height * (-1.0 if self.flip_y else 1.0)
-        # The inverse of the turn after the shear. Rows grow downwards: a counter-clockwise turn has its sines exchanged.
+        # The inverse of the turn after the shear. Rows grow downwards, which exchanges the sines of a turn.
         xx, xy = across * (cosine - slope * sine), across * (-sine - slope * cosine)
         yx, yy = down * sine, down * cosine
         x, y = (width - 1) / 2 + self.shift_x, (height - 1) / 2 + self.shift_y
