@@ -22,8 +22,9 @@ LEAST_SIGMA = 0.15
 
 def looked_up(picture_HW3: NDArray[np.uint8], table: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.uint8]:
     """Replace each level by that of a table (256,), or (256, 3) with one for each channel, rounded and clipped."""
-    levels = np.asarray(cv2.add(table.astype(np.float64, copy=False), 0.0, dtype=cv2.CV_8U))  # one call, not four
-    levels = levels.reshape(table.shape)
+    exact = table.astype(np.float64, copy=False)
+    # The table itself, rounded and clipped in one call: a sum of weights 1 and 0.
+    levels = np.asarray(cv2.addWeighted(exact, 1.0, exact, 0.0, 0.0, dtype=cv2.CV_8U)).reshape(table.shape)
     if levels.ndim == 2:
         levels = np.ascontiguousarray(levels[:, None, :])
     return np.asarray(cv2.LUT(picture_HW3, levels), dtype=np.uint8)
