@@ -91,7 +91,11 @@ def test_a_killed_run_ends_in_time_while_others_use_the_cores(tmp_path: Path) ->
     took = spent + time.monotonic() - began
     # While others use the cores nobody knows that they will leave: training ends early enough for slow scoring, or,
     # where the machine became slower still, the run says which scores there was no time for.
-    assert limit / 2 <= took <= limit
+    assert took <= limit
+    if done.returncode == 2:  # the first part was so slow that nothing is left: said before anything is trained
+        assert "no time is left to train" in done.stderr and spent > limit / 2
+        return
+    assert took >= limit / 2
     if done.returncode == 3:
         assert "the machine became slow" in done.stderr
         assert (out / "adapter" / "adapter_model.safetensors").exists()
