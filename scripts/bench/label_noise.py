@@ -6,7 +6,8 @@ For each seed a share of the training labels is replaced by another class, drawn
 on the true labels, and one on the planted ones with data.drop_suspects. Prints, of the planted labels, how many
 suspects.parquet names (found) and how many of those that it names are planted (precision); the accuracy of all adapters
 together on the test rows, whose labels are true, with true labels, with planted ones and without the suspects; and the
-share of the lost accuracy that comes back, whether or not the gate kept the stage. Banking77 has wrong labels of its
+share of the lost accuracy that comes back, whether or not the gate kept the stage, where as many test rows again could
+not lose as much by chance (95 %). Banking77 has wrong labels of its
 own, which count here as not planted. Finished runs are not run again.
 Banking77: Casanueva et al. 2020, CC BY 4.0.
 """
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +50,8 @@ def main(arguments: argparse.Namespace) -> None:
         runs = standing.finish(wanted, folder, jobs=1, device=arguments.device)
         found.append(_measured(runs, planted))
         head = ["", *TITLES.values()]
-        rows = [[f"seed {number}", *(f"{each[name]:.3f}" for name in COLUMNS)] for number, each in enumerate(found)]
-        mean = ["mean", *(str(Spread.of([each[name] for each in found])) for name in COLUMNS)]
+        rows = [[f"seed {number}", *(_told([each[name]]) for name in COLUMNS)] for number, each in enumerate(found)]
+        mean = ["mean", *(_told([each[name] for each in found]) for name in COLUMNS)]
         print(standing.markdown([head, *rows, mean]), flush=True)
 
 
@@ -97,7 +100,7 @@ def _measured(runs: dict[str, Path], planted: frozenset[str]) -> dict[str, float
     seen = pd.read_parquet(runs["planted"] / "out_of_fold.parquet")["text"]
     named = suspects["text"].isin(planted)
     before, after = _stage(runs["planted"], "calibration"), _stage(runs["planted"], "drop_suspects")
-    true = _stage(runs["true"], "calibration")
+    true, tested = _stage(runs["true"], "calibration"), len(pd.read_csv(runs["planted"].with_name("test.csv")))
     accuracy = {name: each["test"]["accuracy"] for name, each in (("true", true), ("planted", before))}
     dropped = (after["test"] or before["test"])["accuracy"]
     lost = accuracy["true"] - accuracy["planted"]
@@ -105,9 +108,20 @@ def _measured(runs: dict[str, Path], planted: frozenset[str]) -> dict[str, float
         "found": float(named.sum() / seen.isin(planted).sum()),
         "precision": float(named.mean()),
         "dropped": dropped,
-        "back": (dropped - accuracy["planted"]) / lost if lost else float("nan"),
+        "back": (dropped - accuracy["planted"]) / lost if lost > _chance(accuracy["true"], tested) else float("nan"),
         "kept": float(after["accepted"]),
     }
+
+
+def _told(values: Sequence[float]) -> str:
+    """Mean and spread of the seeds that have a value."""
+    known = [value for value in values if not math.isnan(value)]
+    return str(Spread.of(known)) if known else "-"
+
+
+def _chance(accuracy: float, rows: int) -> float:
+    """Difference of the accuracies of two samples of so many rows that chance exceeds in 2.5 %."""
+    return 1.96 * math.sqrt(2 * accuracy * (1 - accuracy) / rows)
 
 
 def _stage(run: Path, name: str) -> dict[str, Any]:
