@@ -52,6 +52,11 @@ CONFIGURATIONS = {
     "rate that is none": config("train.learning_rate=.nan", "train.learning_rate", "a finite number"),
     "whole dropout": config("adapter.dropout=1", "adapter.dropout", "less than 1"),
     "share above 1": config("data.held_out=2", "data.held_out", "less than 1 or a valid string"),
+    "batch statistics": config(
+        "model.batch_norm=trained",
+        "would depend on batch.tokens_per_device",
+        "Write model.batch_norm=frozen. Factors and biases train with adapter.method=layernorm",
+    ),
     "null": config("model.id=null", "model.id", "expected a valid string"),
     "no section": config("data=rows.jsonl", "data", "expected keys of its own, such as data.train"),
     "no data": config("'data={held_out: 0.1}'", "data.train", "is required"),

@@ -53,6 +53,10 @@ class ModelConfig(Section):
 
     Adapters drop by row; the backbone's attention kernels and functions draw their own masks for a whole micro-batch,
     and masks by row would need all attention weights in memory, as no fused kernel does."""
+    batch_norm: Literal["frozen", "trained"] = "frozen"
+    """Statistics of batch normalisation (ResNet, EfficientNet, MobileNetV2): `frozen`, those of pretraining, also in
+    training, so that no row depends on those beside it. `trained` is refused, and says why. Factors and biases train
+    with adapter.method=layernorm or full."""
     trust_remote_code: bool = False
     """Run Python code that comes with the backbone. Only for authors you trust."""
 
