@@ -94,11 +94,11 @@ def _of_training(config: RunSections) -> Iterator[str]:
         yield "evaluate.patience stops some evaluations after the best one: write save.ship=best as well."
     if config.model.batch_norm == "trained":
         yield (
-            "model.batch_norm=trained would normalise each row by those of its micro-batch, so that results would depend "
-            "on batch.tokens_per_device and devices; those of the whole batch would have to be known of every layer "
-            "before the next one runs, in all of its micro-batches. Write model.batch_norm=frozen. Factors and biases "
-            "train with adapter.method=layernorm or full, and image.prepare.standardise=data brings pictures that are "
-            "lighter, darker or duller than those of pretraining to a mean and spread of their own."
+            "model.batch_norm=trained would normalise each row by those of its micro-batch, so that results would "
+            "depend on batch.tokens_per_device and devices; those of the whole batch would have to be known of every "
+            "layer before the next one runs, in all of its micro-batches. Write model.batch_norm=frozen. Factors and "
+            "biases train with adapter.method=layernorm or full, and image.prepare.standardise=data brings pictures "
+            "that are lighter, darker or duller than those of pretraining to a mean and spread of their own."
         )
 
 
