@@ -92,6 +92,7 @@ def _inspected(config: RunConfig) -> Found:
         *found.notes,
         *_order(found),
         *found.config.regularise.in_words(),
+        *found.config.layer_drop.in_words(),
         *filter(None, [about_experts(model, config.adapter)]),
     ]
     return replace(found, blocks=_blocks(found), notes=notes)

@@ -11,6 +11,7 @@ control's, by medians. Runs stand below --out, the seeds one after another; what
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,10 @@ ARMS: dict[str, dict[str, list[str]]] = {
         "FISH mask, 1 %": ["adapter.method=sparse", "train.learning_rate=3e-3"],
         "largest weights, 1 %": ["adapter.method=sparse", "adapter.by=magnitude", "train.learning_rate=3e-3"],
     },
+    "thinning": {
+        "progressive layer dropping, 0.5": ["layer_drop.rate=0.5"],
+        "LayerDrop, 0.2": ["layer_drop.rate=0.2", "layer_drop.rates=even", "layer_drop.ramp=null"],
+    },
     "schedule": {
         "plateau": ["schedule.name=plateau", "evaluate.every=0.1"],
     },
@@ -95,10 +100,16 @@ def main() -> None:
     for key, (name, arm, _) in wanted.items():
         task = TASKS[name]
         score = task.factor * standing.scores(runs[key])["after"][task.score]
-        found[name].setdefault(arm, []).append((score, standing.step_s(runs[key])))
+        found[name].setdefault(arm, []).append((score, _step_s(runs[key])))
     for name, arms in found.items():
         print(f"\n{name}\n\n{standing.markdown(list(_lines(TASKS[name], arms)))}", flush=True)
     measuring.write_report(arguments, machine=measuring.machine("cpu", ("torch", "transformers", "peft")), tasks=found)
+
+
+def _step_s(run: Path) -> float:
+    """Mean seconds of a step after the first: some techniques act in some steps only."""
+    elapsed = [json.loads(line)["elapsed_s"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return float(np.mean(np.diff(elapsed)))
 
 
 def _arms(task: Task, arguments: argparse.Namespace, seed: int) -> Iterator[tuple[str, list[str]]]:

@@ -14,6 +14,7 @@ from workbench.config import (
     regularise_checks,
     sampling_checks,
     sparsity_checks,
+    thinning_checks,
 )
 from workbench.config.basic_sections import ModelConfig
 from workbench.config.clean_rules import ANSWER_RULES, DUPLICATE_RULES
@@ -54,6 +55,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
         patience=config.evaluate.patience,
     )
     yield from regularise_checks.mistakes(config)
+    yield from thinning_checks.mistakes(config)
     yield from _of_averages(config)
     yield from _of_sources(config)
     yield from _of_evaluation_sets(config)

@@ -30,6 +30,7 @@ from workbench.config.distributed_config import DistributedConfig
 from workbench.config.folds_config import DuplicatesConfig, EnsembleConfig, FoldsConfig
 from workbench.config.freeze_config import FreezeConfig
 from workbench.config.image_config import ImageConfig
+from workbench.config.layer_drop_config import LayerDropConfig
 from workbench.config.optimizer_config import OptimizerConfig
 from workbench.config.pseudo_label_config import PseudoLabelConfig
 from workbench.config.regularise_config import RegulariseConfig
@@ -64,6 +65,7 @@ class RunSections(Section):
     batch: BatchConfig = BatchConfig()
     train: TrainConfig = TrainConfig()
     regularise: RegulariseConfig = RegulariseConfig()
+    layer_drop: LayerDropConfig = LayerDropConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     budget: BudgetConfig = BudgetConfig()
@@ -85,6 +87,12 @@ class RunSections(Section):
         """Whether the run, or each member of a sweep, learns the labels of rows rather than tokens."""
         of = {"sweep": self.sweep.of, "distill": self.distill.of}.get(self.recipe, self.recipe)
         return of in ("classify", "crossval")
+
+    @property
+    def by_block(self) -> bool:
+        """Whether something depends on which block of the backbone comes after which."""
+        ordered = self.freeze.policy != "none" or self.optimizer.layer_decay < 1
+        return ordered or self.layer_drop.is_on or self.regularise.stochastic_depth > 0
 
     @model_validator(mode="before")
     @classmethod

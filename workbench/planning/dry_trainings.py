@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,10 +12,10 @@ from torch import Tensor, nn
 
 from workbench.adapters import anatomy
 from workbench.config import RunConfig
-from workbench.config.optimizer_config import OptimizerConfig
 from workbench.data.arrangement import PADDED, Arrangement
 from workbench.data.batching import Indices, Weights
 from workbench.data.mixed_batches import OwnerRows
+from workbench.planning import step_kinds
 from workbench.training.adapter_trainer import AdapterTrainer
 from workbench.training.bank_trainer import BankTrainer
 from workbench.training.distributed.sharding import Sharded
@@ -108,13 +107,13 @@ class SingleTraining:
         self.config, self.train, self.width = fit.config, fit.train, fit.width
         self.compares = fit.signal.auxiliary is not None
         self.rows, self.steps, self.arrangement = len(fit.train), fit.member.total, fit.arrangement
-        self.kinds: Mapping[int, float] = _kinds(fit.config.optimizer)
+        self.kinds: Mapping[int, float] = step_kinds.kinds(fit.config, steps=self.steps, blocks=len(fit.freezer.blocks))
         order = fit.member.order
         self._looks = isinstance(order, PoolSampler | Weighing) and order.looks
 
     @property
     def starts(self) -> Sequence[Tensor]:
-        return [*self._fit.member.start.values(), *self._fit.mixout.start.values()]
+        return [*self._fit.member.start.values(), *self._fit.step_noise.mixout.start.values()]
 
     @property
     def tokens(self) -> int:
@@ -136,6 +135,7 @@ class SingleTraining:
 
     def backward(self, rows: Indices, *, step: int) -> None:
         self._look(rows)
+        self._fit.clock.share = step / self.steps
         self._fit.gradients(rows, step=step)
 
     def update(self, rows: Indices) -> None:
@@ -148,14 +148,6 @@ class SingleTraining:
             for _ in range(self.config.data.sampling.looks):
                 with torch.no_grad():
                     self._fit.forward(batch, 1.0)
-
-
-def _kinds(optimizer: OptimizerConfig) -> dict[int, float]:
-    """Steps in which SAM and the estimate of noise are due or not: the first of each kind, and their share."""
-    every = (optimizer.sam_every, optimizer.noise_scale or 1)
-    period = math.lcm(*every)
-    due = [tuple(step % each == 0 for each in every) for step in range(period)]
-    return {due.index(kind): due.count(kind) / period for kind in dict.fromkeys(due)}
 
 
 @dataclass(frozen=True)

@@ -104,9 +104,11 @@ def no_recomputing(config: RunConfig, model: Any) -> str:
 
 def _require_layers(config: RunConfig, model: PreTrainedModel) -> None:
     """Refuse a freezing policy that finds no stack of blocks, too few of them, or leaves nothing to train."""
-    if config.freeze.policy == "none" and config.optimizer.layer_decay == 1:
+    if not config.by_block:
         return
     blocks = len(stack(model))
+    if config.freeze.policy == "none":
+        return
     if reason := config.freeze.refusal(blocks):
         raise ConfigError(reason)
     if config.freeze.never(blocks) == blocks and not (isinstance(config.adapter, Full) or anatomy.fresh_heads(model)):

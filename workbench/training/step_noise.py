@@ -1,4 +1,4 @@
-"""Noise of the micro-batches of a step: what their rows draw is a function of seed, step and row alone."""
+"""Noise of a step: what values, blocks and rows draw is a function of seed, step and row, never of micro-batches."""
 
 from __future__ import annotations
 
@@ -11,24 +11,58 @@ import torch
 from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices
+from workbench.models import forward_noise
+from workbench.training.distributed.sharding import Sharded
+from workbench.training.freezing.freezer import Freezer
+from workbench.training.layer_drop import LayerDrop
+from workbench.training.master_weights import MasterWeights
+from workbench.training.optim.mixout import Mixout
 
 
 class StepNoise:
-    """Makes the noise of micro-batches of a run.
+    """Makes the noise of the steps of a run.
 
     Args:
         packed: Whether the rows of a micro-batch lie in one sequence.
     """
 
-    def __init__(self, config: RunConfig, device: torch.device, *, packed: bool) -> None:
-        self._seed, self._passes = config.seed, 2 if config.regularise.r_drop else 1
+    def __init__(
+        self,
+        config: RunConfig,
+        freezer: Freezer,
+        masters: MasterWeights | Sharded,
+        device: torch.device,
+        *,
+        packed: bool,
+    ) -> None:
+        self._config, self._freezer, self._masters = config, freezer, masters
+        self._passes = 2 if config.regularise.r_drop else 1
         self._device, self._packed = device, packed
+        began = {name: each for name, each in masters.named().items() if name in freezer.layers.keys() - freezer.fresh}
+        self.mixout = Mixout(began, rate=config.regularise.mixout, seed=config.seed)
+        self.layer_drop = LayerDrop(freezer.backbone, freezer.blocks, config.layer_drop, seed=config.seed)
+
+    def install(self) -> None:
+        """Make the backbone draw; it has to be in training mode."""
+        freezer = self._freezer
+        forward_noise.install(freezer.backbone, freezer.blocks, self._config.regularise)
+        self.layer_drop.install()
+
+    @contextmanager
+    def during(self, step: int, share: float) -> Iterator[None]:
+        """Around all passes of step `step` (from 0), after a share of the run."""
+        with (
+            self.layer_drop.during(step, share, self._masters),
+            self.mixout.mixed(step, refresh=self._masters.refresh),
+        ):
+            yield
 
     @contextmanager
     def of(self, rows: Indices, seen: Examples, *, step: int) -> Iterator[None]:
-        """Around the forward and the backward pass of a micro-batch, in step `step` (from 0)."""
-        first = RowDraw(self._seed, step, rows, seen.lengths[rows], self._packed)
+        """Around the forward and the backward pass of a micro-batch."""
+        seed = self._config.seed
+        first = RowDraw(seed, step, rows, seen.lengths[rows], self._packed)
         # The backbone's own dropout, which knows no rows.
-        torch.manual_seed(int(np.random.SeedSequence([self._seed, step, int(rows[0])]).generate_state(1)[0]))
+        torch.manual_seed(int(np.random.SeedSequence([seed, step, int(rows[0])]).generate_state(1)[0]))
         with drawing([first._replace(copy=number) for number in range(self._passes)], self._device):
             yield

@@ -20,7 +20,7 @@ from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError
-from workbench.models import backbones, forward_noise, fused_lora
+from workbench.models import backbones, fused_lora
 from workbench.runs.run_directory import Run
 from workbench.training import capacity, packing, preflight, row_losses
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
@@ -35,7 +35,6 @@ from workbench.training.master_weights import MasterWeights
 from workbench.training.measurements import measured, peak_bytes
 from workbench.training.method_choice import MethodChoice
 from workbench.training.optim import noise_scale, sam_lookahead
-from workbench.training.optim.mixout import Mixout
 from workbench.training.optim.noise_scale import GradientParts, NoiseScale
 from workbench.training.row_losses import RowLossWatch
 from workbench.training.sampling import sampler as sampling
@@ -91,10 +90,8 @@ class Trainer:
                 self.model, self.compute, auxiliary=auxiliary, frozen=frozen, folder=self.run.path / "evicted"
             )
             self.forward = self.loss
-        self.row_noise = StepNoise(self.config, self.device, packed=self.arrangement.packed)
-        own = {name: each for name, each in self.masters.named().items() if name in self.freezer.layers}
-        trained_from = {name: each for name, each in own.items() if name not in self.freezer.fresh}
-        self.mixout = Mixout(trained_from, rate=self.config.regularise.mixout, seed=self.config.seed)
+        packed = self.arrangement.packed
+        self.step_noise = StepNoise(self.config, self.freezer, self.masters, self.device, packed=packed)
         self.noise = NoiseScale()
         self.choice = MethodChoice(self.model, self.config, self.signal, device=self.device, ranks=self.ranks)
         self.row_losses = RowLossWatch(self.signal.tap)
@@ -239,12 +236,12 @@ class Trainer:
         optimizer = self.config.optimizer
         parts = GradientParts(self.masters) if optimizer.noise_scale and step % optimizer.noise_scale == 0 else None
         self.row_losses.begin()
-        with self.mixout.mixed(step, refresh=self.masters.refresh):
+        with self.step_noise.during(step, self.clock.share):
             loss = self.backward(rows, parts, step=step)
-        if optimizer.sam is not None and step % optimizer.sam_every == 0:
-            ascended = partial(sam_lookahead.ascended, rho=optimizer.sam, adaptive=optimizer.sam_adaptive)
-            with ascended(self.masters, refresh=self.masters.refresh), self.row_losses.paused():
-                self.backward(rows, step=step)
+            if optimizer.sam is not None and step % optimizer.sam_every == 0:
+                ascended = partial(sam_lookahead.ascended, rho=optimizer.sam, adaptive=optimizer.sam_adaptive)
+                with ascended(self.masters, refresh=self.masters.refresh), self.row_losses.paused():
+                    self.backward(rows, step=step)
         metrics: dict[str, float] = {}
         if parts is not None:  # last: a step that runs out of memory is done again
             self.noise.add(parts.estimate())
@@ -270,7 +267,7 @@ class Trainer:
                 then = shares[number + 1].rows if number + 1 < len(shares) else None
                 batch = self.drawn.weighed(self._batch(seen, indices, then=then), indices)
                 with (
-                    self.row_noise.of(indices, seen, step=step),
+                    self.step_noise.of(indices, seen, step=step),
                     self.row_losses.of(indices if counts else indices[:0], batch),
                 ):
                     part = self.forward(batch, counts / supervised)
@@ -354,7 +351,7 @@ class Trainer:
         """Training mode, gradient checkpointing, compilation, the tokens of a forward pass."""
         self.masters.refresh()
         self.model.train()
-        forward_noise.install(self.freezer.backbone, self.freezer.blocks, self.config.regularise)
+        self.step_noise.install()
         if not self.placement.cuts_weights:
             fused_lora.fuse(self.model)
         if self.config.train.compile:

@@ -28,6 +28,8 @@ FULL = ("adapter={method: full}", "train.learning_rate=1e-3")
 TECHNIQUES: dict[str, tuple[str, ...]] = {
     "mixout": ("regularise.mixout=0.3",),
     "mixout of all weights": ("regularise.mixout=0.3", *FULL, "model.weights=bfloat16", "model.compute=bfloat16"),
+    "layer drop": ("layer_drop.rate=0.5", "layer_drop.ramp=5"),
+    "layer drop of all weights": ("layer_drop={rate: 0.3, rates: even, ramp: null}", *FULL),
     "r-drop": ("regularise.r_drop=5", "adapter.dropout=0.3"),
 }
 pytestmark = pytest.mark.slow

@@ -55,6 +55,8 @@ def _sharded(config: RunConfig) -> Iterator[str]:
     for name in ("sam", "noise_scale", "lookahead", "gradient_share", "l1", "l2", "l2_start"):
         if getattr(optimizer, name):
             yield f"optimizer.{name} needs all gradients in one place, and ZeRO cuts them. Leave it out, or zero=0."
+    if config.layer_drop.is_on:
+        yield "layer_drop leaves out blocks, which ZeRO gathers in an order. Leave it out, or zero=0."
     if config.regularise.mixout:
         yield "regularise.mixout moves values in place, and ZeRO cuts them. Leave it out, or zero=0."
     if type(config.adapter).train_hook is not Method.train_hook:

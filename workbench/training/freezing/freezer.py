@@ -139,7 +139,7 @@ def attach_bank(
 
 def layers_of(backbone: PreTrainedModel, config: RunConfig) -> LayerMap:
     """Those of a bare backbone; raises ConfigError where the policy does not work on so many."""
-    layers = survey(backbone, needed=config.freeze.policy != "none" or config.optimizer.layer_decay < 1)
+    layers = survey(backbone, needed=config.by_block)
     if reason := config.freeze.refusal(len(layers.blocks)):
         raise ConfigError(reason)
     return layers

@@ -1,0 +1,42 @@
+"""Steps that stand for all of a run: what is due in them, and their mean work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from workbench.config import RunConfig
+from workbench.planning.step_kinds import kinds
+
+
+def config(**sections: Any) -> RunConfig:
+    return RunConfig.model_validate({"recipe": "sft", "data": {"train": "x.jsonl"}, **sections})
+
+
+def test_a_plain_run_has_one_kind_of_step() -> None:
+    assert kinds(config(), steps=100, blocks=8) == {0: 1.0}
+
+
+def test_what_is_due_in_some_steps_happens_as_often_as_it_does() -> None:
+    found = kinds(config(optimizer={"sam": 0.05, "sam_every": 4}), steps=100, blocks=8)
+    assert found == {0: 0.25, 1: 0.75}
+    both = kinds(config(optimizer={"sam": 0.05, "sam_every": 2, "noise_scale": 3}), steps=600, blocks=8)
+    assert both == pytest.approx({0: 1 / 6, 1: 1 / 3, 2: 1 / 3, 3: 1 / 6})
+
+
+@pytest.mark.parametrize("ramp", [None, 5.0])
+def test_two_steps_do_the_mean_work_of_all_and_one_of_them_the_most(ramp: float | None) -> None:
+    drop = config(layer_drop={"rate": 0.5, "ramp": ramp}, optimizer={"sam": 0.05, "sam_every": 2})
+    found = kinds(drop, steps=300, blocks=6)
+
+    def kept(step: int) -> int:
+        return 6 - sum(drop.layer_drop.left_out(step, step / 300, blocks=6, seed=drop.seed))
+
+    assert sum(found.values()) == pytest.approx(1)
+    for parity in (0, 1):
+        own = np.array([kept(step) for step in range(parity, 300, 2)])
+        mean = sum(share * kept(step) for step, share in found.items() if step % 2 == parity) / 0.5
+        assert mean == pytest.approx(own.mean())
+        assert max(kept(step) for step in found if step % 2 == parity) == own.max()

@@ -1,0 +1,61 @@
+"""Steps that stand for all of a run: one of each kind of work, by what happens in it, and how many are of this kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from workbench.config import RunConfig
+
+LOOKED_AT = 2048
+"""Steps of a run whose work is looked at."""
+
+
+def kinds(config: RunConfig, *, steps: int, blocks: int) -> dict[int, float]:
+    """A step (from 0) of each kind, and the share of steps that it stands for; the shares add up to 1.
+
+    Steps differ by whether SAM and the estimate of noise are due, and by the share of the blocks' work that they do. Of
+    the steps in which the same is due, the one with the most work and the one with the least stand for all, with shares
+    that make their mean right; so the largest is among them, and what grows evenly with the work is exact.
+
+    Args:
+        steps: Of the run.
+        blocks: Of the backbone.
+    """
+    optimizer = config.optimizer
+    every = (optimizer.sam_every, optimizer.noise_scale or 1)
+    looked = _looked_at(steps)
+    due = [tuple(step % each == 0 for each in every) for step in looked]
+    work = _work(config, steps=steps, blocks=blocks)
+    found: dict[int, float] = {}
+    for kind in dict.fromkeys(due):
+        own = [step for step, each in zip(looked, due, strict=True) if each == kind]
+        of_each = np.array([work(step) for step in own])
+        least, most = int(of_each.argmin()), int(of_each.argmax())
+        share, spread = len(own) / len(looked), float(of_each[most] - of_each[least])
+        upper = float(of_each.mean() - of_each[least]) / spread if spread else 1.0
+        found[own[most]] = share * upper
+        if spread:
+            found[own[least]] = share * (1 - upper)
+    return found
+
+
+def _looked_at(steps: int) -> list[int]:
+    """All steps of a run, or so many that are drawn from them; the first is there."""
+    if steps <= LOOKED_AT:
+        return list(range(max(1, steps)))
+    drawn = np.random.default_rng(0).choice(steps, LOOKED_AT, replace=False)
+    return sorted({0, *drawn.tolist()})
+
+
+def _work(config: RunConfig, *, steps: int, blocks: int) -> Callable[[int], float]:
+    """Share of the blocks' work that a step does."""
+    drop = config.layer_drop
+
+    def work(step: int) -> float:
+        if not drop.is_on or not blocks:
+            return 1.0
+        return 1 - float(np.mean(drop.left_out(step, step / steps, blocks=blocks, seed=config.seed)))
+
+    return work

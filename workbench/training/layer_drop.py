@@ -1,0 +1,90 @@
+"""Blocks that whole steps leave out: progressive layer dropping and LayerDrop.
+
+A block that is left out is not computed: it gives what it gets, for every row of the step. One that computes adds its
+part times 1 / (1 - chance), so that on average over the draws it adds what it adds in evaluation, which uses all blocks
+(Zhang & He 2020, arXiv:2010.13369, algorithm 1; Fan et al. 2020, arXiv:1909.11556). With a chance of 0 nothing is
+scaled: every bit is what it is without. A block that is left out has a gradient of zero, on one device as on several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from workbench.config.layer_drop_config import LayerDropConfig
+from workbench.training import block_calls
+
+_OWN: WeakKeyDictionary[nn.Module, Callable[..., Any]] = WeakKeyDictionary()
+"""The forward pass of each block that has another one now."""
+
+
+class LayerDrop:
+    """Leaves out blocks of a backbone during steps.
+
+    Args:
+        seed: Of the run.
+    """
+
+    def __init__(
+        self, backbone: PreTrainedModel, blocks: Sequence[nn.Module], config: LayerDropConfig, *, seed: int
+    ) -> None:
+        self._backbone, self._blocks, self._config, self._seed = backbone, blocks, config, seed
+        self._more: list[tuple[Any, ...] | None] = []
+        self._able: list[bool] = []
+        """Whether a block adds to its input, so that it can be left out."""
+        self._factors: list[float] | None = None
+        """What each block adds is scaled by this now, and with 0 not computed; None outside of steps."""
+
+    def install(self) -> None:
+        """Put this in the way of the blocks' calls, in place of what was there; nothing where it is off."""
+        for block in self._blocks:
+            if block in _OWN:
+                block.forward = _OWN.pop(block)
+        if not self._config.is_on:
+            return
+        calls = block_calls.survey(self._backbone, self._blocks)
+        self._more, self._able = [each.more for each in calls], [each.adds for each in calls]
+        for number, block in enumerate(self._blocks):
+            _OWN[block] = block.forward
+            block.forward = partial(self._forward, number, block.forward)
+
+    @contextmanager
+    def during(self, step: int, share: float, masters: Iterable[nn.Parameter]) -> Iterator[None]:
+        """Inside, the blocks that step `step` (from 0) leaves out are not computed; after it they have zero gradients.
+
+        Args:
+            share: Of the run that is done.
+            masters: What trains.
+        """
+        if not self._config.is_on:
+            yield
+            return
+        drawn = self._config.left_out(step, share, blocks=len(self._blocks), seed=self._seed)
+        chances = self._config.chances(share, blocks=len(self._blocks))
+        self._factors = [0.0 if out else 1 / (1 - each) for out, each in zip(drawn, chances, strict=True)]
+        try:
+            yield
+        finally:
+            self._factors = None
+        for master in masters:
+            if master.requires_grad and master.grad is None:
+                master.grad = torch.zeros_like(master)
+
+    def _forward(self, number: int, own: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """The forward pass of a block, or its input."""
+        factor = self._factors[number] if self._factors is not None and self._able[number] else 1.0
+        if factor == 1:
+            return own(*arguments, **named)
+        before, more = block_calls.hidden_of(arguments, named), self._more[number]
+        if not factor:
+            return before if more is None else (before, *more)
+        output = own(*arguments, **named)
+        after = output[0] if isinstance(output, tuple) else output
+        return block_calls.like(output, before + (after - before) * factor)
