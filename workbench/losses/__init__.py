@@ -2,5 +2,6 @@
 
 from workbench.losses.chunked import chunked
 from workbench.losses.next_token import next_token, token_scores
+from workbench.losses.token_log_probs import token_log_probs
 
-__all__ = ["chunked", "next_token", "token_scores"]
+__all__ = ["chunked", "next_token", "token_log_probs", "token_scores"]
