@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import replace
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from workbench.adapters.target_modules import about_experts
 from workbench.config import RunConfig, sweep_expansion, tasks
 from workbench.config.curriculum_config import CurriculumConfig
 from workbench.data import row_weights
-from workbench.data.batching import Examples, Row
+from workbench.data.batching import Examples
 from workbench.data.labelled.fold_data import FoldData
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.text import length_warm_up, mixture, tokenized
 from workbench.data.text.quality import cleaning
 from workbench.data.text.row_encoder import row_encoder
-from workbench.data.text.tokenized_set import Splits, TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.models import backbones, classifier
 from workbench.recipes import (
     classify_verbs,
     crossval_verbs,
     distill_verbs,
+    prefer_verbs,
     row_difficulty,
     start_checks,
     streamed_rows,
@@ -33,6 +32,7 @@ from workbench.recipes import (
 )
 from workbench.recipes.classify_verbs import ClassInspection
 from workbench.recipes.crossval_verbs import CrossvalInspection
+from workbench.recipes.inspection import SHOWN, Inspection, pieces
 from workbench.recipes.sft import read_template
 from workbench.recipes.sweep_tasks import require_members
 from workbench.runs.ranks import ALONE, joined
@@ -40,27 +40,6 @@ from workbench.training import preflight
 from workbench.training.freezing.layer_map import stack
 from workbench.training.limits import total_steps
 from workbench.training.sampling.order import row_order
-
-SHOWN = 3
-"""Examples that are rendered in full."""
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """Findings of `check`, for a run that is not refused."""
-
-    config: RunConfig
-    data: Splits
-    examples: list[tuple[str, list[tuple[str, bool]]]]
-    """Place and pieces of some examples: decoded text, and whether it carries loss."""
-    targets: list[str]
-    """Modules that get an adapter; empty for full fine-tuning."""
-    steps: int | None
-    """None where a budget alone ends the run."""
-    notes: list[str]
-    blocks: int | None = None
-    """Transformer blocks of the backbone, where layers freeze."""
-
 
 Found = Inspection | ClassInspection | CrossvalInspection
 
@@ -83,6 +62,7 @@ def _inspected(config: RunConfig) -> Found:
         return student
     ways: dict[str, Callable[[RunConfig], Found]] = {
         "sweep": _first_member,
+        "prefer": prefer_verbs.inspect,
         "classify": classify_verbs.inspect,
         "crossval": crossval_verbs.inspect,
     }
@@ -203,12 +183,3 @@ def _first_member(config: RunConfig) -> Inspection | ClassInspection:
     how = "together in one bank" if why is None else f"one after another: {why}"
     shown = f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
     return replace(found, notes=[f"{len(names)} members, {how}. The first is shown: {shown}.", *found.notes])
-
-
-def pieces(row: Row, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool]]:
-    """The decoded runs of tokens with and without loss, in order."""
-    cuts = [0, *(np.flatnonzero(np.diff(row.supervised)) + 1).tolist(), len(row.input_ids)]
-    return [
-        (str(tokenizer.decode(row.input_ids[start:stop])), bool(row.supervised[start]))
-        for start, stop in pairwise(cuts)
-    ]

@@ -8,7 +8,7 @@ from workbench.distillation import teacher_sources
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import WorkbenchError
 from workbench.models import model_files
-from workbench.recipes import token_reference
+from workbench.recipes import preference_reference, token_reference
 from workbench.runs import provenance
 from workbench.runs.run_directory import Run
 
@@ -23,7 +23,10 @@ def require_same(config: RunConfig, run: Run) -> None:
     if template is not None and template.is_file():
         provenance.note_files(run, "chat template", {str(template): provenance.digest(template)})
     if token_reference.wanted(config):
-        provenance.note_files(run, "reference", token_reference.named(config).files)
+        wanted = token_reference.of_tokens(config)
+        provenance.note_files(run, "reference", token_reference.named(wanted, config).files)
+    if config.recipe == "prefer":
+        provenance.note_files(run, "reference", preference_reference.files(config))
     if config.recipe == "distill" and config.distill.teacher.id is not None:
         try:
             taught_by = _teacher(teacher_sources.find(config.distill.teacher, config.model))

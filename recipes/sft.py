@@ -146,16 +146,24 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
         if run.ranks.agreed((run.path / "before.json").exists()) or not self.placement.scores:
             return False
         self.callback.say("Scoring the backbone before training ...")
-        bare = ExportedModel(
-            backbone.model, output_heads.find(backbone.model, backbone.model), self.tokenizer, self.template, []
+        self.write_before(
+            ExportedModel(
+                backbone.model, output_heads.find(backbone.model, backbone.model), self.tokenizer, self.template, []
+            )
         )
-        scoring = stored_results(self.config, run, self.callback.stop_requested, model="before")
-        read = self.placement.reading(backbone.model)
-        scores, answers = read(lambda: self.score(bare, self.data.held_out, scoring))
-        by_place = {each.place: each.answer for each in answers}
-        files.write_json(run.path / "before.json", {"scores": scores, "answers": by_place})
-        scoring.store.clear()
         return True
+
+    def write_before(self, start: ExportedModel) -> None:
+        """Write scores and answers of the model that training starts from."""
+        scoring = stored_results(self.config, self.run, self.callback.stop_requested, model="before")
+        scores, answers = self.placement.reading(start.model)(lambda: self.score_start(start, scoring))
+        by_place = {each.place: each.answer for each in answers}
+        files.write_json(self.run.path / "before.json", {"scores": scores, "answers": by_place})
+        scoring.store.clear()
+
+    def score_start(self, start: ExportedModel, scoring: ModelResults) -> Scored:
+        """Scores of the model that training starts from."""
+        return self.score(start, self.data.held_out, scoring)
 
     def assemble(self, model: nn.Module, backbone: Backbone) -> ExportedModel:
         stop = evaluation.stop_tokens(self.tokenizer, self.data.train)

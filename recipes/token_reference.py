@@ -1,11 +1,12 @@
-"""The reference model of `data.sampling.by=tokens`: found, compared with the run, and asked about the training rows."""
+"""Reference models, of `data.sampling.by=tokens` and of recipe prefer: found, compared with the run, and asked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -24,7 +25,13 @@ from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
 from workbench.training.reference_losses import ReferenceLosses
 
-KEY = "data.sampling.reference"
+
+class Wanted(NamedTuple):
+    """A reference as the configuration names it."""
+
+    key: str
+    name: str
+    trust: bool
 
 
 @dataclass(frozen=True)
@@ -53,25 +60,30 @@ def wanted(config: RunConfig) -> bool:
     return config.data.sampling.by == "tokens"
 
 
-def find(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Reference:
-    """The reference that the run names, which reads its rows as the run does.
+def of_tokens(config: RunConfig) -> Wanted:
+    """The reference of `data.sampling.by=tokens`."""
+    section = config.data.sampling
+    assert section.reference is not None, "refused by the section"
+    return Wanted("data.sampling.reference", section.reference, section.trust)
+
+
+def find(wanted: Wanted, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Reference:
+    """The reference of that name, which reads its rows as the run does.
 
     Raises:
         WorkbenchError: There is none, it has another tokenizer, or it is of another kind.
     """
-    reference = named(config)
-    with _named_in_errors():
-        _require_same_kind(reference.source, config)
-        _require_same_tokens(reference.source, tokenizer)
+    reference = named(wanted, config)
+    with _named_in_errors(wanted):
+        _require_same_kind(wanted.key, reference.source, config)
+        _require_same_tokens(wanted.key, reference.source, tokenizer)
     return reference
 
 
-def named(config: RunConfig) -> Reference:
-    """The reference that the run names, whatever it is; raises WorkbenchError where there is none."""
-    section = config.data.sampling
-    assert section.reference is not None, "refused by the section"
-    with _named_in_errors():
-        source = teacher_sources.find(TeacherConfig(id=section.reference, trust=section.trust), config.model)
+def named(wanted: Wanted, config: RunConfig) -> Reference:
+    """The reference of that name, whatever it is; raises WorkbenchError where there is none."""
+    with _named_in_errors(wanted):
+        source = teacher_sources.find(TeacherConfig(id=wanted.name, trust=wanted.trust), config.model)
     if source.run is None:  # which says nothing of how it is stored and computed
         same = {key: getattr(config.model, key) for key in ("weights", "compute", "attention")}
         source = replace(source, model=source.model.model_copy(update=same))
@@ -82,7 +94,7 @@ def in_words(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]
     """Sentence on the reference, if there is one; raises what `find` does."""
     if not wanted(config):
         return []
-    source = find(config, tokenizer).source
+    source = find(of_tokens(config), config, tokenizer).source
     over = " and ".join(map(str, source.adapters))
     what = f"{over} over {source.model.id}" if over else source.model.id
     return [f"Reference of the tokens: {what}; it reads the training rows once, before the first step."]
@@ -97,7 +109,7 @@ def cost(config: RunConfig, *, tokens: int, flops: float) -> str:
     """
     from workbench.planning.fake_quantised import packed_bytes  # with what quantises
 
-    model = named(config).source.model
+    model = named(of_tokens(config), config).source.model
     blueprint = backbones.blueprint(model, vocabulary=0, task=TEXT, trainable=False)
     weights = sum(each.numel() for each in blueprint.model.parameters())
     size, steps = packed_bytes(blueprint.model, blueprint.weights), 2 * weights * tokens / flops
@@ -119,63 +131,70 @@ def losses(
     """
     if not wanted(config):
         return None
-    reference = find(config, tokenizer)
-    folder = reference_reading.folder(reference.identity, rows)
-    if run.ranks.any(bool(reference_reading.missing(folder, rows))):
-        callback.say(f"The reference, {config.data.sampling.reference}, reads {len(rows):,} rows ...")
-        _write(reference, config, folder, run, callback, rows, tokenizer)
-    return ReferenceLosses(folder, rows.supervised)
+    reference = find(of_tokens(config), config, tokenizer)
+    (found,) = ask(reference, [rows], config, run, callback, tokenizer)
+    return found
 
 
 @torch.no_grad()
-def _write(
+def ask(
     reference: Reference,
+    sets: Sequence[TokenizedSet],
     config: RunConfig,
-    folder: Path,
     run: Run,
     callback: Callback,
-    rows: TokenizedSet,
     tokenizer: PreTrainedTokenizerBase,
-) -> None:
-    with run.deadline.phase("load"):
-        (model,) = teachers.alone(reference.source, config, tokenizer).models
-    with model.active():
-        reference_reading.write(
-            folder,
-            rows,
-            model.model,
-            lambda numbers: reference_reading.token_losses(model.model, model.head, rows, numbers),
-            run,
-            callback.stop_requested,
-        )
+) -> list[ReferenceLosses]:
+    """Losses of the reference on some sets of rows; what is not on disk yet is asked, by one load of the model.
+
+    Raises:
+        Stopped: a person asked for it; what it has read so far is kept.
+    """
+    folders = [reference_reading.folder(reference.identity, rows) for rows in sets]
+    missing = [
+        (folder, rows)
+        for folder, rows in zip(folders, sets, strict=True)
+        if run.ranks.any(bool(reference_reading.missing(folder, rows)))
+    ]
+    if missing:
+        count = sum(len(rows) for _, rows in missing)
+        callback.say(f"The reference, {reference.source.name}, reads {count:,} rows ...")
+        with run.deadline.phase("load"):
+            (model,) = teachers.alone(reference.source, config, tokenizer).models
+        with model.active():
+            for folder, rows in missing:
+                answer = partial(reference_reading.token_losses, model.model, model.head, rows)
+                reference_reading.write(folder, rows, model.model, answer, run, callback.stop_requested)
+    return [ReferenceLosses(folder, rows.supervised) for folder, rows in zip(folders, sets, strict=True)]
 
 
 @contextmanager
-def _named_in_errors() -> Iterator[None]:
+def _named_in_errors(wanted: Wanted) -> Iterator[None]:
     """Inside the block, what is said of a teacher is said of the reference."""
     try:
         yield
     except WorkbenchError as error:
-        text = str(error).replace("distill.teacher.id", KEY).replace("distill.teacher.", "data.sampling.")
-        raise type(error)(text.replace("distill.teacher", KEY)) from None
+        section = wanted.key.rpartition(".")[0]
+        text = str(error).replace("distill.teacher.id", wanted.key).replace("distill.teacher.", f"{section}.")
+        raise type(error)(text.replace("distill.teacher", wanted.key)) from None
 
 
-def _require_same_kind(source: TeacherSource, config: RunConfig) -> None:
-    if len(source.adapters) > 1 or (source.config is not None and source.config.recipe != "sft"):
+def _require_same_kind(key: str, source: TeacherSource, config: RunConfig) -> None:
+    if len(source.adapters) > 1 or (source.config is not None and source.config.recipe not in ("sft", "prefer")):
         assert source.config is not None
         raise ConfigError(
-            f"{KEY}={source.name}: its run is of recipe={source.config.recipe}, which predicts no tokens as this one "
+            f"{key}={source.name}: its run is of recipe={source.config.recipe}, which predicts no tokens as this one "
             "does. Name a run of recipe=sft on rows to be trusted, or a model."
         )
     theirs, mine = source.hub_config(), backbones.hub_config(config.model)
     if theirs.is_encoder_decoder != mine.is_encoder_decoder:
         raise ConfigError(
-            f"{KEY}={source.name}: of it and {config.model.id} one has a decoder beside its encoder and one has none, "
+            f"{key}={source.name}: of it and {config.model.id} one has a decoder beside its encoder and one has none, "
             "so that they do not read the same rows. Name a model of the same kind."
         )
 
 
-def _require_same_tokens(source: TeacherSource, tokenizer: PreTrainedTokenizerBase) -> None:
+def _require_same_tokens(key: str, source: TeacherSource, tokenizer: PreTrainedTokenizerBase) -> None:
     own = source.tokenizer()
     mine, theirs = tokenizer.get_vocab(), {number: token for token, number in own.get_vocab().items()}
     different = next(
@@ -186,6 +205,6 @@ def _require_same_tokens(source: TeacherSource, tokenizer: PreTrainedTokenizerBa
     number = mine[different]
     found = f"is {theirs[number]!r} to the reference" if number in theirs else "is unknown to the reference"
     raise ConfigError(
-        f"{KEY}={source.name}: it has another tokenizer. Token {number} is {different!r} to the model that trains, and "
+        f"{key}={source.name}: it has another tokenizer. Token {number} is {different!r} to the model that trains, and "
         f"{found}, so that their losses are not of the same things. Name a model with the tokenizer of model.id."
     )

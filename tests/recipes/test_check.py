@@ -16,8 +16,9 @@ from workbench.config import RunConfig
 from workbench.data.labelled.labels import Labels
 from workbench.errors import BackboneError, ConfigError, DataError, WorkbenchError
 from workbench.models import backbones
-from workbench.recipes.check import SHOWN, check, pieces
+from workbench.recipes.check import check
 from workbench.recipes.classify_verbs import unequal
+from workbench.recipes.inspection import SHOWN, pieces
 
 Inspect = Callable[..., Any]
 

@@ -17,6 +17,7 @@ from workbench.data.images.picture_rows import PictureRows
 from workbench.errors import ConfigError
 from workbench.recipes import check, picture_checks
 from workbench.recipes.classify_verbs import ClassInspection
+from workbench.recipes.inspection import Inspection
 from workbench.recipes.load import load
 from workbench.recipes.picture_checks import PictureFindings
 
@@ -47,7 +48,7 @@ def find(recipe: Path) -> Find:
     def found(*words: str) -> PictureFindings:
         config = load(recipe, words)
         inspection = check.check(config)
-        assert not isinstance(inspection, check.Inspection) and inspection.pictures is not None
+        assert not isinstance(inspection, Inspection) and inspection.pictures is not None
         return inspection.pictures
 
     return found

@@ -8,7 +8,8 @@ from pathlib import Path
 from PIL import Image
 
 from workbench.config import RunConfig
-from workbench.recipes.check import Found, Inspection
+from workbench.recipes.check import Found
+from workbench.recipes.inspection import Inspection
 from workbench.report import schedule_plot
 from workbench.runs import files
 

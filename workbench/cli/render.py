@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
     from workbench.data.text.tokenized_set import TokenizedSet
     from workbench.planning.plan import Plan
-    from workbench.recipes.check import Inspection
     from workbench.recipes.classify_verbs import ClassInspection
     from workbench.recipes.combine import Combined
     from workbench.recipes.crossval_verbs import CrossvalInspection
+    from workbench.recipes.inspection import Inspection
     from workbench.recipes.merge import Merged
     from workbench.recipes.picture_checks import PictureFindings
     from workbench.report import Comparison
@@ -260,7 +260,7 @@ def _duplicates(data: FoldData) -> str:
 
 def _plan(found: Inspection | ClassInspection | CrossvalInspection) -> None:
     from workbench.cli import outlook
-    from workbench.recipes.check import Inspection
+    from workbench.recipes.inspection import Inspection
 
     where = f"{len(found.targets)} kinds of module: {', '.join(found.targets[:12])}" if found.targets else "all weights"
     batches = f"steps of {found.config.batch.size} examples"

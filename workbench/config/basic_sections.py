@@ -28,6 +28,8 @@ from workbench.schema import Section, did_you_mean
 
 WEIGHT = "weight"
 """Column with how often a training row counts, which is read only where `data.columns` names it."""
+MARGIN = "margin"
+"""Column with how much better the chosen answer of a pair is, which is read only where `data.columns` names it."""
 Share = Annotated[float, Field(gt=0, lt=1)]
 Every = PositiveInt | Share
 """A number of steps, or a share of the run between 0 and 1."""
@@ -97,7 +99,8 @@ class DataConfig(Section):
     """How a row is read. `auto` looks at its columns; `image`: a labelled picture, for a vision backbone."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Renames columns: {wanted: found}, such as {prompt: question, completion: solution}. {weight: found} names one
-    with how often each training row counts in the loss, 1e-6 to 1e6; the loss is divided by the sum of the weights."""
+    with how often each training row counts in the loss, 1e-6 to 1e6; the loss is divided by the sum of the weights.
+    {margin: found} names one with by how much the reward of the chosen answer is to be higher (recipe prefer)."""
     limit: PositiveInt | None = None
     """Use only the first `limit` rows of `train`; of class folders of pictures as many of each class, as far as it has
     them."""
@@ -222,7 +225,7 @@ class BatchConfig(Section):
     """Tokens in one forward pass on one device, padding included. Never changes the result."""
     packing: bool | Literal["auto"] = "auto"
     """Lay the rows of a forward pass one after another, without padding and without seeing each other: on a CPU, for
-    recipes sft, mlm and causal classify. `auto`: where that is faster. Changes only rounding, as micro-batches do."""
+    recipes sft, mlm, prefer and causal classify. `auto`: where it is faster. Changes rounding, as micro-batches do."""
 
 
 class TrainConfig(Section):
@@ -248,7 +251,7 @@ class EvaluateConfig(Section):
     answers: Annotated[int, Field(ge=0)] = 64
     """Held-out rows that are answered (greedy decoding) and scored with token F1 and ROUGE-L, before and after.
 
-    Only recipe sft answers any.
+    Recipes sft and prefer, whose reference is the chosen answer.
     """
     max_new_tokens: PositiveInt = 64
     """Longest answer in tokens."""

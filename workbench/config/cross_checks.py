@@ -11,6 +11,7 @@ from workbench.config import (
     augment_checks,
     curriculum_checks,
     length_checks,
+    prefer_checks,
     regularise_checks,
     sampling_checks,
     sparsity_checks,
@@ -24,6 +25,7 @@ from workbench.schema import Section
 
 _ONLY_FOR = {
     "masking": ("mlm",),
+    "prefer": ("prefer", "sweep"),
     "classes": ("classify", "crossval"),
     "image": ("classify", "crossval"),
     "duplicates": ("crossval",),
@@ -64,6 +66,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from length_checks.mistakes(config)
     yield from sampling_checks.mistakes(config)
     yield from sparsity_checks.mistakes(config)
+    yield from prefer_checks.mistakes(config)
     yield from _of_recipe(config)
     if config.recipe in ("classify", "crossval"):
         yield from _of_labelled_rows(config)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from workbench.config.run_sections import RunSections
 
-ABLE = ("sft", "mlm", "classify")
+ABLE = ("sft", "mlm", "prefer", "classify")
 """Recipes that can pack rows."""
 
 

@@ -32,6 +32,7 @@ from workbench.config.freeze_config import FreezeConfig
 from workbench.config.image_config import ImageConfig
 from workbench.config.layer_drop_config import LayerDropConfig
 from workbench.config.optimizer_config import OptimizerConfig
+from workbench.config.prefer_config import PreferConfig
 from workbench.config.pseudo_label_config import PseudoLabelConfig
 from workbench.config.regularise_config import RegulariseConfig
 from workbench.config.schedule_config import ScheduleConfig
@@ -43,7 +44,7 @@ from workbench.schema import Section
 class RunSections(Section):
     """The sections of a run, each valid by itself; `RunConfig` adds that they go together."""
 
-    recipe: Literal["sft", "mlm", "classify", "crossval", "sweep", "distill"]
+    recipe: Literal["sft", "mlm", "prefer", "classify", "crossval", "sweep", "distill"]
     """Which file of `recipes/` runs this."""
     plugins: tuple[Path, ...] = ()
     """Python files of yours, run first, that add adapter methods. Only files you trust."""
@@ -52,6 +53,7 @@ class RunSections(Section):
     adapter: SerializeAsAny[Method] = Lora()
     data: DataConfig
     masking: MaskingConfig = MaskingConfig()
+    prefer: PreferConfig = PreferConfig()
     classes: ClassesConfig = ClassesConfig()
     image: ImageConfig = ImageConfig()
     duplicates: DuplicatesConfig = DuplicatesConfig()

@@ -87,4 +87,4 @@ def classes(labels: Sequence[str], *, seed: int, problem: Problem | None = None)
 
 def of(config: RunConfig) -> Task:
     """The task that the recipe of `config` trains; recipe classify learns it from its data instead."""
-    return {"sft": TEXT, "mlm": MASKED}[config.recipe]
+    return {"sft": TEXT, "prefer": TEXT, "mlm": MASKED}[config.recipe]

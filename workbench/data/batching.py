@@ -56,6 +56,7 @@ class MicroBatch:
         lengths_B: Tokens of each row without padding (the decoder's, if any); None where there is an attention mask.
             Packed rows have theirs among the inputs, as `row_lengths`.
         rows_B: Numbers of the examples in their data set.
+        sequences: Rows of each example, one after another: the two answers of a pair.
     """
 
     inputs: dict[str, Tensor]
@@ -66,6 +67,7 @@ class MicroBatch:
     rows_B: Indices | None = None
     weights_N: Tensor | None = None
     """Factor of the loss of each label (N,), for tokens; None: 1. float32."""
+    sequences: int = 1
 
     @property
     def row_of_label(self) -> Tensor:
@@ -76,6 +78,19 @@ class MicroBatch:
             return torch.searchsorted(self.inputs["row_lengths"].cumsum(0), self.positions_N, right=True)
         ids_BL = self.inputs.get("decoder_input_ids", self.inputs["input_ids"])
         return self.positions_N // ids_BL.shape[1]
+
+    def numbered(self, indices: Indices, lengths: Indices) -> tuple[Indices, Indices | None]:
+        """Numbers of the rows for what draws by row, and their tokens where they are known.
+
+        Args:
+            indices: The examples of the batch.
+            lengths: Tokens of every example.
+        """
+        if self.sequences == 1:
+            return indices, lengths[indices]
+        own = self.inputs.get("row_lengths", self.lengths_B)
+        rows: Indices = (indices[:, None] * self.sequences + np.arange(self.sequences)).ravel()
+        return rows, None if own is None else own.cpu().numpy()
 
     def weighted(self, weight_B: npt.NDArray[np.float64]) -> MicroBatch:
         """The same rows, of which the losses count these times more."""

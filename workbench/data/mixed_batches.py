@@ -64,6 +64,7 @@ def join(batches: Sequence[MicroBatch]) -> MicroBatch:
         ),
         labels_N=torch.cat([batch.labels_N for batch in batches]),
         tokens=sum(batch.tokens for batch in batches),
+        sequences=batches[0].sequences,
     )
 
 

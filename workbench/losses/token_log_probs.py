@@ -51,7 +51,8 @@ class _TokenLogProbs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_ND: Tensor, labels_N: Tensor, project: Project, vocabulary: int, *weights: Tensor
     ) -> Tensor:
-        found, gradients = [], []
+        found: list[Tensor] = []
+        gradients: list[Tensor] = []
         ahead = ctx.needs_input_grad[0] and not weights
         for hidden, labels in chunks(vocabulary, hidden_ND, labels_N):
             with torch.set_grad_enabled(ahead):

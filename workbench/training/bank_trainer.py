@@ -295,9 +295,9 @@ class BankTrainer:
         names, members = list(live), list(live.values())
         collated, labels = self._collated(_rows(members, parts), then=then)
         batch = collated.to(self.device)
-        rows = [MemberRows(names[owner], len(indices)) for owner, indices in parts]
+        rows = [MemberRows(names[owner], len(indices) * batch.sequences) for owner, indices in parts]
         draws = [
-            RowDraw(member.task.config.seed, member.progress.step, indices, member.seen.lengths[indices])
+            RowDraw(member.task.config.seed, member.progress.step, *batch.numbered(indices, member.seen.lengths))
             for owner, indices in parts
             for member in [members[owner]]
         ]

@@ -5,16 +5,42 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from workbench.data.batching import Examples, MicroBatch
+from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.losses.label_losses import LabelTap
 from workbench.training.reference_losses import ReferenceLosses
+from workbench.training.step_meter import StepMeter
 
 Loss = Callable[[MicroBatch, float], Tensor]
 """Summed loss of a micro-batch times a factor, as a scalar with a graph."""
+
+
+class LookRows(Protocol):
+    """Rows with the numbers of training rows, which a model reads before it learns these."""
+
+    @property
+    def lengths(self) -> Indices:
+        """Tokens of each."""
+
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        """The rows `indices`, padded."""
+
+
+class StepLook(Protocol):
+    """Figures of a whole step on which the loss of each of its rows depends, found by a look without gradients."""
+
+    @property
+    def rows(self) -> LookRows:
+        """Rows that are looked at."""
+
+    def measure(self, batch: MicroBatch) -> Tensor:
+        """Sums (k,) over the rows of a micro-batch, float64."""
+
+    def take(self, sums: Tensor) -> None:
+        """Use these sums (k,) over all rows of the step, of all processes, in the losses that follow."""
 
 
 class TrainingSignal(NamedTuple):
@@ -32,6 +58,10 @@ class TrainingSignal(NamedTuple):
     """Where the losses of single labels can be heard; None where a row has no loss of its own."""
     reads_packed: bool = False
     """Whether the loss finds its positions in rows that are packed into one sequence."""
+    meter: StepMeter | None = None
+    """Where the loss tells of its rows what stands in metrics.jsonl."""
+    look: StepLook | None = None
+    """A look at the rows of each step before their losses."""
     reference: ReferenceLosses | None = None
     """Losses of another model on the rows, where `data.sampling.by=tokens` compares with them."""
 

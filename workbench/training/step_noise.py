@@ -10,7 +10,7 @@ import torch
 
 from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.config import RunConfig
-from workbench.data.batching import Examples, Indices
+from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.models import forward_noise
 from workbench.training.distributed.sharding import Sharded
 from workbench.training.freezing.freezer import Freezer
@@ -58,11 +58,11 @@ class StepNoise:
             yield
 
     @contextmanager
-    def of(self, rows: Indices, seen: Examples, *, step: int) -> Iterator[None]:
-        """Around the forward and the backward pass of a micro-batch."""
+    def of(self, batch: MicroBatch, indices: Indices, seen: Examples, *, step: int) -> Iterator[None]:
+        """Around the forward and the backward pass of a micro-batch of the examples `indices`."""
         seed = self._config.seed
-        first = RowDraw(seed, step, rows, seen.lengths[rows], self._packed)
+        first = RowDraw(seed, step, *batch.numbered(indices, seen.lengths), self._packed)
         # The backbone's own dropout, which knows no rows.
-        torch.manual_seed(int(np.random.SeedSequence([seed, step, int(rows[0])]).generate_state(1)[0]))
+        torch.manual_seed(int(np.random.SeedSequence([seed, step, int(indices[0])]).generate_state(1)[0]))
         with drawing([first._replace(copy=number) for number in range(self._passes)], self._device):
             yield

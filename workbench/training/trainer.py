@@ -22,7 +22,7 @@ from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError
 from workbench.models import backbones, fused_lora
 from workbench.runs.run_directory import Run
-from workbench.training import capacity, packing, preflight, row_losses
+from workbench.training import capacity, packing, preflight, row_losses, step_figures
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
 from workbench.training.callbacks import Callback
 from workbench.training.distributed.placement import Placement
@@ -235,14 +235,14 @@ class Trainer:
         """Compute the gradients of rows in a step (from 0); returns their mean loss, and metrics of the gradients."""
         optimizer = self.config.optimizer
         parts = GradientParts(self.masters) if optimizer.noise_scale and step % optimizer.noise_scale == 0 else None
-        self.row_losses.begin()
+        step_figures.begin(self, rows)
         with self.step_noise.during(step, self.clock.share):
             loss = self.backward(rows, parts, step=step)
+            metrics = step_figures.means(self)
             if optimizer.sam is not None and step % optimizer.sam_every == 0:
                 ascended = partial(sam_lookahead.ascended, rho=optimizer.sam, adaptive=optimizer.sam_adaptive)
                 with ascended(self.masters, refresh=self.masters.refresh), self.row_losses.paused():
                     self.backward(rows, step=step)
-        metrics: dict[str, float] = {}
         if parts is not None:  # last: a step that runs out of memory is done again
             self.noise.add(parts.estimate())
             metrics |= {} if self.noise.value is None else {"noise_scale": self.noise.value}
@@ -267,7 +267,7 @@ class Trainer:
                 then = shares[number + 1].rows if number + 1 < len(shares) else None
                 batch = self.drawn.weighed(self._batch(seen, indices, then=then), indices)
                 with (
-                    self.step_noise.of(indices, seen, step=step),
+                    self.step_noise.of(batch, indices, seen, step=step),
                     self.row_losses.of(indices if counts else indices[:0], batch),
                 ):
                     part = self.forward(batch, counts / supervised)

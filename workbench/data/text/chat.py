@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.data.text.answer_masks import AnswerMasker, Conversation, assistants, wholes, written_out
 from workbench.data.text.chat_tokenizer import ChatTokenizer
-from workbench.data.text.formats import Example
+from workbench.data.text.formats import Conversion, Example
 from workbench.data.text.messages import Message, last_answer_only, split_thoughts, thoughts
 from workbench.data.text.template_segments import Rendering
 from workbench.errors import BackboneError, DataError, WorkbenchError
@@ -116,6 +116,9 @@ class ChatEncoder:
     Raises:
         BackboneError: The tokenizer gives no offsets, or the template is not valid Jinja.
     """
+
+    conversion: Conversion | None = None
+    """Rows are read as their format says."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str | None = None) -> None:
         if not tokenizer.is_fast:

@@ -23,7 +23,7 @@ from datasets import Sequence as ListOf
 
 from workbench.config import DataConfig
 from workbench.data.batching import MicroBatch, Row
-from workbench.data.text import chat, formats
+from workbench.data.text import chat, formats, judged_encoder
 from workbench.errors import DataError, FileError, WorkbenchError
 
 FEATURES = Features(
@@ -39,6 +39,8 @@ FEATURES = Features(
         "truncated": Value("bool"),
         "chat": Value("bool"),
         "weight": Value("float64"),
+        "desired": Value("int8"),
+        "margin": Value("float64"),
     }
 )
 
@@ -51,6 +53,10 @@ Item = formats.Example | str
 
 class RowEncoder(Protocol):
     """How examples are written for a model, and what it sees of them. It can be pickled."""
+
+    @property
+    def conversion(self) -> formats.Conversion | None:
+        """How rows are read where they are not read as their format says."""
 
     @property
     def identity(self) -> list[Any]:
@@ -168,10 +174,7 @@ def encode(items: Sequence[Item], *, config: DataConfig, encoder: RowEncoder) ->
                 raise item
             wholes = encoded[position : position + len(item)]
             position += len(item)
-            for part, whole in zip(item, wholes, strict=False):  # an error that ended the encoding is the last one
-                if isinstance(whole, WorkbenchError):
-                    raise whole
-                cut = _cut(part, whole, config)
+            for part, whole, cut in _cuts(item, wholes, config):
                 emptied = emptied.plus(_emptied(part, whole, cut, config))
                 if any(cut.supervised[1:]):
                     rows.append((part, whole, cut))
@@ -232,6 +235,29 @@ def _characters(example: formats.Example) -> int:
     return characters + sum(len(text) for text, _ in example.text)
 
 
+def _cuts(
+    parts: Sequence[formats.Example], wholes: Sequence[chat.Encoded | WorkbenchError], config: DataConfig
+) -> Iterator[tuple[formats.Example, chat.Encoded, chat.Encoded]]:
+    """Yield the parts of an example, whole and cut; raises the first error among them."""
+    encoded: list[chat.Encoded] = []
+    for whole in wholes:  # an error that ended the encoding is the last one
+        if isinstance(whole, WorkbenchError):
+            raise whole
+        encoded.append(whole)
+    if parts[0].desired is not None:
+        for part, whole in zip(parts, encoded, strict=True):
+            _require_loss(part, whole)
+        yield from zip(parts, encoded, judged_encoder.cut(parts, encoded, config), strict=True)
+        return
+    for part, whole in zip(parts, encoded, strict=True):
+        yield part, whole, _cut(part, whole, config)
+
+
+def _require_loss(part: formats.Example, whole: chat.Encoded) -> None:
+    if not any(whole.supervised[1:]):
+        raise DataError(f"{part.place}: no token carries loss. Give it an answer, or write data.on_bad_row=skip.")
+
+
 def _cut(part: formats.Example, whole: chat.Encoded, config: DataConfig) -> chat.Encoded:
     """The example cut to data.max_tokens."""
     cut = chat.truncate(whole, max_tokens=config.max_tokens, side=config.truncate)
@@ -240,8 +266,7 @@ def _cut(part: formats.Example, whole: chat.Encoded, config: DataConfig) -> chat
             f"{part.place}: {whole.kept} of its {len(whole.input_ids)} tokens are its answer, which is never cut: "
             f"data.max_tokens={config.max_tokens} leaves nothing to read. Raise it, or write data.on_bad_row=skip."
         )
-    if not any(whole.supervised[1:]):
-        raise DataError(f"{part.place}: no token carries loss. Give it an answer, or write data.on_bad_row=skip.")
+    _require_loss(part, whole)
     return cut
 
 
@@ -259,8 +284,14 @@ def _append(
     rows: Sequence[tuple[formats.Example, chat.Encoded, chat.Encoded]],
     encoder: RowEncoder,
 ) -> None:
-    """Add the rows of one example; their digest is of all of them, so that they stay on one side of a split."""
+    """Add the rows of one example; their digest is of all of them, so that they stay on one side of a split.
+
+    That of judged answers is of their prompt: all answers to it stay on one side.
+    """
     ids = array("q", itertools.chain.from_iterable(cut.input_ids for *_, cut in rows))
+    if rows and rows[0][0].desired is not None:
+        whole = rows[0][1]
+        ids = array("q", whole.input_ids[: judged_encoder.prompt_length(whole)])
     # Of 5 million different rows, the chance that two share eight bytes is one in a million.
     digest = int.from_bytes(hashlib.sha256(ids.tobytes()).digest()[:8], "little")
     for part, whole, cut in rows:
@@ -276,6 +307,8 @@ def _append(
             "truncated": len(cut.input_ids) < len(whole.input_ids),
             "chat": bool(part.messages),
             "weight": part.weight,
+            "desired": None if part.desired is None else int(part.desired),
+            "margin": part.margin,
         }
         for name, value in row.items():
             columns[name].append(value)

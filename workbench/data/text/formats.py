@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from workbench.config import DataConfig
-from workbench.config.basic_sections import WEIGHT
+from workbench.config.basic_sections import MARGIN, WEIGHT
 from workbench.data import row_weights
 from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint
 from workbench.data.text.messages import Message, last_answer_only, message_of, messages_of, tools_of, without_loss
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
-__all__ = ["Example", "convert", "fingerprint", "read", "renamed"]
+__all__ = [
+    "Conversion",
+    "Example",
+    "answered",
+    "convert",
+    "fingerprint",
+    "optional_string",
+    "read",
+    "renamed",
+    "string_of",
+]
 
 Columns = Mapping[str, Any]
 
@@ -36,10 +48,22 @@ class Example:
     """Raw text pieces, each with whether it carries loss. Empty for chat."""
     weight: float = 1.0
     """How often it counts in the loss."""
+    desired: bool | None = None
+    """Whether its answer is the better one, or a good one; None where nobody has judged it."""
+    rejected: Example | None = None
+    """The worse answer to the same prompt, where a row has two."""
+    margin: float = 0.0
+    """By how much the reward of the better answer is to be higher."""
 
 
 def read(
-    source: str, config: DataConfig, *, skipped: list[str], limit: int | None = None, weighted: bool = False
+    source: str,
+    config: DataConfig,
+    *,
+    skipped: list[str],
+    limit: int | None = None,
+    weighted: bool = False,
+    conversion: Conversion | None = None,
 ) -> Iterator[Example]:
     """Iterate over the examples of a file, a folder or a hub data set, in their order.
 
@@ -49,6 +73,7 @@ def read(
         skipped: Place and reason of every skipped row are appended.
         limit: Rows to read; None for all.
         weighted: Whether to read how often each counts, where `config.columns` says in which column; else once each.
+        conversion: Converts columns in place of the format's own conversion.
 
     Raises:
         DataError: As `convert_rows`; or no format fits the columns.
@@ -57,6 +82,8 @@ def read(
 
     def converter(first: RawRow) -> Callable[[RawRow], Example | None]:
         row_format = _detect(source, first.columns, config)
+        if conversion is not None:
+            row_format = replace(row_format, convert=partial(conversion, row_format.name))
 
         def convert(row: RawRow) -> Example | None:
             example = _example(row, row_format, config.columns)
@@ -89,9 +116,11 @@ def _example(row: RawRow, row_format: _Format, renames: Mapping[str, str]) -> Ex
             f"{', '.join(columns) or 'no column'}. Name the row's format, or rename its columns with data.columns."
         )
     example = row_format.convert(row.place, columns)
-    if example is None or WEIGHT not in renames:
-        return example
-    return replace(example, weight=row_weights.read(columns.get(WEIGHT), renames[WEIGHT]))
+    if example is not None and WEIGHT in renames:
+        example = replace(example, weight=row_weights.read(columns.get(WEIGHT), renames[WEIGHT]))
+    if example is not None and MARGIN in renames:
+        example = replace(example, margin=_number(columns.get(MARGIN), renames[MARGIN]))
+    return example
 
 
 def _detect(source: str, columns: Columns, config: DataConfig) -> _Format:
@@ -135,7 +164,17 @@ def renamed(columns: Columns, renames: Mapping[str, str]) -> dict[str, Any]:
     return kept | {name: columns[in_file] for name, in_file in renames.items() if in_file in columns}
 
 
-def _string(columns: Columns, name: str, remedy: str = "write it in quotes") -> str:
+def _number(value: Any, name: str) -> float:
+    try:
+        found = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not math.isfinite(found):
+        raise DataError(f"`{name}` must be a finite number, found {excerpt(value)}.")
+    return found
+
+
+def string_of(columns: Columns, name: str, remedy: str = "write it in quotes") -> str:
     value = columns.get(name)
     if value is None:
         raise DataError(f"`{name}` is missing or null.")
@@ -146,14 +185,14 @@ def _string(columns: Columns, name: str, remedy: str = "write it in quotes") -> 
     return value
 
 
-def _optional(columns: Columns, name: str) -> str:
+def optional_string(columns: Columns, name: str) -> str:
     value = columns.get(name)
-    return _string(columns, name) if value not in (None, "") else ""
+    return string_of(columns, name) if value not in (None, "") else ""
 
 
-def _chat(place: str, columns: Columns, messages: Sequence[Message]) -> Example:
+def chat_example(place: str, columns: Columns, messages: Sequence[Message]) -> Example:
     """An example of `messages`, with the row's system prompt and tools."""
-    if system := _optional(columns, "system"):
+    if system := optional_string(columns, "system"):
         if messages[0]["role"] == "system":
             raise DataError("has a `system` column and a system message. Remove one of them.")
         messages = [{"role": "system", "content": system}, *messages]
@@ -162,7 +201,7 @@ def _chat(place: str, columns: Columns, messages: Sequence[Message]) -> Example:
     return Example(place, messages=tuple(messages), tools=tools_of(columns.get("tools")))
 
 
-def _dialogue(columns: Columns) -> list[Message]:
+def dialogue(columns: Columns) -> list[Message]:
     name = "messages" if "messages" in columns else "conversations"
     return messages_of(columns[name], name)
 
@@ -172,18 +211,20 @@ def _exchange(question: str, answer: str) -> list[Message]:
 
 
 def _messages(place: str, columns: Columns) -> Example:
-    return _chat(place, columns, _dialogue(columns))
+    return chat_example(place, columns, dialogue(columns))
 
 
 def _alpaca(place: str, columns: Columns) -> Example:
     history = columns.get("history") or []
     if not isinstance(history, list) or not all(_is_exchange(pair) for pair in history):
         raise DataError(f"`history` must be a list of [question, answer] pairs, found {excerpt(history)}.")
-    question = "\n\n".join(part for part in (_optional(columns, "instruction"), _optional(columns, "input")) if part)
+    question = "\n\n".join(
+        part for part in (optional_string(columns, "instruction"), optional_string(columns, "input")) if part
+    )
     if not question:
         raise DataError("`instruction` is empty, and so is `input`.")
     turns = [message for pair in history for message in _exchange(*pair)]
-    return _chat(place, columns, [*turns, *_exchange(question, _string(columns, "output"))])
+    return chat_example(place, columns, [*turns, *_exchange(question, string_of(columns, "output"))])
 
 
 def _is_exchange(pair: Any) -> bool:
@@ -191,36 +232,36 @@ def _is_exchange(pair: Any) -> bool:
 
 
 def _question_answer(place: str, columns: Columns) -> Example:
-    context, question = _optional(columns, "context"), _string(columns, "question")
+    context, question = optional_string(columns, "context"), string_of(columns, "question")
     if "answer" in columns:
-        answer = _string(columns, "answer")
+        answer = string_of(columns, "answer")
     else:
         answers = columns["answers"]
         listed = answers.get("text") if isinstance(answers, dict) else answers  # SQuAD: {text, answer_start}
         if not isinstance(listed, list) or not listed:
             raise DataError(f"`answers` must be a list with at least one answer, found {excerpt(answers)}.")
-        answer = _string({"answers": listed[0]}, "answers")
-    return _chat(place, columns, _exchange(f"{context}\n\n{question}" if context else question, answer))
+        answer = string_of({"answers": listed[0]}, "answers")
+    return chat_example(place, columns, _exchange(f"{context}\n\n{question}" if context else question, answer))
 
 
 def _text_label(place: str, columns: Columns) -> Example:
-    label = _string(columns, "label", remedy="map your classes to names")
-    return _chat(place, columns, _exchange(_string(columns, "text"), label))
+    label = string_of(columns, "label", remedy="map your classes to names")
+    return chat_example(place, columns, _exchange(string_of(columns, "text"), label))
 
 
 def _text(place: str, columns: Columns) -> Example:
-    return Example(place, text=((_string(columns, "text"), True),))
+    return Example(place, text=((string_of(columns, "text"), True),))
 
 
 def _prompt_completion(place: str, columns: Columns) -> Example:
-    return _answered(place, columns, prompt="prompt", answer="completion")
+    return answered(place, columns, prompt="prompt", answer="completion")
 
 
 def _preference(place: str, columns: Columns) -> Example | None:
     """The preferred answer as an example; None for a row that is labelled as not preferred."""
     if "chosen" in columns:
         prompt = next((name for name in ("messages", "conversations", "prompt") if name in columns), "prompt")
-        return _answered(place, columns, prompt=prompt, answer="chosen")
+        return answered(place, columns, prompt=prompt, answer="chosen")
     label = columns["label"]
     if str(label).lower() not in ("true", "false"):
         raise DataError(f"`label` must be true or false, found {excerpt(label)}.")
@@ -229,34 +270,34 @@ def _preference(place: str, columns: Columns) -> Example | None:
     if "completion" in columns:
         return _prompt_completion(place, columns)
     # The label rates the last answer; the turns before it are context.
-    return _chat(place, columns, last_answer_only(_dialogue(columns)))
+    return chat_example(place, columns, last_answer_only(dialogue(columns)))
 
 
-def _answered(place: str, columns: Columns, *, prompt: str, answer: str) -> Example:
+def answered(place: str, columns: Columns, *, prompt: str, answer: str) -> Example:
     """Raw text where both columns are strings, otherwise a chat; only the answer carries loss."""
     asked, given = columns.get(prompt), columns[answer]
     if isinstance(given, str) and not isinstance(asked, list):
-        if _optional(columns, "system"):
+        if optional_string(columns, "system"):
             raise DataError(
                 f"raw text has no `system` prompt. For a chat, write data.format=question_answer "
                 f"data.columns='{{question: {prompt}, answer: {answer}}}'."
             )
-        return Example(place, text=((_string(columns, prompt), False), (_string(columns, answer), True)))
+        return Example(place, text=((string_of(columns, prompt), False), (string_of(columns, answer), True)))
     if isinstance(given, str):
-        answers = [{"role": "assistant", "content": _string(columns, answer)}]
+        answers = [{"role": "assistant", "content": string_of(columns, answer)}]
     elif isinstance(given, dict):
         answers = [message_of(given, f"`{answer}`")]
     else:
         answers = messages_of(given, answer)
     if any(message["role"] == "user" for message in answers):  # the answer column holds the whole conversation
-        return _chat(place, columns, last_answer_only(answers))
+        return chat_example(place, columns, last_answer_only(answers))
     if answers[-1]["role"] != "assistant":
         raise DataError(f"`{answer}` must end with the assistant, not with the {answers[-1]['role']}.")
     if isinstance(asked, list):
         before = messages_of(asked, prompt)
     else:
-        before = [{"role": "user", "content": _string(columns, prompt)}]
-    return _chat(place, columns, [*without_loss(before), *answers])
+        before = [{"role": "user", "content": string_of(columns, prompt)}]
+    return chat_example(place, columns, [*without_loss(before), *answers])
 
 
 def _conversation_tree(place: str, columns: Columns) -> Example:
@@ -267,7 +308,7 @@ def _conversation_tree(place: str, columns: Columns) -> Example:
     while node is not None:
         if not isinstance(node, dict) or node.get("role") not in tuple(roles):
             raise DataError(f"message {len(path) + 1} must have role prompter or assistant, found {excerpt(node)}.")
-        path.append({"role": roles[node["role"]], "content": _string(node, "text")})
+        path.append({"role": roles[node["role"]], "content": string_of(node, "text")})
         replies = node.get("replies") or []
         if not isinstance(replies, list):
             raise DataError(f"message {len(path)}: `replies` must be a list, found {excerpt(replies)}.")
@@ -277,7 +318,7 @@ def _conversation_tree(place: str, columns: Columns) -> Example:
         path.pop()
     if not path:
         raise DataError("the tree holds no answer of the assistant.")
-    return _chat(place, columns, path)
+    return chat_example(place, columns, path)
 
 
 def _is_deleted(reply: Any) -> bool:
@@ -287,6 +328,10 @@ def _is_deleted(reply: Any) -> bool:
 def _rank(reply: Any) -> float:
     rank = reply.get("rank") if isinstance(reply, dict) else None
     return rank if isinstance(rank, int | float) else float("inf")
+
+
+Conversion = Callable[[str, str, Columns], Example]
+"""From the name of the rows' format, a place and columns to an example."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,5 +375,5 @@ _FORMATS = (
 _COLUMNS = (
     *("messages", "conversations", "instruction", "input", "output", "prompt", "completion", "question", "answer"),
     *("answers", "text", "label", "chosen", "rejected", "message_tree_id", "context", "system", "tools", "history"),
-    WEIGHT,
+    *(WEIGHT, MARGIN),
 )

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs, padded
 from workbench.data.text.chat import Encoded, LossOn, outcomes
-from workbench.data.text.formats import Example
+from workbench.data.text.formats import Conversion, Example
 from workbench.errors import BackboneError, DataError, WorkbenchError
 
 MASKED, RANDOM = 0.8, 0.1
@@ -32,6 +32,9 @@ class MlmEncoder:
     Raises:
         BackboneError: The tokenizer has no mask token.
     """
+
+    conversion: Conversion | None = None
+    """Rows are read as their format says."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, share: float, seed: int) -> None:
         if tokenizer.mask_token_id is None:

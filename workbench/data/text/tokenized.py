@@ -102,7 +102,9 @@ def read(
     arrow, notes = folder / f"{name}.arrow", folder / f"{name}.json"
     if not notes.exists():
         skipped: list[str] = []
-        examples = formats.read(path, config, skipped=skipped, limit=limit, weighted=weighted)
+        examples = formats.read(
+            path, config, skipped=skipped, limit=limit, weighted=weighted, conversion=template.conversion
+        )
         chunks = encoded_rows.chunks(examples, skipped)
         encode = partial(encoded_rows.encode, config=config, encoder=template)
         written = encoded_rows.write(arrow, ordered_processes.results(encode, chunks), config)
@@ -157,7 +159,8 @@ def _without_overlap(train: TokenizedSet, held_out: TokenizedSet, config: DataCo
     known = int(np.flatnonzero(held_out.digests == train.digests[first])[0])
     raise DataError(
         f"{int(shared.sum())} of {len(train)} training rows are also in {held_out.source}, so its scores would "
-        f"flatter: {train.place(first)} equals {held_out.place(known)}.\n"
+        f"flatter: {train.place(first)} {'answers the prompt of' if train.judged else 'equals'} "
+        f"{held_out.place(known)}.\n"
         "  Write data.overlap=drop to leave them out of training."
     )
 

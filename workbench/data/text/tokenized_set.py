@@ -130,6 +130,11 @@ class TokenizedSet:
         weights: npt.NDArray[np.float64] = self.table.data.column("weight").to_numpy()[self.rows]
         return weights
 
+    @property
+    def judged(self) -> bool:
+        """Whether rows are answers that are told to be good or bad, better or worse."""
+        return bool(self.table[0]["desired"] is not None)
+
     @cached_property
     def ends(self) -> Indices:
         """Supervised end-of-turn tokens of each example."""

@@ -1,0 +1,42 @@
+"""Findings of `check` on rows of text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from workbench.config import RunConfig
+from workbench.data.batching import Row
+from workbench.data.text.tokenized_set import Splits
+
+SHOWN = 3
+"""Examples that are rendered in full."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Findings of `check`, for a run that is not refused."""
+
+    config: RunConfig
+    data: Splits
+    examples: list[tuple[str, list[tuple[str, bool]]]]
+    """Place and pieces of some examples: decoded text, and whether it carries loss."""
+    targets: list[str]
+    """Modules that get an adapter; empty for full fine-tuning."""
+    steps: int | None
+    """None where a budget alone ends the run."""
+    notes: list[str]
+    blocks: int | None = None
+    """Transformer blocks of the backbone, where layers freeze."""
+
+
+def pieces(row: Row, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool]]:
+    """The decoded runs of tokens with and without loss, in order."""
+    cuts = [0, *(np.flatnonzero(np.diff(row.supervised)) + 1).tolist(), len(row.input_ids)]
+    return [
+        (str(tokenizer.decode(row.input_ids[start:stop])), bool(row.supervised[start]))
+        for start, stop in pairwise(cuts)
+    ]

@@ -1,0 +1,210 @@
+"""Preferences: judged answers in, an adapter that makes the better ones likelier, its scores and a report out.
+
+The loop is that of every recipe; what differs is that a row is a pair of answers, or one that is good or bad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from workbench import evaluation
+from workbench.config import RunConfig, tasks
+from workbench.data.batching import MicroBatch
+from workbench.data.text import tokenized
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.judged_encoder import JudgedEncoder
+from workbench.data.text.judged_set import JudgedSet, JudgedSplits, judged
+from workbench.data.text.mismatched_answers import mismatched
+from workbench.data.text.row_encoder import row_encoder
+from workbench.data.text.text_checks import require_ends
+from workbench.data.text.tokenized_set import Splits, TokenizedSet
+from workbench.evaluation import GeneratedAnswer, preference_scores
+from workbench.evaluation.result_store import ModelResults
+from workbench.models import backbones
+from workbench.models.backbones import Backbone
+from workbench.models.exported import ExportedModel
+from workbench.recipes import preference_reference, start_adapter
+from workbench.recipes.preference_reference import AnswerNumbers, Floats
+from workbench.recipes.sft import TextRun, answer, read_template
+from workbench.recipes.single_run import Scored
+from workbench.runs import provenance
+from workbench.runs.run_directory import Run
+from workbench.training import preference_objective, preflight
+from workbench.training.callbacks import Callback
+from workbench.training.preference_objective import KtoLook, PreferenceObjective
+from workbench.training.signal import TrainingSignal
+
+Scores = dict[str, Any]
+
+
+def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
+    """Train as `config` says; returns scores before and after, as they stand in scores.json."""
+    # Data first: it is the cheapest thing to get wrong, and needs no weights.
+    tokenizer, template, pairs = prepare(config)
+    provenance.note_data(run, {name: split and split.facts() for name, split in pairs._asdict().items()})
+    preferences = begin(config, run, callback, tokenizer, template, pairs)
+    # The reference reads every answer once and is gone, so that there is one model in memory from here on.
+    preferences = preferences.asked()
+    preferences.train()
+    return preferences.finish()
+
+
+def begin(
+    config: RunConfig,
+    run: Run,
+    callback: Callback,
+    tokenizer: PreTrainedTokenizerBase,
+    template: ChatEncoder,
+    pairs: JudgedSplits,
+) -> PreferenceRun:
+    """The run, before a reference was asked."""
+    good = Splits(*(None if split is None else split.good for split in pairs))  # type: ignore[arg-type]
+    return PreferenceRun(config, run, callback, tokenizer, template, good, pairs=pairs)
+
+
+def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, JudgedSplits]:
+    """Tokenizer, form of the rows, and data; refuses what would fail or teach nothing."""
+    tokenizer = backbones.tokenizer(config.model)
+    template = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
+    assert isinstance(template, ChatEncoder), "recipe mlm alone hides tokens"
+    data = tokenized.load(config.data, tokenizer, JudgedEncoder(template), seed=config.seed)
+    pairs = JudgedSplits(*(None if split is None else _judged(split, config) for split in data))  # type: ignore[arg-type]
+    require_ends(data)
+    splits = [pairs.train, pairs.held_out, *([pairs.test] if pairs.test else [])]
+    preflight.require_backbone(config, splits, tasks.of(config))
+    preference_reference.find(config, tokenizer)
+    start_adapter.require(config)
+    return tokenizer, template, pairs
+
+
+def _judged(split: TokenizedSet, config: RunConfig) -> JudgedSet:
+    found = judged(split, pairs=config.prefer.pairs)
+    if config.prefer.loss != "kto":
+        return found
+    return replace(found, others=mismatched(found.answers, max_tokens=config.data.max_tokens))
+
+
+@dataclass(frozen=True)
+class PreferenceRun(TextRun):
+    """A run that learns which answers are better."""
+
+    pairs: JudgedSplits = field(kw_only=True)
+    """The examples; `data` has the chosen or good answers."""
+    before: Mapping[str, AnswerNumbers] = field(default_factory=dict, kw_only=True)
+    """Numbers of held-out and test answers, by the model that training starts from."""
+    numbers: Mapping[str, AnswerNumbers] | None = field(default=None, kw_only=True)
+    """Numbers of the answers of each split, by the reference; None where the loss has none."""
+
+    @property
+    def rows(self) -> Mapping[str, Any]:
+        return {name: split for name, split in self.pairs._asdict().items() if split is not None}
+
+    def asked(self) -> PreferenceRun:
+        """The same run, for which the reference has read all answers."""
+        before, numbers = preference_reference.ask(self.config, self.run, self.callback, self.rows, self.tokenizer)
+        return replace(self, before=before, numbers=numbers)
+
+    def assemble(self, model: nn.Module, backbone: Backbone) -> ExportedModel:
+        live = super().assemble(model, backbone)
+        if self.config.prefer.start is not None:
+            start_adapter.load(self.config, model)
+            if not self.run.ranks.agreed((self.run.path / "before.json").exists()) and self.placement.scores:
+                live.model.eval()
+                self.write_before(live)
+                live.model.train()
+        return live
+
+    def score_before(self, backbone: Backbone) -> bool:
+        if self.config.prefer.start is not None:  # what training starts from is there once the adapter is
+            return False
+        return super().score_before(backbone)
+
+    def score_start(self, start: ExportedModel, scoring: ModelResults) -> Scored:
+        """Scores by what was read of the start beside the reference: where they are one, all margins are exactly 0."""
+        with self.run.deadline.phase("answers"):
+            written = answer(start, self.data.held_out, self.config, scoring)
+        own = self.before["held_out"]
+        scores = self._summary("held_out", own.counted_S, own.mean_S, own.others_S)
+        return Scored(scores | self._of_answers(written), written)
+
+    def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
+        config, train = self.config.prefer, self.pairs.train
+        own = self._reference("train")
+        objective = PreferenceObjective(
+            config,
+            train,
+            None if own is None else own.counted_S,
+            beta=lambda: config.beta_at(progress()),
+            device=backbones.device(),
+        )
+        read = partial(preference_objective.log_probs, live.model, live.head)
+        look = None
+        if own is not None and own.others_S is not None:
+            look = KtoLook(objective, train, own.others_S, read)
+
+        def loss(batch: MicroBatch, scale: float) -> Tensor:
+            rows = (
+                len(next(iter(batch.inputs.values()))) if batch.rows_B is None else len(batch.rows_B) * batch.sequences
+            )
+            return objective(read(batch), batch.labels_N, rows=rows, scale=scale)
+
+        return TrainingSignal(train, loss, reads_packed=True, meter=objective.meter, look=look)
+
+    def _reference(self, split: str) -> AnswerNumbers | None:
+        return None if self.numbers is None else self.numbers[split]
+
+    def held_out_loss(self, live: ExportedModel) -> tuple[float, Mapping[str, float]]:
+        found = self._summary("held_out", *self._read(live, "held_out"))
+        parts = {"held_out_preference[accuracy]": found["accuracy"]}
+        parts |= {"held_out_preference[margin]": found["margin"]} if "margin" in found else {}
+        return found["loss"], parts
+
+    def score(self, model: ExportedModel, rows: Any, scoring: ModelResults | None = None) -> Scored:
+        name = next((name for name, split in self.rows.items() if split is rows), None)
+        with self.scoring_time(rows):
+            if name is None:  # a few rows, to see how long it takes
+                self._counted(model, rows.answers, rows.shared_tokens, None)
+                return Scored({}, [])
+            found = self._summary(name, *self._read(model, name, scoring))
+        with self.run.deadline.phase("answers"):
+            written = answer(model, rows.good, self.config, scoring)
+        return Scored(found | self._of_answers(written), written)
+
+    def _of_answers(self, written: list[GeneratedAnswer]) -> dict[str, float]:
+        """Scores of written answers, and their length in tokens."""
+        count = [len(self.tokenizer(each.answer, add_special_tokens=False)["input_ids"]) for each in written]
+        return evaluation.answer_scores(written) | ({"answer_tokens": float(np.mean(count))} if count else {})
+
+    def _read(
+        self, model: ExportedModel, name: str, scoring: ModelResults | None = None
+    ) -> tuple[Floats, Floats, Floats | None]:
+        """Counted log-probabilities of a split's answers, their means, and those of answers to other prompts."""
+        rows: JudgedSet = self.rows[name]
+        counted_S, mean_S = self._counted(model, rows.answers, rows.shared_tokens, scoring)
+        if rows.others is None:
+            return counted_S, mean_S, None
+        others_S, _ = self._counted(model, rows.others, rows.others.supervised, scoring)
+        return counted_S, mean_S, others_S
+
+    def _counted(
+        self, model: ExportedModel, rows: TokenizedSet, shared_S: Any, scoring: ModelResults | None
+    ) -> tuple[Floats, Floats]:
+        return preference_scores.read(model.model, model.head, rows, shared_S, self.config.prefer, scoring=scoring)
+
+    def _summary(self, name: str, counted_S: Floats, mean_S: Floats, others_S: Floats | None) -> dict[str, float]:
+        own = self._reference(name)
+        drift = 0.0
+        if others_S is not None:
+            assert own is not None and own.others_S is not None
+            drift = float((others_S - own.others_S).mean())
+        reference_S = None if own is None else own.counted_S
+        return preference_scores.summary(
+            self.config.prefer, self.rows[name], counted_S, mean_S, reference_S, drift=drift
+        )

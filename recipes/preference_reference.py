@@ -1,0 +1,135 @@
+"""Log-probabilities of judged answers by the reference of recipe prefer, and by the model that training starts from.
+
+Both read all rows once, before the first step, and are gone when the training begins: there is one model in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from workbench.config import RunConfig
+from workbench.config.prefer_config import BACKBONE, PreferConfig
+from workbench.data.batching import Indices
+from workbench.data.text.judged_set import JudgedSet
+from workbench.losses import answer_losses
+from workbench.recipes import token_reference
+from workbench.recipes.token_reference import Reference, Wanted
+from workbench.runs.run_directory import Run
+from workbench.training.callbacks import Callback
+from workbench.training.reference_losses import ReferenceLosses
+
+_AT_ONCE = 256
+"""Answers whose tokens are added up at a time."""
+Floats = npt.NDArray[np.float64]
+
+
+class AnswerNumbers(NamedTuple):
+    """Log-probabilities of all answers (S,) of a set, in nats."""
+
+    counted_S: Floats
+    """As the loss counts the tokens of an answer."""
+    mean_S: Floats
+    """Mean over tokens."""
+    others_S: Floats | None = None
+    """Counted so too, of answers to other prompts."""
+
+
+def wanted(config: RunConfig) -> Wanted:
+    """The reference."""
+    section = config.prefer
+    key = "prefer.reference" if section.reference is not None else "prefer.start"
+    return Wanted(key, section.reference_name, section.trust)
+
+
+def started_from(config: RunConfig) -> Wanted:
+    """The model that training starts from."""
+    section = config.prefer
+    return Wanted("prefer.start", section.start or BACKBONE, section.trust)
+
+
+def find(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[Reference]:
+    """The model that training starts from, and where the loss has one the reference, which may be the same."""
+    names = [started_from(config), *([wanted(config)] if config.prefer.compares else [])]
+    return [token_reference.find(each, config, tokenizer) for each in names]
+
+
+def files(config: RunConfig) -> dict[str, str]:
+    """Digests of all files that the numbers depend on."""
+    names = [started_from(config), *([wanted(config)] if config.prefer.compares else [])]
+    return {file: digest for each in names for file, digest in token_reference.named(each, config).files.items()}
+
+
+def in_words(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Sentences on the reference; raises what `token_reference.find` does."""
+    found = find(config, tokenizer)
+    if not config.prefer.compares:
+        return [f"prefer.loss={config.prefer.loss} compares with no reference."]
+    name = found[-1].source.name
+    what = "the backbone without the adapter" if name == BACKBONE else name
+    return [
+        f"Reference: {what}. It reads all answers once, before the first step; there is no second model in training."
+    ]
+
+
+def ask(
+    config: RunConfig, run: Run, callback: Callback, sets: Mapping[str, JudgedSet], tokenizer: PreTrainedTokenizerBase
+) -> tuple[dict[str, AnswerNumbers], dict[str, AnswerNumbers] | None]:
+    """The numbers of some sets by name: of the model that training starts from, without `train`; of the reference.
+
+    Returns:
+        None for the second where the loss has no reference.
+    """
+    start, *reference = find(config, tokenizer)
+    scored = {name: rows for name, rows in sets.items() if name != "train"}
+    if not reference:
+        return _asked(start, config, run, callback, scored, tokenizer), None
+    found = _asked(reference[0], config, run, callback, sets, tokenizer)
+    if start.source == reference[0].source:
+        return found, found
+    return _asked(start, config, run, callback, scored, tokenizer), found
+
+
+def _asked(
+    reference: Reference,
+    config: RunConfig,
+    run: Run,
+    callback: Callback,
+    sets: Mapping[str, JudgedSet],
+    tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, AnswerNumbers]:
+    others = {name: rows.others for name, rows in sets.items() if rows.others is not None}
+    tables = [*(rows.answers for rows in sets.values()), *others.values()]
+    losses = token_reference.ask(reference, tables, config, run, callback, tokenizer)
+    found = {
+        name: _numbers(each, rows, config.prefer) for (name, rows), each in zip(sets.items(), losses, strict=False)
+    }
+    for (name, table), each in zip(others.items(), losses[len(sets) :], strict=True):
+        others_S, _ = _counted(each, table.supervised, table.supervised, config.prefer)
+        found[name] = found[name]._replace(others_S=others_S)
+    return found
+
+
+def _numbers(losses: ReferenceLosses, rows: JudgedSet, config: PreferConfig) -> AnswerNumbers:
+    return AnswerNumbers(*_counted(losses, rows.answer_tokens, rows.shared_tokens, config))
+
+
+def _counted(
+    losses: ReferenceLosses, count_S: Indices, shared_S: Indices, config: PreferConfig
+) -> tuple[Floats, Floats]:
+    """Counted log-probabilities and means (S,) from the losses of tokens."""
+    parts = []
+    for start in range(0, len(count_S), _AT_ONCE):
+        own = slice(start, start + _AT_ONCE)
+        log_p_BL = torch.zeros(len(count_S[own]), int(count_S[own].max()), dtype=torch.float64)
+        for row, number in enumerate(range(start, start + len(log_p_BL))):
+            log_p_BL[row, : count_S[number]] = -torch.from_numpy(losses[number].astype(np.float64))
+        tokens_B, shared_B = torch.from_numpy(count_S[own]), torch.from_numpy(shared_S[own])
+        parts.append(answer_losses.answers(log_p_BL, tokens_B, shared_B, config))
+    counted, means = zip(*parts, strict=True)
+    return torch.cat(counted).numpy(), torch.cat(means).numpy()

@@ -1,0 +1,208 @@
+"""Recipe prefer on a real small backbone: identities of the first step, invariances, a resume, and what is scored."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+import workbench
+from tests.stopping import stop_after
+from workbench.data.text.judged_set import ROW, TOKEN
+from workbench.errors import Stopped
+from workbench.recipes import prefer
+from workbench.recipes.load import load
+
+BETA = 0.3
+RECIPE = """
+recipe: prefer
+model: {{id: {model}, weights: float32, compute: float32}}
+adapter: {{method: lora, rank: 4, alpha: 8}}
+data: {{train: {train}, held_out: 0.2, max_tokens: 96}}
+batch: {{size: 8}}
+train: {{steps: 3, learning_rate: 5.0e-3}}
+prefer: {{beta: {beta}}}
+evaluate: {{every: null, answers: 0}}
+save: {{every: null}}
+"""
+
+
+def pair(n: int) -> dict[str, Any]:
+    return {
+        "prompt": [{"role": "user", "content": f"What comes after {n}?" + " Think." * (n % 3)}],
+        "chosen": [{"role": "assistant", "content": f"It is {n + 1}." + " Yes." * (n % 4)}],
+        "rejected": [{"role": "assistant", "content": "No idea." + " Who knows?" * (n % 5)}],
+    }
+
+
+def single(n: int) -> dict[str, Any]:
+    answer = f"It is {n + 1}." if n % 3 else "No idea." + " No." * (n % 4)
+    return {
+        "messages": [{"role": "user", "content": f"After {n}?"}, {"role": "assistant", "content": answer}],
+        "label": bool(n % 3),
+    }
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
+    """A recipe, beside pairs and single answers."""
+    folder = tmp_path_factory.mktemp("prefer")
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(pair(n)) + "\n" for n in range(30)))
+    (folder / "single.jsonl").write_text("".join(json.dumps(single(n)) + "\n" for n in range(30)))
+    path = folder / "recipe.yaml"
+    path.write_text(RECIPE.format(model=stories, train=folder / "pairs.jsonl", beta=BETA))
+    return path
+
+
+def run(recipe: Path, out: Path, *overrides: str, resume: bool = False) -> Path:
+    return workbench.run(recipe, overrides, out=out, resume=resume, quiet=True)
+
+
+def losses(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def scores(run: Path) -> dict[str, dict[str, float]]:
+    return dict(json.loads((run / "scores.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def trained(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of DPO. Read only."""
+    return run(recipe, tmp_path_factory.mktemp("dpo") / "run", "train.steps=6", "evaluate.answers=2")
+
+
+def test_begins_with_no_preference_and_learns_one(trained: Path) -> None:
+    found, before = losses(trained), scores(trained)["before"]
+    assert found[0] == pytest.approx(math.log(2), abs=1e-5) and found[-1] < found[0]
+    assert (
+        before["margin"] == 0 and before["accuracy"] == 0.5 and before["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    )
+    after = scores(trained)["after"]
+    assert after["margin"] > 0 and after["accuracy"] > 0.5 and after["loss"] < before["loss"]
+    assert after["accuracy_low"] < after["accuracy"] <= after["accuracy_high"]
+    first = json.loads((trained / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["reward[margin]"] == pytest.approx(0, abs=1e-4) and "log_p[chosen]" in first
+    assert (trained / "predictions.parquet").exists() and "path" in (trained / "report.html").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_what_is_scored_is_what_was_saved(trained: Path, recipe: Path, stories: str) -> None:
+    """The loss of the held-out pairs, by transformers and PEFT alone, in float64; the reference is the adapter off."""
+    config = load(str(recipe), [])
+    *_, pairs = prefer.prepare(config)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(stories).double(), trained / "adapter")
+    found = []
+    for example in range(len(pairs.held_out)):
+        ratios = []
+        for answer in (2 * example, 2 * example + 1):
+            row = pairs.held_out.answers[answer]
+            ids = torch.from_numpy(row.input_ids)[None]
+            where = np.flatnonzero(row.supervised)
+            with torch.no_grad():
+                own = model(ids).logits[0].log_softmax(-1)
+                with model.disable_adapter():
+                    other = model(ids).logits[0].log_softmax(-1)
+            ratios.append(float((own - other)[where - 1, ids[0, where]].sum()))
+        found.append(math.log1p(math.exp(-BETA * (ratios[0] - ratios[1]))))
+    assert scores(trained)["after"]["loss"] == pytest.approx(sum(found) / len(found), abs=2e-5)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_an_adapter_that_is_off_is_the_backbone(trained: Path, stories: str) -> None:
+    bare = AutoModelForCausalLM.from_pretrained(stories)
+    ids = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        wanted = bare(ids).logits
+        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(stories), trained / "adapter")
+        assert not model(ids).logits.equal(wanted)
+        with model.disable_adapter():
+            assert model(ids).logits.equal(wanted)
+
+
+def test_rows_of_a_pair_stay_together(recipe: Path) -> None:
+    *_, pairs = prefer.prepare(load(str(recipe), []))
+    batch = pairs.train.batch(np.array([4, 1]))
+    assert batch.sequences == 2 and len(batch.inputs["input_ids"]) == 4
+    for row, answer in enumerate((8, 9, 2, 3)):
+        own = pairs.train.answers[answer]
+        labels = batch.labels_N[batch.labels_N[:, ROW] == row, TOKEN]
+        assert labels.tolist() == own.input_ids[own.supervised].tolist()
+
+
+KTO = ["prefer.loss=kto", "data.train={single}"]
+VARIANTS = {
+    "dpo": [],
+    "desensitised": ["prefer.length=desensitised", "prefer.alpha=0.5"],
+    "kto": KTO,
+    "orpo": ["prefer.loss=orpo"],
+    "dropout": ["adapter.dropout=0.2", "prefer.beta_end=1.0"],
+}
+
+
+def words(recipe: Path, name: str) -> list[str]:
+    return [each.format(single=recipe.parent / "single.jsonl") for each in VARIANTS[name]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
+def test_micro_batches_change_nothing(recipe: Path, tmp_path: Path, name: str) -> None:
+    """One micro-batch of eight examples, one or two examples in each, and rows that are packed."""
+    own, more = words(recipe, name), ["batch.packing=false"]
+    whole = losses(run(recipe, tmp_path / "whole", *own, *more, "batch.tokens_per_device=2000"))
+    parts = losses(run(recipe, tmp_path / "parts", *own, *more, "batch.tokens_per_device=152"))
+    packed = losses(run(recipe, tmp_path / "packed", *own, "batch.packing=true"))
+    assert parts == pytest.approx(whole, abs=2e-5) and packed == pytest.approx(whole, abs=2e-5)
+    assert whole[2] != pytest.approx(whole[0], abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dropout", "kto"])
+def test_a_resumed_run_has_the_same_bits(
+    recipe: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = [*words(recipe, name), "train.steps=4", "evaluate.every=2"]
+    straight = run(recipe, tmp_path / "straight", *own)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        with pytest.raises(Stopped):
+            workbench.run(recipe, own, out=tmp_path / "broken")
+    broken = run(recipe, tmp_path / "broken", *own, resume=True)
+    assert losses(broken) == losses(straight) and scores(broken) == scores(straight)
+    tensors = [load_file(each / "adapter" / "adapter_model.safetensors") for each in (straight, broken)]
+    assert all(tensors[0][name].equal(tensors[1][name]) for name in tensors[0])
+
+
+@pytest.mark.parametrize(("name", "first"), [("ipo", (1 / (2 * BETA)) ** 2), ("kto", 0.5)])
+def test_other_losses_begin_as_their_papers_say(recipe: Path, tmp_path: Path, name: str, first: float) -> None:
+    """kto reads the answers of pairs as single ones."""
+    found = losses(run(recipe, tmp_path / "run", f"prefer.loss={name}", "train.steps=1"))
+    assert found[0] == pytest.approx(first, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_goes_on_from_another_run(recipe: Path, tmp_path: Path) -> None:
+    """It begins where that one ended, which is its reference too: no margin yet, and the same likelihoods."""
+    first = run(recipe, tmp_path / "first")
+    second = run(recipe, tmp_path / "second", f"prefer.start={first}")
+    assert losses(second)[0] == pytest.approx(math.log(2), abs=1e-5)
+    before, ended = scores(second)["before"], scores(first)["after"]
+    assert before["margin"] == 0
+    assert before["log_p_chosen"] == pytest.approx(ended["log_p_chosen"], abs=1e-5)
+    third = run(recipe, tmp_path / "third", f"prefer.start={first}", "prefer.reference=backbone", "train.steps=1")
+    assert scores(third)["before"]["margin"] == pytest.approx(ended["margin"], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_all_weights_can_train(recipe: Path, tmp_path: Path) -> None:
+    """The reference is on disk, so that nothing has to be kept of the weights that training changes."""
+    found = run(recipe, tmp_path / "run", "adapter.method=full", "train.learning_rate=1e-4")
+    assert losses(found)[0] == pytest.approx(math.log(2), abs=1e-5) and losses(found)[2] < losses(found)[0]

@@ -1,0 +1,186 @@
+"""Judged answers as training examples: a pair, or one answer, is one example, whose rows are computed together.
+
+Legend: N labels (predicted tokens), S rows, P examples.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from workbench.data import row_weights
+from workbench.data.batching import Indices, MicroBatch, Weights
+from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.errors import DataError
+
+TOKEN, ROW, ANSWER, PLACE = range(4)
+"""Columns of a micro-batch's labels (N, 4): the predicted token; its row in the batch; the number of its answer in the
+data set; the token's place among those of its answer, from 0."""
+_OF_PAIR = re.compile(r", answer [12] of 2$")
+
+
+@dataclass(frozen=True)
+class JudgedSet:
+    """Pairs of a chosen and a rejected answer, or single answers that are good or bad."""
+
+    answers: TokenizedSet
+    """All of them; first the chosen and then the rejected one of each pair."""
+    paired: bool
+    others: TokenizedSet | None = None
+    """For each single answer an answer to another prompt, behind the prompt of this one."""
+
+    def __len__(self) -> int:
+        return len(self.answers) // self.each
+
+    @property
+    def each(self) -> int:
+        """Rows of an example."""
+        return 2 if self.paired else 1
+
+    @cached_property
+    def lengths(self) -> Indices:
+        """Tokens of each example, those of both answers."""
+        lengths: Indices = self.answers.lengths.reshape(-1, self.each).sum(1)
+        return lengths
+
+    @cached_property
+    def longest_sequences(self) -> Indices:
+        """Tokens of the longest sequence that one stack of the model reads, of each example."""
+        longest: Indices = self.answers.longest_sequences.reshape(-1, self.each).max(1)
+        return longest
+
+    @cached_property
+    def supervised(self) -> Weights:
+        """Weight of each example in the mean loss."""
+        weight_P = self.answers.weights[:: self.each]
+        return np.ones(len(self), dtype=np.int64) if row_weights.uniform(weight_P) else weight_P
+
+    @cached_property
+    def desired(self) -> npt.NDArray[np.bool_]:
+        """Whether each answer (S,) is the better or a good one."""
+        desired: npt.NDArray[np.bool_] = self.answers.table.data.column("desired").to_numpy()[self.answers.rows] > 0
+        return desired
+
+    @cached_property
+    def margins(self) -> npt.NDArray[np.float64]:
+        """By how much the reward of the chosen answer of each example is to be higher."""
+        found: npt.NDArray[np.float64] = self.answers.table.data.column("margin").to_numpy()[self.answers.rows]
+        return found[:: self.each]
+
+    @property
+    def answer_tokens(self) -> Indices:
+        """Predicted tokens of each answer (S,)."""
+        return self.answers.supervised
+
+    @cached_property
+    def shared_tokens(self) -> Indices:
+        """Predicted tokens of the shorter answer of the pair of each answer (S,); of a single answer all."""
+        count_PE = self.answer_tokens.reshape(-1, self.each)
+        return np.repeat(count_PE.min(1), self.each)
+
+    @property
+    def good(self) -> TokenizedSet:
+        """The chosen answers, or the good ones."""
+        return self.answers.subset(self.desired)
+
+    @property
+    def difficulty(self) -> None:
+        """Nobody has said how hard a judgement is."""
+        return None
+
+    def place(self, index: int) -> str:
+        """File and row of an example."""
+        return _OF_PAIR.sub("", self.answers.place(index * self.each)) if self.paired else self.answers.place(index)
+
+    def sample(self, draws: Indices, *, epoch: int) -> Indices:
+        """Each draw takes the example of its number."""
+        return draws
+
+    def seen(self, *, epoch: int, step: int) -> JudgedSet:
+        """The same in every step."""
+        return self
+
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        """The rows of the examples `indices`, padded, with labels (N, 4)."""
+        return labelled(self.answers, indices, self.each, epoch=epoch)
+
+    def subset(self, keep: Indices | npt.NDArray[np.bool_]) -> JudgedSet:
+        """The examples that `keep` indexes or marks."""
+        chosen = np.arange(len(self))[keep]
+        others = None if self.others is None else self.others.subset(chosen)
+        return replace(self, answers=self.answers.subset(_rows(chosen, self.each)), others=others)
+
+    def facts(self) -> dict[str, Any]:
+        """Facts about this set for the manifest and the report."""
+        kind = (
+            {"pairs": len(self)}
+            if self.paired
+            else {"good": int(self.desired.sum()), "bad": int((~self.desired).sum())}
+        )
+        return {**self.answers.facts(), **kind}
+
+
+class JudgedSplits(NamedTuple):
+    """Training, held-out and test sets of judged answers."""
+
+    train: JudgedSet
+    held_out: JudgedSet
+    test: JudgedSet | None
+
+
+class MismatchedRows:
+    """The `others` of a set as examples with the same numbers.
+
+    Args:
+        rows: A set that has them.
+    """
+
+    def __init__(self, rows: JudgedSet) -> None:
+        assert rows.others is not None
+        self.rows = rows.others
+        self.lengths = rows.others.lengths
+
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        """These rows, with labels (N, 4)."""
+        return labelled(self.rows, indices, 1, epoch=epoch)
+
+
+def judged(rows: TokenizedSet, *, pairs: bool) -> JudgedSet:
+    """The examples of a tokenised set.
+
+    Args:
+        pairs: Whether two answers are compared; else each answer of a pair is an example of its own.
+
+    Raises:
+        DataError: Pairs are wanted, and the rows have one answer each.
+    """
+    paired = _OF_PAIR.search(rows.place(0)) is not None
+    if pairs and not paired:
+        raise DataError(
+            f"{rows.source}: its rows rate one answer each (label), and prefer.loss compares two. Write "
+            "prefer.loss=kto, or give rows with chosen and rejected."
+        )
+    return JudgedSet(rows, paired=pairs)
+
+
+def labelled(rows: TokenizedSet, indices: Indices, each: int, *, epoch: int) -> MicroBatch:
+    """The rows of some examples, `each` of them one after another, with labels (N, 4)."""
+    answers = _rows(indices, each)
+    batch = rows.batch(answers, epoch=epoch)
+    row_N = batch.row_of_label.numpy()
+    count_B = np.bincount(row_N, minlength=len(answers))
+    place_N = np.arange(len(row_N)) - np.repeat(np.cumsum(count_B) - count_B, count_B)
+    columns = [batch.labels_N.numpy(), row_N, answers[row_N], place_N]
+    return replace(batch, labels_N=torch.from_numpy(np.stack(columns, axis=1)), rows_B=indices, sequences=each)
+
+
+def _rows(indices: Indices, each: int) -> Indices:
+    """Rows of examples."""
+    rows: Indices = (indices[:, None] * each + np.arange(each)).ravel()
+    return rows

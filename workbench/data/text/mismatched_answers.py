@@ -1,0 +1,99 @@
+"""Answers to other prompts, by which KTO estimates how far a model is from its reference (arXiv:2402.01306)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+from datasets import Dataset
+
+from workbench.data.batching import Indices, Row
+from workbench.data.text.encoded_rows import FEATURES
+from workbench.data.text.tokenized import cache_folder
+from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.errors import DataError
+
+_AT_ONCE = 1000
+"""Rows of a record batch."""
+
+
+def mismatched(answers: TokenizedSet, *, max_tokens: int) -> TokenizedSet:
+    """For each answer its prompt with the answer of the nearest row before (the first follows the last) to another one.
+
+    Which that is depends on the rows alone, so that a reference is asked once. Prompts are cut on the left.
+
+    Raises:
+        DataError: All rows have one prompt.
+    """
+    partner = _partners(answers)
+    digest = hashlib.sha256(f"1 {max_tokens}".encode())
+    for part in (answers.digests, answers.lengths, answers.supervised, partner):
+        digest.update(np.ascontiguousarray(part).tobytes())
+    digest.update(str(answers.fingerprint).encode() + answers.rows.tobytes() + answers.table._fingerprint.encode())
+    path = cache_folder() / "tokens" / f"{digest.hexdigest()[:32]}-mismatched.arrow"
+    if not path.exists():
+        _write(path, answers, partner, max_tokens)
+    table = Dataset.from_file(str(path))
+    return TokenizedSet(
+        table, np.arange(len(table)), answers.source, answers.fingerprint, chat=answers.chat, collate=answers.collate
+    )
+
+
+def _partners(answers: TokenizedSet) -> Indices:
+    """Number of the row whose answer each row gets."""
+    digests, count = answers.digests, len(answers)
+    if count < 2 or (digests == digests[0]).all():
+        raise DataError(
+            f"{answers.source}: prefer.loss=kto compares with answers to other prompts, and these {count} row(s) have "
+            "one prompt. Give rows of two prompts at least, or write prefer.loss=dpo for pairs."
+        )
+    partner = np.roll(np.arange(count), 1)
+    while (same := digests[partner] == digests).any():
+        partner[same] -= 1
+    found: Indices = partner % count
+    return found
+
+
+def _write(path: Path, answers: TokenizedSet, partner: Indices, max_tokens: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as aside:
+        unfinished = Path(aside) / path.name
+        with pyarrow.ipc.new_stream(str(unfinished), FEATURES.arrow_schema) as writer:
+            for start in range(0, len(answers), _AT_ONCE):
+                numbers = range(start, min(start + _AT_ONCE, len(answers)))
+                columns = [_columns(answers, number, int(partner[number]), max_tokens) for number in numbers]
+                rows = {name: [each[name] for each in columns] for name in FEATURES}
+                writer.write_batch(pyarrow.RecordBatch.from_pydict(rows, schema=FEATURES.arrow_schema))
+        os.replace(unfinished, path)
+
+
+def _columns(answers: TokenizedSet, number: int, partner: int, max_tokens: int) -> dict[str, object]:
+    asked, given = answers[number], answers[partner]
+    start, stop = _answer_start(asked), _answer_start(given)
+    excess = max(0, start + len(given.input_ids) - stop - max_tokens)
+    ids = np.concatenate([asked.input_ids[excess:start], given.input_ids[stop:]])
+    loss = np.concatenate([asked.supervised[excess:start], given.supervised[stop:]])
+    return {
+        "input_ids": ids,
+        "supervised": loss,
+        "place": f"{answers.place(number)} with the answer of {answers.place(partner)}",
+        "digest": int(answers.digests[number]),
+        "length": len(ids),
+        "source": max(0, asked.source - excess),
+        "targets": int(loss[1:].sum()),
+        "ends": 0,
+        "truncated": excess > 0,
+        "chat": answers.chat,
+        "weight": 1.0,
+        "desired": 0,
+        "margin": 0.0,
+    }
+
+
+def _answer_start(row: Row) -> int:
+    """Tokens of the prompt, with which a row begins."""
+    return row.source or int(np.argmax(row.supervised))

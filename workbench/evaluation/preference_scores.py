@@ -1,0 +1,132 @@
+"""Scores of a model's judgements of answers: does it find the better one likelier than the reference does?
+
+Legend: S answers of a set (of a pair first the chosen and then the rejected one), P examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from workbench.config.prefer_config import PreferConfig
+from workbench.data.batching import Indices, MicroBatch
+from workbench.data.text.judged_set import JudgedSet, labelled
+from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.evaluation import class_scores
+from workbench.evaluation.result_store import ModelResults
+from workbench.evaluation.row_passes import over_rows
+from workbench.losses import answer_losses, preferences
+from workbench.losses.answer_losses import Answers
+from workbench.models.output_heads import Head
+from workbench.training import preference_objective
+
+Floats = npt.NDArray[np.float64]
+
+
+def read(
+    model: nn.Module,
+    head: Head,
+    rows: TokenizedSet,
+    shared_S: Indices,
+    config: PreferConfig,
+    *,
+    scoring: ModelResults | None = None,
+) -> tuple[Floats, Floats]:
+    """Log-probabilities of answers (S,) as the loss counts them, and means over their tokens (S,), in nats.
+
+    Args:
+        shared_S: Tokens of the shorter answer of the pair of each.
+        scoring: Results of an earlier process, where this one may be stopped.
+    """
+    device = next(model.parameters()).device
+
+    def compute(numbers: Indices) -> list[tuple[float, float]]:
+        batch = labelled(rows, numbers, 1, epoch=0)
+        tokens_B, shared_B = (torch.from_numpy(each[numbers]).to(device) for each in (rows.supervised, shared_S))
+        found = _counted(model, head, batch.to(device), tokens_B, shared_B, config)
+        return list(zip(found.counted_B.tolist(), found.mean_B.tolist(), strict=True))
+
+    found = over_rows(model, rows.lengths, compute, scoring=scoring, content=_content(rows, shared_S, config))
+    counted_S, mean_S = np.asarray([found[row] for row in range(len(rows))], dtype=np.float64).T
+    return counted_S, mean_S
+
+
+def _counted(
+    model: nn.Module,
+    head: Head,
+    batch: MicroBatch,
+    tokens_B: torch.Tensor,
+    shared_B: torch.Tensor,
+    config: PreferConfig,
+) -> Answers:
+    log_p_N = preference_objective.log_probs(model, head, batch)
+    longest = int(tokens_B.max())
+    log_p_BL = preference_objective.dense(log_p_N, batch.labels_N, rows=len(tokens_B), longest=longest)
+    return answer_losses.answers(log_p_BL, tokens_B, shared_B, config)
+
+
+def _content(rows: TokenizedSet, shared_S: Indices, config: PreferConfig) -> Iterator[np.ndarray[Any, Any]]:
+    yield np.frombuffer(config.model_dump_json().encode(), dtype=np.uint8)
+    yield shared_S
+    for number in range(len(rows)):
+        row = rows[number]
+        yield from (row.input_ids, row.supervised, np.asarray([row.source]))
+
+
+def summary(
+    config: PreferConfig,
+    rows: JudgedSet,
+    counted_S: Floats,
+    mean_S: Floats,
+    reference_S: Floats | None,
+    *,
+    drift: float,
+) -> dict[str, float]:
+    """Scores by name, as scores.json holds them; the loss first, with `prefer.beta` of the end of a run.
+
+    accuracy is the share of pairs whose chosen answer has the higher reward, a tie counting half, with Wilson's 95 %
+    interval; of single answers the share whose reward is on the right side of the reference point. likelier is the
+    share of pairs whose chosen answer has the likelier tokens, whatever the reference finds.
+
+    Args:
+        reference_S: Log-probabilities of the reference; None where the loss has none.
+        drift: Mean log-ratio of answers to other prompts, which kto starts from; else 0.
+    """
+    beta, baseline = config.beta_at(1.0), float(preferences.kto_baseline(torch.tensor(drift, dtype=torch.float64)))
+    judged = answer_losses.judge(
+        Answers(torch.from_numpy(counted_S), torch.from_numpy(mean_S)),
+        None if reference_S is None else torch.from_numpy(reference_S),
+        config,
+        beta=beta,
+        desired_B=torch.from_numpy(rows.desired),
+        margin_P=torch.from_numpy(rows.margins),
+        baseline=baseline,
+    )
+    reward_S = judged.reward_B.numpy()
+    found = {"loss": float(judged.loss_P.mean())}
+    if rows.paired:
+        margin_P = reward_S[::2] - reward_S[1::2]
+        found |= _accuracy(margin_P) | {"margin": float(margin_P.mean())}
+        found["likelier"] = float((mean_S[::2] > mean_S[1::2]).mean())
+        names = ("chosen", "rejected")
+    else:
+        distance_S = reward_S - beta * baseline
+        found |= _accuracy(np.where(rows.desired, distance_S, -distance_S))
+        names = ("good", "bad")
+    for name, own_S in zip(names, (rows.desired, ~rows.desired), strict=True):
+        if own_S.any():
+            found[f"reward_{name}"] = float(reward_S[own_S].mean())
+            found[f"log_p_{name}"] = float(mean_S[own_S].mean())
+    return {name: round(value, 6) for name, value in found.items()}
+
+
+def _accuracy(margin_P: Floats) -> dict[str, float]:
+    """Share of margins above 0 with its interval; half of those that are 0."""
+    hits = float((margin_P > 0).sum() + (margin_P == 0).sum() / 2)
+    interval = class_scores.accuracy_interval(round(hits), len(margin_P))
+    return {"accuracy": hits / len(margin_P), "accuracy_low": interval.low, "accuracy_high": interval.high}

@@ -1,0 +1,162 @@
+"""The loss of a micro-batch of judged answers, and figures of it for metrics.jsonl.
+
+Legend: N labels, B answers of a micro-batch, S answers of the data set, P examples, L tokens of the longest answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from workbench import losses
+from workbench.config.prefer_config import PreferConfig
+from workbench.data.batching import MicroBatch
+from workbench.data.text.judged_set import ANSWER, PLACE, ROW, TOKEN, JudgedSet, MismatchedRows
+from workbench.losses import answer_losses, preferences
+from workbench.losses.answer_losses import Answers
+from workbench.models.output_heads import Head
+from workbench.training.step_meter import StepMeter
+
+Floats = npt.NDArray[np.float64]
+
+
+def log_probs(model: nn.Module, head: Head, batch: MicroBatch) -> Tensor:
+    """log p (N,) of the predicted tokens of a micro-batch with labels (N, 4)."""
+    hidden_ND = head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N]
+    return of_hidden(hidden_ND, batch.labels_N, head)
+
+
+def of_hidden(hidden_ND: Tensor, labels_N: Tensor, head: Head) -> Tensor:
+    """The same from hidden states in front of the head."""
+    return losses.token_log_probs(
+        hidden_ND, labels_N[:, TOKEN], head.project, vocabulary=head.vocabulary, weights=head.trainable()
+    )
+
+
+class PreferenceObjective:
+    """The loss of judged answers; all that a data set says of them is at hand.
+
+    Args:
+        rows: The training examples.
+        reference_S: The reference's log-probabilities of all answers, counted as the loss counts; None: there is none.
+        beta: Of now.
+    """
+
+    def __init__(
+        self,
+        config: PreferConfig,
+        rows: JudgedSet,
+        reference_S: Floats | None,
+        *,
+        beta: Callable[[], float],
+        device: torch.device,
+    ) -> None:
+        self._config, self._beta, self._each = config, beta, rows.each
+        self._longest = int(rows.answer_tokens.max())
+        self._tokens_S, self._shared_S = _on(device, rows.answer_tokens), _on(device, rows.shared_tokens)
+        self._desired_S, self._margin_P = _on(device, rows.desired), _on(device, rows.margins)
+        self._weight_P = _on(device, rows.supervised)
+        self._reference_S = None if reference_S is None else _on(device, reference_S)
+        self.meter = StepMeter()
+        self.baseline = torch.zeros((), dtype=torch.float64, device=device)
+        """kto's reference point in this step."""
+
+    def __call__(self, log_p_N: Tensor, labels_N: Tensor, *, rows: int, scale: float) -> Tensor:
+        """Summed loss times `scale`, a scalar.
+
+        Args:
+            labels_N: Labels (N, 4) of a micro-batch.
+            rows: Its rows, B.
+        """
+        config, beta = self._config, self._beta()
+        answer_B = _answers(labels_N, rows)
+        model = self._counted(log_p_N, labels_N, answer_B)
+        desired_B, example_P = self._desired_S[answer_B], answer_B[:: self._each] // self._each
+        judged = answer_losses.judge(
+            model,
+            None if self._reference_S is None else self._reference_S[answer_B],
+            config,
+            beta=beta,
+            desired_B=desired_B,
+            margin_P=self._margin_P[example_P],
+            baseline=self.baseline,
+        )
+        weight_P = self._weight_P[example_P]
+        if scale:
+            self._tell(judged.reward_B, model, desired_B, weight_P.repeat_interleave(self._each))
+        return (judged.loss_P * weight_P).sum() * scale
+
+    def _counted(self, log_p_N: Tensor, labels_N: Tensor, answer_B: Tensor) -> Answers:
+        log_p_BL = dense(log_p_N, labels_N, rows=len(answer_B), longest=self._longest)
+        return answer_losses.answers(log_p_BL, self._tokens_S[answer_B], self._shared_S[answer_B], self._config)
+
+    def _tell(self, reward_B: Tensor, model: Answers, desired_B: Tensor, weight_B: Tensor) -> None:
+        """Means for metrics.jsonl: of chosen or good answers, and of rejected or bad ones."""
+        good, bad = ("chosen", "rejected") if self._each == 2 else ("good", "bad")
+        good_B, bad_B = weight_B * desired_B, weight_B * ~desired_B
+        figures = {
+            f"reward[{good}]": (reward_B, good_B),
+            f"reward[{bad}]": (reward_B, bad_B),
+            f"log_p[{good}]": (model.mean_B, good_B),
+            f"log_p[{bad}]": (model.mean_B, bad_B),
+        }
+        if self._each == 2:
+            margin_P = reward_B[::2] - reward_B[1::2]
+            figures["reward[margin]"] = (margin_P, weight_B[::2])
+            figures["reward[accuracy]"] = ((margin_P.sign() + 1) / 2, weight_B[::2])
+        elif self._config.loss == "kto":
+            figures["reward[reference point]"] = (self._beta() * self.baseline.expand_as(reward_B), weight_B)
+        self.meter.add(figures)
+
+
+class KtoLook:
+    """The look from which kto's reference point of a step comes: answers to other prompts.
+
+    Args:
+        rows: The training examples, with such answers.
+        reference_S: The reference's log-probabilities of those answers.
+        read: From a micro-batch to log p (N,) of its predicted tokens.
+    """
+
+    def __init__(
+        self, objective: PreferenceObjective, rows: JudgedSet, reference_S: Floats, read: Callable[[MicroBatch], Tensor]
+    ) -> None:
+        self.rows = MismatchedRows(rows)
+        self._objective, self._read = objective, read
+        self._longest = int(self.rows.rows.supervised.max())
+        device = objective.baseline.device
+        self._tokens_S, self._reference_S = _on(device, self.rows.rows.supervised), _on(device, reference_S)
+
+    def measure(self, batch: MicroBatch) -> Tensor:
+        """Sum of the log-ratios of a micro-batch, and how many there are (2,)."""
+        assert batch.rows_B is not None
+        answer_B = _answers(batch.labels_N, len(batch.rows_B))
+        log_p_BL = dense(self._read(batch), batch.labels_N, rows=len(answer_B), longest=self._longest)
+        tokens_B = self._tokens_S[answer_B]
+        model = answer_losses.answers(log_p_BL, tokens_B, tokens_B, self._objective._config)
+        ratio_B = model.counted_B - self._reference_S[answer_B]
+        return torch.stack([ratio_B.sum(), torch.ones_like(ratio_B).sum()])
+
+    def take(self, sums: Tensor) -> None:
+        """The reference point of the losses that follow."""
+        self._objective.baseline = preferences.kto_baseline(sums[0] / sums[1])
+
+
+def dense(log_p_N: Tensor, labels_N: Tensor, *, rows: int, longest: int) -> Tensor:
+    """Log-probabilities (B, L) by answer and place, 0 where there is no token; differentiable and deterministic."""
+    empty_BL = log_p_N.new_zeros((rows, longest), dtype=torch.float64)
+    return empty_BL.index_put((labels_N[:, ROW], labels_N[:, PLACE]), log_p_N.double())
+
+
+def _answers(labels_N: Tensor, rows: int) -> Tensor:
+    """Number (B,) in the data set of the answer of each row."""
+    return labels_N.new_zeros(rows).scatter(0, labels_N[:, ROW], labels_N[:, ANSWER])
+
+
+def _on(device: torch.device, values: npt.NDArray[Any]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device)
