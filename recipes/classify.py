@@ -34,6 +34,7 @@ from workbench.losses.label_losses import LabelTap, class_losses
 from workbench.models import classifier, row_readers
 from workbench.models.backbones import Backbone
 from workbench.models.classifier import Classifier
+from workbench.recipes import row_difficulty
 from workbench.recipes.single_run import Scored, SingleRun
 from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
@@ -52,6 +53,7 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     begin(run, data)
     if data.train.cleaning is not None:
         callback.say(data.train.cleaning.sentence)
+    data = data._replace(train=row_difficulty.probed(data.train, config, run, callback, reader))
     # What the backbone knows already, in a small share of the time; nothing of it enters the training.
     probed = probe(config, run, callback, reader, data)
     classes = ClassRun(config, run, callback, reader, data, probed=probed)

@@ -1,4 +1,4 @@
-"""The difficulty of training rows of text for `data.curriculum`, by their file, a user's function or the backbone."""
+"""The difficulty of training rows for `data.curriculum`, by their file, a user's function or the backbone."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
 from workbench.data import difficulty
+from workbench.data.labelled.labelled_data import LabelledSet
+from workbench.data.labelled.row_reader import RowReader
 from workbench.data.text.tokenized import raw_rows
 from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.evaluation.features import probe_losses
+from workbench.evaluation.frozen_features import frozen_features
 from workbench.evaluation.result_store import ResultStore
 from workbench.evaluation.row_scores import Floats
 from workbench.recipes import row_choice
@@ -50,18 +54,46 @@ def measured(
     rows: TokenizedSet, config: RunConfig, run: Run, callback: Callback, tokenizer: PreTrainedTokenizerBase
 ) -> Floats:
     """Loss (N,) of each row by the backbone before training, the same in all processes; a resumed run reads `FILE`."""
-    known, first = (run.home / FILE).exists(), run.ranks.first
-    run.ranks.wait()
-    if known:
-        read_N: Floats = pd.read_parquet(run.home / FILE)["loss"].to_numpy(dtype=np.float64)
-        return read_N
+    if (known_N := _known(run)) is not None:
+        return known_N
     callback.say(f"Reading {len(rows):,} rows with the backbone, to order them by their loss ...")
     store = ResultStore(run.path if run.ranks.alone else None, callback.stop_requested, run.deadline)
     loss_N = row_choice.backbone_scores("perplexity", rows, config, run, tokenizer, store)
-    if first:
-        buffer = io.BytesIO()
-        pd.DataFrame({"place": list(rows.places()), "loss": loss_N}).to_parquet(buffer)
-        files.write_bytes(run.path / FILE, buffer.getvalue())
+    if run.ranks.first:
+        _write(run, list(rows.places()), loss_N)
         store.clear()
     run.ranks.wait()
     return loss_N
+
+
+def probed(rows: LabelledSet, config: RunConfig, run: Run, callback: Callback, reader: RowReader) -> LabelledSet:
+    """The rows with the loss of their class by linear probes of the frozen backbone, where the curriculum asks for it.
+
+    The first process asks, all read what it wrote, and so does a resumed run.
+    """
+    if config.data.curriculum.by != "loss":
+        return rows
+    if _known(run) is None:
+        callback.say(f"Linear probes of the frozen backbone order {len(rows):,} rows by their loss ...")
+        if run.ranks.first:
+            (features_ND,) = frozen_features(config.model, reader, [rows.inputs])
+            places = [rows.place(row) for row in range(len(rows))]
+            _write(run, places, probe_losses(features_ND, rows.targets_NC.argmax(1), seed=config.seed))
+        run.ranks.wait()
+    return replace(rows, difficulty=_known(run))
+
+
+def _known(run: Run) -> Floats | None:
+    """Losses (N,) that stand in `FILE`; None where nobody has measured them."""
+    known = (run.home / FILE).exists()
+    run.ranks.wait()
+    if not known:
+        return None
+    read_N: Floats = pd.read_parquet(run.home / FILE)["loss"].to_numpy(dtype=np.float64)
+    return read_N
+
+
+def _write(run: Run, places: list[str], loss_N: Floats) -> None:
+    buffer = io.BytesIO()
+    pd.DataFrame({"place": places, "loss": loss_N}).to_parquet(buffer)
+    files.write_bytes(run.path / FILE, buffer.getvalue())

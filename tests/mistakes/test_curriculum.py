@@ -68,6 +68,21 @@ CASES = {
     "perplexity of classes": Case(
         f"{CHECK} recipe=classify {PLACE}.by=perplexity", "which is for recipe=sft", f"Write {ON}, column"
     ),
+    "loss of answers": Case(f"{CHECK} {PLACE}.by=loss", "which is for recipe=classify", f"Write {PLACE}.by=perplexity"),
+    "loss of folds": Case(
+        f"{CHECK} recipe=crossval {PLACE}.by=loss data.train=t.jsonl", "not for recipe=crossval", f"Write {ON}", TEXTS
+    ),
+    "loss of several classes": Case(
+        f"{CHECK} recipe=classify classes.kind=several {PLACE}.by=loss", "one class a row", "function or self_paced"
+    ),
+    "loss in a sweep": Case(
+        f"{CHECK} recipe=sweep sweep.of=classify sweep.over={OVER} {PLACE}.by=loss",
+        "a sweep has several",
+        "Write by=length",
+    ),
+    "loss in shares": Case(
+        f"{CHECK} recipe=classify {PLACE}.by=loss distributed.zero=3", "distributed cuts it", "Write distributed.zero=0"
+    ),
     "perplexity in a sweep": Case(
         f"{CHECK} recipe=sweep sweep.over={OVER} {PLACE}.by=perplexity", "a sweep has several", "Write by=length"
     ),

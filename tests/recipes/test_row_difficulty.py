@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 import workbench
+from tests.conftest import MINILM
 from tests.stopping import stop_after
 from workbench.config import RunConfig
 from workbench.data.row_order import RowOrder
@@ -87,6 +88,41 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
         trained = [json.loads(line)["tokens"] for line in (whole / "metrics.jsonl").read_text().splitlines()]
         assert trained == [int(rows.lengths[order.rows(step)].sum()) for step in range(10)]
         assert list(rows.places()) == table["place"].tolist()
+
+
+@pytest.mark.slow
+def test_labelled_rows_begin_with_those_that_a_probe_of_the_backbone_tells_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own line says how hard each row is; a resumed run asks nobody; off, no row has a difficulty."""
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    rows = [
+        {"text": f"{word} number {number}", "label": word} for number in range(20) for word in ("dog", "cat", "fox")
+    ]
+    for row in rows[:6]:
+        row["label"] = "cat"
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [f"data.train={tmp_path}/rows.jsonl", "data.held_out=0.1", "model.weights=float32", "train.steps=8"]
+    words += ["batch.size=6", "evaluate={every: null, probe: 0, dynamics: true}", "save.every=1"]
+    words += ["data.curriculum={by: loss, start: 0.5, until: 1, pace: linear}", f"model.id={MINILM}"]
+
+    def train(name: str, *, resume: bool = False) -> Path:
+        return workbench.run("classify/quickstart", words, out=tmp_path / name, resume=resume, quiet=True)
+
+    whole = train("whole")
+    table = pd.read_parquet(whole / "difficulty.parquet")
+    hardest = {int(place.split("row ")[1]) for place in table.nlargest(3, "loss")["place"]}
+    assert hardest < {1, 3, 4, 6}, "rows whose label is another's"
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    assert [line["open_share"] for line in lines] == sorted(line["open_share"] for line in lines)
+    assert lines[0]["open_share"] == pytest.approx(0.5, abs=0.02)
+    assert "Rows open by data.curriculum" in (whole / "report.html").read_text()
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(Stopped):
+            train("broken")
+    monkeypatch.setattr(row_difficulty, "frozen_features", None)
+    assert losses(train("broken", resume=True)) == losses(whole)
 
 
 def read(config: RunConfig) -> TokenizedSet:

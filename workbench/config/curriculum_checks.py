@@ -26,7 +26,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
             f"{KEY} draws each row equally often, and classes.sampling={sampling} does not. "
             "Leave one of them out; classes.weights=balanced goes with a curriculum."
         )
-    if by == "perplexity":
+    if config.data.curriculum.measured:
         yield from _of_asking_backbones(config)
     if by == "self_paced" and config.optimizer.noise_scale is not None:
         yield f"optimizer.noise_scale measures rows that are drawn evenly. Leave it out, or write {KEY}.by=length."
@@ -34,14 +34,27 @@ def mistakes(config: RunSections) -> Iterator[str]:
 
 def _of_asking_backbones(config: RunSections) -> Iterator[str]:
     """Where no backbone can say before the training how hard a row is."""
-    if config.recipe != "sft":
+    by = config.data.curriculum.by
+    if by == "perplexity" and config.recipe != "sft":
         yield (
             f"{KEY}.by=perplexity asks the backbone about answers before it trains, which is for recipe=sft, not for "
-            f"recipe={config.recipe}. Write {KEY}.by=length, column or function."
+            f"recipe={config.recipe}. Write {KEY}.by=length, column or function"
+            f"{', or loss' if config.recipe == 'classify' else ''}."
+        )
+    if by == "loss" and config.recipe != "classify":
+        yield (
+            f"{KEY}.by=loss asks a linear probe about the classes of rows, which is for recipe=classify, not for "
+            f"recipe={config.recipe}. Write {KEY}.by={'perplexity' if config.recipe == 'sft' else 'length'}, column or "
+            "function."
+        )
+    if by == "loss" and config.classes.kind != "one":
+        yield (
+            f"{KEY}.by=loss asks a linear probe for one class a row, and classes.kind={config.classes.kind} has none. "
+            f"Write {KEY}.by=column, function or self_paced."
         )
     if config.distributed.sharded:
         yield (
-            f"{KEY}.by=perplexity asks the whole backbone on each device, and distributed cuts it. "
+            f"{KEY}.by={by} asks the whole backbone on each device, and distributed cuts it. "
             f"Write distributed.zero=0, or {KEY}.by=length."
         )
 
@@ -53,6 +66,6 @@ def refusal(config: RunSections, recipe: str) -> str | None:
         recipe: In words.
     """
     by = config.data.curriculum.by
-    if by in ("perplexity", "self_paced"):
+    if config.data.curriculum.measured or by == "self_paced":
         return f"by={by} asks the one model that trains, and {recipe} has several. Write by=length, column or function."
     return None

@@ -19,10 +19,12 @@ class CurriculumConfig(Section):
     Every row is drawn as often as without a curriculum: only when it is drawn changes.
     """
 
-    by: Literal["none", "length", "perplexity", "column", "function", "self_paced"] = "none"
-    """Difficulty of a row: its tokens; its mean loss by the backbone before it trains (recipe sft); a number in a
-    `column` of the rows; what a `function` of yours says; or `self_paced`, the loss that the run itself has measured
-    last (Kumar et al. 2010): a first pass takes all rows, and the pace is that of the rest of the run."""
+    by: Literal["none", "length", "perplexity", "loss", "column", "function", "self_paced"] = "none"
+    """Difficulty of a row: its tokens; its mean loss by the backbone before it trains (`perplexity`, recipe sft); the
+    `loss` of its class by a linear probe of the frozen backbone's features that was fitted to other rows (recipe
+    classify; transfer scoring of Hacohen and Weinshall 2019, arXiv:1904.03626); a number in a `column` of the rows;
+    what a `function` of yours says; or `self_paced`, the loss that the run itself has measured last (Kumar et al.
+    2010): a first pass takes all rows, and the pace is that of the rest of the run."""
     column: str | None = Field(default=None, min_length=1)
     """by=column: name of the column in the file. Each training row has a number in it, higher where it is harder."""
     function: Path | None = None
@@ -68,7 +70,12 @@ class CurriculumConfig(Section):
     @property
     def graded(self) -> bool:
         """Whether each row has a difficulty of its own, beside its length."""
-        return self.by in ("perplexity", "column", "function")
+        return self.measured or self.by in ("column", "function")
+
+    @property
+    def measured(self) -> bool:
+        """Whether the backbone says before the training how difficult each row is."""
+        return self.by in ("perplexity", "loss")
 
     @property
     def direction(self) -> int:
@@ -107,6 +114,7 @@ class CurriculumConfig(Section):
         measures = {
             "length": "number of tokens",
             "perplexity": "loss by the backbone before training",
+            "loss": "loss by a linear probe of the frozen backbone",
             "column": f"`{self.column}`",
             "function": f"difficulty by {self.function}",
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +13,14 @@ from workbench.config import RunConfig
 from workbench.config.curriculum_config import CurriculumConfig
 from workbench.data.batching import Examples, Indices, Weights, global_batch, steps_per_epoch
 from workbench.errors import DataError
+
+
+class PacedStep(NamedTuple):
+    """A step of a curriculum."""
+
+    rows: Indices
+    opened: int
+    """Rows that it was drawn among: those open by then."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +71,21 @@ class RowOrder:
     def rows(self, step: int) -> Indices:
         """Rows of step `step` (from 0); a curriculum has none of its own beyond the last step."""
         if self._paces:
-            return self._paced[min(step, len(self._paced) - 1)]
+            return self._paced_step(step).rows
         size, seed = self.config.batch.size, self.config.seed
         draws = global_batch(step, rows=len(self.train), size=size, seed=seed)
         return self.train.sample(draws, epoch=self.epoch(step))
 
+    def metrics(self, step: int) -> dict[str, float]:
+        """Figures on step `step` (from 0) for metrics.jsonl: the share of the rows that a curriculum has opened."""
+        return {"open_share": self._paced_step(step).opened / len(self.train)} if self._paces else {}
+
+    def _paced_step(self, step: int) -> PacedStep:
+        return self._paced[min(step, len(self._paced) - 1)]
+
     @cached_property
-    def _paced(self) -> Sequence[Indices]:
-        """Rows of all steps of a curriculum."""
+    def _paced(self) -> Sequence[PacedStep]:
+        """All steps of a curriculum."""
         assert self.steps is not None
         order_N = np.argsort(self._difficulty * self._curriculum.direction, kind="stable")
         sizes = step_sizes(len(self.train), self.config.batch.size, self.steps)
@@ -100,7 +116,7 @@ def step_sizes(rows: int, size: int, steps: int) -> list[int]:
     return [last if (step + 1) % passes == 0 else size for step in range(steps)]
 
 
-def paced(rows_N: Indices, sizes: Sequence[int], share: Callable[[float], float], *, seed: int) -> Iterator[Indices]:
+def paced(rows_N: Indices, sizes: Sequence[int], share: Callable[[float], float], *, seed: int) -> Iterator[PacedStep]:
     """Yield the rows of each step of a run that opens rows in the order of `rows_N`.
 
     A deck has one card for each time that a row is to be drawn in the whole run. The cards of open rows lie in it, and
@@ -126,7 +142,7 @@ def paced(rows_N: Indices, sizes: Sequence[int], share: Callable[[float], float]
         deck[filled : filled + len(new)] = new
         filled, opened = filled + len(new), wanted
         chosen = generator.choice(filled, size, replace=False)
-        yield deck[chosen]
+        yield PacedStep(deck[chosen], opened)
         kept = filled - size  # the last cards fill the gaps
         deck[chosen[chosen < kept]] = np.delete(deck[kept:filled], chosen[chosen >= kept] - kept)
         drawn += size

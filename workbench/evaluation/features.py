@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,10 +20,17 @@ from workbench.data.labelled.row_inputs import ModelInputs, RowInputs
 from workbench.evaluation.row_passes import over_rows
 from workbench.models.classifier import Classifier
 
+if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
+
 NEIGHBOURS = 10
 """Rows that vote, each by its cosine similarity; fewer where there are not so many."""
 STRENGTH = 0.1
 """Inverse strength of the linear probe's penalty on standardised features."""
+PARTS = 5
+"""Parts of the rows, of which each is judged by a linear probe of the others."""
+UNKNOWN = 1e-6
+"""Least probability of a class, and that of one which no other row has."""
 Floats = NDArray[np.float32]
 
 
@@ -69,20 +76,50 @@ def _of_rows(model: Classifier, read: Tensor, batch: MicroBatch) -> Tensor:
 
 def probe(train_ND: Floats, labels_N: Sequence[str], others_MD: Floats, wanted_M: Sequence[str]) -> Probe:
     """How many of other rows the features of training rows tell the class of; takes seconds."""
+    from sklearn.neighbors import KNeighborsClassifier
+
+    nearest = KNeighborsClassifier(min(NEIGHBOURS, len(train_ND)), weights=_similarity, metric="cosine")
+    nearest.fit(train_ND, labels_N)
+    linear = _linear_probe(train_ND, np.asarray(labels_N))
+    wanted = np.asarray(wanted_M)
+    return Probe(*(float((each.predict(others_MD) == wanted).mean()) for each in (nearest, linear)))
+
+
+def probe_losses(features_ND: Floats, class_N: Indices, *, seed: int) -> NDArray[np.float64]:
+    """Loss (N,) of each row's class in nats, by a linear probe that was fitted to other rows.
+
+    To three digits: the last bits of features depend on the rows that were computed beside them, and are no difference.
+
+    Args:
+        class_N: Number of each row's class, from 0.
+        seed: Deals the rows to `PARTS` parts.
+    """
+    part_N = np.random.default_rng([seed, 12]).permutation(len(class_N)) % PARTS
+    probability_N = np.full(len(class_N), UNKNOWN)
+    for part in range(PARTS):
+        mine_N = part_N == part
+        known_C = np.unique(class_N[~mine_N])
+        if len(known_C) < 2 or not mine_N.any():
+            continue
+        said_NC = np.full((len(class_N), class_N.max() + 1), UNKNOWN)
+        probe = _linear_probe(features_ND[~mine_N], class_N[~mine_N])
+        said_NC[np.ix_(mine_N, known_C)] = probe.predict_proba(features_ND[mine_N])
+        probability_N[mine_N] = said_NC[mine_N, class_N[mine_N]]
+    return np.asarray(-np.log(np.maximum(probability_N, UNKNOWN))).round(3)
+
+
+def _linear_probe(train_ND: Floats, labels_N: NDArray[Any]) -> Pipeline:
+    """Logistic regression on standardised features."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
-    from sklearn.neighbors import KNeighborsClassifier
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    nearest = KNeighborsClassifier(min(NEIGHBOURS, len(train_ND)), weights=_similarity, metric="cosine")
     regression = LogisticRegression(C=STRENGTH, max_iter=100)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a rough answer will do
-        nearest.fit(train_ND, labels_N)
-        linear = make_pipeline(StandardScaler(), regression).fit(train_ND, labels_N)
-    wanted = np.asarray(wanted_M)
-    return Probe(*(float((each.predict(others_MD) == wanted).mean()) for each in (nearest, linear)))
+        found: Pipeline = make_pipeline(StandardScaler(), regression).fit(train_ND, labels_N)
+    return found
 
 
 def _similarity(distance: NDArray[np.float64]) -> NDArray[np.float64]:

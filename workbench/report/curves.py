@@ -21,7 +21,8 @@ def of_run(run: RunRecord) -> list[Plot]:
     lengths = [] if run.reads_pictures else [_lengths(run)]  # all pictures are cut into as many patches
     if run.crossvalidates:
         return [_members(run), _learning_rate(run), _gradient_norm(run), _memory(run), *lengths]
-    return [_loss(run), _learning_rate(run), _gradient_norm(run), _speed(run), _memory(run), *lengths]
+    opened = [_open_share(run)] if "open_share" in run.metrics else []
+    return [_loss(run), *opened, _learning_rate(run), _gradient_norm(run), _speed(run), _memory(run), *lengths]
 
 
 def of_runs(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Plot]:
@@ -51,6 +52,19 @@ def of_runs(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Plot]:
             wide=True,
         ),
     ]
+
+
+def _open_share(run: RunRecord) -> Plot:
+    step, share = _floats(run.metrics["step"]), _floats(run.metrics["open_share"])
+    whole = step[share >= 1]
+    end = f"All are open from step {int(whole[0]):,} on." if len(whole) else "Not all were opened."
+    return draw(
+        "Rows open by data.curriculum",
+        [Series("open", step, share)],
+        x=_STEP,
+        y=Axis("share of the rows", from_zero=True, marks=(1.0,)),
+        caption=f"Each step draws among those that are open. {end}",
+    )
 
 
 def _loss(run: RunRecord) -> Plot:

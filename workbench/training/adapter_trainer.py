@@ -211,6 +211,7 @@ class AdapterTrainer:
             "grad_norm": norm,
             "tokens": tokens,
             "supervised_tokens": seen.supervised[rows].sum().item(),
+            **self.even_order.metrics(before.step),
         }
 
     def finish_step(self, record: dict[str, Any], *, began: float) -> dict[str, Any]:

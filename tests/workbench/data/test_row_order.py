@@ -72,31 +72,33 @@ def test_every_row_comes_as_often_as_without_an_order_and_never_before_it_must(
     share = CurriculumConfig(by="length", pace=pace, start=start, until=until).open_share
     sizes = [size] * max(1, round(passes * count / size))
     rows_N = np.random.default_rng(seed).permutation(count)
-    steps = list(paced(rows_N, sizes, share, seed=seed))
+    found = list(paced(rows_N, sizes, share, seed=seed))
+    steps = [step.rows for step in found]
     assert [len(rows) for rows in steps] == sizes
     times = np.bincount(np.concatenate(steps), minlength=count)
     whole, rest = divmod(sum(sizes), count)
     assert sorted(times) == [whole] * (count - rest) + [whole + 1] * rest, "fairness over the whole run"
     position = np.argsort(rows_N)
     drawn = 0
-    for rows in steps:
+    assert all(before.opened <= after.opened for before, after in itertools.pairwise(found))
+    for rows, opened in found:
         asked = round(share(drawn / sum(sizes)) * count)
         # Beyond the share that is asked for, only as many rows are open as have to be, for the draws to be enough.
         enough = next(n for n in range(count + 1) if times[rows_N[:n]].sum() >= drawn + len(rows))
-        assert position[rows].max() < max(asked, enough)
+        assert position[rows].max() < opened <= max(asked, enough, 1)
         drawn += len(rows)
 
 
 def test_open_rows_are_drawn_evenly() -> None:
     """Each set of two from the first three of four open rows comes equally often as the first step."""
-    firsts = [frozenset(next(iter(paced(np.arange(4), [2, 2], lambda _: 0.75, seed=s))).tolist()) for s in range(3000)]
+    firsts = [frozenset(next(paced(np.arange(4), [2, 2], lambda _: 0.75, seed=s)).rows.tolist()) for s in range(3000)]
     counts = [firsts.count(frozenset(pair)) for pair in itertools.combinations(range(3), 2)]
     assert sum(counts) == 3000 and np.ptp(counts) < 4 * (3000 / 3) ** 0.5
 
 
 def test_all_open_is_a_shuffle_and_the_seed_decides_it() -> None:
     found = [
-        np.concatenate(list(paced(np.arange(50), [8] * 6 + [2], lambda _: 1.0, seed=seed))).tolist()
+        np.concatenate([step.rows for step in paced(np.arange(50), [8] * 6 + [2], lambda _: 1.0, seed=seed)]).tolist()
         for seed in (0, 0, 1)
     ]
     assert found[0] == found[1] != found[2]

@@ -8,13 +8,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import PredefinedSplit, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from tests.conftest import MINILM
 from tests.vision_backbones import SIZE, save_vision
 from workbench.config import RunConfig
 from workbench.data.labelled import labelled_data
 from workbench.errors import ConfigError
-from workbench.evaluation.features import features, probe
+from workbench.evaluation.features import PARTS, STRENGTH, UNKNOWN, features, probe, probe_losses
 from workbench.models import backbones, classifier, row_readers
 from workbench.recipes import features as verb
 
@@ -48,6 +52,36 @@ def test_features_are_what_the_head_reads(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(said, expected, rtol=1e-4, atol=1e-4)
     alone = np.concatenate([features(model, rows.inputs.take(np.asarray([number]))) for number in range(12)])
     np.testing.assert_allclose(alone, found, rtol=1e-3, atol=1e-4)
+
+
+def clouds(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Features of three classes with noise, and the classes."""
+    rng = np.random.default_rng(0)
+    class_N = np.arange(rows) % 3
+    return (rng.normal(size=(3, 20))[class_N] + 0.3 * rng.normal(size=(rows, 20))).astype(np.float32), class_N
+
+
+def test_losses_are_those_of_probes_that_never_saw_the_row() -> None:
+    """Written out by scikit-learn's own cross-validation over the same parts."""
+    features_ND, class_N = clouds(60)
+    part_N = np.random.default_rng([7, 12]).permutation(60) % PARTS
+    said_NC = cross_val_predict(
+        make_pipeline(StandardScaler(), LogisticRegression(C=STRENGTH)),
+        *(features_ND, class_N),
+        cv=PredefinedSplit(part_N),
+        method="predict_proba",
+    )
+    found = probe_losses(features_ND, class_N, seed=7)
+    np.testing.assert_allclose(found, -np.log(said_NC[np.arange(60), class_N]), atol=6e-4)
+
+
+def test_wrong_labels_and_a_class_of_one_row_are_the_hardest() -> None:
+    features_ND, class_N = clouds(90)
+    class_N[[4, 40]] = (class_N[[4, 40]] + 1) % 3
+    class_N[50] = 3
+    found = probe_losses(features_ND, class_N, seed=0)
+    assert {*np.argsort(-found)[:3].tolist()} == {4, 40, 50}
+    assert found[50] == pytest.approx(-np.log(UNKNOWN), abs=1e-3) and (found >= 0).all()
 
 
 def test_what_can_be_told_is_told_and_noise_is_not() -> None:

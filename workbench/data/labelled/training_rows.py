@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from workbench.config import RunConfig
+from workbench.data import difficulty
 from workbench.data.labelled.augmented_texts import AugmentedTexts
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.row_reader import RowReader
@@ -21,11 +22,16 @@ SAMPLED = 200
 def training_rows(rows: LabelledSet, config: RunConfig, reader: RowReader) -> LabelledSet:
     """Training rows as `data.curriculum` and `data.augment` ask for them; other rows are read as they are.
 
+    Chance stands in for a difficulty that the backbone is to say: a run measures it after this.
+
     Raises:
         ConfigError: The user's file is wrong.
         DataError: A row has no number in the column, or an operator changes no row.
     """
-    rows = rows.graded(config.data.curriculum)
+    if config.data.curriculum.measured:
+        rows = replace(rows, difficulty=difficulty.by_chance(len(rows), seed=config.seed))
+    else:
+        rows = rows.graded(config.data.curriculum)
     if not config.data.augment.is_on:
         return rows
     assert isinstance(reader, TextReader) and isinstance(rows.inputs, TokenRows), "pictures are refused"
