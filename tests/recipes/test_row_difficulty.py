@@ -111,8 +111,8 @@ def test_labelled_rows_begin_with_those_that_a_probe_of_the_backbone_tells_right
 
     whole = train("whole")
     table = pd.read_parquet(whole / "difficulty.parquet")
-    hardest = {int(place.split("row ")[1]) for place in table.nlargest(3, "loss")["place"]}
-    assert hardest < {1, 3, 4, 6}, "rows whose label is another's"
+    wrong_N = table["place"].str.extract(r"row (\d+)$")[0].astype(int).isin([1, 3, 4, 6])
+    assert wrong_N.any() and table["loss"][wrong_N].mean() > 2 * table["loss"][~wrong_N].mean()
     lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert [line["open_share"] for line in lines] == sorted(line["open_share"] for line in lines)
     assert lines[0]["open_share"] == pytest.approx(0.5, abs=0.02)

@@ -105,7 +105,8 @@ def probe_losses(features_ND: Floats, class_N: Indices, *, seed: int) -> NDArray
         probe = _linear_probe(features_ND[~mine_N], class_N[~mine_N])
         said_NC[np.ix_(mine_N, known_C)] = probe.predict_proba(features_ND[mine_N])
         probability_N[mine_N] = said_NC[mine_N, class_N[mine_N]]
-    return np.asarray(-np.log(np.maximum(probability_N, UNKNOWN))).round(3)
+    found_N: NDArray[np.float64] = np.round(-np.log(np.maximum(probability_N, UNKNOWN)), 3)
+    return found_N
 
 
 def _linear_probe(train_ND: Floats, labels_N: NDArray[Any]) -> Pipeline:
