@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.report.plots import POINTS, Axis, Floats, Plot, Series, draw, thin
-from workbench.report.run_record import RunRecord, averaged, rounds
+from workbench.report.run_record import OPENED, RunRecord, averaged, rounds
 from workbench.runs import units
 
 _STEP = Axis("step", "count")
@@ -21,7 +21,7 @@ def of_run(run: RunRecord) -> list[Plot]:
     lengths = [] if run.reads_pictures else [_lengths(run)]  # all pictures are cut into as many patches
     if run.crossvalidates:
         return [_members(run), _learning_rate(run), _gradient_norm(run), _memory(run), *lengths]
-    opened = [_open_share(run)] if "open_share" in run.metrics else []
+    opened = [_open_share(run)] if OPENED in run.metrics else []
     return [_loss(run), *opened, _learning_rate(run), _gradient_norm(run), _speed(run), _memory(run), *lengths]
 
 
@@ -55,7 +55,7 @@ def of_runs(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Plot]:
 
 
 def _open_share(run: RunRecord) -> Plot:
-    step, share = _floats(run.metrics["step"]), _floats(run.metrics["open_share"])
+    step, share = _floats(run.metrics["step"]), _floats(run.metrics[OPENED])
     whole = step[share >= 1]
     end = f"All are open from step {int(whole[0]):,} on." if len(whole) else "Not all were opened."
     return draw(

@@ -27,6 +27,8 @@ COLUMNS = (
     "elapsed_s",
 )
 """Keys of a line of metrics.jsonl; `tokens` and `supervised_tokens` are those of that step alone."""
+OPENED = "open_share"
+"""Key of the share of the rows that a curriculum has opened, where there is one."""
 _ADDED = ["tokens", "supervised_tokens"]
 _HIGHEST = ["peak_bytes", "elapsed_s"]
 
@@ -260,5 +262,5 @@ def _metrics(path: Path) -> pd.DataFrame:
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     # A live run may be in the middle of its last line: only what ends in a line break is whole.
     rows = files.json_lines(text[: text.rfind("\n") + 1])
-    named = dict.fromkeys(name for row in rows for name in row if "[" in name)
+    named = dict.fromkeys(name for row in rows for name in row if "[" in name or name == OPENED)
     return pd.DataFrame(rows).reindex(columns=[*COLUMNS, *named]).astype(float)
