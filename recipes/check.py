@@ -23,6 +23,7 @@ from workbench.recipes import (
     classify_verbs,
     crossval_verbs,
     distill_verbs,
+    embed_verbs,
     prefer_verbs,
     row_difficulty,
     start_checks,
@@ -32,6 +33,7 @@ from workbench.recipes import (
 )
 from workbench.recipes.classify_verbs import ClassInspection
 from workbench.recipes.crossval_verbs import CrossvalInspection
+from workbench.recipes.embed_verbs import EmbedInspection
 from workbench.recipes.inspection import SHOWN, Inspection, pieces
 from workbench.recipes.sft import read_template
 from workbench.recipes.sweep_tasks import require_members
@@ -41,7 +43,7 @@ from workbench.training.freezing.layer_map import stack
 from workbench.training.limits import total_steps
 from workbench.training.sampling.order import row_order
 
-Found = Inspection | ClassInspection | CrossvalInspection
+Found = Inspection | ClassInspection | CrossvalInspection | EmbedInspection
 
 
 def check(config: RunConfig) -> Found:
@@ -65,6 +67,7 @@ def _inspected(config: RunConfig) -> Found:
         "prefer": prefer_verbs.inspect,
         "classify": classify_verbs.inspect,
         "crossval": crossval_verbs.inspect,
+        "embed": embed_verbs.inspect,
     }
     found = ways.get(config.recipe, _text)(config)
     model = backbones.skeleton(found.config.model, task=_task(found))
@@ -129,7 +132,11 @@ def _blocks(found: Found) -> int | None:
 def _task(found: Found) -> tasks.Task:
     """The task of the backbone; that of labelled rows follows from their labels."""
     config = found.config
-    return tasks.of(config) if isinstance(found, Inspection) else classifier.task(found.data.labels, seed=config.seed)
+    return (
+        tasks.of(config)
+        if isinstance(found, Inspection | EmbedInspection)
+        else classifier.task(found.data.labels, seed=config.seed)
+    )
 
 
 def _text(config: RunConfig) -> Inspection:

@@ -12,14 +12,16 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from workbench import adapters
 from workbench.adapters import Full, stock
 from workbench.config import ModelConfig, RunConfig, tasks
-from workbench.config.tasks import Task
+from workbench.config.tasks import HIDDEN, Task
+from workbench.data.embedding import pair_data
 from workbench.data.text import tokenized
 from workbench.errors import ConfigError
 from workbench.evaluation.agreement import Agreement, agreement, hidden_states
-from workbench.models import backbones, classifier, exported, output_heads
+from workbench.models import backbones, classifier, embedder, exported, output_heads
 from workbench.models.backbones import DTYPES, QUANTISED
-from workbench.recipes import classify_verbs
+from workbench.recipes import classify_verbs, embed_verbs
 from workbench.recipes.classify_verbs import Gap
+from workbench.recipes.embed_verbs import Angle
 from workbench.runs import files, run_directory
 from workbench.runs.trust import Trust
 
@@ -33,7 +35,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cuto
 class Merged:
     """Outcome of a merge, and its measured error."""
 
-    agreement: Agreement | Gap
+    agreement: Agreement | Gap | Angle
     sentence: str
 
 
@@ -59,6 +61,8 @@ def merge(run: Path, *, out: Path, weights: str, trust: bool = False) -> Merged:
         )
     if config.recipe in ("classify", "crossval"):
         return _merge_classifier(run, config, out=out, weights=weights)
+    if config.recipe == "embed":
+        return _merge_embedder(run, config, out=out, weights=weights)
     unmerged = exported.load(run, config)
     held_out = tokenized.load(config.data, unmerged.tokenizer, unmerged.template, seed=config.seed).held_out
     wanted = hidden_states(unmerged.model, unmerged.head, held_out, rows=ROWS)
@@ -97,6 +101,23 @@ def _merge_classifier(run: Path, config: RunConfig, *, out: Path, weights: str) 
     if labels.kind == "number":
         sentence += f" Its output times {labels.scale:g} plus {labels.mean:g} is the number."
     return Merged(classify_verbs.gap(labels, wanted, classify_verbs.stock_outputs(stock, rows)), sentence)
+
+
+def _merge_embedder(run: Path, config: RunConfig, *, out: Path, weights: str) -> Merged:
+    unmerged = embedder.load(run, config)
+    rows = pair_data.load(config, unmerged.tokenizer).held_out
+    wanted = embed_verbs.some_embeddings(unmerged, rows, texts=ROWS)
+    model = _merged(run, config, unmerged.tokenizer, HIDDEN)
+    model.to(DTYPES[weights])  # type: ignore[arg-type]
+    with files.new_folder(out) as folder:
+        model.config.dtype = DTYPES[weights]
+        embed_verbs.save_merged(model, unmerged, folder, config)
+    del model
+    section = ModelConfig(id=str(out.resolve()), weights=_weights(weights))
+    found = embed_verbs.some_embeddings(
+        embed_verbs.reloaded(config.model_copy(update={"model": section})), rows, texts=ROWS
+    )
+    return Merged(embed_verbs.angle(wanted, found), _sentence(config, weights))
 
 
 def _merged(run: Path, config: RunConfig, tokenizer: PreTrainedTokenizerBase | None, task: Task) -> PreTrainedModel:

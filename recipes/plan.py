@@ -9,29 +9,28 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import psutil
 from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation
 from workbench.adapters import Full, anatomy
 from workbench.config import RunConfig, distill_expansion, sweep_expansion, tasks
-from workbench.config.budget_config import BudgetConfig
 from workbench.config.distill_config import STUDENT, OnPolicyConfig
-from workbench.config.distributed_config import DistributedConfig
 from workbench.config.length_warm_up_config import LengthWarmUpConfig
-from workbench.config.tasks import Task
-from workbench.data.batching import Examples, first_rows
+from workbench.config.tasks import HIDDEN, Task
+from workbench.data.batching import Examples, first_rows, micro_batches
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import Splits
 from workbench.errors import ConfigError
-from workbench.models import adapter_sizes, backbones, classifier, output_heads
+from workbench.models import adapter_sizes, backbones, classifier, embedder, output_heads
 from workbench.models.adapter_sizes import AdapterSize
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.exported import ExportedModel
 from workbench.planning import step_time
 from workbench.planning.dry_run import OPTIMIZER, DryRun, dry_run, largest_rows
-from workbench.planning.dry_trainings import BankTraining, SingleTraining, Training
+from workbench.planning.dry_trainings import BankTraining, SingleTraining, Training, UnitTraining
 from workbench.planning.fake_loading import BlueprintLoader
 from workbench.planning.fake_quantised import packed_bytes
 from workbench.planning.fake_tensors import fake_tensors
@@ -40,7 +39,7 @@ from workbench.planning.plan import Plan
 from workbench.planning.solver import SolverChoice, choose, formats
 from workbench.planning.step_time import StepWork, Timed
 from workbench.planning.zero_memory import Contents
-from workbench.recipes import plan_blocks, sft, streamed_rows, token_reference
+from workbench.recipes import plan_blocks, plan_settings, sft, streamed_rows, token_reference
 from workbench.recipes.single_run import Supervise
 from workbench.runs import units
 from workbench.runs.run_directory import Run
@@ -112,7 +111,15 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         WorkbenchError: the run would be refused, or its recipe cannot be planned.
     """
     config = streamed_rows.local(config)
-    ways = {"sft": _text, "mlm": _text, "classify": _classes, "distill": _student, "crossval": _bank, "sweep": _bank}
+    ways = {
+        "sft": _text,
+        "mlm": _text,
+        "classify": _classes,
+        "distill": _student,
+        "crossval": _bank,
+        "sweep": _bank,
+        "embed": _embeddings,
+    }
     if config.recipe not in ways:
         known = ", ".join(ways)
         raise ConfigError(f"recipe={config.recipe}: `plan` knows the recipes {known}. Plan one of its members as such.")
@@ -129,8 +136,8 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
     accelerated = elsewhere or backbones.device().type != "cpu"
     process = 0 if accelerated else psutil.Process().memory_info().rss
     # Weights of rows change neither.
-    config = _untimed(config.model_copy(update={"data": config.data.unweighted}))
-    own = _of_one_device(config, devices, accelerated=accelerated)
+    config = plan_settings.untimed(config.model_copy(update={"data": config.data.unweighted}))
+    own = plan_settings.of_one_device(config, devices, accelerated=accelerated)
     with tempfile.TemporaryDirectory() as folder, plan_blocks.planned_run(own, Path(folder)) as run:
         parts = ways[config.recipe](own, run)
     fit, longest = parts.training, int(parts.training.train.lengths.max())
@@ -148,7 +155,7 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         contents=parts.contents,
         process=process,
         memory=memory or capacity.available(backbones.device()) + process,  # which this process holds already
-        notes=(*_notes(config), *_of_reference(config, parts)),
+        notes=(*plan_settings.notes(config), *_of_reference(config, parts)),
         recomputable=not preflight.no_recomputing(config, parts.backbone.model),
         devices=devices,
         distributed=own.distributed if config.distributed.zero == "auto" else config.distributed,
@@ -159,21 +166,6 @@ def _of_reference(config: RunConfig, parts: DryRunParts) -> Iterator[str]:
     if token_reference.wanted(config):
         flops = parts.dry_run.flops_per_token * parts.work.tokens
         yield token_reference.cost(config, tokens=int(parts.training.train.lengths.sum()), flops=flops)
-
-
-def _notes(config: RunConfig) -> Iterator[str]:
-    if config.model.weights == "int8":
-        yield "8-bit layers are taken to find outliers in every column, the most that there may be."
-    if config.distributed.deepspeed is not None:
-        yield f"What {config.distributed.deepspeed} asks for is not counted: each device is taken to hold everything."
-    if config.recipe == "distill" and config.distill.on_policy.share:
-        yield "Answers that the student writes itself (distill.on_policy) are not counted: they may be longer."
-    if config.data.sampling.by == "importance":
-        yield "Rows that data.sampling.by=importance looks at are not counted: only the run finds out where that pays."
-    if config.data.length_warm_up.start is not None:
-        yield "Rows that data.length_warm_up cuts are counted whole: the run is faster than planned."
-    if config.freeze.policy != "none" and config.freeze.cache in ("auto", "memory"):
-        yield "Outputs of frozen blocks that freeze.cache keeps in memory are not counted: the run says how many."
 
 
 def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> DryRunParts:
@@ -234,6 +226,32 @@ def _classes(config: RunConfig, run: Run) -> DryRunParts:
         found = dry_run(fit, lambda: [model.outputs(batch) for batch in worst])
         work = step_time.work(fit)
     return _parts(config, task, backbone, fit, found, work, training)
+
+
+def _embeddings(config: RunConfig, run: Run) -> DryRunParts:
+    from workbench.recipes import embed, embed_run, negative_mining
+
+    tokenizer, data, _ = embed.prepare(config)
+    drawn = negative_mining.by_chance(data.train, config.embed.mine)
+    data = data._replace(train=data.train.with_negatives(drawn))
+    loader = BlueprintLoader()
+    texts = data.held_out.units
+    longest = next(micro_batches(np.arange(len(texts.texts)), texts.lengths, tokens=capacity.FORWARD_TOKENS))
+    worst = texts.batch(longest).to(backbones.device())
+
+    def training(own: RunConfig, run: Run, load: Loader) -> UnitTraining:
+        backbone = load(own.model, tokenizer, task=HIDDEN, trainable=isinstance(own.adapter, Full))
+        freezer = _attached(backbone, own, data.train)
+        live = embedder.make(freezer.model, backbone.model, tokenizer, own)
+        return UnitTraining(embed_run.EmbedRun(own, run, Silent(), tokenizer, data).trainer(backbone, freezer, live))
+
+    with fake_tensors():
+        fit = training(config, run, loader)
+        (backbone,) = loader.loaded
+        model = embedder.make(fit.model, backbone.model, tokenizer, config)
+        found = dry_run(fit, lambda: model.pooled(worst))
+        work = step_time.work(fit)
+    return _parts(config, HIDDEN, backbone, fit, found, work, training)
 
 
 def _student(config: RunConfig, run: Run) -> DryRunParts:
@@ -359,23 +377,3 @@ def _attached(backbone: Backbone, config: RunConfig, train: Examples, new_token_
     """The backbone with the adapter of the run, fresh."""
     sample = partial(first_rows, train, seed=config.seed)
     return freezing.attach(backbone.model, config, seed=config.seed, new_token_ids=new_token_ids, sample=sample)
-
-
-def _of_one_device(config: RunConfig, devices: int, *, accelerated: bool) -> RunConfig:
-    """A run of a device's own rows, which an accelerator would compute at once, by one that holds everything."""
-    rows = -(-config.batch.size // devices)
-    batch = config.batch.model_copy(update={"size": rows})
-    if accelerated and batch.packing == "auto":  # rows are packed on CPUs
-        batch = batch.model_copy(update={"packing": False})
-    if accelerated and batch.tokens_per_device == "auto":
-        batch = batch.model_copy(update={"tokens_per_device": rows * config.data.max_tokens})
-    return config.model_copy(update={"batch": batch, "distributed": DistributedConfig()})
-
-
-def _untimed(config: RunConfig) -> RunConfig:
-    """The same run without a wall clock, of one epoch where nothing else ends it."""
-    if not config.budget.timed:
-        return config
-    ends = config.train.steps is not None or config.train.epochs is not None or config.budget.tokens is not None
-    train = config.train if ends else config.train.model_copy(update={"epochs": 1.0})
-    return config.model_copy(update={"budget": BudgetConfig(tokens=config.budget.tokens), "train": train})

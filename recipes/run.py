@@ -8,7 +8,18 @@ from pathlib import Path
 
 from workbench.config import RunConfig
 from workbench.errors import ResumeError, Stopped, WorkbenchError
-from workbench.recipes import classify, crossval, distill, inputs, prefer, sft, start_checks, streamed_rows, sweep
+from workbench.recipes import (
+    classify,
+    crossval,
+    distill,
+    embed,
+    inputs,
+    prefer,
+    sft,
+    start_checks,
+    streamed_rows,
+    sweep,
+)
 from workbench.report import pages  # here, so that a run's clock does not take it for the time of its report
 from workbench.runs import deadline, files, process_memory, run_directory
 from workbench.runs.ranks import Ranks, joined, require_same
@@ -23,6 +34,7 @@ RECIPES = {
     "crossval": crossval.main,
     "sweep": sweep.main,
     "distill": distill.main,
+    "embed": embed.main,
 }
 
 

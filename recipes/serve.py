@@ -21,7 +21,7 @@ from workbench.data.text.formats import Example
 from workbench.data.text.prompts import read_prompts
 from workbench.errors import ConfigError
 from workbench.models import exported
-from workbench.recipes import classify_verbs, crossval_verbs, streamed_rows
+from workbench.recipes import classify_verbs, crossval_verbs, embed_verbs, streamed_rows
 from workbench.recipes.sft import score
 from workbench.runs import files, run_directory
 from workbench.runs.trust import Trust
@@ -29,6 +29,8 @@ from workbench.schema import override, parse
 
 _SEEN = ("size", "prepare", "augment")
 """Settings of pictures that decide what an adapter has seen."""
+_CLASSES = ", `workbench predict` names classes; "
+_PREDICTS = {"classify": _CLASSES, "crossval": _CLASSES, "embed": ", `workbench predict` embeds texts; "}
 WRITERS = {".jsonl", ".csv", ".parquet"}
 
 
@@ -45,6 +47,8 @@ def evaluate(run: Path, overrides: Sequence[str], *, trust: bool = False) -> dic
         return classify_verbs.evaluate(run, config)
     if config.recipe == "crossval":
         return crossval_verbs.evaluate(run, config)
+    if config.recipe == "embed":
+        return embed_verbs.evaluate(run, config)
     model = exported.load(run, config)
     split = tokenized.read_files(config.data.test_files, config.data, model.tokenizer, model.template)
     if split is None:
@@ -58,7 +62,7 @@ def _asked_config(run: Path, overrides: Sequence[str], *, verb: str, trust: bool
     before = run_directory.shipped_config(run, Trust(trust))
     values = override(before.model_dump(mode="json", exclude_none=True), list(overrides))
     config = parse(RunConfig, values, source="the command line")
-    trained = ("model", "adapter", "classes", "folds", "pseudo_label", "tta", "correction", "ensemble")
+    trained = ("model", "adapter", "classes", "folds", "pseudo_label", "tta", "correction", "ensemble", "embed")
     changed = [name for name in trained if getattr(config, name) != getattr(before, name)]
     changed += [f"image.{name}" for name in _SEEN if getattr(config.image, name) != getattr(before.image, name)]
     changed += ["data.format"] if config.reads_pictures != before.reads_pictures else []
@@ -92,6 +96,11 @@ def predict(
         classified, left_out = verbs.predict(run, source, config)
         files.write_bytes(out, _serialised(classified, out.suffix))
         return Answered(len(classified), left_out)
+    if config.recipe == "embed":
+        files.require_writable(out)
+        embedded, left_out = embed_verbs.predict(run, source, config)
+        files.write_bytes(out, _serialised(embedded, out.suffix))
+        return Answered(len(embedded), left_out)
     _require_text(config, run)
     skipped: list[str] = []
     questions = list(read_prompts(source, config.data, skipped))
@@ -134,7 +143,7 @@ def _require_text(config: RunConfig, run: Path) -> None:
     if config.recipe != "sft":
         raise ConfigError(
             f"{run}: recipe {config.recipe} trains no model that writes text. `workbench evaluate` scores it"
-            + (", `workbench predict` names classes; " if config.recipe in ("classify", "crossval") else "; ")
+            + _PREDICTS.get(config.recipe, "; ")
             + "answers come from recipe sft."
         )
 

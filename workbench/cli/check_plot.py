@@ -9,6 +9,7 @@ from PIL import Image
 
 from workbench.config import RunConfig
 from workbench.recipes.check import Found
+from workbench.recipes.embed_verbs import EmbedInspection
 from workbench.recipes.inspection import Inspection
 from workbench.report import schedule_plot
 from workbench.runs import files
@@ -24,7 +25,7 @@ def require_new(path: Path, config: RunConfig) -> None:
 
 def write(path: Path, found: Found) -> None:
     """Draw the learning rate and which layers train when, below the rows where they are pictures, to a new file."""
-    pictures = None if isinstance(found, Inspection) else found.pictures
+    pictures = None if isinstance(found, Inspection | EmbedInspection) else found.pictures
     if pictures is None:
         schedule_plot.write(path, found.config, steps=found.steps, blocks=found.blocks)
         return

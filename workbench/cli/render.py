@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from workbench.adapters import METHODS
-from workbench.cli import picture_table
+from workbench.cli import embed_table, picture_table
 from workbench.errors import ConfigError
 from workbench.runs.files import read_json
 from workbench.runs.run_directory import shipped_values
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
     from workbench.data.text.tokenized_set import TokenizedSet
     from workbench.planning.plan import Plan
+    from workbench.recipes.check import Found
     from workbench.recipes.classify_verbs import ClassInspection
     from workbench.recipes.combine import Combined
     from workbench.recipes.crossval_verbs import CrossvalInspection
-    from workbench.recipes.inspection import Inspection
     from workbench.recipes.merge import Merged
     from workbench.recipes.picture_checks import PictureFindings
     from workbench.report import Comparison
@@ -49,7 +49,8 @@ def outcome(run: Path) -> None:
         return
     found = read_json(run / "scores.json")
     predictions = pd.read_parquet(run / "predictions.parquet")
-    classifies = "predicted" in predictions
+    embeds = shipped_values(run).get("recipe") == "embed"
+    classifies = "predicted" in predictions and not embeds
     table = Table("score", title="Held-out scores")
     for when in found:
         table.add_column("baseline" if classifies and when == "before" else when, justify="right")
@@ -57,7 +58,10 @@ def outcome(run: Path) -> None:
         table.add_row(Text(name), *(f"{found[when].get(name, float('nan')):.4f}" for when in found))
     _out.print(table)
     _swept(run)
-    if classifies:
+    if embeds:
+        for part in embed_table.searched(predictions):
+            _out.print(part)
+    elif classifies:
         _classified(predictions)
     else:
         _answered(predictions)
@@ -72,7 +76,9 @@ def _next(run: Path) -> None:
     method = METHODS[section["method"]].model_validate(section)
     commands = {f'workbench generate {run} "..."': "ask it something"} if recipe == "sft" else {}
     if recipe != "mlm":
-        commands[f"workbench predict {run} FILE --out answers.csv"] = "answer every row of a file"
+        does = "embed every text of a file" if recipe == "embed" else "answer every row of a file"
+        name = "embeddings.parquet" if recipe == "embed" else "answers.csv"
+        commands[f"workbench predict {run} FILE --out {name}"] = does
     commands[f"workbench evaluate {run} data.test=FILE"] = "score it on other rows"
     if not method.facts.no_merge and (recipe != "crossval" or (values.get("folds") or {}).get("refit")):
         commands[f"workbench merge {run} --out merged"] = "write a stock model"
@@ -143,11 +149,17 @@ def _classified(predictions: pd.DataFrame) -> None:
             _out.print(Text.assemble((f"{name:>10}  ", "bold"), str(row[name])))
 
 
-def inspection(found: Inspection | ClassInspection | CrossvalInspection) -> None:
+def inspection(found: Found) -> None:
     """Rendered examples with the supervised tokens marked, lengths, and what a run would do."""
     from workbench.recipes.classify_verbs import ClassInspection
     from workbench.recipes.crossval_verbs import CrossvalInspection
+    from workbench.recipes.embed_verbs import EmbedInspection
 
+    if isinstance(found, EmbedInspection):
+        for part in embed_table.inspection(found):
+            _out.print(part)
+        _plan(found)
+        return
     if isinstance(found, ClassInspection):
         _class_inspection(found)
         return
@@ -258,7 +270,7 @@ def _duplicates(data: FoldData) -> str:
     return f"{sentence}.\nFolds that ignore them would validate {leak} beside a near-duplicate that trains."
 
 
-def _plan(found: Inspection | ClassInspection | CrossvalInspection) -> None:
+def _plan(found: Found) -> None:
     from workbench.cli import outlook
     from workbench.recipes.inspection import Inspection
 

@@ -10,6 +10,7 @@ from workbench.adapters.method import HALF_OR_FULL
 from workbench.config import (
     augment_checks,
     curriculum_checks,
+    embed_checks,
     length_checks,
     prefer_checks,
     regularise_checks,
@@ -36,6 +37,7 @@ _ONLY_FOR = {
     "ensemble": ("crossval",),
     "sweep": ("sweep",),
     "distill": ("distill",),
+    "embed": ("embed",),
 }
 """Sections that only some recipes read."""
 
@@ -75,6 +77,8 @@ def mistakes(config: RunSections) -> Iterator[str]:
         yield f"data.format=image is for recipe=classify|crossval; recipe={config.recipe} reads text. Leave it out."
     if config.recipe == "crossval":
         yield from _of_folds(config)
+    if config.recipe == "embed":
+        yield from embed_checks.mistakes(config)
 
 
 def unable(model: ModelConfig, adapter: Method) -> str | None:

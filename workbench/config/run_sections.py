@@ -27,6 +27,7 @@ from workbench.config.classes_config import ClassesConfig
 from workbench.config.correction_config import CorrectionConfig
 from workbench.config.distill_config import DistillConfig
 from workbench.config.distributed_config import DistributedConfig
+from workbench.config.embed_config import EmbedConfig
 from workbench.config.folds_config import DuplicatesConfig, EnsembleConfig, FoldsConfig
 from workbench.config.freeze_config import FreezeConfig
 from workbench.config.image_config import ImageConfig
@@ -44,7 +45,7 @@ from workbench.schema import Section
 class RunSections(Section):
     """The sections of a run, each valid by itself; `RunConfig` adds that they go together."""
 
-    recipe: Literal["sft", "mlm", "prefer", "classify", "crossval", "sweep", "distill"]
+    recipe: Literal["sft", "mlm", "prefer", "classify", "crossval", "sweep", "distill", "embed"]
     """Which file of `recipes/` runs this."""
     plugins: tuple[Path, ...] = ()
     """Python files of yours, run first, that add adapter methods. Only files you trust."""
@@ -64,6 +65,7 @@ class RunSections(Section):
     ensemble: EnsembleConfig = EnsembleConfig()
     sweep: SweepConfig = SweepConfig()
     distill: DistillConfig = DistillConfig()
+    embed: EmbedConfig = EmbedConfig()
     batch: BatchConfig = BatchConfig()
     train: TrainConfig = TrainConfig()
     regularise: RegulariseConfig = RegulariseConfig()

@@ -12,6 +12,8 @@ from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_MAPPING,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForMaskedLM,
@@ -28,9 +30,9 @@ Problem = Literal["single_label_classification", "multi_label_classification", "
 
 @dataclass(frozen=True)
 class Task:
-    """The output of a backbone's head: text (causal or sequence to sequence), hidden tokens, or classes."""
+    """The output of a backbone's head: text (causal or sequence to sequence), masked tokens, or classes; or no head."""
 
-    head: Literal["text", "masked", "classes"]
+    head: Literal["text", "masked", "classes", "hidden"]
     labels: tuple[str, ...] = ()
     """Names of the classes."""
     seed: int = 0
@@ -75,9 +77,10 @@ _CLASSES: dict[str, tuple[str, tuple[tuple[Any, Any], ...]]] = {
             (MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForImageClassification),
         ),
     ),
+    "hidden": ("model without a head", ((MODEL_MAPPING, AutoModel),)),
 }
 
-TEXT, MASKED = Task("text"), Task("masked")
+TEXT, MASKED, HIDDEN = Task("text"), Task("masked"), Task("hidden")
 
 
 def classes(labels: Sequence[str], *, seed: int, problem: Problem | None = None) -> Task:
@@ -87,4 +90,4 @@ def classes(labels: Sequence[str], *, seed: int, problem: Problem | None = None)
 
 def of(config: RunConfig) -> Task:
     """The task that the recipe of `config` trains; recipe classify learns it from its data instead."""
-    return {"sft": TEXT, "prefer": TEXT, "mlm": MASKED}[config.recipe]
+    return {"sft": TEXT, "prefer": TEXT, "mlm": MASKED, "embed": HIDDEN}[config.recipe]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +26,9 @@ from workbench.training.master_weights import MasterWeights
 from workbench.training.sampling.pools import PoolSampler
 from workbench.training.sampling.weighing import Weighing
 from workbench.training.trainer import Trainer
+
+LOOKED = 16
+"""Steps whose micro-batches are counted."""
 
 
 class Model(Protocol):
@@ -104,7 +109,8 @@ class SingleTraining:
     def __init__(self, fit: Trainer) -> None:
         self._fit = fit
         self.model, self.masters, self.freezer = fit.model, fit.masters, fit.freezer
-        self.config, self.train, self.width = fit.config, fit.train, fit.width
+        self.config, self.width = fit.config, fit.width
+        self.train: Lengths = fit.train
         self.compares = fit.signal.auxiliary is not None
         self.rows, self.steps, self.arrangement = len(fit.train), fit.member.total, fit.arrangement
         self.kinds: Mapping[int, float] = step_kinds.kinds(fit.config, steps=self.steps, blocks=len(fit.freezer.blocks))
@@ -150,9 +156,38 @@ class SingleTraining:
                     self._fit.forward(batch, 1.0)
 
 
+class UnitTraining(SingleTraining):
+    """The training of one model whose loss compares rows of several units, such as texts, which it computes apart."""
+
+    def __init__(self, fit: Trainer) -> None:
+        super().__init__(fit)
+        assert fit.cached is not None
+        self._cached = fit.cached
+        self._units, *_ = self._cached.loss.of(fit.train, np.arange(1))
+        lengths = self._units.lengths
+        self.train = BankRows(lengths, np.ones(len(lengths)))
+
+    def micro_batches(self) -> Iterator[list[Indices]]:
+        member = self._fit.member
+        for step in member.even_order.typical_steps[: member.total]:
+            _, numbers, _ = self._cached.loss.of(self._fit.train, member.even_order.rows(step))
+            yield list(self.arrangement.cut(numbers, self.train.lengths, tokens=self._fit.tokens))
+
+    def backward(self, rows: Indices, *, step: int) -> None:
+        self._cached.trial(self._units, rows, step=step, twice=self._twice)
+
+    def update(self, rows: Indices) -> None:
+        self._fit.member.update(1.0, np.arange(1))
+
+    @cached_property
+    def _twice(self) -> bool:
+        """Whether a step has several micro-batches, which are computed without a graph before."""
+        return any(len(each) > 1 for each in islice(self.micro_batches(), LOOKED))
+
+
 @dataclass(frozen=True)
 class BankRows:
-    """Those of all members."""
+    """Those of all members, or the units of rows."""
 
     lengths: Indices
     supervised: Weights

@@ -16,6 +16,7 @@ from workbench.report import (
     crossval_section,
     curves,
     dynamics_section,
+    embed_section,
     findings,
     mixture_plot,
     neighbours,
@@ -68,7 +69,8 @@ def write(run: Path) -> Path:
         tiles=_tiles(this),
         scores=_scores(this),
         plots=[*sweep_section.plots(this), *curves.of_run(this), *mixture_plot.plots(this)],
-        samples=[] if this.classifies else _samples(this.predictions),
+        samples=[] if this.classifies or this.embeds else _samples(this.predictions),
+        searches=embed_section.searches(this),
         classifies=this.classifies,
         classified=class_section.classified(this),
         pictures=picture_section.pictured(this),
@@ -115,7 +117,7 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     model, hardware = manifest.get("model", {}), manifest.get("hardware", {})
     steps = _steps(run) if len(metrics) else "no step yet"
     supervised = f"{units.count(metrics['supervised_tokens'].sum())} with loss" if len(metrics) else ""
-    supervised = "" if run.classifies else supervised
+    supervised = "" if run.classifies or run.embeds else supervised
     share = _trained_share(run)
     trained = f"{units.percent(share)} of the parameters" if share is not None else ""
     length = run.unit_of_length
@@ -132,9 +134,10 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
 
 def _scores(run: RunRecord) -> list[dict[str, str]]:
     """Rows of the score table, the known scores first."""
-    known = {"loss": (f"Loss, {run.unit}", "low"), **class_section.SCORES} if run.classifies else SCORES
+    own = class_section.SCORES if run.classifies else embed_section.SCORES if run.embeds else None
+    known = SCORES if own is None else {"loss": (f"Loss, {run.unit}", "low"), **own}
     measured = dict.fromkeys(name for scores in run.scores.values() for name in scores)
-    shown = [name for name in measured if name not in ("accuracy_low", "accuracy_high")]
+    shown = [name for name in measured if not name.endswith(("_low", "_high"))]
     rows = []
     for name in sorted(shown, key=lambda name: list(known).index(name) if name in known else len(known)):
         label, better = known.get(name, ("Loss, " + name[5:-1], "low") if name.startswith("loss[") else (name, None))
@@ -145,7 +148,9 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
             row["difference"] = units.signed(difference)
             row["chance"] = f"± {units.number(chance)}" if chance is not None else ""
             row["judged"] = _judged(difference, better)
-        if name == "accuracy":
+        if run.embeds:
+            row["chance"] = embed_section.interval(run, name)
+        elif name == "accuracy":
             row["chance"] = class_section.interval(run, "after")
         rows.append(row)
     return rows
@@ -339,6 +344,8 @@ _MEASURES = (
     _Measure("macro-F1 after", _score("after", "macro_f1"), units.number, "high"),
     _Measure("micro-F1 after", _score("after", "micro_f1"), units.number, "high"),
     _Measure("root mean squared error after", _score("after", "rmse"), units.number, "low"),
+    _Measure("nDCG at 10 after", _score("after", "ndcg@10"), units.number, "high"),
+    _Measure("rank correlation after", _score("after", "spearman"), units.number, "high"),
     _Measure("test loss", _score("test", "loss"), units.number, "low"),
     _Measure("test accuracy", _score("test", "accuracy"), units.number, "high"),
     _Measure("test macro-F1", _score("test", "macro_f1"), units.number, "high"),

@@ -75,6 +75,11 @@ class RunRecord:
         return self.crossvalidates or self.config.get("recipe") == "classify"
 
     @property
+    def embeds(self) -> bool:
+        """Whether the run embedded texts."""
+        return self.config.get("recipe") == "embed"
+
+    @property
     def reads_pictures(self) -> bool:
         """Whether the rows are pictures, which a backbone cuts into patches instead of tokens."""
         return bool(self.config.get("data", {}).get("format") == "image")
@@ -95,6 +100,8 @@ class RunRecord:
     @property
     def unit(self) -> str:
         """Unit of the losses."""
+        if self.embeds:
+            return "per row"
         if not self.classifies:
             return "nats per token"
         number = self.config.get("classes", {}).get("kind") == "number"

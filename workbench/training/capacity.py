@@ -179,6 +179,11 @@ class Remembered:
         return cache_folder() / "fits" / f"{name}.json"
 
 
+def recompute_activations(model: Any) -> None:
+    """Let a model keep no activations of its blocks for the backward pass, which then computes them again."""
+    model.activation_checkpointing_enable()
+
+
 def nothing_fits(longest: int, train: Examples) -> TrainingError:
     """Error where no micro-batch is small enough."""
     return TrainingError(

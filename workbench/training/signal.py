@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.losses.label_losses import LabelTap
+from workbench.training.cached_gradients import GlobalLoss
 from workbench.training.reference_losses import ReferenceLosses
 from workbench.training.step_meter import StepMeter
 
@@ -62,6 +63,8 @@ class TrainingSignal(NamedTuple):
     """Where the loss tells of its rows what stands in metrics.jsonl."""
     look: StepLook | None = None
     """A look at the rows of each step before their losses."""
+    whole: GlobalLoss | None = None
+    """A loss that compares the rows of a global batch, where it is no sum over them; `loss` then only tries memory."""
     reference: ReferenceLosses | None = None
     """Losses of another model on the rows, where `data.sampling.by=tokens` compares with them."""
 

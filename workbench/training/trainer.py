@@ -24,11 +24,12 @@ from workbench.models import backbones, fused_lora
 from workbench.runs.run_directory import Run
 from workbench.training import capacity, packing, preflight, row_losses, step_figures
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
+from workbench.training.cached_gradients import CachedGradients
 from workbench.training.callbacks import Callback
 from workbench.training.distributed.placement import Placement
 from workbench.training.distributed.row_shares import RowShare, share_rows
 from workbench.training.distributed.sharding import Sharded, Trainable
-from workbench.training.freezing.freeze_callbacks import ActivationCallback, GradientCallback
+from workbench.training.freezing import freeze_callbacks
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheManager, PrefixForward
 from workbench.training.master_weights import MasterWeights
@@ -82,7 +83,9 @@ class Trainer:
         self.masters: MasterWeights | Sharded
         self.forward: Loss
         whole = Trainable(self.model, self.loss, self.config, self.compute, self.ranks, auxiliary)
-        if (shared := self.placement.shared(whole, sample=self._any_batch)) is not None:
+        if (
+            shared := self.placement.shared(whole, sample=lambda: self.train.batch(np.arange(1)).to(self.device))
+        ) is not None:
             self.masters, self.forward = shared, shared.forward
         else:
             frozen = [name for name, layer in self.freezer.layers.items() if not self.freezer.plan.trains[layer]]
@@ -92,6 +95,8 @@ class Trainer:
             self.forward = self.loss
         packed = self.arrangement.packed
         self.step_noise = StepNoise(self.config, self.freezer, self.masters, self.device, packed=packed)
+        compared, around = self.signal.whole, (self.masters.backward, self.step_noise.of, self.ranks, self.device)
+        self.cached = None if compared is None else CachedGradients(compared, *around)
         self.noise = NoiseScale()
         self.choice = MethodChoice(self.model, self.config, self.signal, device=self.device, ranks=self.ranks)
         self.row_losses = RowLossWatch(self.signal.tap)
@@ -257,6 +262,10 @@ class Trainer:
             parts: Receives the gradients of parts of the batch, to estimate their noise.
         """
         seen = self.member.seen
+        if self.cached is not None:
+            loss = self.cached.add(seen, rows, step=step, tokens=self.tokens)
+            self._add_up(loss, gradients=True)
+            return loss
         supervised = seen.supervised[rows].sum().item()
         sharded = isinstance(self.masters, Sharded)
         factor = self.ranks.world if sharded else 1
@@ -266,10 +275,8 @@ class Trainer:
             for number, (indices, counts) in enumerate(shares):
                 then = shares[number + 1].rows if number + 1 < len(shares) else None
                 batch = self.drawn.weighed(self._batch(seen, indices, then=then), indices)
-                with (
-                    self.step_noise.of(batch, indices, seen, step=step),
-                    self.row_losses.of(indices if counts else indices[:0], batch),
-                ):
+                counted = indices if counts else indices[:0]
+                with self.step_noise.of(batch, indices, seen, step=step), self.row_losses.of(counted, batch):
                     part = self.forward(batch, counts / supervised)
                     self.masters.backward(part)
                 loss += part.detach() / factor
@@ -317,19 +324,12 @@ class Trainer:
     def _hooks(self) -> dict[str, TrainHook]:
         """Training hooks by the name of their file in a checkpoint."""
         hooks: dict[str, TrainHook] = self.row_losses.hooks
-        observed = self.config.freeze.observes
-        if observed == "gradients":
-            hooks["freezing"] = GradientCallback(self.freezer, self.masters.named())
-        elif observed == "activations":
-            hooks["freezing"] = ActivationCallback(self.freezer, self._observed_batch)
+        hooks |= freeze_callbacks.observers(self.freezer, self.masters.named(), self._observed_batch)
         if self.config.optimizer.noise_scale:
             hooks["noise"] = self.noise
         if self.choice.state():
             hooks["choice"] = self.choice
         return hooks
-
-    def _any_batch(self) -> MicroBatch:
-        return self.train.batch(np.arange(1)).to(self.device)
 
     def _observed_batch(self) -> MicroBatch:
         """Run the model on the first rows, for a policy that observes activations; returns these rows."""
@@ -361,7 +361,7 @@ class Trainer:
         checkpointing = self.config.train.checkpointing
         if checkpointing is True:
             preflight.require_recomputable(self.config, self.model)  # a plan comes here without having asked
-            _recompute_activations(self.model)
+            capacity.recompute_activations(self.model)
         remembered = self.run.manifest.get("batch", {}).get("tokens_per_device") if self.run.resumed else None
         if self.config.batch.tokens_per_device == "auto":
             if remembered:
@@ -379,7 +379,7 @@ class Trainer:
             if asked or preflight.no_recomputing(self.config, self.freezer.backbone):
                 raise capacity.nothing_fits(self._longest, self.train) from None
         self.callback.say("One example does not fit: recomputing activations in the backward pass.")
-        _recompute_activations(self.model)
+        capacity.recompute_activations(self.model)
         try:
             return capacity.largest_that_fits(tokens, self.train, self._trial, remembered=self._remembered)
         except torch.OutOfMemoryError:
@@ -398,7 +398,3 @@ class Trainer:
         for parameter in [*self.model.parameters(), *self.masters]:
             parameter.grad = None
         self.accelerator.free_memory()
-
-
-def _recompute_activations(model: Any) -> None:
-    model.activation_checkpointing_enable()

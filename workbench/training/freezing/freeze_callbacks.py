@@ -10,11 +10,21 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from workbench.adapters.method import TrainHook
 from workbench.config.freeze_config import Observation
 from workbench.data.batching import MicroBatch
 from workbench.training.freezing.cached_prefix import parts
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.layer_statistics import GradientSums, Plasticity
+
+
+def observers(
+    freezer: Freezer, trainable: Mapping[str, nn.Parameter], run: Callable[[], MicroBatch]
+) -> dict[str, TrainHook]:
+    """What measures for the policy of a freezer, by the name of its file in a checkpoint; arguments as below."""
+    if freezer.policy.observes == "gradients":
+        return {"freezing": GradientCallback(freezer, trainable)}
+    return {"freezing": ActivationCallback(freezer, run)} if freezer.policy.observes == "activations" else {}
 
 
 class GradientCallback:

@@ -1,0 +1,90 @@
+"""A run of recipe embed: what scores, trains and saves an embedder."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from workbench.config.tasks import HIDDEN, Task
+from workbench.data.batching import MicroBatch
+from workbench.data.embedding.pair_data import PairSplits
+from workbench.data.embedding.pair_set import PairSet
+from workbench.evaluation import embeddings
+from workbench.evaluation.result_store import ModelResults, stored_results
+from workbench.models import embedder
+from workbench.models.backbones import Backbone
+from workbench.models.embedder import Embedder
+from workbench.models.embedding_objective import EmbeddingLoss
+from workbench.recipes.single_run import Scored, SingleRun
+from workbench.runs import files
+from workbench.training.signal import TrainingSignal
+
+
+@dataclass(frozen=True)
+class EmbedRun(SingleRun[Embedder, PairSet]):
+    """A run that learns which texts belong together."""
+
+    tokenizer: PreTrainedTokenizerBase
+    data: PairSplits
+
+    @property
+    def rows(self) -> Mapping[str, PairSet]:
+        return {name: split for name, split in self.data._asdict().items() if split is not None}
+
+    @property
+    def vocabulary(self) -> PreTrainedTokenizerBase:
+        return self.tokenizer
+
+    @property
+    def task(self) -> Task:
+        return HIDDEN
+
+    def score_before(self, backbone: Backbone) -> bool:
+        run = self.run
+        if run.ranks.agreed((run.path / "before.json").exists()) or not self.placement.scores:
+            return False
+        self.callback.say("Scoring the backbone before training ...")
+        bare = self.assemble(backbone.model, backbone)
+        scoring = stored_results(self.config, run, self.callback.stop_requested, model="before")
+        found = self.score(bare, self.data.held_out, scoring)
+        files.write_json(run.path / "before.json", {"scores": found.scores})
+        scoring.store.clear()
+        return True
+
+    def assemble(self, model: nn.Module, backbone: Backbone) -> Embedder:
+        return embedder.make(model, backbone.model, self.tokenizer, self.config)
+
+    def supervise(self, live: Embedder, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
+        def passes(batch: MicroBatch, scale: float) -> Tensor:
+            return live.pooled(batch).sum() * scale
+
+        return TrainingSignal(self.data.train, passes, whole=EmbeddingLoss(live))
+
+    def width(self, live: Embedder) -> int:
+        return live.width
+
+    def held_out_loss(self, live: Embedder) -> tuple[float, Mapping[str, float]]:
+        return embeddings.loss(live, self.data.held_out, batch=self.config.batch.size), {}
+
+    def save(self, live: Embedder, folder: Path) -> None:
+        embedder.save(live, folder, self.config)
+
+    def load(self) -> Embedder:
+        return embedder.load(self.run.home, self.config, waiting=self.placement.waiting)
+
+    def score(self, model: Embedder, rows: PairSet, scoring: ModelResults | None = None) -> Scored:
+        with self.scoring_time(rows):
+            found = embeddings.score(model, rows, self.data.train, batch=self.config.batch.size, scoring=scoring)
+        return Scored(found.scores, found.table)
+
+    def write_predictions(self, model: Embedder, outputs: pd.DataFrame, before: Mapping[str, Any]) -> None:
+        buffer = io.BytesIO()
+        outputs.to_parquet(buffer)
+        files.write_bytes(self.run.path / "predictions.parquet", buffer.getvalue())

@@ -1,0 +1,45 @@
+"""Settings of the run that `plan` carries out for another, and what it does not count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from workbench.config import RunConfig
+from workbench.config.budget_config import BudgetConfig
+from workbench.config.distributed_config import DistributedConfig
+
+
+def of_one_device(config: RunConfig, devices: int, *, accelerated: bool) -> RunConfig:
+    """A run of a device's own rows, which an accelerator would compute at once, by one that holds everything."""
+    rows = -(-config.batch.size // devices)
+    batch = config.batch.model_copy(update={"size": rows})
+    if accelerated and batch.packing == "auto":  # rows are packed on CPUs
+        batch = batch.model_copy(update={"packing": False})
+    if accelerated and batch.tokens_per_device == "auto":
+        batch = batch.model_copy(update={"tokens_per_device": rows * config.data.max_tokens})
+    return config.model_copy(update={"batch": batch, "distributed": DistributedConfig()})
+
+
+def untimed(config: RunConfig) -> RunConfig:
+    """The same run without a wall clock, of one epoch where nothing else ends it."""
+    if not config.budget.timed:
+        return config
+    ends = config.train.steps is not None or config.train.epochs is not None or config.budget.tokens is not None
+    train = config.train if ends else config.train.model_copy(update={"epochs": 1.0})
+    return config.model_copy(update={"budget": BudgetConfig(tokens=config.budget.tokens), "train": train})
+
+
+def notes(config: RunConfig) -> Iterator[str]:
+    """Yield sentences on what a plan does not count."""
+    if config.model.weights == "int8":
+        yield "8-bit layers are taken to find outliers in every column, the most that there may be."
+    if config.distributed.deepspeed is not None:
+        yield f"What {config.distributed.deepspeed} asks for is not counted: each device is taken to hold everything."
+    if config.recipe == "distill" and config.distill.on_policy.share:
+        yield "Answers that the student writes itself (distill.on_policy) are not counted: they may be longer."
+    if config.data.sampling.by == "importance":
+        yield "Rows that data.sampling.by=importance looks at are not counted: only the run finds out where that pays."
+    if config.data.length_warm_up.start is not None:
+        yield "Rows that data.length_warm_up cuts are counted whole: the run is faster than planned."
+    if config.freeze.policy != "none" and config.freeze.cache in ("auto", "memory"):
+        yield "Outputs of frozen blocks that freeze.cache keeps in memory are not counted: the run says how many."

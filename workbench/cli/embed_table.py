@@ -1,0 +1,43 @@
+"""Tables of recipe embed: rows as the model reads them, and what texts find."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from workbench.recipes.embed_verbs import EmbedInspection
+
+
+def inspection(found: EmbedInspection) -> Iterator[RenderableType]:
+    """Yield some rows with their texts, and the sizes of the splits."""
+    for place, texts in found.examples:
+        yield Rule(Text(place))
+        for name, text in texts:
+            yield Text.assemble((f"{name:>10}  ", "bold"), (text, "bold green" if name == "positive" else "dim"))
+    yield Rule()
+    table = Table()
+    for column in ("split", "rows", "texts", "tokens", "longest text", "cut", "left out"):
+        table.add_column(column, justify="left" if column == "split" else "right")
+    for name, rows in found.data._asdict().items():
+        if rows is not None:
+            tokens, longest = int(rows.units.lengths.sum()), int(rows.units.lengths.max())
+            numbers = (len(rows), len(rows.units.texts), tokens, longest, rows.truncated, len(rows.skipped))
+            table.add_row(name.replace("_", "-"), *(f"{number:,}" for number in numbers))
+    yield table
+
+
+def searched(predictions: pd.DataFrame) -> Iterator[RenderableType]:
+    """Yield some texts, and what each finds first."""
+    names = [name for name in ("nearest", "label", "nearest_label", "score", "similarity") if name in predictions]
+    for _, row in predictions.iloc[:: max(1, len(predictions) // 3)].head(3).iterrows():
+        yield Text(f"\n{str(row['text'])[:160].strip()}", style="dim")
+        for name in names:
+            yield Text.assemble((f"{name:>10}  ", "bold"), str(row[name])[:160])

@@ -1,0 +1,64 @@
+"""Settings that do not go with recipe embed, and what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from workbench.config.run_sections import RunSections
+from workbench.schema import Section
+
+_OF_TEXT = ("format", "truncate", "loss_on")
+"""Keys of `data` for text that is written."""
+_OF_ROWS = ("sampling", "curriculum", "augment", "length_warm_up", "clean", "decontaminate", "select")
+"""Keys of `data` that choose, order or rewrite rows one by one."""
+
+
+def mistakes(config: RunSections) -> Iterator[str]:
+    """Contradictions between recipe embed and other sections, one sentence for each."""
+    if config.reads_pictures:
+        return  # which has a sentence of its own
+    data = config.data
+    if given := [f"data.{key}" for key in _OF_TEXT if _differs(data, key)]:
+        yield f"recipe=embed reads columns of text, cut on the right: leave {', '.join(given)} out."
+    if given := [f"data.{key}" for key in _OF_ROWS if _differs(data, key)]:
+        yield f"recipe=embed compares the rows of a batch with each other: leave {', '.join(given)} out."
+    if data.weighs:
+        yield "data.columns names a weight, and rows of recipe=embed count once each. Leave it out."
+    if config.model.chat_template is not None or config.model.new_tokens:
+        yield "recipe=embed reads texts as they are: leave model.chat_template and model.new_tokens out."
+    yield from _of_training(config)
+
+
+def _of_training(config: RunSections) -> Iterator[str]:
+    """Where the loss of a whole batch leaves nothing to do, or cannot be taken apart."""
+    if config.optimizer.noise_scale is not None:
+        yield (
+            "optimizer.noise_scale compares gradients of parts of a batch, and recipe=embed has one loss of the whole. "
+            "Leave it out."
+        )
+    if config.freeze.policy != "none" and config.freeze.cache != "off":
+        yield (
+            f"freeze.cache={config.freeze.cache} keeps what frozen blocks give for rows, and rows of recipe=embed are "
+            "several texts. Write freeze.cache=off."
+        )
+    if config.freeze.policy != "none" and config.freeze.observes == "activations":
+        yield (
+            f"freeze.policy={config.freeze.policy} observes activations of rows, and rows of recipe=embed are several "
+            "texts. Write freeze.policy=static."
+        )
+    for key in ("label_smoothing", "z_loss", "r_drop"):
+        if getattr(config.regularise, key):
+            yield f"regularise.{key} is for losses of tokens and classes, not for recipe=embed. Leave it out."
+    if config.batch.packing is True:
+        yield "batch.packing=true: recipe=embed pools padded texts. Write batch.packing=auto."
+    if config.distributed.sharded:
+        yield (
+            "distributed: recipe=embed passes over a batch twice, which ZeRO and FSDP2 do not follow. "
+            "Leave section distributed out: devices share the texts of a batch without it."
+        )
+
+
+def _differs(section: Section, key: str) -> bool:
+    default: Any = type(section).model_fields[key].get_default(call_default_factory=True)
+    return bool(getattr(section, key) != default)

@@ -1,0 +1,78 @@
+"""The section `embed`: loss, pooling and prefixes of sentence embeddings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from workbench.schema import Section
+
+Loss = Literal["contrastive", "triplet", "cosent", "cosine"]
+Form = Literal["pairs", "scored", "labelled"]
+"""Kind of rows: texts that belong together, two texts with a score of their similarity, or texts with a class."""
+
+LOSSES: dict[Form, tuple[Loss, ...]] = {
+    "pairs": ("contrastive", "triplet"),
+    "labelled": ("contrastive",),
+    "scored": ("cosent", "cosine"),
+}
+"""Losses that rows of each form allow, the usual one first."""
+COLUMNS: dict[Form, tuple[str, ...]] = {
+    "pairs": ("anchor", "positive"),
+    "scored": ("sentence1", "sentence2", "score"),
+    "labelled": ("text", "label"),
+}
+"""Columns by which a form is known, before data.columns renames them; pairs may have `negative` or `negatives`, too."""
+NEGATIVE, NEGATIVES = "negative", "negatives"
+
+
+class EmbedConfig(Section):
+    loss: Literal["auto", "contrastive", "triplet", "cosent", "cosine"] = "auto"
+    """`contrastive`: the positive among all others of the global batch and given negatives (InfoNCE, multiple
+    negatives ranking); `triplet`: nearer than the given negatives by a margin; `cosent`, `cosine`: similarities ordered
+    as, or equal to, the scores. `auto`: contrastive, of scored pairs cosent."""
+    pooling: Literal["mean", "first", "last"] = "mean"
+    """The mean of a text's tokens, its first one (BERT's CLS) or its last one (for a causal backbone)."""
+    normalise: bool = True
+    """Embeddings have length 1, so that similarity is the cosine; false: it is the dot product."""
+    query_prefix: str = ""
+    """Instruction before each anchor, and before each first sentence, such as "query: "; classes have queries alone."""
+    passage_prefix: str = ""
+    """Instruction before each positive and negative, and before each second sentence."""
+    temperature: PositiveFloat = 0.05
+    """Similarities are divided by it, in losses contrastive and cosent."""
+    symmetric: bool = False
+    """Loss contrastive: mean with the loss of finding the anchor of each positive among all anchors."""
+    margin: Annotated[float, Field(gt=0, le=2)] = 0.2
+    """Loss triplet: by how much nearer the positive is to be, in cosine distance."""
+    sizes: tuple[PositiveInt, ...] = ()
+    """Matryoshka: the first so many numbers of an embedding are embeddings too, all with the same loss (Kusupati et al.
+    2022). The whole is always one of them."""
+    mine: NonNegativeInt = 0
+    """Loss contrastive or triplet: add so many passages of other rows to each row as negatives, the most similar ones
+    to its anchor, as the backbone sees them before it trains."""
+    mine_below: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """Only passages less similar than so much of the positive's similarity: those above it are often unlabelled
+    positives (Moreira et al. 2024)."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> EmbedConfig:
+        loss = self.loss
+        if self.symmetric and loss not in ("auto", "contrastive"):
+            raise ValueError(f"symmetric is for loss contrastive; loss is {loss}. Leave it out.")
+        if self.margin != type(self).model_fields["margin"].default and loss != "triplet":
+            raise ValueError(f"margin is for loss triplet; loss is {loss}. Leave it out, or write loss: triplet.")
+        if self.mine and loss in ("cosent", "cosine"):
+            raise ValueError(f"mine adds negatives, and loss {loss} compares scored pairs. Leave it out.")
+        if self.mine_below != type(self).model_fields["mine_below"].default and not self.mine:
+            raise ValueError("mine_below is for mined negatives, and mine is 0. Write mine: 3, or leave it out.")
+        if twice := sorted({size for size in self.sizes if self.sizes.count(size) > 1}):
+            raise ValueError(f"sizes names {twice[0]} twice. Name each size once.")
+        if not self.normalise and loss in ("triplet", "cosine"):
+            raise ValueError(f"loss {loss} compares cosines, and normalise is false. Write normalise: true.")
+        return self
+
+    def loss_of(self, form: Form) -> Loss:
+        """The loss for rows of a form."""
+        return LOSSES[form][0] if self.loss == "auto" else self.loss

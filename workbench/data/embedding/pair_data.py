@@ -1,0 +1,185 @@
+"""Data sets of texts that are embedded: read, and split so that no text is on both sides."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from transformers import PreTrainedTokenizerBase
+
+from workbench.config import RunConfig
+from workbench.config.embed_config import LOSSES, Form
+from workbench.data.embedding import pair_records, pair_set, text_units
+from workbench.data.embedding.pair_records import PairSource
+from workbench.data.embedding.pair_set import PairSet
+from workbench.data.folds.similarity import normalised
+from workbench.data.folds.stratified_holdout import hold_out
+from workbench.errors import ConfigError, DataError
+
+LEAST_ROWS = 2
+"""A row has nothing to be told from in a batch of its own."""
+
+
+class PairSplits(NamedTuple):
+    """Training, held-out and test rows."""
+
+    train: PairSet
+    held_out: PairSet
+    test: PairSet | None
+
+    @property
+    def form(self) -> Form:
+        """Kind of rows, the same in all splits."""
+        return self.train.form
+
+
+def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PairSplits:
+    """Read and split; refuses rows with nothing to learn or to measure.
+
+    Raises:
+        ConfigError: The loss is not for rows of this form.
+        DataError: Rows are malformed, too few, or on both sides.
+    """
+    assert not config.data.streaming.on, "streamed rows are files of this machine by now"
+    data = config.data
+    train = pair_records.read(data.train, data, limit=data.limit)
+    _require_loss(config, train)
+    if data.own_share is None:
+        held_out = pair_records.read(data.held_out_files[""], data, form=train.form)
+    else:
+        train, held_out = _split(train, share=data.own_share, seed=config.seed)
+    test = pair_records.read(data.test_files[""], data, form=train.form) if data.test else None
+    for other in (held_out, test):
+        if other is not None:
+            train = _without_overlap(train, other, drop=data.overlap == "drop")
+    if train.form == "labelled":
+        train = _with_partners(train)
+        for other in (held_out, test):
+            _require_classes(train, other)
+    _require_enough(config, train)
+
+    def encoded(source: PairSource) -> PairSet:
+        return pair_set.encode(source, tokenizer, config.embed, max_tokens=data.max_tokens, seed=config.seed)
+
+    return PairSplits(encoded(train), encoded(held_out), None if test is None else encoded(test))
+
+
+def _require_loss(config: RunConfig, train: PairSource) -> None:
+    section, form = config.embed, train.form
+    if section.loss not in ("auto", *LOSSES[form]):
+        raise ConfigError(
+            f"embed.loss={section.loss} is not for {form} rows, as {train.name} has. "
+            f"Write embed.loss={'|'.join(LOSSES[form])}, or leave it out."
+        )
+    if form == "scored" and (section.mine or section.symmetric):
+        raise ConfigError(
+            f"embed.mine and embed.symmetric are for pairs, and {train.name} has scored rows. Leave them out."
+        )
+    if form == "labelled" and section.passage_prefix:
+        raise ConfigError(
+            f"embed.passage_prefix is for rows with two sides, and {train.name} has texts with classes. "
+            "Write embed.query_prefix, which is put before each."
+        )
+    loss = section.loss_of(form)
+    bare = next((each for each in train.records if len(each.texts) < 3), None)
+    if loss == "triplet" and bare is not None and not section.mine:
+        raise DataError(
+            f"{bare.place}: embed.loss=triplet needs a negative, and the row has none. Give it a column `negative`, "
+            "or write embed.mine=1, or embed.loss=contrastive."
+        )
+    if loss == "cosine" and (far := next((each for each in train.records if abs(each.score) > 1), None)):
+        raise DataError(
+            f"{far.place}: `score` is {far.score:g}, and embed.loss=cosine compares it with a cosine. "
+            "Scale scores to -1 to 1, or write embed.loss=cosent, which compares their order."
+        )
+    if form == "scored" and len({each.score for each in train.records}) == 1:
+        raise DataError(f"{train.name}: every score is {train.records[0].score:g}, so there is nothing to learn.")
+
+
+def _split(source: PairSource, *, share: float, seed: int) -> tuple[PairSource, PairSource]:
+    """Split off held-out rows; rows that share a text stay on the same side."""
+    strata = [(record.label,) for record in source.records]
+    held_out = hold_out(strata, groups=_groups(source), share=share, seed=seed)
+    if not held_out.any():
+        raise DataError(
+            f"{source.name}: its {len(source.records)} row(s) cannot be held out in part: they are too few, or share "
+            "their texts. Give more rows, or a file of its own as data.held_out."
+        )
+    return source.subset(~held_out), source.subset(held_out)
+
+
+def _groups(source: PairSource) -> list[str]:
+    """A name for the rows of each group that texts connect: an anchor's other positives tell of its first."""
+    texts = [[normalised(text) for text in record.texts[:2]] for record in source.records]
+    numbers = text_units.numbered(text for own in texts for text in own)
+    rows = np.repeat(np.arange(len(texts)), [len(own) for own in texts])
+    found = np.asarray([numbers[text] for own in texts for text in own])
+    size = len(texts) + len(numbers)
+    edges = coo_array((np.ones(len(rows)), (rows, len(texts) + found)), shape=(size, size))
+    _, group = connected_components(edges, directed=False)
+    first: dict[int, str] = {}
+    # By its first text, so that the order of rows does not matter.
+    for own, number in sorted(zip(texts, group[: len(texts)].tolist(), strict=True)):
+        first.setdefault(number, own[0])
+    return [first[number] for number in group[: len(texts)].tolist()]
+
+
+def _without_overlap(train: PairSource, other: PairSource, *, drop: bool) -> PairSource:
+    """`train` without rows that are also in `other`: refused unless `drop`."""
+    place_of = {record.key: record.place for record in other.records}
+    shared_N = np.asarray([record.key in place_of for record in train.records])
+    if not shared_N.any():
+        return train
+    if shared_N.all():
+        raise DataError(f"{train.name}: every row is also in {other.name}; nothing is left to train on.")
+    if drop:
+        return train.subset(~shared_N, f"{int(shared_N.sum())} rows that are also in {other.name}")
+    first = train.records[int(shared_N.argmax())]
+    raise DataError(
+        f"{int(shared_N.sum())} of {len(shared_N)} training rows are also in {other.name}, so its scores would be too "
+        f"good: {first.place} equals {place_of[first.key]} but for case and punctuation.\n"
+        "  Write data.overlap=drop to leave them out of training."
+    )
+
+
+def _with_partners(train: PairSource) -> PairSource:
+    """Labelled rows without those whose class has no other text, and so no positive."""
+    texts: dict[str, set[str]] = {}
+    for record in train.records:
+        texts.setdefault(record.label, set()).add(record.texts[0])
+    if len(texts) == 1:
+        raise DataError(
+            f"{train.name}: every label is `{next(iter(texts))}`, so nothing is a negative. Give rows of another class."
+        )
+    has_N = np.asarray([len(texts[record.label]) > 1 for record in train.records])
+    if not has_N.any():
+        raise DataError(
+            f"{train.name}: no class has two different texts, so that no text has a positive. Give more rows of each."
+        )
+    alone = int((~has_N).sum())
+    return train.subset(has_N, f"{alone} rows whose class has no other text") if alone else train
+
+
+def _require_classes(train: PairSource, other: PairSource | None) -> None:
+    known = {record.label for record in train.records}
+    for record in () if other is None else other.records:
+        if record.label not in known:
+            raise DataError(
+                f"{record.place}: no training row has the class `{record.label}`, so no neighbour can be right. "
+                "Leave the row out, or give training rows of its class."
+            )
+
+
+def _require_enough(config: RunConfig, train: PairSource) -> None:
+    if len(train.records) < LEAST_ROWS:
+        raise DataError(
+            f"{train.name}: {len(train.records)} row to train on, and a row is told from others. Give more."
+        )
+    given = any(len(record.texts) > 2 for record in train.records)
+    if config.batch.size == 1 and config.embed.loss_of(train.form) in ("contrastive", "cosent") and not given:
+        raise ConfigError(
+            f"batch.size=1: embed.loss={config.embed.loss_of(train.form)} tells a row from the others of its batch, "
+            "and there is none. Write batch.size=32 or more."
+        )

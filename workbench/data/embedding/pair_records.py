@@ -1,0 +1,197 @@
+"""Rows that sentence embeddings learn from: texts that belong together, scored pairs, or texts with a class."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.config import DataConfig
+from workbench.config.embed_config import COLUMNS, NEGATIVE, NEGATIVES, Form
+from workbench.data.folds.similarity import normalised
+from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint
+from workbench.data.text.formats import renamed
+from workbench.errors import DataError
+from workbench.schema import did_you_mean
+
+PASSAGES = ("passage", "positive", "sentence2")
+"""Columns of texts that are found; any other text finds."""
+QUERIES = ("text", "query", "anchor", "sentence1")
+
+
+class PairRecord(NamedTuple):
+    """One row."""
+
+    place: str
+    texts: tuple[str, ...]
+    """Anchor, positive and negatives; the two sentences of a scored pair; the one text of a class."""
+    label: str = ""
+    score: float = 0.0
+
+    @property
+    def key(self) -> str:
+        """Equal for rows with the same texts, but for case and punctuation."""
+        return "\n".join(map(normalised, self.texts))
+
+
+@dataclass(frozen=True)
+class PairSource:
+    """The usable rows of a file."""
+
+    name: str
+    fingerprint: str
+    form: Form
+    records: tuple[PairRecord, ...]
+    skipped: tuple[str, ...] = ()
+
+    def subset(self, keep: npt.NDArray[np.bool_], note: str | None = None) -> PairSource:
+        """The rows that `keep` marks; `note` is added to `skipped`."""
+        kept = tuple(itertools.compress(self.records, keep.tolist()))
+        return replace(self, records=kept, skipped=(note, *self.skipped) if note else self.skipped)
+
+
+def read(source: str, config: DataConfig, *, limit: int | None = None, form: Form | None = None) -> PairSource:
+    """Read the rows of a file, a folder or a hub data set.
+
+    Args:
+        limit: Rows to read; None for all.
+        form: The form that they must have; None: the one that their columns tell.
+
+    Raises:
+        DataError: As `convert_rows`; or no form fits the columns.
+    """
+    found: list[Form] = []
+
+    def converter(first: RawRow) -> Callable[[RawRow], PairRecord]:
+        own = _form(source, first, config.columns)
+        if form not in (None, own):
+            raise DataError(
+                f"{source}: has columns of {own} rows, and data.train has {form} ones. Give it the columns "
+                f"{', '.join(COLUMNS[form or own])}, or write data.columns with their names."
+            )
+        found.append(own)
+        return partial(_record, form=own, columns=config.columns)
+
+    skipped: list[str] = []
+    refuse = config.on_bad_row == "refuse"
+    records = tuple(convert_rows(source, converter, refuse=refuse, skipped=skipped, limit=limit))
+    return PairSource(source, fingerprint(source), found[0], records, tuple(skipped))
+
+
+def _form(source: str, row: RawRow, renames: Mapping[str, str]) -> Form:
+    wanted = {name for names in COLUMNS.values() for name in names} | {NEGATIVE, NEGATIVES}
+    for name, in_file in renames.items():
+        if name not in wanted:
+            raise DataError(
+                f"data.columns: `{name}` is no column that recipe embed reads.{did_you_mean(name, sorted(wanted))}"
+            )
+        if in_file not in row.columns:
+            raise DataError(
+                f"data.columns: {source} has no column `{in_file}`.{did_you_mean(in_file, list(row.columns))}"
+            )
+    columns = renamed(row.columns, renames)
+    fits = [form for form, names in COLUMNS.items() if set(names) <= columns.keys()]
+    if len(fits) == 1:
+        return fits[0]
+    there = ", ".join(f"`{name[:60]}`" for name in row.columns) or "none"
+    known = "; ".join(f"{', '.join(names)} ({form})" for form, names in COLUMNS.items())
+    if fits:
+        raise DataError(
+            f"{source}: its columns {there} fit {' and '.join(fits)} rows. Leave out those that are not meant."
+        )
+    raise DataError(
+        f"{source}: its columns are {there}. Recipe embed reads {known}. Write data.columns='{{anchor: NAME, positive: "
+        "NAME}' with their names."
+    )
+
+
+def _record(row: RawRow, *, form: Form, columns: Mapping[str, str]) -> PairRecord:
+    values = renamed(row.columns, columns)
+    if form == "labelled":
+        return PairRecord(row.place, (_text(values, "text"),), label=_label(values.get("label")))
+    if form == "scored":
+        sentences = (_text(values, "sentence1"), _text(values, "sentence2"))
+        return PairRecord(row.place, sentences, score=_score(values.get("score")))
+    anchor, positive = _text(values, "anchor"), _text(values, "positive")
+    if normalised(anchor) == normalised(positive):
+        raise DataError("`anchor` and `positive` are the same text, which teaches nothing. Leave the row out.")
+    negatives = _negatives(values)
+    if normalised(positive) in map(normalised, negatives):
+        raise DataError("its positive is among its negatives. Leave it out of them.")
+    return PairRecord(row.place, (anchor, positive, *negatives))
+
+
+def _negatives(values: Mapping[str, Any]) -> list[str]:
+    found = [] if values.get(NEGATIVE) is None else [_text(values, NEGATIVE)]
+    more = values.get(NEGATIVES)
+    if more is None:
+        return found
+    if not isinstance(more, list):
+        raise DataError(f"`{NEGATIVES}` must be a list of texts, found {excerpt(more)}. Write [{excerpt(more)}].")
+    return found + [_text({NEGATIVES: each}, NEGATIVES) for each in more]
+
+
+def _text(values: Mapping[str, Any], name: str) -> str:
+    value = values.get(name)
+    if not isinstance(value, str):
+        raise DataError(f"`{name}` must be text, found {excerpt(value)}.")
+    if not value.strip():
+        raise DataError(f"`{name}` is empty.")
+    return value
+
+
+def _label(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
+        raise DataError(f"`label` must be the name or number of one class, found {excerpt(value)}.")
+    return str(value)
+
+
+def _score(value: Any) -> float:
+    try:
+        score = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        score = math.nan
+    if not math.isfinite(score):
+        raise DataError(f"`score` must be a number, found {excerpt(value)}.")
+    return score
+
+
+class GivenText(NamedTuple):
+    """A text that is to be embedded."""
+
+    place: str
+    text: str
+
+
+def read_texts(source: str, config: DataConfig, skipped: list[str]) -> tuple[list[GivenText], bool]:
+    """Texts of a file that are to be embedded, and whether their column says that they are passages.
+
+    Args:
+        skipped: Place and reason of every skipped row are appended.
+
+    Raises:
+        DataError: As `convert_rows`; or no column is one of QUERIES or PASSAGES.
+    """
+    chosen: list[str] = []
+
+    def converter(first: RawRow) -> Callable[[RawRow], GivenText]:
+        columns = renamed(first.columns, config.columns)
+        names = [name for name in (*QUERIES, *PASSAGES) if name in columns]
+        if not names:
+            there = ", ".join(f"`{name[:60]}`" for name in first.columns) or "none"
+            raise DataError(
+                f"{source}: has none of the columns {', '.join((*QUERIES, *PASSAGES))} among {there}. "
+                "Write data.columns='{text: NAME}' with its name."
+            )
+        chosen.append(names[0])
+        return lambda row: GivenText(row.place, _text(renamed(row.columns, config.columns), names[0]))
+
+    rows = convert_rows(source, converter, refuse=config.on_bad_row == "refuse", skipped=skipped)
+    found = list(rows)
+    return found, chosen[0] in PASSAGES

@@ -1,0 +1,237 @@
+"""Rows of texts that are embedded: which texts each compares, and which pairs are known to belong together.
+
+Legend: N rows, B rows of a global batch, M negatives of theirs, U texts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from transformers import PreTrainedTokenizerBase
+
+from workbench.config.embed_config import EmbedConfig, Form
+from workbench.data import dataset_facts
+from workbench.data.batching import Indices, MicroBatch
+from workbench.data.embedding import text_units
+from workbench.data.embedding.pair_records import PairRecord, PairSource
+from workbench.data.embedding.text_units import TextUnits
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+NO_CLASS = -1
+
+
+class BatchTexts(NamedTuple):
+    """Texts of some rows, by their numbers among the units."""
+
+    anchor_B: Indices
+    positive_B: Indices
+    negative_M: Indices
+    owner_M: Indices
+    """Place in the batch of the row that each negative belongs to."""
+
+    @property
+    def every(self) -> Indices:
+        """Different texts, ascending."""
+        return np.unique(np.concatenate([self.anchor_B, self.positive_B, self.negative_M]))
+
+    @property
+    def passages(self) -> Indices:
+        """Texts among which an anchor looks for its positive: all positives, followed by all negatives."""
+        return np.concatenate([self.positive_B, self.negative_M])
+
+
+@dataclass(frozen=True, eq=False)
+class PairSet:
+    """Rows with their texts; see `workbench.data.batching.Examples`."""
+
+    form: Form
+    records: tuple[PairRecord, ...]
+    units: TextUnits
+    anchor_N: Indices
+    """Unit of each row's first text."""
+    positive_N: Indices
+    """Unit of its second text; of labelled rows, that of another row of their class, drawn anew in each epoch."""
+    negatives: tuple[Indices, ...]
+    """Units of the negatives of each row."""
+    class_N: Indices
+    """Number of each row's class; NO_CLASS where rows have none."""
+    score_N: Floats
+    source: str
+    fingerprint: str
+    seed: int = 0
+    skipped: tuple[str, ...] = field(default=())
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def place(self, index: int) -> str:
+        """File and row that row `index` came from."""
+        return self.records[index].place
+
+    @property
+    def difficulty(self) -> None:
+        """Nobody says how hard rows are."""
+        return None
+
+    @cached_property
+    def lengths(self) -> Indices:
+        """Tokens of all texts of each row."""
+        length_U = self.units.lengths
+        more_N = np.asarray([int(length_U[each].sum()) for each in self.negatives], dtype=np.int64)
+        found: Indices = length_U[self.anchor_N] + length_U[self.positive_N] + more_N
+        return found
+
+    @property
+    def longest_sequences(self) -> Indices:
+        """Tokens of each row's longest text."""
+        length_U = self.units.lengths
+        negative_N = [int(length_U[each].max(initial=0)) for each in self.negatives]
+        texts_N = [length_U[self.anchor_N], length_U[self.positive_N], np.asarray(negative_N, dtype=np.int64)]
+        longest: Indices = np.max(np.stack(texts_N), axis=0)
+        return longest
+
+    @property
+    def supervised(self) -> Indices:
+        """Each row counts once."""
+        return np.ones(len(self), dtype=np.int64)
+
+    @property
+    def truncated(self) -> int:
+        """Number of texts that were cut."""
+        return self.units.truncated
+
+    def sample(self, draws: Indices, *, epoch: int) -> Indices:
+        """Each draw takes the row of its number."""
+        return draws
+
+    def seen(self, *, epoch: int, step: int) -> PairSet:
+        """The same rows; labelled ones with the positives of pass `epoch`."""
+        return self.with_partners(epoch=epoch) if self.form == "labelled" else self
+
+    def with_partners(self, *, epoch: int) -> PairSet:
+        """Labelled rows, each with another text of its class, evenly drawn; its own where there is no other."""
+        generator = np.random.default_rng([self.seed, epoch, 1])
+        positive_N = self.anchor_N.copy()
+        for number in np.unique(self.class_N):
+            rows = np.flatnonzero(self.class_N == number)
+            texts, own = np.unique(self.anchor_N[rows], return_inverse=True)
+            if len(texts) > 1:
+                positive_N[rows] = texts[(own + generator.integers(1, len(texts), size=len(rows))) % len(texts)]
+        return replace(self, positive_N=positive_N)
+
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        """The texts of the rows `indices`, each text once."""
+        return self.units.batch(self.texts(indices).every)
+
+    def texts(self, rows: Indices) -> BatchTexts:
+        """Texts of the rows of a batch."""
+        negatives = [self.negatives[row] for row in rows]
+        owner_M = np.repeat(np.arange(len(rows)), [len(each) for each in negatives])
+        negative_M = np.concatenate([np.empty(0, np.int64), *negatives])
+        return BatchTexts(self.anchor_N[rows], self.positive_N[rows], negative_M, owner_M)
+
+    def known(self, one_A: Indices, other_B: Indices) -> Mask:
+        """Whether texts (A, B) are known to belong together, so that neither is a negative of the other.
+
+        They do where they are one text, where a row says so, or where they are of one class.
+
+        Args:
+            one_A: Units.
+            other_B: Units.
+        """
+        count = 2 * len(self.units.texts)
+        raw_A, raw_B = self._raw_U[one_A], self._raw_U[other_B]
+        same_AB: Mask = raw_A[:, None] == raw_B
+        if self.form == "labelled":
+            alike_AB: Mask = self._class_U[one_A][:, None] == self._class_U[other_B]
+        else:
+            alike_AB = np.isin(raw_A[:, None] * count + raw_B, self._known_keys)
+        return np.logical_or(same_AB, alike_AB)
+
+    @cached_property
+    def _raw_U(self) -> Indices:
+        """A number for each different text without its instruction, by unit."""
+        numbers: dict[str, int] = {}
+        raw_U = np.arange(len(self.units.texts)) + len(self.units.texts)  # of texts that no row has as its own
+        for row, record in enumerate(self.records):
+            own = [self.anchor_N[row], *([] if self.form == "labelled" else [self.positive_N[row]])]
+            given = list(self.negatives[row])[: max(0, len(record.texts) - 2)]
+            for unit, text in zip([*own, *given], record.texts, strict=True):
+                raw_U[unit] = numbers.setdefault(text, len(numbers))
+        return raw_U
+
+    @cached_property
+    def _class_U(self) -> Indices:
+        class_U = np.full(len(self.units.texts), NO_CLASS)
+        class_U[self.anchor_N] = self.class_N
+        return class_U
+
+    @cached_property
+    def _known_keys(self) -> Indices:
+        """Pairs that a row says belong together, in both directions."""
+        count = 2 * len(self.units.texts)
+        one, other = self._raw_U[self.anchor_N], self._raw_U[self.positive_N]
+        return np.unique(np.concatenate([one * count + other, other * count + one]))
+
+    def subset(self, keep: Indices) -> PairSet:
+        """The rows that `keep` indexes."""
+        numbers = np.arange(len(self))[keep]
+        return replace(
+            self,
+            records=tuple(self.records[number] for number in numbers),
+            anchor_N=self.anchor_N[numbers],
+            positive_N=self.positive_N[numbers],
+            negatives=tuple(self.negatives[number] for number in numbers),
+            class_N=self.class_N[numbers],
+            score_N=self.score_N[numbers],
+        )
+
+    def with_negatives(self, more: list[Indices]) -> PairSet:
+        """The same rows with further negatives of each, after those that were given."""
+        both = [np.concatenate(pair) for pair in zip(self.negatives, more, strict=True)]
+        return replace(self, negatives=tuple(both))
+
+    def facts(self) -> dict[str, Any]:
+        """Facts about this set for the manifest and the report."""
+        found = {"form": self.form, "texts": len(self.units.texts)}
+        found |= {"classes": len(np.unique(self.class_N))} if self.form == "labelled" else {}
+        return {**dataset_facts.shared(self, supervised_tokens=len(self)), **found}
+
+
+def encode(
+    source: PairSource, tokenizer: PreTrainedTokenizerBase, config: EmbedConfig, *, max_tokens: int, seed: int = 0
+) -> PairSet:
+    """Convert rows to texts with instructions, and those to tokens."""
+    records = source.records
+    first = [config.query_prefix + record.texts[0] for record in records]
+    others = [[config.passage_prefix + text for text in record.texts[1:]] for record in records]
+    numbers = text_units.numbered([*first, *(text for texts in others for text in texts)])
+    anchor_N = np.asarray([numbers[text] for text in first], dtype=np.int64)
+    units_of = [np.asarray([numbers[text] for text in texts], dtype=np.int64) for texts in others]
+    labelled = source.form == "labelled"
+    classes = text_units.numbered(sorted({record.label for record in records}))
+    found = PairSet(
+        form=source.form,
+        records=records,
+        units=text_units.units(list(numbers), tokenizer, max_tokens=max_tokens),
+        anchor_N=anchor_N,
+        positive_N=anchor_N if labelled else np.asarray([each[0] for each in units_of], dtype=np.int64),
+        negatives=tuple(each[1:] for each in units_of),
+        class_N=np.asarray([classes[record.label] for record in records] if labelled else [NO_CLASS] * len(records)),
+        score_N=np.asarray([record.score for record in records], dtype=np.float64),
+        source=source.name,
+        fingerprint=source.fingerprint,
+        seed=seed,
+        skipped=source.skipped,
+    )
+    return found.with_partners(epoch=0) if labelled else found
+
+
+def first_units(rows: PairSet, count: int) -> TextUnits:
+    """The first so many texts of a set."""
+    return TextUnits(rows.units.texts[:count], rows.units.tokens[:count])

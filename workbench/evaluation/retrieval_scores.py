@@ -1,0 +1,88 @@
+"""Scores of embeddings: how well texts find those that belong to them, and how similarities follow given ones.
+
+Legend: Q queries, N passages, K results.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from workbench.evaluation import class_scores
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+CUTOFF = 10
+"""Results of a query that nDCG and recall look at."""
+RESAMPLES = 1000
+"""Samples of queries by which a 95 % interval is found."""
+
+
+def ranked(similarity_N: Floats, relevant_N: Mask) -> Mask:
+    """Whether the passages of a query are relevant, most similar first; relevant ones last among equals.
+
+    So embeddings that are all alike score as the worst order does.
+    """
+    found: Mask = relevant_N[np.lexsort((relevant_N, -similarity_N))]
+    return found
+
+
+def of_query(hit_N: Mask) -> dict[str, float]:
+    """Scores of one query from the relevance of its ranked passages, of which one at least is relevant.
+
+    nDCG at CUTOFF with binary gains (Järvelin and Kekäläinen 2002), the share of relevant passages among the first 1
+    and CUTOFF, and one over the rank of the first relevant one.
+    """
+    discount_K = 1 / np.log2(np.arange(2, CUTOFF + 2))
+    relevant, top_K = int(hit_N.sum()), hit_N[:CUTOFF]
+    return {
+        f"ndcg@{CUTOFF}": float((top_K * discount_K[: len(top_K)]).sum() / discount_K[:relevant].sum()),
+        "recall@1": float(hit_N[0] / relevant),
+        f"recall@{CUTOFF}": float(top_K.sum() / relevant),
+        "mrr": float(1 / (1 + hit_N.argmax())),
+    }
+
+
+def summary(found: list[dict[str, float]]) -> dict[str, float]:
+    """The mean of each score over queries, with a 95 % interval (bootstrap over queries)."""
+    names = list(found[0])
+    value_QS = np.asarray([[each[name] for name in names] for each in found])
+    scores: dict[str, float] = {}
+    for name, mean, (low, high) in zip(names, value_QS.mean(0), _intervals(value_QS), strict=True):
+        scores |= {name: float(mean), f"{name}_low": low, f"{name}_high": high}
+    return scores
+
+
+def accuracy(hits: int, queries: int) -> dict[str, float]:
+    """Share of queries whose most similar passage is relevant, with Wilson's 95 % interval."""
+    found = class_scores.accuracy_interval(hits, queries)
+    return {"accuracy": found.mean, "accuracy_low": found.low, "accuracy_high": found.high}
+
+
+def correlation(similarity_N: Floats, score_N: Floats) -> dict[str, float]:
+    """Rank correlation of similarities with scores, with a 95 % interval (bootstrap over rows), and the linear one."""
+    if np.ptp(similarity_N) == 0 or np.ptp(score_N) == 0:
+        return {}
+    rank_N = [stats.rankdata(each) for each in (similarity_N, score_N)]
+    generator = np.random.default_rng(0)
+    samples = [generator.integers(len(score_N), size=len(score_N)) for _ in range(RESAMPLES)]
+    # Ranks within a sample differ from those of the whole by ties alone.
+    found = [np.corrcoef(rank_N[0][some], rank_N[1][some])[0, 1] for some in samples if np.ptp(score_N[some]) > 0]
+    low, high = np.nanquantile(found, [0.025, 0.975]) if found else (np.nan, np.nan)
+    return {
+        "spearman": float(stats.spearmanr(similarity_N, score_N).statistic),
+        "spearman_low": float(low),
+        "spearman_high": float(high),
+        "pearson": float(np.corrcoef(similarity_N, score_N)[0, 1]),
+    }
+
+
+def _intervals(value_QS: Floats) -> list[tuple[float, float]]:
+    """Bounds of the mean of each column."""
+    generator = np.random.default_rng(0)
+    means = np.stack(
+        [value_QS[generator.integers(len(value_QS), size=len(value_QS))].mean(0) for _ in range(RESAMPLES)]
+    )
+    low, high = np.quantile(means, [0.025, 0.975], axis=0)
+    return list(zip(low.tolist(), high.tolist(), strict=True))
