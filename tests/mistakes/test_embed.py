@@ -158,7 +158,9 @@ CASES = {
     "kept outputs": Case(
         "rows of recipe=embed are several texts", "Write freeze.cache=off", "freeze.policy=static freeze.layers=2"
     ),
-    "smoothed labels": Case("regularise.label_smoothing is for losses", "Leave it out", "regularise.label_smoothing=0.1"),
+    "smoothed labels": Case(
+        "regularise.label_smoothing is for losses", "Leave it out", "regularise.label_smoothing=0.1"
+    ),
     "packed texts": Case("recipe=embed pools padded texts", "Write batch.packing=auto", "batch.packing=true"),
     "ZeRO": Case("recipe=embed passes over a batch twice", "Leave section distributed out", "distributed.zero=2"),
     # Verbs.

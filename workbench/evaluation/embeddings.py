@@ -46,7 +46,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Found:
+class EmbeddingScores:
     """Scores of embeddings on a set of rows, and what each of its queries finds."""
 
     scores: dict[str, float]
@@ -72,7 +72,7 @@ def loss(embedder: Embedder, rows: PairSet, *, batch: int) -> float:
 
 def score(
     embedder: Embedder, rows: PairSet, gallery: PairSet, *, batch: int, scoring: ModelResults | None = None
-) -> Found:
+) -> EmbeddingScores:
     """Scores of rows: `loss` first, then those of searching, or the correlation with given scores.
 
     Texts with a class look for others of it among `gallery`; anchors look for their positives among all passages of
@@ -88,7 +88,9 @@ def score(
         for size in reversed(embedder.sizes):
             similarity_N = _similarity(embedder, own_UD, rows, size)
             scores |= _named(retrieval_scores.correlation(similarity_N, rows.score_N), size, embedder)
-        return Found(_rounded(scores), _scored_table(rows, _similarity(embedder, own_UD, rows, embedder.width)))
+        return EmbeddingScores(
+            _rounded(scores), _scored_table(rows, _similarity(embedder, own_UD, rows, embedder.width))
+        )
     among = gallery if rows.form == "labelled" else rows
     there_UD = pooled(embedder, among.units, scoring=scoring) if among is not rows else own_UD
     search, tables = _search(rows, among), []
@@ -96,7 +98,7 @@ def score(
         found, table = _searched(embedder, rows, among, search, own_UD, there_UD, size)
         scores |= _named(found, size, embedder)
         tables.append(table)
-    return Found(_rounded(scores), tables[0])
+    return EmbeddingScores(_rounded(scores), tables[0])
 
 
 def _named(found: dict[str, float], size: int, embedder: Embedder) -> dict[str, float]:

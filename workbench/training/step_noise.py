@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,19 +12,12 @@ from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.config import RunConfig
 from workbench.data.batching import Indices, MicroBatch
 from workbench.models import forward_noise
+from workbench.training.cached_gradients import Units
 from workbench.training.distributed.sharding import Sharded
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.layer_drop import LayerDrop
 from workbench.training.master_weights import MasterWeights
 from workbench.training.optim.mixout import Mixout
-
-
-class Lengths(Protocol):
-    """What is computed in micro-batches: examples, or their units."""
-
-    @property
-    def lengths(self) -> Indices:
-        """Tokens of each."""
 
 
 class StepNoise:
@@ -67,7 +59,7 @@ class StepNoise:
             yield
 
     @contextmanager
-    def of(self, batch: MicroBatch, indices: Indices, seen: Lengths, *, step: int) -> Iterator[None]:
+    def of(self, batch: MicroBatch, indices: Indices, seen: Units, *, step: int) -> Iterator[None]:
         """Around the forward and the backward pass of a micro-batch of the examples `indices`."""
         seed = self._config.seed
         first = RowDraw(seed, step, *batch.numbered(indices, seen.lengths), self._packed)
