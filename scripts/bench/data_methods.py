@@ -9,8 +9,9 @@ some of its test rows are held out, and other training rows are the target of by
 short ones, at most --characters long, but for the tales, which are the shortest.
 
 Every arm takes as many steps as the control, which is equal rows. What choosing and drawing cost beside that is in the
-processor time of the run: at equal compute an arm is compared with a control that trains for as long. Runs stand below
---out, in this process one after another, seed by seed; what is finished is not run again.
+processor time of the run: at equal compute an arm is compared with a control that trains for as long, the reference of
+Rho-1, a run over the target's rows, left out. Runs stand below --out, in this process one after another, seed by seed;
+what is finished is not run again. --arms runs some of the arms alone, by a part of their names.
 """
 
 from __future__ import annotations
@@ -48,8 +49,18 @@ ARMS: dict[str, list[str]] = {
     "InfoBatch": ["data.sampling.by=infobatch"],
     "importance sampling": ["data.sampling.by=importance"],
     "selective (biased)": ["data.sampling.by=selective"],
+    "hard rows count more (TERM, tilt 1)": ["data.sampling.by=tilted"],
+    "hard rows count less (TERM, tilt -1)": ["data.sampling.by=tilted", "data.sampling.tilt=-1"],
+    "tokens above a reference (Rho-1)": ["data.sampling.by=tokens", "data.sampling.reference={reference}"],
+    "learned mixture": ["data.train=", "data.sources={sources}", "data.mix.by=learned"],
     "short rows first": ["data.curriculum.by=length"],
+    "easy rows first, by the backbone": ["data.curriculum.by=perplexity"],
+    "self-paced": ["data.curriculum.by=self_paced"],
 }
+REFERENCE = "reference"
+"""A run over the target's rows, whose losses of tokens Rho-1 compares with; its time counts for no arm."""
+SOURCES = ("sums", "tales", "noise")
+"""The parts of the mixture, for arms that mix them anew; whoever has the rows would not know which are noise."""
 
 
 def main() -> None:
@@ -64,8 +75,8 @@ def main() -> None:
         return Arm(losses, [standing.cpu_s(run) for run in own])
 
     control = Control({length: arm(f"every row {length:g}") for length in LENGTHS})
-    arms = {name: arm(name) for name in ARMS}
-    choosers = {name: CHOICE for name, words in ARMS.items() if _chooses(words) and name != CHOICE}
+    arms = {name: arm(name) for name in _wanted_arms(arguments)}
+    choosers = {name: CHOICE for name in arms if _chooses(ARMS[name]) and name != CHOICE and CHOICE in arms}
     print(
         standing.markdown(
             equal_compute.table(control, arms, references=choosers, score="held-out loss", sign=-1, digits=3)
@@ -93,10 +104,22 @@ def _runs(arguments: argparse.Namespace, seed: int) -> Iterator[tuple[str, Wante
     for length in LENGTHS:
         steps = round(length * arguments.steps)
         yield _name(f"every row {length:g}", seed), Wanted(recipe, [*shared, f"train.steps={steps}"])
-    for name, words in ARMS.items():
+    own_rows = [f"data.train={folder}/target.jsonl", f"train.steps={arguments.steps}"]
+    yield _name(REFERENCE, seed), Wanted(recipe, [*shared, *own_rows])
+    places = {
+        "folder": folder,
+        "reference": folder / _name(REFERENCE, seed),
+        "sources": f"{{{', '.join(f'{name}: {{path: {folder}/{name}.jsonl}}' for name in SOURCES)}}}",
+    }
+    for name, words in _wanted_arms(arguments).items():
         kept = [f"data.select.rows={arguments.kept}"] if _chooses(words) else []
-        own = [word.format(folder=folder) for word in words]
+        own = [word.format(**places) for word in words]
         yield _name(name, seed), Wanted(recipe, [*shared, f"train.steps={arguments.steps}", *own, *kept])
+
+
+def _wanted_arms(arguments: argparse.Namespace) -> dict[str, list[str]]:
+    parts = arguments.arms or [""]
+    return {name: words for name, words in ARMS.items() if any(part in name for part in parts)}
 
 
 def _chooses(words: list[str]) -> bool:
@@ -122,6 +145,8 @@ def _write(arguments: argparse.Namespace) -> None:
         : arguments.tales
     ]
     mixture = [*own, *tales[: arguments.tales], *noise]
+    for name, part in zip(SOURCES, (own, tales, noise), strict=True):
+        standing.write_rows(part, out / f"{name}.jsonl")
     chance.shuffle(mixture)
     standing.write_rows(target, out / "target.jsonl")
     standing.write_rows(chance.sample(test, arguments.tested), out / "held_out.jsonl")
@@ -171,6 +196,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tested", type=int, default=80, help="held-out rows")
     parser.add_argument("--characters", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--arms", action="append", help="part of the names of arms to run; all without it")
     parser.add_argument("--json", type=Path, help="write everything that was measured to this file")
     return parser.parse_intermixed_args()
 
