@@ -104,12 +104,20 @@ def refusal(config: Method) -> str | None:
     return None
 
 
-def attach(model: PreTrainedModel, configs: Sequence[Method], *, seeds: Sequence[int], below: int = 0) -> Bank:
+def attach(
+    model: PreTrainedModel,
+    configs: Sequence[Method],
+    *,
+    seeds: Sequence[int],
+    numbers: Sequence[int] | None = None,
+    below: int = 0,
+) -> Bank:
     """The backbone with K fresh, trainable adapters; the initial values of each are those that it has alone.
 
     Args:
         configs: One for each member. Ranks, scales and targets may differ.
         seeds: One for each member.
+        numbers: In the names of the members, for those that come back in another bank; by default their places.
         below: The first so many blocks never train, and need no adapters.
 
     Raises:
@@ -124,13 +132,14 @@ def attach(model: PreTrainedModel, configs: Sequence[Method], *, seeds: Sequence
     for peft_config in wanted:
         anatomy.leave_out(peft_config, model, below=below)
     attached: PeftModel | None = None
-    for number, (peft_config, seed) in enumerate(zip(wanted, seeds, strict=True)):
+    names = map(_name, range(len(configs)) if numbers is None else numbers)
+    for name, peft_config, seed in zip(names, wanted, seeds, strict=True):
         with torch.random.fork_rng(devices=[]), _without_hints():
             torch.manual_seed(seed)
             if attached is None:
-                attached = get_peft_model(model, peft_config, adapter_name=_name(number))
+                attached = get_peft_model(model, peft_config, adapter_name=name)
             else:
-                attached.add_adapter(_name(number), peft_config)
+                attached.add_adapter(name, peft_config)
     assert attached is not None, "a bank has members"
     for peft_config in wanted:  # PEFT corrects it (GPT-2) where it makes a layer, which only the first member does
         peft_config.fan_in_fan_out = wanted[0].fan_in_fan_out

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from workbench.config import RunConfig, curriculum_checks, length_checks
+from workbench.config.member_runs import Trial
 from workbench.config.sweep_config import shown
-from workbench.config.sweep_expansion import Trial
 from workbench.errors import ConfigError, TrainingError
 from workbench.recipes import start_checks, streamed_rows, sweep, sweep_tasks
 from workbench.recipes.sweep import SweepMember
@@ -113,7 +113,7 @@ def find(
         rows = len(task.shared.rows["train"])
         whole = total_steps(config, rows)
         each = min(STEPS, whole or STEPS) if steps is None else steps
-        trials = [Trial(shown(rate), {}, _short(config, rate, each)) for rate in rates]
+        trials = [Trial(shown(rate), {}, _short(config, rate, each), place) for place, rate in enumerate(rates)]
         alone = bank_trainer.refusal(config)
         entries = [SweepMember(trial, run.child(f"members/{number}")) for number, trial in enumerate(trials)]
         # Nobody asks what the backbone scores before: a file in its place keeps it from being measured.

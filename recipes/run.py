@@ -15,6 +15,7 @@ from workbench.recipes import (
     embed,
     inputs,
     prefer,
+    search,
     sft,
     start_checks,
     streamed_rows,
@@ -33,6 +34,7 @@ RECIPES = {
     "classify": classify.main,
     "crossval": crossval.main,
     "sweep": sweep.main,
+    "search": search.main,
     "distill": distill.main,
     "embed": embed.main,
 }

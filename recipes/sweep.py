@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from workbench.adapters import anatomy
 from workbench.config import RunConfig, sweep_expansion
-from workbench.config.sweep_expansion import Trial
+from workbench.config.member_runs import Trial
 from workbench.errors import TrainingError
 from workbench.models import model_summary
 from workbench.recipes import sweep_tasks
@@ -174,14 +174,14 @@ def one_after_another(task: SweepTask, run: Run, entries: Sequence[SweepMember],
         if own.adapter.exists():
             continue
         callback.say(f"Member {trial.name}:")
-        _copy_missing(run, own, "before.json")  # the backbone before training is the same for all
+        copy_missing(run, own, "before.json")  # the backbone before training is the same for all
         try:
             task.single(trial.config, own).train()
         except TrainingError as error:
             errors.append(error)
             own.note(status="failed", reason=str(error))
             callback.say(f"{trial.name} ends here; the others go on. {error}")
-        _copy_missing(own, run, "before.json")
+        copy_missing(own, run, "before.json")
     if len(errors) == len(entries):
         raise errors[0]
     run.note(peak_bytes=max(own.manifest.get("peak_bytes", 0) for _, own in entries))
@@ -189,7 +189,7 @@ def one_after_another(task: SweepTask, run: Run, entries: Sequence[SweepMember],
 
 def write_table(config: RunConfig, run: Run, trials: Sequence[Trial[RunConfig]]) -> dict[str, Any]:
     """sweep.json: what came of each member so far, and which is the best of those that are done."""
-    rows = [_row(trial, _member(run, trial)) for trial in trials]
+    rows = [row(trial, _member(run, trial)) for trial in trials]
     loss = "best_held_out_loss" if config.save.ship == "best" else "held_out_loss"
     done = [row for row in rows if row["status"] == "done" and row[loss] is not None]
     best = min(done, key=lambda row: float(row[loss]))["member"] if done else None
@@ -208,7 +208,7 @@ def ship(run: Run, best: Run) -> None:
 
 def _held_out_loss(loaded: SweepBank, member: str) -> float:
     with loaded.bank.only(member):
-        return loaded.held_out_loss()
+        return loaded.held_out_loss(None)
 
 
 def _model_facts(loaded: SweepBank, member: str, config: RunConfig) -> dict[str, Any]:
@@ -231,7 +231,8 @@ def _member(run: Run, trial: Trial[RunConfig]) -> Run:
     return Run(run.home / "members" / trial.name, None, resumed=True)
 
 
-def _row(trial: Trial[RunConfig], own: Run) -> dict[str, Any]:
+def row(trial: Trial[RunConfig], own: Run) -> dict[str, Any]:
+    """What came of a member so far, as its table shows it."""
     lines, done = own.metrics(), own.adapter.exists()
     failure = own.manifest.get("reason") if not done and own.manifest.get("status") == "failed" else None
     held_out = [(line["held_out_loss"], line["step"]) for line in lines if "held_out_loss" in line]
@@ -251,6 +252,7 @@ def _row(trial: Trial[RunConfig], own: Run) -> dict[str, Any]:
     }
 
 
-def _copy_missing(source: Run, target: Run, name: str) -> None:
+def copy_missing(source: Run, target: Run, name: str) -> None:
+    """Copy a file of a run directory where the other one has none."""
     if (source.path / name).exists() and not (target.path / name).exists():
         files.write_bytes(target.path / name, (source.path / name).read_bytes())

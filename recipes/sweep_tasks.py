@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, from_numpy
@@ -14,12 +15,12 @@ from workbench import evaluation, losses
 from workbench.adapters import anatomy, bank
 from workbench.adapters.bank import Bank
 from workbench.config import RunConfig
-from workbench.config.sweep_expansion import Trial
-from workbench.data.batching import Examples, MicroBatch
+from workbench.config.member_runs import Trial
+from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.labelled.class_sampling import balanced
-from workbench.data.labelled.labelled_data import ClassSplits
+from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.text import mixture
-from workbench.data.text.tokenized_set import Splits
+from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.losses.criterion import criterion
 from workbench.models import classifier, exported, output_heads
 from workbench.models.backbones import Backbone
@@ -34,6 +35,7 @@ from workbench.training.freezing.freezer import Freezer
 
 Objective = Callable[[Tensor, Tensor, float], Tensor]
 Trials = Sequence[Trial[RunConfig]]
+R = TypeVar("R", TokenizedSet, LabelledSet)
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class SweepBank:
     """Inside the bank's `route`: what the objectives want of each label."""
     train: list[Examples]
     objectives: list[Objective]
-    held_out_loss: Callable[[], float]
-    """Inside the bank's `only`."""
+    held_out_loss: Callable[[Indices | None], float]
+    """Inside the bank's `only`: of some held-out rows; None: of all."""
     save: Callable[[Path, Callable[[Path], None]], None]
     """Writes a folder to ship, with what writes the adapter into it."""
 
@@ -63,6 +65,10 @@ class SweepTask(ABC):
     def single(self, config: RunConfig, run: Run) -> TextRun | ClassRun:
         """A member as a run of its own, with the same data."""
         return replace(self.shared, config=config, run=run)
+
+    @abstractmethod
+    def on_held_out(self, rows: Indices) -> SweepTask:
+        """The same with these held-out rows alone."""
 
     @abstractmethod
     def load_bank(self, trials: Trials) -> SweepBank:
@@ -85,6 +91,10 @@ class TextTask(SweepTask):
     """Next or hidden tokens."""
 
     shared: TextRun
+
+    def on_held_out(self, rows: Indices) -> TextTask:
+        data = self.shared.data
+        return TextTask(replace(self.shared, data=data._replace(held_out=data.held_out.subset(rows))))
 
     def load_bank(self, trials: Trials) -> SweepBank:
         text = self.shared
@@ -114,7 +124,9 @@ class TextTask(SweepTask):
             predict=lambda batch: head.hidden(together.model, batch.inputs).flatten(0, 1)[batch.positions_N],
             train=[mixture.mixed(text.data.train, trial.config) for trial in trials],
             objectives=[objective] * len(trials),
-            held_out_loss=lambda: evaluation.likelihood(together.model, head, text.data.held_out).loss,
+            held_out_loss=lambda rows: (
+                evaluation.likelihood(together.model, head, _some(text.data.held_out, rows)).loss
+            ),
             save=lambda folder, adapter: exported.save(
                 together.model, folder, text.tokenizer, text.template, stop, adapter=adapter
             ),
@@ -125,6 +137,10 @@ class ClassTask(SweepTask):
     """Labels of rows."""
 
     shared: ClassRun
+
+    def on_held_out(self, rows: Indices) -> ClassTask:
+        data = self.shared.data
+        return ClassTask(replace(self.shared, data=data._replace(held_out=data.held_out.subset(rows))))
 
     def load_bank(self, trials: Trials) -> SweepBank:
         classes, data, seed = self.shared, self.shared.data, self.shared.config.seed
@@ -144,9 +160,13 @@ class ClassTask(SweepTask):
             predict=model.outputs,
             train=[balanced(data.train, trial.config) for trial in trials],
             objectives=[criterion(trial.config.classes, targets_NC) for trial in trials],
-            held_out_loss=lambda: classify.score(model, data.held_out)[0]["loss"],
+            held_out_loss=lambda rows: classify.score(model, _some(data.held_out, rows))[0]["loss"],
             save=lambda folder, adapter: classifier.save(model, folder, adapter=adapter),
         )
+
+
+def _some(held_out: R, rows: Indices | None) -> R:
+    return held_out if rows is None else held_out.subset(rows)
 
 
 def require_members(config: RunConfig, trials: Trials, data: Splits | ClassSplits) -> None:
@@ -168,6 +188,7 @@ def _attach(backbone: Backbone, shared: RunConfig, trials: Trials) -> tuple[Bank
         backbone.model,
         [trial.config.adapter for trial in trials],
         seeds=[trial.config.seed for trial in trials],
+        numbers=[trial.number for trial in trials],
         below=shared.freeze.never(len(layers.blocks)),
     )
     return together, Freezer(together.model, backbone.model, layers, shared.freeze, seed=shared.seed)

@@ -38,6 +38,8 @@ _out = Console(highlight=False, soft_wrap=False)
 
 CLASSES = 12
 """Classes of a table of folds; of more, the rarest are shown."""
+FARTHEST = 8
+"""Members of a search that are shown."""
 
 
 def outcome(run: Path) -> None:
@@ -58,6 +60,7 @@ def outcome(run: Path) -> None:
         table.add_row(Text(name), *(f"{found[when].get(name, float('nan')):.4f}" for when in found))
     _out.print(table)
     _swept(run)
+    _searched(run)
     if embeds:
         for part in embed_table.searched(predictions):
             _out.print(part)
@@ -131,6 +134,25 @@ def _swept(run: Path) -> None:
     for setting in found.settings:
         table.add_row(*map(Text, setting.row), style="bold green" if setting.ships else None)
     _out.print(table)
+    for note in found.notes:
+        _out.print(note, markup=False)
+
+
+def _searched(run: Path) -> None:
+    """The members of a search that came farthest, and which settings matter."""
+    from workbench.report import search_section
+
+    found = search_section.read(run)
+    if found is None:
+        return
+    table = Table(title="Members that came farthest")
+    for name in found.columns:
+        table.add_column(name.rpartition(".")[2].removeprefix("loss "), justify="right")
+    for number, row in enumerate(found.members[:FARTHEST]):
+        table.add_row(*map(Text, row), style="bold green" if number == found.shipped else None)
+    _out.print(table)
+    if found.settings:
+        _out.print("Explained: " + ", ".join(f"{key} {value}" for key, value in found.settings), markup=False)
     for note in found.notes:
         _out.print(note, markup=False)
 

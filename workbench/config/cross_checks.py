@@ -36,6 +36,7 @@ _ONLY_FOR = {
     "correction": ("crossval",),
     "ensemble": ("crossval",),
     "sweep": ("sweep",),
+    "search": ("search",),
     "distill": ("distill",),
     "embed": ("embed",),
 }

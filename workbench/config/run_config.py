@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import model_validator
 
 from workbench.adapters import Method
-from workbench.config import cross_checks, packing_checks, plugins, streaming_checks
+from workbench.config import cross_checks, packing_checks, plugins, search_expansion, streaming_checks
 from workbench.config.distill_expansion import as_plain_run
 from workbench.config.freeze_config import FreezeConfig
 from workbench.config.run_sections import RunSections
@@ -23,6 +23,9 @@ class RunConfig(RunSections):
         mistakes = [*packing_checks.mistakes(self), *streaming_checks.mistakes(self)]
         if self.recipe == "sweep" and not mistakes:
             trials(self)  # each member is judged as the run that it is
+            return self
+        if self.recipe == "search" and not mistakes:
+            search_expansion.ends(self)
             return self
         if self.recipe == "distill" and not mistakes:
             as_plain_run(self)

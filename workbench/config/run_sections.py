@@ -37,6 +37,7 @@ from workbench.config.prefer_config import PreferConfig
 from workbench.config.pseudo_label_config import PseudoLabelConfig
 from workbench.config.regularise_config import RegulariseConfig
 from workbench.config.schedule_config import ScheduleConfig
+from workbench.config.search_config import SearchConfig
 from workbench.config.sweep_config import SweepConfig
 from workbench.config.tta_config import TtaConfig
 from workbench.schema import Section
@@ -45,7 +46,7 @@ from workbench.schema import Section
 class RunSections(Section):
     """The sections of a run, each valid by itself; `RunConfig` adds that they go together."""
 
-    recipe: Literal["sft", "mlm", "prefer", "classify", "crossval", "sweep", "distill", "embed"]
+    recipe: Literal["sft", "mlm", "prefer", "classify", "crossval", "sweep", "search", "distill", "embed"]
     """Which file of `recipes/` runs this."""
     plugins: tuple[Path, ...] = ()
     """Python files of yours, run first, that add adapter methods. Only files you trust."""
@@ -64,6 +65,7 @@ class RunSections(Section):
     correction: CorrectionConfig = CorrectionConfig()
     ensemble: EnsembleConfig = EnsembleConfig()
     sweep: SweepConfig = SweepConfig()
+    search: SearchConfig = SearchConfig()
     distill: DistillConfig = DistillConfig()
     embed: EmbedConfig = EmbedConfig()
     batch: BatchConfig = BatchConfig()
@@ -88,8 +90,10 @@ class RunSections(Section):
 
     @property
     def labelled(self) -> bool:
-        """Whether the run, or each member of a sweep, learns the labels of rows rather than tokens."""
-        of = {"sweep": self.sweep.of, "distill": self.distill.of}.get(self.recipe, self.recipe)
+        """Whether the run, or each member of a sweep or search, learns the labels of rows rather than tokens."""
+        of = {"sweep": self.sweep.of, "search": self.search.of, "distill": self.distill.of}.get(
+            self.recipe, self.recipe
+        )
         return of in ("classify", "crossval")
 
     @property

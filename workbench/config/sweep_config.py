@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
@@ -27,13 +27,17 @@ class SweepConfig(Section):
     @classmethod
     def _dotted(cls, over: Any) -> Any:
         """sweep.over.train.learning_rate=[...] of a command line means the key train.learning_rate."""
-        return _flat(over) if isinstance(over, Mapping) else over
+        return flat(over) if isinstance(over, Mapping) else over
 
 
-def _flat(over: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+def flat(
+    values: Mapping[Any, Any], prefix: str = "", *, stop: Callable[[Mapping[Any, Any]], bool] = lambda value: False
+) -> dict[str, Any]:
+    """Nested mappings as one with dotted keys; those that `stop` recognises stay values."""
     found: dict[str, Any] = {}
-    for key, value in over.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    for key, value in values.items():
+        nested = isinstance(value, Mapping) and not stop(value)
+        found |= flat(value, f"{prefix}{key}.", stop=stop) if nested else {f"{prefix}{key}": value}
     return found
 
 

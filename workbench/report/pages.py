@@ -22,6 +22,7 @@ from workbench.report import (
     neighbours,
     picture_section,
     run_record,
+    search_section,
     sweep_section,
 )
 from workbench.report.rendering import render
@@ -68,7 +69,12 @@ def write(run: Path) -> Path:
         findings=findings.findings(this),
         tiles=_tiles(this),
         scores=_scores(this),
-        plots=[*sweep_section.plots(this), *curves.of_run(this), *mixture_plot.plots(this)],
+        plots=[
+            *sweep_section.plots(this),
+            *search_section.plots(this),
+            *curves.of_run(this),
+            *mixture_plot.plots(this),
+        ],
         samples=[] if this.classifies or this.embeds else _samples(this.predictions),
         searches=embed_section.searches(this),
         classifies=this.classifies,
@@ -76,6 +82,7 @@ def write(run: Path) -> Path:
         pictures=picture_section.pictured(this),
         cross=crossval_section.crossvalidated(this),
         sweep=sweep_section.read(run),
+        search=search_section.read(run),
         dynamics=dynamics_section.observed(this),
         facts=_facts(this),
         data=_data(this),

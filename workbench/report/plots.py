@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any, Literal
 
@@ -100,6 +100,11 @@ class Plot:
     caption: str = ""
     wide: bool = False
 
+    def once_each(self) -> Plot:
+        """The same with a legend that names lines of the same name once."""
+        legend = tuple({one.label: one for one in self.legend}.values())
+        return replace(self, legend=legend if len(legend) > 1 else ())
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -112,6 +117,8 @@ class Axis:
     """Values that get a dashed line across the plot."""
     logarithmic: tuple[float, ...] = ()
     """Values that get a tick, on an axis that is then logarithmic."""
+    names: tuple[str, ...] = ()
+    """Names that stand at 0, 1, 2, ... instead of numbers."""
 
 
 def draw(
@@ -200,7 +207,9 @@ def _dress(axes: Any, x: Axis, y: Axis, series: Sequence[Series]) -> None:
         axes.xaxis.set_major_locator(FixedLocator(x.logarithmic))
         axes.xaxis.set_minor_formatter(NullFormatter())
     for axis, wanted in ((axes.xaxis, x), (axes.yaxis, y)):
-        if wanted.ticks == "duration":
+        if wanted.names:
+            axis.set_major_locator(FixedLocator(range(len(wanted.names))))
+        elif wanted.ticks == "duration":
             axis.set_major_locator(MultipleLocator(_time_step(axis.get_data_interval()[1])))
         elif axis.get_scale() == "linear":
             axis.set_major_locator(MaxNLocator(nbins=6, integer=wanted.ticks == "count"))
@@ -214,6 +223,8 @@ def _dress(axes: Any, x: Axis, y: Axis, series: Sequence[Series]) -> None:
 def _formatter(axis: Axis) -> Any:
     if axis.ticks == "none":
         return NullFormatter()
+    if axis.names:
+        return FuncFormatter(lambda value, _: axis.names[round(value)] if 0 <= round(value) < len(axis.names) else "")
     shown = {"number": _tick, "count": units.count, "size": units.size, "duration": units.duration}[axis.ticks]
     return FuncFormatter(lambda value, _: shown(value).replace(".0 ", " "))
 

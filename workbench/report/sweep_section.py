@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -206,9 +206,8 @@ def _curves(table: Mapping[str, Any], run: RunRecord) -> Plot:
                 watched = metrics.dropna(subset=["held_out_loss"])
                 x, y = (np.asarray(watched[column], dtype=np.float64) for column in ("step", "held_out_loss"))
                 series.append(Series(named or "each member", x, y, "marked", colour))
-    plot = draw("Held-out loss of all members", series, x=Axis("step", "count"), y=Axis(run.unit), wide=True)
-    legend = tuple({one.label: one for one in plot.legend}.values())
-    return replace(plot, legend=legend if len(legend) > 1 else ())
+    axis = Axis("step", "count")
+    return draw("Held-out loss of all members", series, x=axis, y=Axis(run.unit), wide=True).once_each()
 
 
 def _numeric(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -198,12 +198,12 @@ class Deadline:
 
         An evaluation after it may be the last one, whose time is kept: those before it are left out of the account.
         """
-        return self._rest > self._longest
+        return self.rest > self._longest
 
     def affords(self, name: str) -> bool:
         """Whether an interruption of training takes no more than half of the time that is left for training."""
         cost = self._seconds(name) * sum(pause.units for pause in self._plan.pauses if pause.name == name)
-        rest = self._rest
+        rest = self.rest
         return cost < min(rest / 2, rest - self._longest)
 
     def state(self) -> dict[str, Any]:
@@ -240,13 +240,13 @@ class Deadline:
         return sum(units * self._seconds(name) for name, units in self._plan.after.items())
 
     @property
-    def _rest(self) -> float:
+    def rest(self) -> float:
         """Time until what comes after training must begin."""
         return (1 - SPARE) * self.limit_s - self.spent - self._after if self.limited else math.inf
 
     def _more(self, done: float) -> int:
         """Steps that there is time for after this one; interruptions take half of the time at most."""
-        rest, step = self._rest, max(self._step or 0.0, 1e-9)
+        rest, step = self.rest, max(self._step or 0.0, 1e-9)
         return math.floor(max(rest - self._pauses(done, rest / step), rest / 2) / step)
 
     def _pauses(self, done: float, steps: float = 0.0) -> float:

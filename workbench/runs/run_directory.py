@@ -237,9 +237,10 @@ def _values(path: Path) -> dict[str, Any]:
 
 
 def shipped_values(path: Path) -> dict[str, Any]:
-    """The values of config.yaml as those of the run whose adapter the directory ships: of a sweep, its best member."""
+    """The values of config.yaml as those of the run whose adapter it ships: of a sweep or search, its best member."""
     values = _values(path)
-    members = files.read_json(path / "sweep.json") if values.get("recipe") == "sweep" else {}
+    table = sweep_expansion.TABLES.get(str(values.get("recipe")))
+    members = {} if table is None else files.read_json(path / table)
     return sweep_expansion.shipped_values(values, path, members)
 
 

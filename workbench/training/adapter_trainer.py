@@ -73,6 +73,8 @@ class AdapterTrainer:
         """The training rows as a step reads them; this one's and the next one's are kept."""
         self.error: TrainingError | None = None
         """Why training failed; None while it has not."""
+        self.until = 1.0
+        """Share of the run at which training pauses; another process or bank goes on from its checkpoint."""
         groups = optimizers.groups(trainable, config, layers=trained.layers, blocks=trained.blocks, fresh=trained.fresh)
         self._optimizer = optimizers.build(groups, config)
         self.start = optimizers.starting_values(trainable, config)
@@ -231,6 +233,11 @@ class AdapterTrainer:
         self.task.run.log(record)
         return record
 
+    def judged(self, held_out_loss: Callable[[], float]) -> float:
+        """A held-out loss of the present values, as the optimizer wants them evaluated."""
+        with optimizer_states.evaluating(self._optimizer, refresh=self._refresh):
+            return held_out_loss()
+
     def save(self, *, keep: int) -> None:
         """Write the state as the newest of `keep` checkpoints, and a failure into the manifest."""
         run = self.task.run
@@ -300,7 +307,7 @@ class AdapterTrainer:
     def _is_end(self, progress: Progress) -> bool:
         patience = self.task.config.evaluate.patience
         out_of_patience = patience is not None and progress.evaluations_without_gain >= patience
-        return out_of_patience or progress.share >= 1
+        return out_of_patience or progress.share >= self.until
 
     def _failed_by(self, step: float) -> bool:
         failed = self.task.run.manifest.get("failed_step")
@@ -343,7 +350,7 @@ class AdapterTrainer:
 
     def _evaluate(self) -> dict[str, float]:
         """Held-out loss of the present values and of their average; the lower one decides which is best."""
-        losses, average = {"held_out_loss": self._held_out_loss()}, self._average
+        losses, average = {"held_out_loss": self.judged(self.task.held_out_loss)}, self._average
         parts = dict(self.task.held_out_parts)
         if average is not None and average.ready:
             with self._averaged(average):
@@ -357,10 +364,6 @@ class AdapterTrainer:
                 if self.task.run.ranks.first:
                     checkpoints.write(self.task.run.best, {"trainable": values}, self.progress)
         return {**losses, **parts}
-
-    def _held_out_loss(self) -> float:
-        with optimizer_states.evaluating(self._optimizer, refresh=self._refresh):
-            return self.task.held_out_loss()
 
     @contextmanager
     def _averaged(self, average: WeightAverage) -> Iterator[None]:

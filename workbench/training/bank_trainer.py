@@ -140,6 +140,8 @@ class BankTrainer:
             )
             for name, task in zip(bank.members, train_tasks, strict=True)
         }
+        self.begun = dict.fromkeys(self.members, 0)
+        """Step of each member when this bank began, where members come from others; all are in step from there."""
         first = train_tasks[0]
         self.prefix = PrefixCacheManager(
             freezer,
@@ -185,12 +187,13 @@ class BankTrainer:
             yield
 
     def _resume(self) -> None:
-        """Every member goes back to the last step that all can go on from, or stays where it had ended by then."""
-        step = math.inf
-        while (common := min(member.reaches(step) for member in self.members.values())) < step:
+        """Every member goes back to the last step of the bank that all can go on from, or stays where it had ended."""
+        step, all_ = math.inf, self.members.items()
+        while (common := min(each.reaches(step + self.begun[name]) - self.begun[name] for name, each in all_)) < step:
             step = common
         for name, member in self.members.items():
-            for sentence in member.resume(at_most=step):
+            sentences = member.resume(at_most=step + self.begun[name])
+            for sentence in sentences if member.progress.step != self.begun[name] else ():
                 self.callback.say(f"{name}: {sentence}")
 
     def _step(self, live: dict[str, AdapterTrainer], began: float) -> None:

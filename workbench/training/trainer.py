@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -139,11 +140,10 @@ class Trainer:
                 self.choice.make()
         self.prepare()
         if member.live:
-            left = member.total - member.progress.step
+            left = math.ceil(member.until * member.total - member.progress.step)
             self.callback.say(f"Training: {left:,} steps of {self.config.batch.size} rows.")
-        began = time.monotonic() - member.progress.elapsed_s
-        if member.live:
             self.run.deadline.begin(member.progress.share)
+        began = time.monotonic() - member.progress.elapsed_s
         with closing(Prefetcher(pin=self.device.type == "cuda")) as self.ahead:
             self._steps(began)
         self.ahead = None

@@ -1,0 +1,98 @@
+"""The section `search`: a space of settings, of which halving finds the best in one bank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from workbench.config.sweep_config import flat
+from workbench.schema import Section
+
+_RANGE_KEYS = ("low", "high", "log", "integer")
+
+
+class Range(Section):
+    """Numbers from `low` to `high`, both included."""
+
+    low: float
+    high: float
+    log: bool = False
+    """Draw the logarithm evenly, so that each order of magnitude counts alike."""
+    integer: bool = False
+    """Whole numbers only."""
+
+    @model_validator(mode="after")
+    def _drawable(self) -> Range:
+        if mistakes := list(self._contradictions()):
+            raise ValueError(" ".join(mistakes))
+        return self
+
+    def _contradictions(self) -> Iterator[str]:
+        if not self.low < self.high:
+            yield f"low {self.low:g} is not below high {self.high:g}. Write the smaller one first."
+        if self.log and self.low <= 0:
+            yield f"log=true needs numbers above 0, found low {self.low:g}. Write log=false, or a low above 0."
+        if self.integer and not (self.low.is_integer() and self.high.is_integer()):
+            yield f"integer=true needs whole ends, found {self.low:g} and {self.high:g}. Write whole numbers."
+
+    @property
+    def ends(self) -> tuple[float | int, ...]:
+        """Both ends, and a number between them, which is a fraction where fractions are drawn."""
+        if self.integer:
+            return int(self.low), int(self.high)
+        return self.low, math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2, self.high
+
+    @property
+    def size(self) -> float:
+        """Number of different values."""
+        return self.high - self.low + 1 if self.integer else math.inf
+
+
+Choices = Annotated[tuple[Any, ...], Field(min_length=1)]
+
+
+class SearchConfig(Section):
+    of: Literal["sft", "mlm", "classify"] = "sft"
+    """The recipe that every member runs."""
+    space: dict[str, Range | Choices] = Field(default_factory=dict)
+    """Keys of a run, each with a list of values or a range: {low: 1.0e-4, high: 1.0e-2, log: true}."""
+    trials: Annotated[int, Field(ge=2, le=1000)] = 32
+    """Settings that are tried."""
+    eta: Annotated[int, Field(ge=2)] = 4
+    """One of so many members goes on each time that they are compared."""
+    rungs: Annotated[int, Field(ge=1, le=10)] = 3
+    """Times that members are compared before the end: after 1 / eta of a member's steps, before that after
+    1 / eta^2, and so on. The schedule of each is that of its whole training."""
+    rows: PositiveInt | None = 64
+    """Held-out rows that decide who goes on; null: all. Those at the end of their training are compared on all."""
+    sampler: Literal["random", "tpe"] = "random"
+    """How settings are proposed: by chance, or where earlier ones did well (Bergstra et al. 2011)."""
+    at_once: PositiveInt | None = None
+    """Members that train at once, those that go on included; null: all trials, with `tpe` half of them."""
+    together: bool = True
+    """In one bank, where the method can be; false trains one member after another."""
+
+    @field_validator("space", mode="before")
+    @classmethod
+    def _dotted(cls, space: Any) -> Any:
+        """search.space.train.learning_rate=[...] of a command line means the key train.learning_rate."""
+        return flat(space, stop=_is_range) if isinstance(space, Mapping) else space
+
+    @property
+    def settings(self) -> float:
+        """Number of different settings in the space."""
+        return math.prod(each.size if isinstance(each, Range) else len(each) for each in self.space.values())
+
+    @property
+    def most_at_once(self) -> int:
+        """Members that train at once."""
+        if self.at_once is not None:
+            return min(self.at_once, self.trials)
+        return self.trials if self.sampler == "random" else -(-self.trials // 2)
+
+
+def _is_range(value: Mapping[Any, Any]) -> bool:
+    return any(key in _RANGE_KEYS for key in value)
