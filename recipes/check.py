@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from workbench.adapters.target_modules import about_experts
-from workbench.config import RunConfig, sweep_expansion, tasks
+from workbench.config import RunConfig, search_expansion, sweep_expansion, tasks
 from workbench.config.curriculum_config import CurriculumConfig
 from workbench.data import row_weights
 from workbench.data.batching import Examples
@@ -26,6 +26,7 @@ from workbench.recipes import (
     embed_verbs,
     prefer_verbs,
     row_difficulty,
+    search_checks,
     start_checks,
     streamed_rows,
     sweep,
@@ -64,6 +65,7 @@ def _inspected(config: RunConfig) -> Found:
         return student
     ways: dict[str, Callable[[RunConfig], Found]] = {
         "sweep": _first_member,
+        "search": _at_the_ends,
         "prefer": prefer_verbs.inspect,
         "classify": classify_verbs.inspect,
         "crossval": crossval_verbs.inspect,
@@ -190,3 +192,12 @@ def _first_member(config: RunConfig) -> Inspection | ClassInspection:
     how = "together in one bank" if why is None else f"one after another: {why}"
     shown = f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
     return replace(found, notes=[f"{len(names)} members, {how}. The first is shown: {shown}.", *found.notes])
+
+
+def _at_the_ends(config: RunConfig) -> Inspection | ClassInspection:
+    """Findings on everything that the members of a search share, and what it will do."""
+    shared, ends = search_expansion.shared(config), search_expansion.ends(config)
+    found = classify_verbs.inspect(shared) if shared.recipe == "classify" else _text(shared)
+    require_members(shared, ends, found.data)
+    search_checks.require_rungs(config, len(found.data.train), ends)
+    return replace(found, notes=[*search_checks.outlook(config, found.steps), *found.notes])

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from workbench.config import DataConfig, RunConfig, distill_expansion, sweep_expansion
+from workbench.config import DataConfig, RunConfig, distill_expansion, search_expansion, sweep_expansion
 from workbench.config.distill_config import TEACHER
 from workbench.data import starter
 from workbench.data.batching import Indices
@@ -80,6 +80,8 @@ def write(config: RunConfig, out: Path, *, name: str = "", perplexity: str = "au
 
 def _plain(config: RunConfig) -> RunConfig:
     """The configuration of the recipe that reads the rows; a student reads them as the backbone it is made of does."""
+    if config.recipe == "search":
+        return search_expansion.shared(config)
     if config.recipe == "sweep":
         return sweep_expansion.shared(config)
     if config.recipe != "distill":

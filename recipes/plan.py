@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -15,9 +16,10 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation
 from workbench.adapters import Full, anatomy
-from workbench.config import RunConfig, distill_expansion, sweep_expansion, tasks
+from workbench.config import RunConfig, distill_expansion, search_expansion, sweep_expansion, tasks
 from workbench.config.distill_config import STUDENT, OnPolicyConfig
 from workbench.config.length_warm_up_config import LengthWarmUpConfig
+from workbench.config.member_runs import Trial
 from workbench.config.tasks import HIDDEN, Task
 from workbench.data.batching import Examples, first_rows, micro_batches
 from workbench.data.text.chat import ChatEncoder
@@ -39,10 +41,11 @@ from workbench.planning.plan import Plan
 from workbench.planning.solver import SolverChoice, choose, formats
 from workbench.planning.step_time import StepWork, Timed
 from workbench.planning.zero_memory import Contents
-from workbench.recipes import plan_blocks, plan_settings, sft, streamed_rows, token_reference
+from workbench.recipes import plan_blocks, plan_settings, search_checks, sft, streamed_rows, token_reference
 from workbench.recipes.single_run import Supervise
 from workbench.runs import units
 from workbench.runs.run_directory import Run
+from workbench.search.halving import Halving
 from workbench.training import bank_trainer, capacity, limits, preflight
 from workbench.training.callbacks import Silent
 from workbench.training.distributed import layout_checks
@@ -118,6 +121,7 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         "distill": _student,
         "crossval": _bank,
         "sweep": _bank,
+        "search": _bank,
         "embed": _embeddings,
     }
     if config.recipe not in ways:
@@ -147,7 +151,7 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         weights=parts.backbone.weights,
         checkpointing=config.train.checkpointing is True,
         size=parts.size,
-        steps=limits.total_steps(config, fit.rows) or fit.steps,
+        steps=_steps(config, limits.total_steps(config, fit.rows) or fit.steps),
         tokens_per_device=min(fit.tokens, longest * own.batch.size) if auto else fit.tokens,
         longest=longest,
         dry_run=parts.dry_run,
@@ -160,6 +164,16 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         devices=devices,
         distributed=own.distributed if config.distributed.zero == "auto" else config.distributed,
     )
+
+
+def _steps(config: RunConfig, whole: int) -> int:
+    """Steps of the members that a plan is for; of a search as many of its first wave as all waves are worth."""
+    search = config.search
+    if config.recipe != "search":
+        return whole
+    halving = Halving(search.eta, search.rungs)
+    trainings = halving.cost_of(halving.everything(search.trials))
+    return math.ceil(whole * trainings / search.most_at_once)
 
 
 def _of_reference(config: RunConfig, parts: DryRunParts) -> Iterator[str]:
@@ -284,12 +298,16 @@ def _bank(config: RunConfig, run: Run) -> DryRunParts:
     """Adapters that train together."""
     from workbench.recipes import sweep
 
-    is_sweep = config.recipe == "sweep"
-    apart = "folds.together=false asks for it" if not config.folds.together else bank_trainer.refusal(config)
-    if reason := sweep.apart(config) if is_sweep else apart:
+    loader, shared, trials = BlueprintLoader(), config, []
+    reason = "folds.together=false asks for it" if not config.folds.together else bank_trainer.refusal(config)
+    if config.recipe == "sweep":
+        shared, trials, reason = sweep_expansion.shared(config), sweep_expansion.trials(config), sweep.apart(config)
+    elif config.recipe == "search":
+        shared, trials = search_expansion.shared(config), search_checks.first_wave(config)
+        reason = search_checks.apart(config, trials[0])
+    if reason:
         raise ConfigError(f"recipe={config.recipe}: its members train one after another ({reason}). Plan one of them.")
-    loader, shared = BlueprintLoader(), sweep_expansion.shared(config) if is_sweep else config
-    task, training = _sweep(config, shared, run) if is_sweep else _folds(config)
+    task, training = _members(shared, trials, run) if trials else _folds(config)
     with fake_tensors():
         fit = training(shared, run, loader)
         found = dry_run(fit, fit.held_out_loss if fit.config.evaluate.every is not None else lambda: None)
@@ -315,13 +333,12 @@ def _folds(config: RunConfig) -> tuple[Task, Callable[[RunConfig, Run, Loader], 
     return classifier.task(data.labels, seed=config.seed), training
 
 
-def _sweep(
-    config: RunConfig, shared: RunConfig, run: Run
+def _members(
+    shared: RunConfig, trials: Sequence[Trial[RunConfig]], run: Run
 ) -> tuple[Task, Callable[[RunConfig, Run, Loader], BankTraining]]:
-    """All members of a sweep."""
+    """All members of a sweep, or those that a search begins with."""
     from workbench.recipes import sweep, sweep_tasks
 
-    trials = sweep_expansion.trials(config)
     subject = sweep_tasks.prepare(shared, run, trials, Silent())
 
     def training(own: RunConfig, run: Run, load: Loader) -> BankTraining:

@@ -31,6 +31,8 @@ def untimed(config: RunConfig) -> RunConfig:
 
 def notes(config: RunConfig) -> Iterator[str]:
     """Yield sentences on what a plan does not count."""
+    if config.recipe == "search":
+        yield "Steps are those of the first wave that the whole search is worth; its comparisons are not counted."
     if config.model.weights == "int8":
         yield "8-bit layers are taken to find outliers in every column, the most that there may be."
     if config.distributed.deepspeed is not None:

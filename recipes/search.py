@@ -12,20 +12,15 @@ from typing import Any
 import numpy as np
 
 from workbench.config import RunConfig, search_expansion
-from workbench.config.member_runs import Trial
 from workbench.data.batching import Indices
 from workbench.errors import ConfigError, Stopped, TrainingError
-from workbench.recipes import search_board, sweep, sweep_tasks
+from workbench.recipes import search_board, search_checks, sweep, sweep_tasks
 from workbench.recipes.search_board import Board, WaveRecord
 from workbench.recipes.single_run import Scores
 from workbench.recipes.sweep import SweepMember
 from workbench.recipes.sweep_tasks import SweepTask
 from workbench.runs.run_directory import Run
-from workbench.search import proposals
-from workbench.search.halving import Halving
-from workbench.training import bank_trainer
 from workbench.training.callbacks import Callback
-from workbench.training.limits import total_steps
 from workbench.training.measurements import peak_bytes
 
 
@@ -37,7 +32,7 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     """
     shared, ends = search_expansion.shared(config), search_expansion.ends(config)
     task = sweep_tasks.prepare(shared, run, ends, callback)
-    require_rungs(config, len(task.shared.rows["train"]), ends)
+    search_checks.require_rungs(config, len(task.shared.rows["train"]), ends)
     if not run.resumed:
         shutil.rmtree(run.path / "members", ignore_errors=True)
         (run.path / search_board.TABLE).unlink(missing_ok=True)
@@ -99,7 +94,7 @@ class WaveTraining:
 
     def losses(self) -> list[float]:
         """Held-out loss of each member where it is compared, infinite where it failed."""
-        reasons = {entry.trial.number: apart(self.board.config, entry.trial) for entry in self.entries}
+        reasons = {entry.trial.number: search_checks.apart(self.board.config, entry.trial) for entry in self.entries}
         banked = [entry for entry in self.entries if reasons[entry.trial.number] is None]
         alone = [entry for entry in self.entries if reasons[entry.trial.number] is not None]
         found = dict(self._together(banked)) if banked else {}
@@ -192,13 +187,6 @@ class InTime:
         return self.over or self._callback.stop_requested()
 
 
-def apart(config: RunConfig, trial: Trial[RunConfig]) -> str | None:
-    """Why a member trains alone; None where a bank holds it."""
-    if not config.search.together:
-        return "search.together=false asks for it"
-    return bank_trainer.refusal(trial.config)
-
-
 def trainings_left(board: Board, run: Run) -> float:
     """Whole trainings that there is time for, by the time that those took that are done; infinite without a limit.
 
@@ -224,42 +212,11 @@ def judging_rows(config: RunConfig, rows: int) -> Indices | None:
     return np.sort(np.random.default_rng(config.seed).permutation(rows)[:wanted])
 
 
-def require_rungs(config: RunConfig, rows: int, ends: Sequence[Trial[RunConfig]]) -> None:
-    """Refuse comparisons that come before a first step, or twice after the same one.
-
-    Args:
-        rows: Of the training data.
-        ends: Members at the ends of the space.
-    """
-    search = config.search
-    for trial in ends:
-        steps = total_steps(trial.config, rows)
-        if steps is not None and steps < search.eta**search.rungs:
-            most = max(0, math.floor(math.log(steps) / math.log(search.eta) + 1e-9))
-            cure = f"Write search.rungs={most}" if most else f"Write search.eta={max(2, steps)} search.rungs=1"
-            raise ConfigError(
-                f"search.rungs={search.rungs} with eta={search.eta} compares members after {steps}/"
-                f"{search.eta**search.rungs} steps first, which is less than one. {cure}, or longer trainings."
-            )
-
-
-def first_wave(config: RunConfig) -> list[Trial[RunConfig]]:
-    """The members that a search begins with."""
-    search = config.search
-    settings = proposals.propose(search, [], [], count=search.most_at_once, seed=config.seed)
-    return search_expansion.trials(config, settings)
-
-
 def in_words(board: Board, wave: WaveRecord) -> str:
     """A wave in a sentence."""
     halving, new = board.halving, sum(begun == 0 for begun in wave.begun)
     old = len(wave.trials) - new
     parts = [f"{old} {'goes' if old == 1 else 'go'} on"] if old else []
     parts += [f"{new} {'begins' if new == 1 else 'begin'}"] if new else []
-    ways = dict.fromkeys(share_in_words(halving, rung) for rung in sorted(wave.rungs))
+    ways = dict.fromkeys(halving.in_words(rung) for rung in sorted(wave.rungs))
     return f"Wave {len(board.waves)}: {' and '.join(parts)}, to {' and '.join(ways)} of their steps."
-
-
-def share_in_words(halving: Halving, rung: int) -> str:
-    """1/16, or all."""
-    return "all" if rung == halving.top else f"1/{halving.eta ** (halving.top - rung)}"

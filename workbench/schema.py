@@ -90,6 +90,8 @@ class Mistakes(ValueError):
         self.mistakes = tuple(mistakes)
 
 
+ROOT = "the recipe"
+"""Place of a mistake that is none of a single key."""
 SectionT = TypeVar("SectionT", bound=Section)
 
 
@@ -191,7 +193,7 @@ def explain(section: type[Section], values: Mapping[str, Any], error: Validation
                 found.setdefault(place, []).append(text)
             continue
         path = _locate(item["loc"], values)
-        place = ".".join(map(str, path)) or "the recipe"
+        place = ".".join(map(str, path)) or ROOT
         if item["type"] == "extra_forbidden":
             text = "unknown key." + did_you_mean(str(path[-1]), _siblings(section, path[:-1], values))
         elif item["type"] == "missing" and isinstance(item["loc"][-1], int):

@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
 
 from workbench.config.sweep_config import flat
-from workbench.schema import Section
+from workbench.schema import ROOT, Mistakes, Section, explain
 
 _RANGE_KEYS = ("low", "high", "log", "integer")
+_EXAMPLE = "{low: 1.0e-4, high: 1.0e-2, log: true}"
 
 
 class Range(Section):
@@ -43,7 +44,9 @@ class Range(Section):
         """Both ends, and a number between them, which is a fraction where fractions are drawn."""
         if self.integer:
             return int(self.low), int(self.high)
-        return self.low, math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2, self.high
+        part = 1 / math.pi  # of the way, where no whole number is
+        between = self.low * (self.high / self.low) ** part if self.log else self.low + part * (self.high - self.low)
+        return self.low, between, self.high
 
     @property
     def size(self) -> float:
@@ -58,7 +61,7 @@ class SearchConfig(Section):
     of: Literal["sft", "mlm", "classify"] = "sft"
     """The recipe that every member runs."""
     space: dict[str, Range | Choices] = Field(default_factory=dict)
-    """Keys of a run, each with a list of values or a range: {low: 1.0e-4, high: 1.0e-2, log: true}."""
+    """Keys of a run, each with a list of values or with a range: {low: 1.0e-4, high: 1.0e-2, log: true}."""
     trials: Annotated[int, Field(ge=2, le=1000)] = 32
     """Settings that are tried."""
     eta: Annotated[int, Field(ge=2)] = 4
@@ -79,7 +82,12 @@ class SearchConfig(Section):
     @classmethod
     def _dotted(cls, space: Any) -> Any:
         """search.space.train.learning_rate=[...] of a command line means the key train.learning_rate."""
-        return flat(space, stop=_is_range) if isinstance(space, Mapping) else space
+        if not isinstance(space, Mapping):
+            return space
+        given = flat(space, stop=_is_range)
+        if mistakes := [mistake for key, value in given.items() for mistake in _mistakes(key, value)]:
+            raise Mistakes(mistakes)
+        return given
 
     @property
     def settings(self) -> float:
@@ -92,6 +100,20 @@ class SearchConfig(Section):
         if self.at_once is not None:
             return min(self.at_once, self.trials)
         return self.trials if self.sampler == "random" else -(-self.trials // 2)
+
+
+def _mistakes(key: str, value: Any) -> list[tuple[str, str]]:
+    """Place and cure of what is wrong with the values of a key."""
+    if isinstance(value, (list, tuple, Range)):
+        return [] if value else [(f"search.space.{key}", "is empty. Write values, such as [a, b].")]
+    if not isinstance(value, Mapping):
+        return [(f"search.space.{key}", f"expected values such as [a, b], or {_EXAMPLE}, found {value!r}.")]
+    try:
+        Range.model_validate(value)
+    except ValidationError as error:
+        told = explain(Range, value, error)
+        return [(f"search.space.{key}{'' if place == ROOT else f'.{place}'}", text) for place, text in told]
+    return []
 
 
 def _is_range(value: Mapping[Any, Any]) -> bool:

@@ -11,6 +11,7 @@ from workbench.config import member_keys, member_runs, sweep_expansion
 from workbench.config.member_runs import Run, Trial
 from workbench.config.run_sections import RunSections
 from workbench.config.search_config import Range
+from workbench.schema import Mistakes
 
 MOST = 256
 """Combinations of the ends of all ranges that are checked; of a larger space each key is checked by itself."""
@@ -39,10 +40,25 @@ def ends(config: Run) -> list[Trial[Run]]:
         wanted = [dict(zip(ends, values, strict=True)) for values in itertools.product(*ends.values())]
     else:
         wanted = [first, *({**first, key: value} for key, values in ends.items() for value in values[1:])]
-    found = trials(config, wanted)
+    found = _whole(config, wanted)
     places = [(f"search.space.{key}", _TWICE) for key, each in config.search.space.items() if _repeats(key, each)]
     member_runs.require(places)
     return found
+
+
+def _whole(config: Run, wanted: Sequence[Mapping[str, Any]]) -> list[Trial[Run]]:
+    """`trials`; a fraction where a whole number belongs is told what to write."""
+    try:
+        return trials(config, wanted)
+    except Mistakes as error:
+        cure = " Between low and high whole numbers need integer: true."
+        fractions = {f"search.space.{key}" for key, each in config.search.space.items() if isinstance(each, Range)}
+        raise Mistakes(
+            [
+                (place, text + cure if place in fractions and "integer" in text else text)
+                for place, text in error.mistakes
+            ]
+        ) from None
 
 
 def shared(config: Run) -> Run:

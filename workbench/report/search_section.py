@@ -51,11 +51,11 @@ def read(folder: Path) -> SearchTable | None:
 def plots(run: RunRecord) -> list[Plot]:
     """Parallel coordinates, a slice through each setting, and the losses along the way; none where it is no search."""
     table = files.read_json(run.folder / "search.json")
-    if not table.get("members"):
+    rows = [row for row in table.get("members", ()) if row["losses"][0] is not None]
+    if not rows:
         return []
-    rows = [row for row in table["members"] if row["losses"][0] is not None]
     shares = [_share(each) for each in table["shares"]]
-    slices = [_slice(key, rows, shares, run.unit) for key in table["members"][0]["settings"]]
+    slices = [_slice(key, rows, shares, run.unit) for key in rows[0]["settings"]]
     return [_coordinates(rows, shares, run.unit), *slices, _climb(rows, table["shares"], shares, run.unit)]
 
 

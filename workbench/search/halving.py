@@ -118,6 +118,15 @@ class Halving:
             counts.append(max(1, counts[-1] // self.eta))
         return counts
 
+    def cost_of(self, counts: Sequence[int]) -> float:
+        """Steps of a search with so many members at each rung, in whole trainings."""
+        parts = [share - before for share, before in zip(self.shares, [0.0, *self.shares], strict=False)]
+        return sum(count * part for count, part in zip(counts, parts, strict=True))
+
+    def in_words(self, rung: int) -> str:
+        """Share of the steps at a rung: 1/16, or all."""
+        return "all" if rung == self.top else f"1/{self.eta ** (self.top - rung)}"
+
 
 def leader(standings: Sequence[Standing]) -> int | None:
     """The trial with the lowest loss on the highest rung that any reached without failing; None where all failed."""
