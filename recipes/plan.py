@@ -45,12 +45,12 @@ from workbench.recipes import plan_blocks, plan_settings, search_checks, sft, st
 from workbench.recipes.single_run import Supervise
 from workbench.runs import units
 from workbench.runs.run_directory import Run
-from workbench.search.halving import Halving
 from workbench.training import bank_trainer, capacity, limits, preflight
 from workbench.training.callbacks import Silent
 from workbench.training.distributed import layout_checks
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
+from workbench.training.search.halving import Halving
 
 Teaching = Callable[[PreTrainedTokenizerBase, ChatEncoder | MlmEncoder, Splits, Loader], Supervise[ExportedModel]]
 

@@ -12,8 +12,8 @@ from workbench.config.member_runs import Trial
 from workbench.recipes import sweep
 from workbench.runs import files
 from workbench.runs.run_directory import Run
-from workbench.search import importance, proposals
-from workbench.search.halving import Halving, Move, Standing, Wave
+from workbench.training.search import importance, proposals
+from workbench.training.search.halving import Halving, Move, Standing, Wave
 
 TABLE = "search.json"
 
@@ -28,7 +28,7 @@ class WaveRecord:
     begun: list[int]
     """Steps that each had done before."""
     losses: list[float | None] | None = None
-    """Of each, null where it failed; null while the wave trains."""
+    """Held-out loss of each, null where it failed; null while the wave trains."""
     seconds: float = 0.0
 
 
@@ -39,7 +39,7 @@ class Board:
     config: RunConfig
     run: Run
     settings: list[dict[str, Any]] = field(default_factory=list)
-    """Of each trial so far."""
+    """Settings of each trial so far."""
     waves: list[WaveRecord] = field(default_factory=list)
 
     @property

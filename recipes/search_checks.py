@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from workbench.config import RunConfig, search_expansion
 from workbench.config.member_runs import Trial
 from workbench.errors import ConfigError
-from workbench.search import proposals
-from workbench.search.halving import Halving
 from workbench.training import bank_trainer
 from workbench.training.limits import total_steps
+from workbench.training.search import proposals
+from workbench.training.search.halving import Halving
 
 
 def first_wave(config: RunConfig) -> list[Trial[RunConfig]]:

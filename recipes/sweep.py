@@ -232,7 +232,7 @@ def _member(run: Run, trial: Trial[RunConfig]) -> Run:
 
 
 def row(trial: Trial[RunConfig], own: Run) -> dict[str, Any]:
-    """What came of a member so far, as its table shows it."""
+    """A member so far, as its table shows it."""
     lines, done = own.metrics(), own.adapter.exists()
     failure = own.manifest.get("reason") if not done and own.manifest.get("status") == "failed" else None
     held_out = [(line["held_out_loss"], line["step"]) for line in lines if "held_out_loss" in line]

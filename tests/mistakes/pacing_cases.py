@@ -305,9 +305,9 @@ OPTIMIZERS: Table = {
         "optimizer.noise_scale compares parts of a batch",
         "Write batch.size=2 or more",
     ),
-    "name in a sweep": (
-        "recipe=sweep evaluate.every=0.5 sweep.over.optimizer.name=[adamw,lion]",
-        "sweep.over.optimizer.name: members cannot differ",
+    "sharpness in a sweep": (
+        "recipe=sweep evaluate.every=0.5 sweep.over.optimizer.sam=[null,0.05]",
+        "sweep.over.optimizer.sam: members cannot differ",
         "Write it beside the sweep",
     ),
 }

@@ -17,7 +17,7 @@ CONFIGS = Path(recipes.__file__).parent / "configs"
 SHIPPED = sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.rglob("*.yaml"))
 REFUSED = ("distill/ensemble", "distill/peers")
 """What a plan does not know."""
-SLOW = ("crossval/quickstart", "sweep/quickstart")
+SLOW = ("crossval/quickstart", "search/quickstart", "sweep/quickstart")
 """Take more than ten seconds; crossval/combo plans a bank too."""
 
 

@@ -66,7 +66,7 @@ class SearchConfig(Section):
     """Settings that are tried."""
     eta: Annotated[int, Field(ge=2)] = 4
     """One of so many members goes on each time that they are compared."""
-    rungs: Annotated[int, Field(ge=1, le=10)] = 3
+    rungs: Annotated[int, Field(ge=1, le=10)] = 2
     """Times that members are compared before the end: after 1 / eta of a member's steps, before that after
     1 / eta^2, and so on. The schedule of each is that of its whole training."""
     rows: PositiveInt | None = 64

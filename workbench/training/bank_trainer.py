@@ -193,7 +193,8 @@ class BankTrainer:
             step = common
         for name, member in self.members.items():
             sentences = member.resume(at_most=step + self.begun[name])
-            for sentence in sentences if member.progress.step != self.begun[name] else ():
+            as_planned = 0 < self.begun[name] == member.progress.step
+            for sentence in () if as_planned else sentences:
                 self.callback.say(f"{name}: {sentence}")
 
     def _step(self, live: dict[str, AdapterTrainer], began: float) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from workbench.config.search_config import SearchConfig
-from workbench.search.importance import importances
-from workbench.search.proposals import Settings, propose
+from workbench.training.search.importance import importances
+from workbench.training.search.proposals import Settings, propose
 
 SPACE = {
     "train.learning_rate": {"low": 1e-4, "high": 1e-1, "log": True},

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from workbench.config.search_config import SearchConfig
-from workbench.search.halving import Standing
-from workbench.search.proposals import Settings, studied
+from workbench.training.search.halving import Standing
+from workbench.training.search.proposals import Settings, studied
 
 LEAST = 4
 """Trials that a statement needs."""

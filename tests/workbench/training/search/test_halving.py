@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from workbench.search.halving import Halving, Move, Wave, leader
+from workbench.training.search.halving import Halving, Move, Wave, leader
 
 
 def climb(halving: Halving, trials: int, at_once: int, loss: dict[tuple[int, int], float]) -> list[Wave]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workbench.config.search_config import Range, SearchConfig
-from workbench.search.halving import Standing
+from workbench.training.search.halving import Standing
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 DIGITS = 4
-"""Of a proposed number: a person reads and writes it."""
+"""Digits of a proposed number, which a person reads and writes."""
 ATTEMPTS = 20
 """Proposals for each that is wanted, of which some were tried before."""
 

@@ -106,7 +106,7 @@ class Halving:
         return None if done or best is None else Wave((Move(best, self.top),), 0)
 
     def _path(self, wave: Wave, standings: Sequence[Standing]) -> float:
-        """What the member that is farthest after a wave still has to train, in whole trainings."""
+        """Steps that the member which is farthest after a wave still has to train, in whole trainings."""
         known = [self.reached(each) for trial, each in enumerate(standings) if _alive(each)]
         after = [self.shares[rung] for _, rung in wave.moves] + [self.shares[0]] * (wave.new > 0)
         return 1 - max([*known, *after], default=0.0)
