@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -50,7 +49,6 @@ from workbench.training.callbacks import Silent
 from workbench.training.distributed import layout_checks
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
-from workbench.training.search.halving import Halving
 
 Teaching = Callable[[PreTrainedTokenizerBase, ChatEncoder | MlmEncoder, Splits, Loader], Supervise[ExportedModel]]
 
@@ -151,7 +149,7 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         weights=parts.backbone.weights,
         checkpointing=config.train.checkpointing is True,
         size=parts.size,
-        steps=_steps(config, limits.total_steps(config, fit.rows) or fit.steps),
+        steps=plan_settings.steps_worth(config, limits.total_steps(config, fit.rows) or fit.steps),
         tokens_per_device=min(fit.tokens, longest * own.batch.size) if auto else fit.tokens,
         longest=longest,
         dry_run=parts.dry_run,
@@ -164,16 +162,6 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         devices=devices,
         distributed=own.distributed if config.distributed.zero == "auto" else config.distributed,
     )
-
-
-def _steps(config: RunConfig, whole: int) -> int:
-    """Steps of the members that a plan is for; of a search as many of its first wave as all waves are worth."""
-    search = config.search
-    if config.recipe != "search":
-        return whole
-    halving = Halving(search.eta, search.rungs)
-    trainings = halving.cost_of(halving.everything(search.trials))
-    return math.ceil(whole * trainings / search.most_at_once)
 
 
 def _of_reference(config: RunConfig, parts: DryRunParts) -> Iterator[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from workbench.config import RunConfig
 from workbench.config.budget_config import BudgetConfig
 from workbench.config.distributed_config import DistributedConfig
+from workbench.training.search.halving import Halving
 
 
 def of_one_device(config: RunConfig, devices: int, *, accelerated: bool) -> RunConfig:
@@ -27,6 +29,16 @@ def untimed(config: RunConfig) -> RunConfig:
     ends = config.train.steps is not None or config.train.epochs is not None or config.budget.tokens is not None
     train = config.train if ends else config.train.model_copy(update={"epochs": 1.0})
     return config.model_copy(update={"budget": BudgetConfig(tokens=config.budget.tokens), "train": train})
+
+
+def steps_worth(config: RunConfig, whole: int) -> int:
+    """Steps of the members that a plan is for; of a search as many of its first wave as all waves are worth."""
+    search = config.search
+    if config.recipe != "search":
+        return whole
+    halving = Halving(search.eta, search.rungs)
+    trainings = halving.cost_of(halving.everything(search.trials))
+    return math.ceil(whole * trainings / search.most_at_once)
 
 
 def notes(config: RunConfig) -> Iterator[str]:
