@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from workbench.config.sweep_config import shown
-from workbench.report.plots import Axis, Plot, Series, draw
+from workbench.report.plots import Axis, Plot, Series, Style, draw
 from workbench.report.run_record import RunRecord
 from workbench.runs import files, units
 
@@ -152,7 +152,7 @@ def _coordinates(rows: Sequence[Mapping[str, Any]], shares: Sequence[str], unit:
     for number, row in sorted(enumerate(rows), key=lambda each: _reached(each[1])):
         rung = _reached(row)
         y = np.array([height[number] for height in heights])
-        style = "faint" if rung == 0 else "line"
+        style: Style = "faint" if rung == 0 else "line"
         series.append(Series(f"came to {shares[rung]}", np.arange(len(y), dtype=np.float64), y, style, rung))
     plot = draw(
         "Settings of all members, and how far they came",
