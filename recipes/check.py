@@ -78,6 +78,7 @@ def _inspected(config: RunConfig) -> Found:
         *_order(found),
         *found.config.regularise.in_words(),
         *found.config.layer_drop.in_words(),
+        *found.config.token_drop.in_words(),
         *filter(None, [about_experts(model, config.adapter)]),
     ]
     return replace(found, blocks=_blocks(found), notes=notes)

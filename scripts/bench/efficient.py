@@ -73,6 +73,8 @@ ARMS: dict[str, dict[str, list[str]]] = {
     },
     "thinning": {
         "progressive layer dropping, 0.5": ["layer_drop.rate=0.5"],
+        "random-LTD, 0.5": ["token_drop.keep=0.5"],
+        "tokens dropped throughout, 0.5": ["token_drop.keep=0.5", "token_drop.until=null"],
         "LayerDrop, 0.2": ["layer_drop.rate=0.2", "layer_drop.rates=even", "layer_drop.ramp=null"],
     },
     "schedule": {

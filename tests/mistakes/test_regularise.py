@@ -38,6 +38,11 @@ CASES = {
         "compares with a teacher",
         "distill.alpha",
     ),
+    "pairs of passes": Case(
+        f"{CHECK} recipe=prefer adapter.dropout=0.1 regularise.r_drop=1",
+        "compares log-probabilities as they are",
+        "Leave it out",
+    ),
     "passes in one sequence": Case(
         f"{CHECK} regularise.r_drop=1 adapter.dropout=0.1 batch.packing=true",
         "lays padded rows twice",

@@ -41,6 +41,8 @@ def unpackable(config: RunSections) -> Iterator[tuple[str, str]]:
         )
     if config.regularise.r_drop:
         yield "does not go with regularise.r_drop, which lays padded rows twice", "leave that out"
+    if config.token_drop.is_on:
+        yield "does not go with token_drop, which drops tokens of padded rows", "leave that out"
     if config.train.compile:
         yield (
             "does not go with train.compile, which would compile again for each combination of lengths",

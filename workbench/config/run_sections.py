@@ -39,6 +39,7 @@ from workbench.config.regularise_config import RegulariseConfig
 from workbench.config.schedule_config import ScheduleConfig
 from workbench.config.search_config import SearchConfig
 from workbench.config.sweep_config import SweepConfig
+from workbench.config.token_drop_config import TokenDropConfig
 from workbench.config.tta_config import TtaConfig
 from workbench.schema import Section
 
@@ -72,6 +73,7 @@ class RunSections(Section):
     train: TrainConfig = TrainConfig()
     regularise: RegulariseConfig = RegulariseConfig()
     layer_drop: LayerDropConfig = LayerDropConfig()
+    token_drop: TokenDropConfig = TokenDropConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     budget: BudgetConfig = BudgetConfig()
@@ -100,7 +102,7 @@ class RunSections(Section):
     def by_block(self) -> bool:
         """Whether something depends on which block of the backbone comes after which."""
         ordered = self.freeze.policy != "none" or self.optimizer.layer_decay < 1
-        return ordered or self.layer_drop.is_on or self.regularise.stochastic_depth > 0
+        return ordered or self.layer_drop.is_on or self.token_drop.is_on or self.regularise.stochastic_depth > 0
 
     @model_validator(mode="before")
     @classmethod

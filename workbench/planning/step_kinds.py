@@ -51,9 +51,11 @@ def _looked_at(steps: int) -> list[int]:
 
 def _work(config: RunConfig, *, steps: int, blocks: int) -> Callable[[int], float]:
     """Share of the blocks' work that a step does."""
-    drop = config.layer_drop
+    drop, tokens = config.layer_drop, config.token_drop
 
     def work(step: int) -> float:
+        if tokens.is_on:
+            return tokens.work(step / steps, blocks=blocks)
         if not drop.is_on or not blocks:
             return 1.0
         return 1 - float(np.mean(drop.left_out(step, step / steps, blocks=blocks, seed=config.seed)))

@@ -72,6 +72,7 @@ def refusal(config: RunConfig) -> str | None:
         "regularise.mixout": (config.regularise.mixout > 0, "a bank computes with the values as they are"),
         "regularise.r_drop": (config.regularise.r_drop > 0, "a bank computes each row once"),
         "layer_drop": (config.layer_drop.is_on, "the members of a bank would leave out different blocks"),
+        "token_drop": (config.token_drop.is_on, "a bank's layers find the rows of each member by their tokens"),
         "optimizer.sam": (config.optimizer.sam is not None, "a bank computes each gradient once"),
         "optimizer.noise_scale": (config.optimizer.noise_scale is not None, "a bank does not compute a batch in parts"),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,8 @@ from transformers import PreTrainedModel
 
 from workbench.training.freezing.layer_map import trial_inputs
 
+_OWN: WeakKeyDictionary[nn.Module, Callable[..., Any]] = WeakKeyDictionary()
+"""The forward pass of each block that has another one now."""
 HIDDEN = "hidden_states"
 """Name of a block's first argument, where it is named."""
 
@@ -64,3 +67,16 @@ def survey(backbone: PreTrainedModel, blocks: Sequence[nn.Module]) -> list[Block
             stack.callback(block.register_forward_hook(hook(number), with_kwargs=True).remove)
         backbone(**trial_inputs(backbone))
     return [found[number] for number in range(len(blocks))]
+
+
+def reroute(block: nn.Module, forward: Callable[..., Any]) -> None:
+    """Give a block another forward pass, inside of its hooks, until it is restored."""
+    restore(block)
+    _OWN[block] = block.forward
+    block.forward = forward
+
+
+def restore(block: nn.Module) -> None:
+    """Give a block its own forward pass back, if it has another one."""
+    if block in _OWN:
+        block.forward = _OWN.pop(block)

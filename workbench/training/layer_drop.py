@@ -12,17 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from workbench.config.layer_drop_config import LayerDropConfig
+from workbench.errors import BackboneError
 from workbench.training import block_calls
-
-_OWN: WeakKeyDictionary[nn.Module, Callable[..., Any]] = WeakKeyDictionary()
-"""The forward pass of each block that has another one now."""
 
 
 class LayerDrop:
@@ -43,17 +40,22 @@ class LayerDrop:
         """What each block adds is scaled by this now, and with 0 not computed; None outside of steps."""
 
     def install(self) -> None:
-        """Put this in the way of the blocks' calls, in place of what was there; nothing where it is off."""
-        for block in self._blocks:
-            if block in _OWN:
-                block.forward = _OWN.pop(block)
+        """Put this in the way of the blocks' calls; nothing where it is off.
+
+        Raises:
+            BackboneError: No block's input could stand for its output.
+        """
         if not self._config.is_on:
             return
         calls = block_calls.survey(self._backbone, self._blocks)
         self._more, self._able = [each.more for each in calls], [each.adds for each in calls]
+        if not any(self._able):
+            raise BackboneError(
+                f"{type(self._backbone).__name__}: no block gives hidden states alone, of the shape that it gets, so "
+                "that layer_drop could leave none out. Leave layer_drop out."
+            )
         for number, block in enumerate(self._blocks):
-            _OWN[block] = block.forward
-            block.forward = partial(self._forward, number, block.forward)
+            block_calls.reroute(block, partial(self._forward, number, block.forward))
 
     @contextmanager
     def during(self, step: int, share: float, masters: Iterable[nn.Parameter]) -> Iterator[None]:

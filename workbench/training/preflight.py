@@ -107,6 +107,11 @@ def _require_layers(config: RunConfig, model: PreTrainedModel) -> None:
     if not config.by_block:
         return
     blocks = len(stack(model))
+    if config.token_drop.is_on and blocks <= 2 * config.token_drop.outer:
+        raise ConfigError(
+            f"token_drop.outer={config.token_drop.outer}: {config.model.id} has {blocks} blocks, of which the first "
+            "and last ones compute every token, so that none is left in the middle. Leave token_drop out."
+        )
     if config.freeze.policy == "none":
         return
     if reason := config.freeze.refusal(blocks):

@@ -12,12 +12,14 @@ from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.config import RunConfig
 from workbench.data.batching import Indices, MicroBatch
 from workbench.models import forward_noise
+from workbench.training import block_calls
 from workbench.training.cached_gradients import Units
 from workbench.training.distributed.sharding import Sharded
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.layer_drop import LayerDrop
 from workbench.training.master_weights import MasterWeights
 from workbench.training.optim.mixout import Mixout
+from workbench.training.token_drop import TokenDrop
 
 
 class StepNoise:
@@ -42,18 +44,23 @@ class StepNoise:
         began = {name: each for name, each in masters.named().items() if name in freezer.layers.keys() - freezer.fresh}
         self.mixout = Mixout(began, rate=config.regularise.mixout, seed=config.seed)
         self.layer_drop = LayerDrop(freezer.backbone, freezer.blocks, config.layer_drop, seed=config.seed)
+        self.token_drop = TokenDrop(freezer.backbone, freezer.blocks, config.token_drop)
 
     def install(self) -> None:
         """Make the backbone draw; it has to be in training mode."""
         freezer = self._freezer
         forward_noise.install(freezer.backbone, freezer.blocks, self._config.regularise)
+        for block in freezer.blocks:  # of an earlier training
+            block_calls.restore(block)
         self.layer_drop.install()
+        self.token_drop.install()
 
     @contextmanager
     def during(self, step: int, share: float) -> Iterator[None]:
         """Around all passes of step `step` (from 0), after a share of the run."""
         with (
             self.layer_drop.during(step, share, self._masters),
+            self.token_drop.during(share),
             self.mixout.mixed(step, refresh=self._masters.refresh),
         ):
             yield
@@ -65,5 +72,6 @@ class StepNoise:
         first = RowDraw(seed, step, *batch.numbered(indices, seen.lengths), self._packed)
         # The backbone's own dropout, which knows no rows.
         torch.manual_seed(int(np.random.SeedSequence([seed, step, int(indices[0])]).generate_state(1)[0]))
-        with drawing([first._replace(copy=number) for number in range(self._passes)], self._device):
+        draws = [first._replace(copy=number) for number in range(self._passes)]
+        with drawing(draws, self._device), self.token_drop.of(first.lengths):
             yield

@@ -30,6 +30,8 @@ TECHNIQUES: dict[str, tuple[str, ...]] = {
     "mixout of all weights": ("regularise.mixout=0.3", *FULL, "model.weights=bfloat16", "model.compute=bfloat16"),
     "layer drop": ("layer_drop.rate=0.5", "layer_drop.ramp=5"),
     "layer drop of all weights": ("layer_drop={rate: 0.3, rates: even, ramp: null}", *FULL),
+    "token drop": ("token_drop.keep=0.4", "adapter.dropout=0.2"),
+    "patch drop of all weights": ("token_drop={keep: 0.5, until: null}", *FULL),
     "r-drop": ("regularise.r_drop=5", "adapter.dropout=0.3"),
 }
 pytestmark = pytest.mark.slow

@@ -57,6 +57,8 @@ def _sharded(config: RunConfig) -> Iterator[str]:
             yield f"optimizer.{name} needs all gradients in one place, and ZeRO cuts them. Leave it out, or zero=0."
     if config.layer_drop.is_on:
         yield "layer_drop leaves out blocks, which ZeRO gathers in an order. Leave it out, or zero=0."
+    if config.token_drop.is_on:
+        yield "token_drop was not tried with weights that are cut. Leave it out, or zero=0."
     if config.regularise.mixout:
         yield "regularise.mixout moves values in place, and ZeRO cuts them. Leave it out, or zero=0."
     if type(config.adapter).train_hook is not Method.train_hook:

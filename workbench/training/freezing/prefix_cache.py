@@ -117,7 +117,7 @@ class PrefixCacheManager:
         passes = self._work.passes()
         # Processes that share weights have a block whole only in a pass that all of them do.
         config = self._config
-        changes = config.freeze.thaws or config.regularise.noisy or config.layer_drop.is_on
+        changes = config.freeze.thaws or config.regularise.noisy or config.layer_drop.is_on or config.token_drop.is_on
         never = changes or layout_settings.cuts_weights(config.distributed)
         depth = 0 if never or passes is None else self._freezer.depth
         if depth == self._depth:
