@@ -10,13 +10,14 @@ from workbench.config.average_config import AverageConfig
 from workbench.errors import ConfigError
 from workbench.schema import parse
 
-OTHER: dict[str, Any] = {"decay": 0.9, "start": 0.5, "every": 7, "k": 3, "device": "cpu"}
+OTHER: dict[str, Any] = {"decay": 0.9, "start": 0.5, "every": 7, "k": 3, "ridge": 0.1, "device": "cpu"}
 """A value of each setting that is not the default."""
 KNOWN = {
     "none": set(),
     "ema": {"decay", "device"},
     "swa": {"start", "every", "device"},
     "lawa": {"start", "every", "k", "device"},
+    "rna": {"start", "every", "k", "ridge", "device"},
 }
 
 
@@ -52,15 +53,18 @@ def test_swa_begins_late_unless_told_otherwise(values: dict[str, Any], begin: fl
 @pytest.mark.parametrize(
     ("values", "cure"),
     [
-        ({"method": "emma"}, "method: expected 'none', 'ema', 'swa' or 'lawa'"),
+        ({"method": "emma"}, "method: expected 'none', 'ema', 'swa', 'lawa' or 'rna'"),
         ({"method": "ema", "decay": 1}, "decay: expected less than 1"),
         ({"method": "lawa", "k": 1}, "k: expected greater than or equal to 2"),
         ({"method": "swa", "start": 1}, "start: expected less than 1"),
         ({"method": "swa", "device": "gpu"}, "device: expected 'same' or 'cpu'"),
         ({"method": "swa", "from": 0.5}, "from: unknown key"),
-        ({"method": "ema", "k": 3}, "k is for lawa, not for ema. Write average.method=lawa"),
+        ({"method": "ema", "k": 3}, "k is for rna and lawa, not for ema. Write average.method=lawa"),
         ({"method": "swa", "decay": 0.9}, "decay is for ema, not for swa. Write average.method=ema"),
-        ({"every": 5}, "every is for swa and lawa, not for none. Write average.method=lawa, or leave average.every"),
+        (
+            {"every": 5},
+            "every is for swa, rna and lawa, not for none. Write average.method=lawa, or leave average.every",
+        ),
     ],
 )
 def test_mistakes_name_their_cure(values: dict[str, Any], cure: str) -> None:
@@ -70,5 +74,7 @@ def test_mistakes_name_their_cure(values: dict[str, Any], cure: str) -> None:
 
 
 def test_all_contradictions_are_told_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"(?s)every is for swa and lawa, not for ema\..*k is for lawa, not for ema"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)every is for swa, rna and lawa, not for ema\..*k is for rna and lawa, not for ema"
+    ):
         parse(AverageConfig, {"method": "ema", "every": 5, "k": 3}, source="my.yaml")

@@ -1,4 +1,4 @@
-"""Averages of the trained values along a run: EMA, SWA, LAWA.
+"""Averages of the trained values along a run: EMA, SWA, LAWA, RNA.
 
 The values of one run stay close to each other, so they are averaged as they are, factors of LoRA too. Those of
 different runs do not: `workbench combine` averages their updates instead.
@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from torch.optim import swa_utils
 
 from workbench.config.average_config import AverageConfig
-from workbench.training.optim import schedules
+from workbench.training.optim import rna, schedules
 
 Values = dict[str, Tensor]
 """By the parameter's name."""
+_KEEPING = ("lawa", "rna")
+"""Methods that keep the latest samples."""
 
 
 _swa = swa_utils.get_swa_multi_avg_fn()
@@ -36,8 +38,8 @@ def average(config: AverageConfig, trainable: Mapping[str, nn.Parameter]) -> Wei
 class WeightAverage:
     """The average of what `trainable` held after some of the steps. Its state is a function of those values only.
 
-    EMA and SWA keep one copy, which each sample moves towards itself. LAWA keeps the latest k samples, and computes
-    their mean each time, so that no error adds up.
+    EMA and SWA keep one copy, which each sample moves towards itself. LAWA and RNA keep the latest k samples, and
+    compute their mean or their weighted sum each time, so that no error adds up.
 
     Args:
         trainable: The values that train, in float32 or wider, by name. The average has their precision.
@@ -49,7 +51,7 @@ class WeightAverage:
         self.trainable = trainable
         self._count = 0
         self._kept: deque[Values] = deque()
-        """The mean, or the samples of LAWA, the oldest first."""
+        """The mean, or the samples of LAWA and RNA, the oldest first."""
 
     @property
     def ready(self) -> bool:
@@ -75,6 +77,8 @@ class WeightAverage:
         first, *others = self._kept
         if not others:
             return first
+        if self.config.method == "rna":
+            return rna.extrapolated(self._kept, ridge=self.config.ridge)
         mean = {name: value.clone() for name, value in first.items()}
         for done, sample in enumerate(others, start=1):
             _swa(list(mean.values()), [sample[name] for name in mean], done)
@@ -113,9 +117,9 @@ class WeightAverage:
     def _take(self) -> None:
         """Add the values of the parameters as a sample; there were `_count` before."""
         config, done = self.config, self._count
-        if not self._kept or (config.method == "lawa" and done < config.k):
+        if not self._kept or (config.method in _KEEPING and done < config.k):
             self._kept.append(self._copies())
-        elif config.method == "lawa":
+        elif config.method in _KEEPING:
             # The newest is written over the oldest: there are never more than k copies.
             self._kept.rotate(-1)
             for name, value in self._kept[-1].items():

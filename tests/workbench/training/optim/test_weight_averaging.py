@@ -26,6 +26,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ema": {"decay": 0.8},
     "swa": {"start": 0.2, "every": 2},
     "lawa": {"k": 3, "every": 2},
+    "rna": {"k": 4, "every": 2},
 }
 TINY = {"rtol": 1e-5, "atol": 1e-6}
 
@@ -112,6 +113,34 @@ def test_lawa_is_the_mean_of_the_latest_samples(
     trajectory = _trajectory(steps, seed)
     expected = trajectory[_samples(steps, every, start)[-k:]].astype(np.float64).mean(axis=0)
     np.testing.assert_allclose(_found("lawa", trajectory, k=k, every=every, start=start), expected, **TINY)
+
+
+@given(k=st.integers(2, 6), ridge=st.floats(1e-4, 10), steps=st.integers(3, 40), seed=seeds)
+def test_rna_weighs_samples_so_that_their_steps_add_up_to_least(k: int, ridge: float, steps: int, seed: int) -> None:
+    """Scieur et al. 2016, equation 5: no other weights with sum 1 have a smaller |R c|^2 / |R'R| + ridge |c|^2."""
+    trajectory = _trajectory(steps, seed)
+    kept = trajectory[-k:].astype(np.float64)
+    R, ends = np.diff(kept, axis=0).T, kept[1:]
+    size = np.linalg.norm(R.T @ R, 2)
+    # By Lagrange's multiplier, in one system.
+    count = len(ends)
+    system = np.block([[2 * (R.T @ R / size + ridge * np.eye(count)), np.ones((count, 1))], [np.ones(count), 0.0]])
+    c = np.linalg.solve(system, np.append(np.zeros(count), 1.0))[:count]
+    np.testing.assert_allclose(_found("rna", trajectory, k=k, every=1, ridge=ridge), c @ ends, rtol=1e-4, atol=1e-4)
+
+
+def test_rna_finds_the_end_of_a_linear_way() -> None:
+    """Where x_(i+1) = A x_i + b, as many samples as A has values, and one, give the fixed point (section 2)."""
+    rates, end = np.array([0.9, 0.5, 0.9, 0.5, 0.9, 0.5]), np.arange(1.0, 7.0)
+    trajectory = (end + (rates ** np.arange(8)[:, None]) * 10).astype(np.float32)
+    found = _found("rna", trajectory, k=4, every=1, ridge=1e-9)
+    assert np.abs(found - end).max() < 0.05 < np.abs(trajectory[-1] - end).max() / 10
+
+
+def test_rna_with_much_regularisation_is_lawa_of_a_sample_less() -> None:
+    trajectory = _trajectory(20)
+    rna = _found("rna", trajectory, k=5, every=1, ridge=1e9)
+    np.testing.assert_allclose(rna, _found("lawa", trajectory, k=4, every=1), **TINY)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -258,7 +287,7 @@ def test_values_in_half_precision_are_no_masters(dtype: torch.dtype) -> None:
         weight_averaging.average(AverageConfig(method="ema"), {"a": nn.Parameter(torch.zeros(2, dtype=dtype))})
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "rna"])
 def test_of_a_real_backbone_in_bfloat16_the_masters_are_averaged(method: str, stories: str) -> None:
     model = adapters.attach(AutoModelForCausalLM.from_pretrained(stories), Lora(rank=2, targets="attention"), seed=0)
     masters = MasterWeights(model, torch.bfloat16)
