@@ -63,8 +63,12 @@ ARMS: dict[str, dict[str, list[str]]] = {
         "adapter dropout, 0.1": ["adapter.dropout=0.1"],
         "weight decay, 0.1": ["train.weight_decay=0.1"],
         "SAM, 0.05": ["optimizer.sam=0.05"],
+        "LookSAM, 0.05 every 5 steps": ["optimizer.sam=0.05", "optimizer.sam_every=5", "optimizer.sam_reuse=0.7"],
         "mixout, 0.5": ["regularise.mixout=0.5"],
         "R-Drop, 1": ["regularise.r_drop=1", "adapter.dropout=0.1"],
+    },
+    "average": {
+        "RNA of 5 samples": ["average.method=rna", "evaluate.every=0.25"],
     },
     "sparse": {
         "tenth of the gradient": ["optimizer.gradient_share=0.1"],

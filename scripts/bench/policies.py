@@ -35,8 +35,8 @@ from workbench.recipes.load import load
 from workbench.schema import read_yaml
 
 NONE = "none"
-POLICIES = (NONE, "static", "gradual", "freezeout", "autofreeze", "lisa", "egeria")
-AVERAGES = ("ema", "swa", "lawa")
+POLICIES = (NONE, "static", "gradual", "freezeout", "autofreeze", "lisa", "egeria", "smartfrz")
+AVERAGES = ("ema", "swa", "lawa", "rna")
 SCORES = {
     "sft": {"loss": "loss", "f1": "token F1", "rouge_l": "ROUGE-L"},
     "mlm": {"loss": "loss"},

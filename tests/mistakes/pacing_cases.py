@@ -25,7 +25,7 @@ FREEZING: Table = {
     ),
     "key of several policies": (
         "freeze.every=3",
-        "freeze.every: is for freeze.policy=autofreeze|badam|egeria|lisa",
+        "freeze.every: is for freeze.policy=autofreeze|badam|egeria|lisa|smartfrz",
         "Write",
     ),
     "no layer": ("freeze.policy=static freeze.layers=0", "freeze.layers", "greater than 0, found 0"),
@@ -71,6 +71,18 @@ FREEZING: Table = {
     "thawed after the end": ("freeze.policy=gradual freeze.until=2", "freeze.until", "less than or equal to 1"),
     "frozen at the end": ("freeze.policy=freezeout freeze.first=1", "freeze.first", "less than 1, found 1"),
     "percentile": ("freeze.policy=autofreeze freeze.percentile=0", "freeze.percentile", "greater than 0, found 0"),
+    "threshold in percent": (
+        "freeze.policy=smartfrz freeze.threshold=50",
+        "freeze.threshold",
+        "less than or equal to 1",
+    ),
+    "no threshold": ("freeze.policy=smartfrz freeze.threshold=0", "freeze.threshold", "greater than 0"),
+    "threshold of others": (
+        "freeze.policy=egeria freeze.threshold=0.5",
+        "freeze.threshold: is for freeze.policy=smartfrz, not for egeria",
+        "Write freeze.policy=smartfrz",
+    ),
+    "more than all of it": ("freeze.policy=smartfrz freeze.most=2", "freeze.most", "less than or equal to 1"),
     "window": ("freeze.policy=egeria freeze.window=1", "freeze.window", "greater than or equal to 2, found 1"),
     "method before all layers": (
         "'adapter={method: prompt}' freeze.policy=static",
@@ -253,6 +265,13 @@ OPTIMIZERS: Table = {
     "penalty": ("optimizer.l1=-1", "optimizer.l1", "greater than or equal to 0, found -1"),
     "no radius": ("optimizer.sam=0", "optimizer.sam", "greater than 0, found 0"),
     "adaptive nothing": ("optimizer.sam_adaptive=true", "is a kind of SAM, which is off", "Write optimizer.sam=0.5"),
+    "nothing to reuse": ("optimizer.sam_reuse=0.7", "sam_reuse is for the steps between", "Write optimizer.sam=0.05"),
+    "nothing between": ("optimizer.sam=0.05 optimizer.sam_reuse=0.7", "there are none", "optimizer.sam_every=5"),
+    "reused times nothing": (
+        "optimizer.sam=0.05 optimizer.sam_every=5 optimizer.sam_reuse=0",
+        "optimizer.sam_reuse",
+        "greater than 0",
+    ),
     "interval of nothing": ("optimizer.sam_every=3", "sam_every says when SAM is used", "Write optimizer.sam=0.05"),
     "lookahead of one": ("optimizer.lookahead=1", "optimizer.lookahead", "greater than or equal to 2, found 1"),
     "part of nothing": (
@@ -313,7 +332,7 @@ OPTIMIZERS: Table = {
 }
 
 AVERAGES: Table = {
-    "method": ("average.method=emma", "average.method", "'none', 'ema', 'swa' or 'lawa', found 'emma'"),
+    "method": ("average.method=emma", "average.method", "'none', 'ema', 'swa', 'lawa' or 'rna', found 'emma'"),
     "key": ("average.metod=ema", "average.metod: unknown key.", "Did you mean `method`?"),
     "nothing to choose by": (
         "average.method=ema",
@@ -321,16 +340,22 @@ AVERAGES: Table = {
         "Write evaluate.every=0.25",
     ),
     "of folds": ("cv.yaml average.method=ema", "the out-of-fold score is measured on", "Leave average out"),
-    "samples of no average": ("average.k=3", "k is for lawa, not for none", "Write average.method=lawa"),
+    "samples of no average": ("average.k=3", "k is for rna and lawa, not for none", "Write average.method=lawa"),
     "samples of a decay": (
         "average.method=ema average.k=3 evaluate.every=1",
-        "k is for lawa, not for ema",
+        "k is for rna and lawa, not for ema",
         "leave average.k",
     ),
     "decay of samples": (
         "average.method=lawa average.decay=0.9 evaluate.every=1",
         "decay is for ema, not for lawa",
         "Write average.method=ema, or leave average.decay out",
+    ),
+    "no regularisation": ("average.method=rna average.ridge=0 evaluate.every=1", "average.ridge", "greater than 0"),
+    "regularisation of a mean": (
+        "average.method=lawa average.ridge=0.1 evaluate.every=1",
+        "ridge is for rna, not for lawa",
+        "Write average.method=rna, or leave average.ridge out",
     ),
     "one sample": ("average.method=lawa average.k=1 evaluate.every=1", "average.k", "greater than or equal to 2"),
     "start at the end": (

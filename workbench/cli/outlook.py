@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from workbench.config import RunConfig
 from workbench.config.freeze_config import FreezeConfig, Moment
-from workbench.config.freeze_policies import Egeria
 from workbench.report import freeze_plot
 from workbench.runs import units
 from workbench.training.optim import optimizers
@@ -81,7 +80,7 @@ def _layers(config: RunConfig, *, steps: int | None, blocks: int) -> str:
 
 def _too_late(policy: FreezeConfig, steps: int | None) -> str:
     """Where a run is too short for a decision."""
-    earliest = policy.interval * (policy.window if isinstance(policy, Egeria) else 2)
+    earliest = policy.interval * policy.judges
     if steps is None or steps > earliest:
         return f", after step {earliest:,} at the earliest"
     return f"; the first decision comes after step {earliest:,}, so that none of {steps:,} steps has a frozen layer"

@@ -17,7 +17,8 @@ class Observation(NamedTuple):
     step: int
     """Optimizer steps done when it ended."""
     values: tuple[float, ...]
-    """Value of each layer; NaN where it does not train."""
+    """Value of each layer; NaN where it does not train. Where it is `values` that are observed, how far each layer went
+    in the interval, and then how far each is from its start."""
 
 
 class Moment(NamedTuple):
@@ -65,7 +66,7 @@ class FreezeConfig(Tagged):
         return None
 
     @property
-    def observes(self) -> Literal["gradients", "activations"] | None:
+    def observes(self) -> Literal["gradients", "activations", "values"] | None:
         """The measurement to make at the end of each interval of `interval` steps; None: nothing."""
         return None
 
@@ -73,6 +74,11 @@ class FreezeConfig(Tagged):
     def interval(self) -> int:
         """Optimizer steps between observations."""
         return 0
+
+    @property
+    def judges(self) -> int:
+        """Observations that the first decision needs."""
+        return 2
 
     @property
     def fixed(self) -> bool:

@@ -110,6 +110,9 @@ class OptimizerConfig(Section):
     """Go further along larger weights (ASAM, Kwon et al. 2021); optimizer.sam is then usually ten times as large."""
     sam_every: PositiveInt = 1
     """Use SAM in every n-th step only, beginning with the first."""
+    sam_reuse: PositiveFloat | None = None
+    """In the steps between, add what was orthogonal to the gradient in the last that used SAM, so many times as long as
+    the gradient (LookSAM, Liu et al. 2022), usually 0.7. null: they have plain gradients."""
     lookahead: Annotated[int, Field(ge=2)] | None = None
     """Slow weights that follow every so many steps, usually 5, and are evaluated and shipped (Zhang et al. 2019).
 
@@ -185,6 +188,11 @@ class OptimizerConfig(Section):
             yield "sam_adaptive is a kind of SAM, which is off. Write optimizer.sam=0.5, or leave sam_adaptive out."
         if self.sam is None and self.sam_every != 1:
             yield "sam_every says when SAM is used, and it is off. Write optimizer.sam=0.05, or leave sam_every out."
+        if self.sam_reuse is not None and (self.sam is None or self.sam_every == 1):
+            yield (
+                "sam_reuse is for the steps between those that use SAM, and there are none. Write optimizer.sam=0.05 "
+                "optimizer.sam_every=5, or leave sam_reuse out."
+            )
         if self.lookahead is None and self.lookahead_alpha != 0.5:
             yield "lookahead_alpha is for Lookahead, which is off. Write optimizer.lookahead=5, or leave it out."
         if self.scaling != "none" and self.reference_batch is None:

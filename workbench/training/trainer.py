@@ -36,8 +36,9 @@ from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheMan
 from workbench.training.master_weights import MasterWeights
 from workbench.training.measurements import measured, peak_bytes
 from workbench.training.method_choice import MethodChoice
-from workbench.training.optim import noise_scale, sam_lookahead
+from workbench.training.optim import noise_scale
 from workbench.training.optim.noise_scale import GradientParts, NoiseScale
+from workbench.training.optim.sharpness import Sharpness
 from workbench.training.row_losses import RowLossWatch
 from workbench.training.sampling import sampler as sampling
 from workbench.training.sampling.look import looked_at
@@ -99,6 +100,7 @@ class Trainer:
         compared, around = self.signal.whole, (self.masters.backward, self.step_noise.of, self.ranks, self.device)
         self.cached = None if compared is None else CachedGradients(compared, *around)
         self.noise = NoiseScale()
+        self.sharpness = Sharpness(self.config.optimizer, self.masters)
         self.choice = MethodChoice(self.model, self.config, self.signal, device=self.device, ranks=self.ranks)
         self.row_losses = RowLossWatch(self.signal.tap)
         self.visits = None if self.signal.tap is None else row_losses.record(self.config, len(self.train), self.ranks)
@@ -238,16 +240,14 @@ class Trainer:
 
     def gradients(self, rows: Indices, *, step: int) -> tuple[Tensor, dict[str, float]]:
         """Compute the gradients of rows in a step (from 0); returns their mean loss, and metrics of the gradients."""
-        optimizer = self.config.optimizer
-        parts = GradientParts(self.masters) if optimizer.noise_scale and step % optimizer.noise_scale == 0 else None
+        every = self.config.optimizer.noise_scale
+        parts = GradientParts(self.masters) if every and step % every == 0 else None
         step_figures.begin(self, rows)
         with self.step_noise.during(step, self.clock.share):
             loss = self.backward(rows, parts, step=step)
             metrics = step_figures.means(self)
-            if optimizer.sam is not None and step % optimizer.sam_every == 0:
-                ascended = partial(sam_lookahead.ascended, rho=optimizer.sam, adaptive=optimizer.sam_adaptive)
-                with ascended(self.masters, refresh=self.masters.refresh), self.row_losses.paused():
-                    self.backward(rows, step=step)
+            with self.row_losses.paused():
+                self.sharpness.sharpen(step, partial(self.backward, rows, step=step))
         if parts is not None:  # last: a step that runs out of memory is done again
             self.noise.add(parts.estimate())
             metrics |= {} if self.noise.value is None else {"noise_scale": self.noise.value}
@@ -327,6 +327,8 @@ class Trainer:
         hooks |= freeze_callbacks.observers(self.freezer, self.masters.named(), self._observed_batch)
         if self.config.optimizer.noise_scale:
             hooks["noise"] = self.noise
+        if self.sharpness.remembers:
+            hooks["sharpness"] = self.sharpness
         if self.choice.state():
             hooks["choice"] = self.choice
         return hooks

@@ -36,7 +36,7 @@ class AutoFreeze(FreezeConfig):
     """Largest share of the blocks that freezes; 1 is the paper's rule."""
 
     @property
-    def observes(self) -> Literal["gradients", "activations"] | None:
+    def observes(self) -> Literal["gradients", "activations", "values"] | None:
         return "gradients"
 
     @property

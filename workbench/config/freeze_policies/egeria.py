@@ -36,12 +36,16 @@ class Egeria(FreezeConfig):
     """Steepest line that counts as flat: the change from one measurement to the next, as a share of their mean."""
 
     @property
-    def observes(self) -> Literal["gradients", "activations"] | None:
+    def observes(self) -> Literal["gradients", "activations", "values"] | None:
         return "activations"
 
     @property
     def interval(self) -> int:
         return self.every
+
+    @property
+    def judges(self) -> int:
+        return self.window
 
     def plan(self, moment: Moment, *, blocks: int) -> LayerPlan:
         frozen, history = 0, list[float]()

@@ -16,6 +16,7 @@ from workbench.data.batching import MicroBatch
 from workbench.training.freezing.cached_prefix import parts
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.layer_statistics import GradientSums, Plasticity
+from workbench.training.freezing.value_ways import ValueWays
 
 
 def observers(
@@ -24,6 +25,8 @@ def observers(
     """What measures for the policy of a freezer, by the name of its file in a checkpoint; arguments as below."""
     if freezer.policy.observes == "gradients":
         return {"freezing": GradientCallback(freezer, trainable)}
+    if freezer.policy.observes == "values":
+        return {"freezing": ValueCallback(freezer, trainable)}
     return {"freezing": ActivationCallback(freezer, run)} if freezer.policy.observes == "activations" else {}
 
 
@@ -55,6 +58,38 @@ class GradientCallback:
         """Go on from a checkpoint."""
         self._freezer.seen = _read(state)
         self._sums.load({key.removeprefix("sum|"): each for key, each in state.items() if key.startswith("sum|")})
+
+
+class ValueCallback:
+    """Shows a policy how far the values of each layer went in each interval, and how far they are from their start.
+
+    Args:
+        trainable: The values that train, in float32 or wider, by name.
+    """
+
+    def __init__(self, freezer: Freezer, trainable: Mapping[str, nn.Parameter]) -> None:
+        self._freezer = freezer
+        self._ways = ValueWays(freezer.layers, trainable, blocks=len(freezer.blocks))
+
+    def on_gradients(self) -> None:
+        """Before the first step, note where the values start."""
+        if not self._ways.state():
+            self._ways.begin()
+
+    def after_step(self, step: int) -> None:
+        """At the end of an interval, let the policy see the ways."""
+        if step % self._freezer.policy.interval == 0:
+            values = self._ways.finish(self._freezer.plan.trains)
+            self._freezer.seen += (Observation(step, values),)
+
+    def state(self) -> dict[str, Tensor]:
+        """Samples of the values at the start and at the last interval, and what was seen."""
+        return {**{f"way|{name}": each for name, each in self._ways.state().items()}, **_written(self._freezer.seen)}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from a checkpoint."""
+        self._freezer.seen = _read(state)
+        self._ways.load({key.removeprefix("way|"): each for key, each in state.items() if key.startswith("way|")})
 
 
 class ActivationCallback:

@@ -20,7 +20,7 @@ from workbench.config.freeze_config import Observation
 from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.cached_prefix import parts
-from workbench.training.freezing.freeze_callbacks import ActivationCallback, GradientCallback
+from workbench.training.freezing.freeze_callbacks import ActivationCallback, GradientCallback, ValueCallback
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.trainer import Trainer
 
@@ -110,7 +110,11 @@ def _outputs(fit: Trainer) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("policy", [{"policy": "autofreeze", "every": 2}, PLASTIC], ids=["gradients", "activations"])
+@pytest.mark.parametrize(
+    "policy",
+    [{"policy": "autofreeze", "every": 2}, PLASTIC, {"policy": "smartfrz", "every": 2, "threshold": 0.001}],
+    ids=["gradients", "activations", "values"],
+)
 @pytest.mark.parametrize("cache", ["off", "memory"])
 def test_a_resumed_run_has_seen_the_same(policy: dict[str, Any], cache: str, tmp_path: Path) -> None:
     """Stopped in the middle of an interval."""
@@ -128,7 +132,11 @@ def test_a_state_is_read_as_it_was_written() -> None:
     named = dict(freezer.model.named_parameters())
     for seen in ((), (Observation(3, (math.nan, 1.0, 2.0, 3.0, 4.0, 0.5)),)):
         freezer.seen = seen
-        for watch in (GradientCallback(freezer, named), ActivationCallback(freezer, _nothing)):
+        for watch in (
+            GradientCallback(freezer, named),
+            ActivationCallback(freezer, _nothing),
+            ValueCallback(freezer, named),
+        ):
             state = watch.state()
             freezer.seen = (Observation(9, (0.0,) * 6),)
             watch.load({name: tensor.clone() for name, tensor in state.items()})

@@ -70,6 +70,7 @@ POLICIES: list[dict[str, Any]] = [
     {"policy": "freezeout", "first": 0.2},
     {"policy": "autofreeze", "every": 1},
     {"policy": "egeria", "every": 1, "window": 2, "tolerance": 5.0},
+    {"policy": "smartfrz", "every": 1, "threshold": 0.001},
     {"policy": "lisa", "every": 2, "active": 1},
 ]
 
