@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from workbench.config import RunConfig
 from workbench.data.batching import Indices, global_batch
+from workbench.errors import ConfigError
 from workbench.runs.ranks import Ranks
 from workbench.training.signal import TrainingSignal
 
@@ -27,6 +28,16 @@ class MethodChoice:
         self._model: Any = model
         self._method, self._seed = config.adapter, config.seed
         self._signal, self._device, self._ranks = signal, device, ranks
+        if self._method.looks and (signal.whole is not None or signal.look is not None):
+            raise ConfigError(
+                f"adapter.method={self._method.method} looks at the loss of single rows, and that of recipe="
+                f"{config.recipe} compares rows. Write adapter.by=magnitude, or adapter.method=lora."
+            )
+
+    @property
+    def hooks(self) -> dict[str, MethodChoice]:
+        """Itself where anything is chosen, by the name of its file in a checkpoint."""
+        return {"choice": self} if self.state() else {}
 
     @property
     def rows(self) -> Indices:

@@ -327,11 +327,7 @@ class Trainer:
         hooks |= freeze_callbacks.observers(self.freezer, self.masters.named(), self._observed_batch)
         if self.config.optimizer.noise_scale:
             hooks["noise"] = self.noise
-        if self.sharpness.remembers:
-            hooks["sharpness"] = self.sharpness
-        if self.choice.state():
-            hooks["choice"] = self.choice
-        return hooks
+        return hooks | self.sharpness.hooks | self.choice.hooks
 
     def _observed_batch(self) -> MicroBatch:
         """Run the model on the first rows, for a policy that observes activations; returns these rows."""

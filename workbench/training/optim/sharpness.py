@@ -37,9 +37,9 @@ class Sharpness:
         self._orthogonal: dict[str, Tensor] = {}
 
     @property
-    def remembers(self) -> bool:
-        """Whether it keeps a state."""
-        return self._settings.sam_reuse is not None
+    def hooks(self) -> dict[str, Sharpness]:
+        """Itself where it keeps a state, by the name of its file in a checkpoint."""
+        return {} if self._settings.sam_reuse is None else {"sharpness": self}
 
     def sharpen(self, step: int, again: Callable[[], object]) -> None:
         """Replace the plain gradients of step `step` (from 0), which are there.
@@ -53,11 +53,11 @@ class Sharpness:
         if step % settings.sam_every:
             self._reuse()
             return
-        plain = self._gradients() if self.remembers else {}
-        plain = {name: each.clone() for name, each in plain.items()}
+        remembers = settings.sam_reuse is not None
+        plain = {name: each.clone() for name, each in self._gradients().items() if remembers}
         with ascended(self._values, rho=settings.sam, adaptive=settings.sam_adaptive, refresh=self._values.refresh):
             again()
-        if self.remembers:
+        if remembers:
             self._orthogonal = orthogonal(self._gradients(), plain)
 
     def _gradients(self) -> dict[str, Tensor]:
