@@ -104,4 +104,5 @@ def orthogonal(gradients: Mapping[str, Tensor], plain: Mapping[str, Tensor]) -> 
 def _norm(tensors: Mapping[str, Tensor]) -> Tensor:
     """Norm of all values together, in float64."""
     norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in tensors.values()]
-    return torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]))
+    together: Tensor = torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]))
+    return together
