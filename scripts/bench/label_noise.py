@@ -5,10 +5,11 @@
 For each seed a share of the training labels is replaced by another class, drawn uniformly. Two cross-validations: one
 on the true labels, and one on the planted ones with data.drop_suspects. Prints, of the planted labels, how many
 suspects.parquet names (found) and how many of those that it names are planted (precision); the accuracy of all adapters
-together on the test rows, whose labels are true, with true labels, with planted ones and without the suspects; and the
+together on the test rows, whose labels are true, with true labels, with planted ones and without the suspects; the
 share of the lost accuracy that comes back, whether or not the gate kept the stage, where as many test rows again could
-not lose as much by chance (95 %). Banking77 has wrong labels of its
-own, which count here as not planted. Finished runs are not run again.
+not lose as much by chance (95 %); and what the gate cannot know: by true labels, how much righter the rows are out of
+fold, all alike and as the mean over classes, as test rows with as many of each class show it. Banking77 has wrong labels
+of its own, which count here as not planted. Finished runs are not run again.
 Banking77: Casanueva et al. 2020, CC BY 4.0.
 """
 
@@ -22,11 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import standing
+from safetensors.numpy import load_file
 from standing import Spread, Wanted
 
-COLUMNS = ("found", "precision", "true", "planted", "dropped", "back", "kept")
+COLUMNS = ("found", "precision", "true", "planted", "dropped", "back", "kept", "rows", "classes")
+BEFORE, AFTER = 0, 2
+"""Rounds of training, of the planted labels: all rows, and without the suspects."""
 TITLES = {
     "found": "planted labels found",
     "precision": "precision",
@@ -35,6 +40,8 @@ TITLES = {
     "dropped": "accuracy, without suspects",
     "back": "share of the loss that comes back",
     "kept": "kept by the gate",
+    "rows": "gain out of fold, true labels",
+    "classes": "the same, mean over classes",
 }
 
 
@@ -110,7 +117,25 @@ def _measured(runs: dict[str, Path], planted: frozenset[str]) -> dict[str, float
         "dropped": dropped,
         "back": (dropped - accuracy["planted"]) / lost if lost > _chance(accuracy["true"], tested) else float("nan"),
         "kept": float(after["accepted"]),
+        **_gain_by_true_labels(runs["planted"]),
     }
+
+
+def _gain_by_true_labels(run: Path) -> dict[str, float]:
+    """How much righter rows out of fold are without the suspects, by their true labels."""
+    told = pd.read_parquet(run / "out_of_fold.parquet")
+    names = np.asarray([name.removeprefix("p_") for name in told.columns if name.startswith("p_")])
+    true = pd.read_csv(run.with_name("true.csv")).set_index("text")["label"]
+    label_N = told["text"].map(true).to_numpy()
+    right_N = {number: names[_outputs(run, number).argmax(1)] == label_N for number in (BEFORE, AFTER)}
+    gain = pd.Series(right_N[AFTER].astype(float) - right_N[BEFORE])
+    return {"rows": float(gain.mean()), "classes": float(gain.groupby(label_N).mean().mean())}
+
+
+def _outputs(run: Path, number: int) -> npt.NDArray[np.float64]:
+    """Outputs (N, C) of a round for the rows, each by the one adapter that did not train on it; zeros by the others."""
+    found: npt.NDArray[np.float64] = load_file(run / f"members/round-{number}/outputs.safetensors")["oof"].sum(0)
+    return found
 
 
 def _told(values: Sequence[float]) -> str:
