@@ -8,8 +8,8 @@ suspects.parquet names (found) and how many of those that it names are planted (
 together on the test rows, whose labels are true, with true labels, with planted ones and without the suspects; the
 share of the lost accuracy that comes back, whether or not the gate kept the stage, where as many test rows again could
 not lose as much by chance (95 %); and what the gate cannot know: by true labels, how much righter the rows are out of
-fold, all alike and as the mean over classes, as test rows with as many of each class show it. Banking77 has wrong labels
-of its own, which count here as not planted. Finished runs are not run again.
+fold, all alike and as the mean over classes, as test rows show it that have as many of each class. Banking77 has wrong
+labels of its own, which count here as not planted. Finished runs are not run again.
 Banking77: Casanueva et al. 2020, CC BY 4.0.
 """
 
