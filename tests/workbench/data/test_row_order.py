@@ -136,6 +136,14 @@ def test_steps_are_as_large_as_without_a_curriculum_and_do_not_depend_on_what_wa
     assert [found.epoch(step) for step in range(9)] == [0, 0, 0, 0, 1, 1, 1, 1, 2]
 
 
+def test_the_share_of_open_rows_is_told_and_holds_every_row_that_was_drawn() -> None:
+    found = order(np.arange(1, 41), 20, by="length", start=0.25, until=0.8, pace="linear")
+    shares = [found.metrics(step)["open_share"] for step in range(20)]
+    assert shares[0] == 0.25 and shares == sorted(shares) and shares[-1] == 1
+    assert all(found.rows(step).max() < round(share * 40) for step, share in enumerate(shares))
+    assert not order(np.arange(1, 15), 9).metrics(0), "no curriculum opens anything"
+
+
 def test_without_a_curriculum_it_is_the_seeded_permutation() -> None:
     found = order(np.arange(1, 15), 9, seed=3)
     for step in range(9):
@@ -143,7 +151,7 @@ def test_without_a_curriculum_it_is_the_seeded_permutation() -> None:
 
 
 @pytest.mark.parametrize(
-    "by", [{"by": "perplexity"}, {"by": "column", "column": "n"}, {"by": "function", "function": "f"}]
+    "by", [{"by": "perplexity"}, {"by": "loss"}, {"by": "column", "column": "n"}, {"by": "function", "function": "f"}]
 )
 def test_another_difficulty_takes_the_place_of_the_length(by: dict[str, str]) -> None:
     """The same order as by length, for rows whose difficulty is what the length was."""
