@@ -151,7 +151,7 @@ def test_without_a_curriculum_it_is_the_seeded_permutation() -> None:
 
 
 @pytest.mark.parametrize(
-    "by", [{"by": "perplexity"}, {"by": "loss"}, {"by": "column", "column": "n"}, {"by": "function", "function": "f"}]
+    "by", [{"by": "perplexity"}, {"by": "column", "column": "n"}, {"by": "function", "function": "f"}]
 )
 def test_another_difficulty_takes_the_place_of_the_length(by: dict[str, str]) -> None:
     """The same order as by length, for rows whose difficulty is what the length was."""
