@@ -29,7 +29,7 @@ from workbench.models import adapter_sizes, backbones, classifier, embedder, out
 from workbench.models.adapter_sizes import AdapterSize
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.exported import ExportedModel
-from workbench.planning import step_time
+from workbench.planning import scaling_law, step_time
 from workbench.planning.dry_run import OPTIMIZER, DryRun, dry_run, largest_rows
 from workbench.planning.dry_trainings import BankTraining, SingleTraining, Training, UnitTraining
 from workbench.planning.fake_loading import BlueprintLoader
@@ -157,7 +157,7 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         contents=parts.contents,
         process=process,
         memory=memory or capacity.available(backbones.device()) + process,  # which this process holds already
-        notes=(*plan_settings.notes(config), *_of_reference(config, parts)),
+        notes=(*plan_settings.notes(config), *_of_reference(config, parts), *_of_scaling(config, parts, devices)),
         recomputable=not preflight.no_recomputing(config, parts.backbone.model),
         devices=devices,
         distributed=own.distributed if config.distributed.zero == "auto" else config.distributed,
@@ -168,6 +168,15 @@ def _of_reference(config: RunConfig, parts: DryRunParts) -> Iterator[str]:
     if token_reference.wanted(config):
         flops = parts.dry_run.flops_per_token * parts.work.tokens
         yield token_reference.cost(config, tokens=int(parts.training.train.lengths.sum()), flops=flops)
+
+
+def _of_scaling(config: RunConfig, parts: DryRunParts, devices: int) -> Iterator[str]:
+    """What a law of pretraining says of a run that trains a whole language model on text."""
+    if config.recipe in ("sft", "mlm") and isinstance(config.adapter, Full):
+        steps = limits.total_steps(config, parts.training.rows) or parts.training.steps
+        tokens = steps * parts.work.tokens * devices
+        flops = parts.dry_run.flops_per_token * tokens
+        yield scaling_law.advice(operations=flops, parameters=parts.size.total, tokens=tokens)
 
 
 def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> DryRunParts:

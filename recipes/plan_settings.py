@@ -53,6 +53,8 @@ def notes(config: RunConfig) -> Iterator[str]:
         yield "Answers that the student writes itself (distill.on_policy) are not counted: they may be longer."
     if config.data.sampling.by == "importance":
         yield "Rows that data.sampling.by=importance looks at are not counted: only the run finds out where that pays."
+    if config.batch.growth is not None:
+        yield "Steps are counted as they begin: those that batch.growth makes larger take longer than planned."
     if config.data.length_warm_up.start is not None:
         yield "Rows that data.length_warm_up cuts are counted whole: the run is faster than planned."
     if config.freeze.policy != "none" and config.freeze.cache in ("auto", "memory"):

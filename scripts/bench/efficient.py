@@ -70,6 +70,9 @@ ARMS: dict[str, dict[str, list[str]]] = {
     "average": {
         "RNA of 5 samples": ["average.method=rna", "evaluate.every=0.25"],
     },
+    "batch": {
+        "growing, up to 8 times": ["batch.growth=128", "optimizer.noise_scale=5", "train.steps=100"],
+    },
     "sparse": {
         "tenth of the gradient": ["optimizer.gradient_share=0.1"],
         "FISH mask, 1 %": ["adapter.method=sparse", "train.learning_rate=3e-3"],

@@ -1,4 +1,4 @@
-"""Mistakes with sparse training end in status 2 and a message with place and cure, before training."""
+"""Mistakes with sparse training and growing batches end in status 2 and a message with place and cure."""
 
 from __future__ import annotations
 
@@ -44,6 +44,30 @@ CASES = {
         f"{CHECK} optimizer.gradient_share=0.1 distributed.zero=2",
         "optimizer.gradient_share needs all gradients",
         "zero=0",
+    ),
+    "growth without a measure": Case(
+        f"{CHECK} batch.growth=64 train.steps=9", "batch.growth follows the measured", "Write optimizer.noise_scale=10"
+    ),
+    "growth backwards": Case(
+        f"{CHECK} batch.growth=2 optimizer.noise_scale=5 train.steps=9",
+        "batch.growth=2 is no growth",
+        "Write batch.growth=",
+    ),
+    "growth of epochs": Case(
+        f"{CHECK} batch.growth=64 optimizer.noise_scale=5 train.steps=null train.epochs=2",
+        "batch.growth leaves open how many steps",
+        "Write train.steps",
+    ),
+    "no rows at most": Case(f"{CHECK} batch.growth=0", "batch.growth", "greater than 0"),
+    "two orders": Case(
+        f"{CHECK} batch.growth=64 optimizer.noise_scale=5 train.steps=9 data.curriculum.by=length",
+        "batch.growth and data.curriculum both say",
+        "Leave one of them out",
+    ),
+    "growth of rows that losses draw": Case(
+        f"{CHECK} batch.growth=64 optimizer.noise_scale=5 train.steps=9 data.sampling.by=tilted",
+        "optimizer.noise_scale measures rows that are drawn evenly",
+        "Leave it or data.sampling out",
     ),
     "all pruned": Case(f"{CHECK} 'adapter={{method: full, sparsity: 1}}'", "adapter.sparsity", "less than 1"),
     "pruned beside an adapter": Case(f"{CHECK} adapter.sparsity=0.5", "adapter.sparsity", "unknown key"),

@@ -221,6 +221,9 @@ class MaskingConfig(Section):
 class BatchConfig(Section):
     size: PositiveInt = 32
     """Examples per optimizer step, summed over ranks and micro-batches."""
+    growth: PositiveInt | None = None
+    """A step has twice as many rows, up to so many, once the measured noise scale (optimizer.noise_scale) is twice the
+    batch (McCandlish et al. 2018). The learning rate stays. null: all steps have `size`."""
     tokens_per_device: PositiveInt | Literal["auto"] = "auto"
     """Tokens in one forward pass on one device, padding included. Never changes the result."""
     packing: bool | Literal["auto"] = "auto"

@@ -11,6 +11,7 @@ from workbench.config import (
     augment_checks,
     curriculum_checks,
     embed_checks,
+    growth_checks,
     length_checks,
     prefer_checks,
     regularise_checks,
@@ -69,6 +70,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from length_checks.mistakes(config)
     yield from sampling_checks.mistakes(config)
     yield from sparsity_checks.mistakes(config)
+    yield from growth_checks.mistakes(config)
     yield from prefer_checks.mistakes(config)
     yield from _of_recipe(config)
     if config.recipe in ("classify", "crossval"):

@@ -117,6 +117,7 @@ class Trainer:
         """Rows and weights of the present step, where a sampler draws them."""
         if isinstance(self.member.order, sampling.Sampler):
             self.row_losses.observers["sampling"] = self.member.order
+            self.member.order.hear(self.noise)
         self.prefix = PrefixCacheManager(
             self.freezer,
             PrefixForward([self.train, *self.held_out], passes=self.member.passes, tokens=lambda: self.tokens),

@@ -1,4 +1,4 @@
-"""The rows of each step, as `data.sampling`, `data.mix` and `data.curriculum` say."""
+"""The rows of each step, as `data.sampling`, `data.mix`, `data.curriculum` and `batch.growth` say."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from workbench.data.batching import Examples
 from workbench.data.row_order import RowOrder
 from workbench.runs.ranks import Ranks
 from workbench.training.reference_losses import ReferenceLosses
+from workbench.training.sampling.growing_batch import GrowingBatch
 from workbench.training.sampling.infobatch import InfoBatch
 from workbench.training.sampling.learned_mix import LearnedMix
 from workbench.training.sampling.pools import ImportanceSampling, SelectiveBackprop
@@ -38,6 +39,8 @@ def row_order(
     if data.sampling.by == "tokens":
         return TokenSelection(train, config, steps, ranks, reference)
     sampler: type[Sampler] | None = SAMPLERS.get(data.sampling.by)
+    if config.batch.growth is not None:
+        sampler = GrowingBatch
     if data.mix.by == "learned":
         sampler = LearnedMix
     elif data.curriculum.by == "self_paced":

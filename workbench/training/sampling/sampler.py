@@ -18,6 +18,7 @@ from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.row_order import RowOrder
 from workbench.runs.ranks import Ranks
+from workbench.training.optim.noise_scale import NoiseScale
 from workbench.training.row_losses import RowLosses, joined
 
 Floats = npt.NDArray[np.float64]
@@ -57,6 +58,9 @@ class Sampler(ABC):
         self.evenly = RowOrder(train, config, steps)
         """The rows without a sampler."""
         self._new_losses: list[RowLosses] = []
+
+    def hear(self, noise: NoiseScale) -> None:  # noqa: B027 - most do nothing
+        """Get to know the noise scale of the training, which grows more certain with its steps."""
 
     @property
     def looks(self) -> bool:
