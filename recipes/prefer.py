@@ -84,6 +84,15 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Ju
     return tokenizer, template, pairs
 
 
+def scored_rows(config: RunConfig, tokenizer: PreTrainedTokenizerBase, template: ChatEncoder) -> JudgedSet:
+    """The rows of `data.test` where there are any, else the held-out ones."""
+    encoder = JudgedEncoder(template)
+    split = tokenized.read_files(config.data.test_files, config.data, tokenizer, encoder)
+    if split is None:
+        split = tokenized.load(config.data, tokenizer, encoder, seed=config.seed).held_out
+    return _judged(split, config)
+
+
 def _judged(split: TokenizedSet, config: RunConfig) -> JudgedSet:
     found = judged(split, pairs=config.prefer.pairs)
     if config.prefer.loss != "kto":

@@ -1,19 +1,23 @@
-"""`check` of recipe prefer: both answers of a pair as the model sees them, and what would make them worthless."""
+"""`check` and `evaluate` of recipe prefer: both answers of a pair as the model sees them, and how it judges them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from workbench.adapters import Full
 from workbench.config import RunConfig, tasks
-from workbench.data.text.judged_set import JudgedSet
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.judged_set import JudgedSet, JudgedSplits
 from workbench.data.text.tokenized_set import Splits
-from workbench.models import backbones
+from workbench.models import backbones, exported
 from workbench.recipes import prefer, preference_reference
 from workbench.recipes.inspection import SHOWN, Inspection, pieces
+from workbench.runs.run_directory import Run
+from workbench.training.callbacks import Silent
 from workbench.training.limits import total_steps
 
 LONGER = 1.5
@@ -39,6 +43,17 @@ def inspect(config: RunConfig) -> Inspection:
             *preference_reference.in_words(config, tokenizer),
         ],
     )
+
+
+def evaluate(path: Path, config: RunConfig) -> dict[str, float]:
+    """Scores of the saved adapter of the run at `path`, on test rows where there are any, else on the held-out ones."""
+    model = exported.load(path, config)
+    assert isinstance(model.template, ChatEncoder)
+    rows = prefer.scored_rows(config, model.tokenizer, model.template)
+    run = Run(path, None, resumed=True)
+    splits = JudgedSplits(rows, rows, None)
+    scoring = prefer.begin(config, run, Silent(), model.tokenizer, model.template, splits).asked()
+    return scoring.score(model, rows).scores
 
 
 def _rendered(

@@ -21,7 +21,7 @@ from workbench.data.text.formats import Example
 from workbench.data.text.prompts import read_prompts
 from workbench.errors import ConfigError
 from workbench.models import exported
-from workbench.recipes import classify_verbs, crossval_verbs, embed_verbs, streamed_rows
+from workbench.recipes import classify_verbs, crossval_verbs, embed_verbs, prefer_verbs, streamed_rows
 from workbench.recipes.sft import score
 from workbench.runs import files, run_directory
 from workbench.runs.trust import Trust
@@ -49,6 +49,8 @@ def evaluate(run: Path, overrides: Sequence[str], *, trust: bool = False) -> dic
         return crossval_verbs.evaluate(run, config)
     if config.recipe == "embed":
         return embed_verbs.evaluate(run, config)
+    if config.recipe == "prefer":
+        return prefer_verbs.evaluate(run, config)
     model = exported.load(run, config)
     split = tokenized.read_files(config.data.test_files, config.data, model.tokenizer, model.template)
     if split is None:
@@ -62,7 +64,18 @@ def _asked_config(run: Path, overrides: Sequence[str], *, verb: str, trust: bool
     before = run_directory.shipped_config(run, Trust(trust))
     values = override(before.model_dump(mode="json", exclude_none=True), list(overrides))
     config = parse(RunConfig, values, source="the command line")
-    trained = ("model", "adapter", "classes", "folds", "pseudo_label", "tta", "correction", "ensemble", "embed")
+    trained = (
+        "model",
+        "adapter",
+        "prefer",
+        "classes",
+        "folds",
+        "pseudo_label",
+        "tta",
+        "correction",
+        "ensemble",
+        "embed",
+    )
     changed = [name for name in trained if getattr(config, name) != getattr(before, name)]
     changed += [f"image.{name}" for name in _SEEN if getattr(config.image, name) != getattr(before.image, name)]
     changed += ["data.format"] if config.reads_pictures != before.reads_pictures else []
@@ -140,11 +153,11 @@ def generate(run: Path, prompt: str, *, max_new_tokens: int, trust: bool = False
 
 
 def _require_text(config: RunConfig, run: Path) -> None:
-    if config.recipe != "sft":
+    if config.recipe not in ("sft", "prefer"):
         raise ConfigError(
             f"{run}: recipe {config.recipe} trains no model that writes text. `workbench evaluate` scores it"
             + _PREDICTS.get(config.recipe, "; ")
-            + "answers come from recipe sft."
+            + "answers come from recipes sft and prefer."
         )
 
 

@@ -77,7 +77,7 @@ def _next(run: Path) -> None:
     values = shipped_values(run)
     recipe, section = values.get("recipe"), values.get("adapter") or {"method": "lora"}
     method = METHODS[section["method"]].model_validate(section)
-    commands = {f'workbench generate {run} "..."': "ask it something"} if recipe == "sft" else {}
+    commands = {f'workbench generate {run} "..."': "ask it something"} if recipe in ("sft", "prefer") else {}
     if recipe != "mlm":
         does = "embed every text of a file" if recipe == "embed" else "answer every row of a file"
         name = "embeddings.parquet" if recipe == "embed" else "answers.csv"

@@ -21,6 +21,7 @@ from workbench.report import (
     mixture_plot,
     neighbours,
     picture_section,
+    preference_section,
     run_record,
     search_section,
     sweep_section,
@@ -74,6 +75,7 @@ def write(run: Path) -> Path:
             *search_section.plots(this),
             *curves.of_run(this),
             *mixture_plot.plots(this),
+            *preference_section.plots(this),
         ],
         samples=[] if this.classifies or this.embeds else _samples(this.predictions),
         searches=embed_section.searches(this),
@@ -142,7 +144,8 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
 def _scores(run: RunRecord) -> list[dict[str, str]]:
     """Rows of the score table, the known scores first."""
     own = class_section.SCORES if run.classifies else embed_section.SCORES if run.embeds else None
-    known = SCORES if own is None else {"loss": (f"Loss, {run.unit}", "low"), **own}
+    own = {**SCORES, **preference_section.SCORES} if run.prefers else own
+    known = SCORES if own is None else {**own, "loss": (f"Loss, {run.unit}", "low")}
     measured = dict.fromkeys(name for scores in run.scores.values() for name in scores)
     shown = [name for name in measured if not name.endswith(("_low", "_high"))]
     rows = []

@@ -80,6 +80,11 @@ class RunRecord:
         return self.config.get("recipe") == "embed"
 
     @property
+    def prefers(self) -> bool:
+        """Whether the run learnt which answers are better."""
+        return self.config.get("recipe") == "prefer"
+
+    @property
     def reads_pictures(self) -> bool:
         """Whether the rows are pictures, which a backbone cuts into patches instead of tokens."""
         return bool(self.config.get("data", {}).get("format") == "image")
@@ -102,6 +107,8 @@ class RunRecord:
         """Unit of the losses."""
         if self.embeds:
             return "per row"
+        if self.prefers:
+            return "loss per example"
         if not self.classifies:
             return "nats per token"
         number = self.config.get("classes", {}).get("kind") == "number"

@@ -1,0 +1,91 @@
+"""A run that learnt from judged answers: its verdict, and curves of its rewards and log-probabilities."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from workbench.report.plots import Axis, Plot, Series, draw
+from workbench.report.run_record import RunRecord
+from workbench.runs import units
+
+SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
+    "accuracy": ("Preference accuracy", "high"),
+    "accuracy_low": ("Preference accuracy, 95 % from", "high"),
+    "accuracy_high": ("Preference accuracy, 95 % to", "high"),
+    "likelier": ("Chosen answers with likelier tokens", "high"),
+    "margin": ("Reward of chosen over rejected", "high"),
+    "reward_chosen": ("Reward, chosen", "high"),
+    "reward_rejected": ("Reward, rejected", "low"),
+    "log_p_chosen": ("Log-probability of a chosen token, nats", "high"),
+    "log_p_rejected": ("Log-probability of a rejected token, nats", "low"),
+    "reward_good": ("Reward, good answers", "high"),
+    "reward_bad": ("Reward, bad answers", "low"),
+    "log_p_good": ("Log-probability of a token of good answers, nats", "high"),
+    "log_p_bad": ("Log-probability of a token of bad answers, nats", "low"),
+    "answer_tokens": ("Tokens of written answers", "low"),
+}
+"""Title of each score of judged answers, and which direction is better."""
+_STEP = Axis("step", "count")
+
+
+def verdict(run: RunRecord) -> str:
+    """Outcome of the run in one sentence."""
+    before, after = run.scores["before"], run.scores["after"]
+    interval = f"{units.percent(after['accuracy_low'])} to {units.percent(after['accuracy_high'])}"
+    text = (
+        f"The better answer has the higher reward in {units.percent(after['accuracy'])} of the held-out cases "
+        f"(95 % interval {interval}); held-out loss {before['loss']:.3f} before, {after['loss']:.3f} after"
+    )
+    if "answer_tokens" in after and "answer_tokens" in before:
+        text += f"; written answers have {after['answer_tokens']:.0f} tokens, {before['answer_tokens']:.0f} before"
+    return f"{text}."
+
+
+def plots(run: RunRecord) -> list[Plot]:
+    """Rewards, how often they are right, and log-probabilities in each step; none of a run without them."""
+    rewards = [name for name in run.named("reward") if name not in ("accuracy", "margin")]
+    if not rewards:
+        return []
+    found = [
+        draw(
+            "Rewards",
+            _lines(run, "reward", [*rewards, *(["margin"] if "margin" in run.named("reward") else [])]),
+            x=_STEP,
+            y=Axis("nats, times beta", marks=(0.0,)),
+            caption="A reward is beta times log p of the model over log p of the reference. Both may fall while the "
+            "margin grows: answers of both kinds become less likely.",
+        ),
+        draw(
+            "Log-probability of a token",
+            _lines(run, "log_p", run.named("log_p")),
+            x=_STEP,
+            y=Axis("nats"),
+            caption="Mean over the tokens of an answer, then over answers.",
+        ),
+    ]
+    if "accuracy" in run.named("reward"):
+        watched = run.metrics.dropna(subset=["held_out_loss"])
+        series = _lines(run, "reward", ["accuracy"])
+        if "accuracy" in run.named("held_out_preference"):
+            step, right = watched["step"], watched["held_out_preference[accuracy]"]
+            series.append(Series("held out", np.asarray(step, float), np.asarray(right, float), "marked", 1))
+        found.append(
+            draw(
+                "Pairs whose chosen answer has the higher reward",
+                series,
+                x=_STEP,
+                y=Axis("share of pairs", marks=(0.5,)),
+                caption="Chance is a half (dashed).",
+            )
+        )
+    return found
+
+
+def _lines(run: RunRecord, measure: str, names: list[str]) -> list[Series]:
+    step: Any = np.asarray(run.metrics["step"], dtype=np.float64)
+    return [
+        Series(name, step, np.asarray(run.metrics[f"{measure}[{name}]"], dtype=np.float64), "line", colour)
+        for colour, name in enumerate(names)
+    ]
