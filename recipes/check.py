@@ -186,7 +186,11 @@ def _outlook(rows: TokenizedSet, config: RunConfig) -> Iterator[str]:
 def _first_member(config: RunConfig) -> Inspection | ClassInspection:
     """Findings on everything that the members of a sweep share, and their names."""
     shared, trials = sweep_expansion.shared(config), sweep_expansion.trials(config)
-    found = classify_verbs.inspect(shared) if shared.recipe == "classify" else _text(shared)
+    ways: dict[str, Callable[[RunConfig], Inspection | ClassInspection]] = {
+        "classify": classify_verbs.inspect,
+        "prefer": prefer_verbs.inspect,
+    }
+    found = ways.get(shared.recipe, _text)(shared)
     require_members(shared, trials, found.data)
     names = [trial.name for trial in trials]
     why = sweep.apart(config)

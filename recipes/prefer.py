@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation
 from workbench.config import RunConfig, tasks
-from workbench.data.batching import MicroBatch
+from workbench.config.prefer_config import PreferConfig
+from workbench.data.batching import Indices, MicroBatch
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.judged_encoder import JudgedEncoder
@@ -48,12 +49,22 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     """Train as `config` says; returns scores before and after, as they stand in scores.json."""
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     tokenizer, template, pairs = prepare(config)
-    provenance.note_data(run, {name: split and split.facts() for name, split in pairs._asdict().items()})
+    note_data(run, pairs)
     preferences = begin(config, run, callback, tokenizer, template, pairs)
     # The reference reads every answer once and is gone, so that there is one model in memory from here on.
     preferences = preferences.asked()
     preferences.train()
     return preferences.finish()
+
+
+def note_data(run: Run, pairs: JudgedSplits) -> None:
+    """Note facts about the rows."""
+    provenance.note_data(run, {name: split and split.facts() for name, split in pairs._asdict().items()})
+
+
+def answers(pairs: JudgedSplits) -> Splits:
+    """All answers of each split."""
+    return Splits(*(None if split is None else split.answers for split in pairs))  # type: ignore[arg-type]
 
 
 def begin(
@@ -108,6 +119,8 @@ class PreferenceRun(TextRun):
     """The examples; `data` has the chosen or good answers."""
     before: Mapping[str, AnswerNumbers] = field(default_factory=dict, kw_only=True)
     """Numbers of held-out and test answers, by the model that training starts from."""
+    ruler: PreferConfig | None = field(default=None, kw_only=True)
+    """Measures held-out losses while training; None: the run's own section."""
     numbers: Mapping[str, AnswerNumbers] | None = field(default=None, kw_only=True)
     """Numbers of the answers of each split, by the reference; None where the loss has none."""
 
@@ -119,6 +132,21 @@ class PreferenceRun(TextRun):
         """The same run, for which the reference has read all answers."""
         before, numbers = preference_reference.ask(self.config, self.run, self.callback, self.rows, self.tokenizer)
         return replace(self, before=before, numbers=numbers)
+
+    def on_held_out(self, examples: Indices) -> PreferenceRun:
+        """The same run with these held-out examples alone."""
+        held_out = self.pairs.held_out.subset(examples)
+
+        def of(numbers: Mapping[str, AnswerNumbers]) -> Mapping[str, AnswerNumbers]:
+            return {**numbers, "held_out": numbers["held_out"].subset(examples, held_out.each)}
+
+        return replace(
+            self,
+            pairs=self.pairs._replace(held_out=held_out),
+            data=self.data._replace(held_out=held_out.good),
+            before=of(self.before),
+            numbers=None if self.numbers is None else of(self.numbers),
+        )
 
     def assemble(self, model: nn.Module, backbone: Backbone) -> ExportedModel:
         live = super().assemble(model, backbone)
@@ -146,13 +174,7 @@ class PreferenceRun(TextRun):
     def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         config, train = self.config.prefer, self.pairs.train
         own = self._reference("train")
-        objective = PreferenceObjective(
-            config,
-            train,
-            None if own is None else own.counted_S,
-            beta=lambda: config.beta_at(progress()),
-            device=backbones.device(),
-        )
+        objective = self.objective(config, lambda: config.beta_at(progress()))
         read = partial(preference_objective.log_probs, live.model, live.head)
         look = None
         if own is not None and own.others_S is not None:
@@ -166,11 +188,17 @@ class PreferenceRun(TextRun):
 
         return TrainingSignal(train, loss, reads_packed=True, meter=objective.meter, look=look)
 
+    def objective(self, config: PreferConfig, beta: Callable[[], float]) -> PreferenceObjective:
+        """The loss of training examples by a section; its `beta` is that of now."""
+        own = self._reference("train")
+        reference_S = None if own is None else own.counted_S
+        return PreferenceObjective(config, self.pairs.train, reference_S, beta=beta, device=backbones.device())
+
     def _reference(self, split: str) -> AnswerNumbers | None:
         return None if self.numbers is None else self.numbers[split]
 
     def held_out_loss(self, live: ExportedModel) -> tuple[float, Mapping[str, float]]:
-        found = self._summary("held_out", *self._read(live, "held_out"))
+        found = self._summary("held_out", *self._read(live, "held_out"), ruler=self.ruler)
         parts = {"held_out_preference[accuracy]": found["accuracy"]}
         parts |= {"held_out_preference[margin]": found["margin"]} if "margin" in found else {}
         return found["loss"], parts
@@ -207,7 +235,15 @@ class PreferenceRun(TextRun):
     ) -> tuple[Floats, Floats]:
         return preference_scores.read(model.model, model.head, rows, shared_S, self.config.prefer, scoring=scoring)
 
-    def _summary(self, name: str, counted_S: Floats, mean_S: Floats, others_S: Floats | None) -> dict[str, float]:
+    def _summary(
+        self,
+        name: str,
+        counted_S: Floats,
+        mean_S: Floats,
+        others_S: Floats | None,
+        *,
+        ruler: PreferConfig | None = None,
+    ) -> dict[str, float]:
         own = self._reference(name)
         drift = 0.0
         if others_S is not None:
@@ -215,5 +251,5 @@ class PreferenceRun(TextRun):
             drift = float((others_S - own.others_S).mean())
         reference_S = None if own is None else own.counted_S
         return preference_scores.summary(
-            self.config.prefer, self.rows[name], counted_S, mean_S, reference_S, drift=drift
+            ruler or self.config.prefer, self.rows[name], counted_S, mean_S, reference_S, drift=drift
         )

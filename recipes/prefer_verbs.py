@@ -12,7 +12,6 @@ from workbench.adapters import Full
 from workbench.config import RunConfig, tasks
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.judged_set import JudgedSet, JudgedSplits
-from workbench.data.text.tokenized_set import Splits
 from workbench.models import backbones, exported
 from workbench.recipes import prefer, preference_reference
 from workbench.recipes.inspection import SHOWN, Inspection, pieces
@@ -32,7 +31,7 @@ def inspect(config: RunConfig) -> Inspection:
     model = backbones.skeleton(config.model, task=tasks.of(config), trainable=isinstance(config.adapter, Full))
     return Inspection(
         config=config,
-        data=Splits(*(None if split is None else split.answers for split in pairs)),  # type: ignore[arg-type]
+        data=prefer.answers(pairs),
         examples=[each for example in shown for each in _rendered(train, example, tokenizer)],
         targets=config.adapter.modules(model),
         steps=total_steps(config, len(train)),

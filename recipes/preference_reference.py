@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from workbench.config import RunConfig
 from workbench.config.prefer_config import BACKBONE, PreferConfig
 from workbench.data.batching import Indices
-from workbench.data.text.judged_set import JudgedSet
+from workbench.data.text.judged_set import JudgedSet, answer_rows
 from workbench.losses import answer_losses
 from workbench.recipes import token_reference
 from workbench.recipes.token_reference import Reference, Wanted
@@ -38,6 +38,12 @@ class AnswerNumbers(NamedTuple):
     """Mean over tokens."""
     others_S: Floats | None = None
     """Counted so too, of answers to other prompts."""
+
+    def subset(self, examples: Indices, each: int) -> AnswerNumbers:
+        """Those of examples of so many answers each."""
+        own = answer_rows(examples, each)
+        others_S = None if self.others_S is None else self.others_S[own]
+        return AnswerNumbers(self.counted_S[own], self.mean_S[own], others_S)
 
 
 def wanted(config: RunConfig) -> Wanted:

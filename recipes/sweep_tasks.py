@@ -1,4 +1,4 @@
-"""Tasks of a sweep's members: text, as recipes sft and mlm, or classes, as recipe classify."""
+"""Tasks of a sweep's members: text, as recipes sft and mlm, judged answers, as recipe prefer, or classes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.text import mixture
+from workbench.data.text.judged_set import ROW
 from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.losses.criterion import criterion
 from workbench.models import classifier, exported, output_heads
 from workbench.models.backbones import Backbone
-from workbench.recipes import classify, sft
+from workbench.recipes import classify, prefer, sft
 from workbench.recipes.classify import ClassRun
+from workbench.recipes.prefer import PreferenceRun
 from workbench.recipes.sft import TextRun
 from workbench.runs.run_directory import Run
-from workbench.training import preflight
+from workbench.training import preference_objective, preflight
 from workbench.training.callbacks import Callback
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
@@ -77,6 +79,12 @@ class SweepTask(ABC):
 
 def prepare(config: RunConfig, run: Run, trials: Trials, callback: Callback) -> SweepTask:
     """The task with its data, checked for every member."""
+    if config.recipe == "prefer":
+        tokenizer, template, pairs = prefer.prepare(config)
+        require_members(config, trials, prefer.answers(pairs))
+        prefer.note_data(run, pairs)
+        judged = prefer.begin(config, run, callback, tokenizer, template, pairs).asked()
+        return PreferenceTask(replace(judged, ruler=config.prefer))
     if config.recipe != "classify":
         text = TextRun(config, run, callback, *sft.prepare(config, run))
         require_members(config, trials, text.data)
@@ -129,6 +137,47 @@ class TextTask(SweepTask):
             ),
             save=lambda folder, adapter: exported.save(
                 together.model, folder, text.tokenizer, text.template, stop, adapter=adapter
+            ),
+        )
+
+
+class PreferenceTask(SweepTask):
+    """Judged answers; all members are measured by the loss of the first."""
+
+    shared: PreferenceRun
+
+    def on_held_out(self, rows: Indices) -> PreferenceTask:
+        return PreferenceTask(self.shared.on_held_out(rows))
+
+    def load_bank(self, trials: Trials) -> SweepBank:
+        judged = self.shared
+        backbone = judged.backbone()
+        judged.score_before(backbone)
+        together, freezer = _attach(backbone, judged.config, trials)
+        with together.only(together.members[0]):
+            live = judged.assemble(together.model, backbone)
+        head = live.head
+
+        def objective(trial: Trial[RunConfig]) -> Objective:
+            section = trial.config.prefer
+            own = judged.objective(section, lambda: section.beta)
+
+            def loss(hidden_ND: Tensor, labels_N: Tensor, scale: float) -> Tensor:
+                rows = int(labels_N[:, ROW].max()) + 1
+                return own(preference_objective.of_hidden(hidden_ND, labels_N, head), labels_N, rows=rows, scale=scale)
+
+            return loss
+
+        return SweepBank(
+            bank=together,
+            freezer=freezer,
+            backbone=backbone,
+            predict=lambda batch: head.hidden(together.model, batch.inputs).flatten(0, 1)[batch.positions_N],
+            train=[judged.pairs.train] * len(trials),
+            objectives=[objective(trial) for trial in trials],
+            held_out_loss=lambda rows: (judged if rows is None else judged.on_held_out(rows)).held_out_loss(live)[0],
+            save=lambda folder, adapter: exported.save(
+                together.model, folder, judged.tokenizer, judged.template, live.stop, adapter=adapter
             ),
         )
 

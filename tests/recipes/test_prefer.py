@@ -206,3 +206,15 @@ def test_all_weights_can_train(recipe: Path, tmp_path: Path) -> None:
     """The reference is on disk, so that nothing has to be kept of the weights that training changes."""
     found = run(recipe, tmp_path / "run", "adapter.method=full", "train.learning_rate=1e-4")
     assert losses(found)[0] == pytest.approx(math.log(2), abs=1e-5) and losses(found)[2] < losses(found)[0]
+
+
+@pytest.mark.slow
+def test_betas_in_one_bank_are_runs_of_their_own(recipe: Path, tmp_path: Path) -> None:
+    """Each member has the losses that it has alone; all are measured by the loss of the first."""
+    sweep = ["recipe=sweep", "sweep.of=prefer", "sweep.over.prefer.beta=[0.1, 0.5]", "evaluate.every=3"]
+    found = run(recipe, tmp_path / "sweep", *sweep)
+    for beta in (0.1, 0.5):
+        alone = run(recipe, tmp_path / f"{beta}", f"prefer.beta={beta}", "evaluate.every=3", "batch.packing=false")
+        assert losses(found / "members" / f"beta={beta}") == pytest.approx(losses(alone), abs=2e-5)
+    table = json.loads((found / "sweep.json").read_text())
+    assert table["best"] in {"beta=0.1", "beta=0.5"} and scores(found)["after"]["margin"] > 0

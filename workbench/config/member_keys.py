@@ -28,6 +28,7 @@ _ABLE: dict[str, tuple[str, ...]] = {
         "reference_batch",
     ),
     "average": (_ANY,),
+    "prefer": ("beta", "alpha", "gamma", "label_smoothing", "desirable", "undesirable"),
     "classes": ("weights", "beta", "gamma", "smoothing", "logit_adjustment", "sampling"),
     "evaluate": ("patience",),
 }
@@ -38,6 +39,7 @@ _WHY = {
     "model": f"the members share one loaded backbone. {_APART}",
     "data": f"the members learn from the same rows and are measured on the same held-out rows. {_APART}",
     "masking": f"the members are measured on the same hidden tokens. {_APART}",
+    "prefer": f"the members are measured by one loss against one reference. {_APART}",
     "image": f"the members read the same pictures. {_APART}",
     "classes": f"the members read the same rows with the same labels. {_APART}",
     "adapter.method": f"the members share one method. {_APART}",

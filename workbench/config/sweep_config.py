@@ -11,7 +11,7 @@ from workbench.schema import Section
 
 
 class SweepConfig(Section):
-    of: Literal["sft", "mlm", "classify"] = "sft"
+    of: Literal["sft", "mlm", "prefer", "classify"] = "sft"
     """The recipe that every member runs."""
     over: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default_factory=dict)
     """Keys of a run, each with the values it takes: {train.learning_rate: [1.0e-4, 1.0e-3], seed: [0, 1]}.

@@ -145,7 +145,8 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
     """Rows of the score table, the known scores first."""
     own = class_section.SCORES if run.classifies else embed_section.SCORES if run.embeds else None
     own = {**SCORES, **preference_section.SCORES} if run.prefers else own
-    known = SCORES if own is None else {**own, "loss": (f"Loss, {run.unit}", "low")}
+    loss = {"loss": (f"Loss, {run.unit}", "low")}
+    known = SCORES if own is None else {**loss, **own, **loss}
     measured = dict.fromkeys(name for scores in run.scores.values() for name in scores)
     shown = [name for name in measured if not name.endswith(("_low", "_high"))]
     rows = []

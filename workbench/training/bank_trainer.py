@@ -64,6 +64,9 @@ def refusal(config: RunConfig) -> str | None:
         "train.compile": (config.train.compile, "a bank's layers are not compiled"),
         "freeze.policy": (not config.freeze.fixed, "the members of a bank would freeze different layers"),
         "data.columns.weight": (config.data.weighs and not config.labelled, "a bank weighs rows, and no tokens"),
+        "prefer.loss": (config.prefer.loss == "kto", "kto looks at all answers of a step before it learns from them"),
+        "prefer.start": (config.prefer.start is not None, "the members of a bank begin with fresh adapters"),
+        "prefer.beta_end": (config.prefer.beta_end is not None, "a loss in a bank does not know how much is done"),
         "data.sampling": (config.data.sampling.by != "all", "the rows of each member would depend on its own losses"),
         "data.curriculum": (
             config.data.curriculum.by == "self_paced",

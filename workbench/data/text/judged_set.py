@@ -114,7 +114,7 @@ class JudgedSet:
         """The examples that `keep` indexes or marks."""
         chosen = np.arange(len(self))[keep]
         others = None if self.others is None else self.others.subset(chosen)
-        return replace(self, answers=self.answers.subset(_rows(chosen, self.each)), others=others)
+        return replace(self, answers=self.answers.subset(answer_rows(chosen, self.each)), others=others)
 
     def facts(self) -> dict[str, Any]:
         """Facts about this set for the manifest and the report."""
@@ -171,7 +171,7 @@ def judged(rows: TokenizedSet, *, pairs: bool) -> JudgedSet:
 
 def labelled(rows: TokenizedSet, indices: Indices, each: int, *, epoch: int) -> MicroBatch:
     """The rows of some examples, `each` of them one after another, with labels (N, 4)."""
-    answers = _rows(indices, each)
+    answers = answer_rows(indices, each)
     batch = rows.batch(answers, epoch=epoch)
     row_N = batch.row_of_label.numpy()
     count_B = np.bincount(row_N, minlength=len(answers))
@@ -180,7 +180,7 @@ def labelled(rows: TokenizedSet, indices: Indices, each: int, *, epoch: int) -> 
     return replace(batch, labels_N=torch.from_numpy(np.stack(columns, axis=1)), rows_B=indices, sequences=each)
 
 
-def _rows(indices: Indices, each: int) -> Indices:
-    """Rows of examples."""
+def answer_rows(indices: Indices, each: int) -> Indices:
+    """Rows of examples that have `each` of them."""
     rows: Indices = (indices[:, None] * each + np.arange(each)).ravel()
     return rows
