@@ -16,6 +16,7 @@ from workbench.adapters import anatomy, stock, virtual_tokens
 from workbench.adapters.adalora import AdaLora
 from workbench.adapters.after_import import after_import
 from workbench.adapters.beft import Beft
+from workbench.adapters.block_expansion import BlockExpansion
 from workbench.adapters.bottleneck import Bottleneck
 from workbench.adapters.chosen_weights import SparseTuning
 from workbench.adapters.export_form import as_shipped
@@ -55,6 +56,7 @@ __all__ = [
     "AdaLora",
     "Beft",
     "BitFit",
+    "BlockExpansion",
     "Boft",
     "Bottleneck",
     "C3a",

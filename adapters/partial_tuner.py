@@ -131,7 +131,7 @@ class PartialModel(BaseTuner):
         assert isinstance(peft_config, PartialConfig)
         layer = target._modules.get("partial")
         if not isinstance(layer, PartialLayer):
-            layer = PartialLayer(target, _computed(self.model))
+            layer = PartialLayer(target, computed(self.model))
             layer.set_adapter(self.active_adapters)
             target.partial = layer
         layer.add(adapter_name, peft_config.parameter_names or [], inference_mode=peft_config.inference_mode)
@@ -183,7 +183,7 @@ def _reading_copies(cls: type[nn.Module], names: tuple[str, ...]) -> type[nn.Mod
     return _READING[cls, names]
 
 
-def _computed(model: nn.Module) -> torch.dtype:
+def computed(model: nn.Module) -> torch.dtype:
     """The precision that the backbone computes in; for pictures that which it is stored in."""
     if anatomy.reads_pictures(model):
         return next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())

@@ -9,6 +9,7 @@ from peft.tuners.tuners_utils import BaseTuner
 from peft.utils import register_peft_method
 
 OURS = (
+    "workbench.adapters.block_expansion_tuner",
     "workbench.adapters.bottleneck_tuner",
     "workbench.adapters.boft_kernels",
     "workbench.adapters.partial_tuner",

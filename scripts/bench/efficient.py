@@ -84,6 +84,9 @@ ARMS: dict[str, dict[str, list[str]]] = {
         "tokens dropped throughout, 0.5": ["token_drop.keep=0.5", "token_drop.until=null"],
         "LayerDrop, 0.2": ["layer_drop.rate=0.2", "layer_drop.rates=even", "layer_drop.ramp=null"],
     },
+    "growing": {
+        "block expansion, every 4": ["adapter.method=block-expansion", "train.learning_rate=1e-3"],
+    },
     "schedule": {
         "plateau": ["schedule.name=plateau", "evaluate.every=0.1"],
     },

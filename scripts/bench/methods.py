@@ -24,6 +24,7 @@ from workbench.adapters import METHODS
 RATE = 2e-3
 RATES = {
     "adalora": 1e-2,
+    "block-expansion": 1e-3,
     "full": 5e-4,
     "ia3": 2e-2,
     "last-layers": 1e-3,

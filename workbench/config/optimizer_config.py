@@ -57,7 +57,7 @@ OF_INNER_MATRICES = ("muon", "galore", "apollo", "apollo_mini")
 """Those for matrices inside the blocks, with AdamW for the rest."""
 OF_WHOLE_MATRICES = ("galore", "apollo", "apollo_mini", "adam_mini")
 """Those that save memory where whole matrices train."""
-_WHOLE_METHODS = ("full", "last-layers")
+_WHOLE_METHODS = ("full", "last-layers", "block-expansion")
 _SUBSPACES: dict[str, tuple[int, float]] = {"galore": (128, 0.25), "apollo": (256, 1.0), "apollo_mini": (1, 128**0.5)}
 """Dimensions and factor of the optimizers that keep moments in a subspace, as in their papers."""
 
