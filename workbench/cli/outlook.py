@@ -49,6 +49,12 @@ def _optimizer(config: RunConfig) -> str | None:
     parts = []
     if settings.sam is not None:
         parts.append("SAM in each step" if settings.sam_every == 1 else f"SAM every {settings.sam_every:,} steps")
+    if settings.sam_reuse is not None:
+        parts.append("LookSAM between them")
+    if settings.gradient_share is not None:
+        parts.append(f"the largest {units.percent(settings.gradient_share)} of the gradient in each step")
+    if config.batch.growth is not None:
+        parts.append(f"batches that grow with the noise to {config.batch.growth:,} rows at most")
     if settings.lookahead is not None:
         parts.append(f"Lookahead every {settings.lookahead} steps")
     if settings.layer_decay < 1:

@@ -98,6 +98,11 @@ def test_the_optimizer_is_told_where_it_is_not_plain() -> None:
     assert text.endswith(
         "SAM every 3 steps, Lookahead every 5 steps, each layer at 0.9 times the rate of the one above it."
     )
+    look = {"sam": 0.05, "sam_every": 5, "sam_reuse": 0.7, "gradient_share": 0.1, "noise_scale": 9}
+    assert said(optimizer=look, batch={"growth": 512}, train={"steps": 9}).endswith(
+        "SAM every 5 steps, LookSAM between them, the largest 10 % of the gradient in each step, batches that grow "
+        "with the noise to 512 rows at most."
+    )
     rate = 2e-3 * math.sqrt(64 / 16)
     scaled = said(
         optimizer={"scaling": "sqrt", "reference_batch": 16}, batch={"size": 64}, train={"learning_rate": 2e-3}
