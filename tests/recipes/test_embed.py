@@ -232,7 +232,7 @@ def test_sentence_transformers_embeds_alike(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["full", "bitfit", "ia3", "houlsby", "last-layers"])
+@pytest.mark.parametrize("method", ["full", "layernorm", "ia3", "houlsby", "last-layers"])
 def test_methods_and_causal_backbones(train: Train, short_stories: str, method: str) -> None:
     words = [f"model.id={short_stories}", f"adapter={{method: {method}}}", "train.steps=4", "embed.pooling=last"]
     run = train(f"causal-{method}", pairs(24), *words)
