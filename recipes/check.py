@@ -25,6 +25,7 @@ from workbench.recipes import (
     distill_verbs,
     embed_verbs,
     prefer_verbs,
+    reward_verbs,
     row_difficulty,
     search_checks,
     start_checks,
@@ -70,6 +71,7 @@ def _inspected(config: RunConfig) -> Found:
         "classify": classify_verbs.inspect,
         "crossval": crossval_verbs.inspect,
         "embed": embed_verbs.inspect,
+        "reward": reward_verbs.inspect,
     }
     found = ways.get(config.recipe, _text)(config)
     model = backbones.skeleton(found.config.model, task=_task(found))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -16,10 +17,11 @@ from workbench.config.tasks import HIDDEN, Task
 from workbench.data.embedding import pair_data
 from workbench.data.text import tokenized
 from workbench.errors import ConfigError
+from workbench.evaluation import reward_scores
 from workbench.evaluation.agreement import Agreement, agreement, hidden_states
-from workbench.models import backbones, classifier, embedder, exported, output_heads
+from workbench.models import backbones, classifier, embedder, exported, output_heads, reward_model
 from workbench.models.backbones import DTYPES, QUANTISED
-from workbench.recipes import classify_verbs, embed_verbs
+from workbench.recipes import classify_verbs, embed_verbs, reward_verbs
 from workbench.recipes.classify_verbs import Gap
 from workbench.recipes.embed_verbs import Angle
 from workbench.runs import files, run_directory
@@ -63,6 +65,8 @@ def merge(run: Path, *, out: Path, weights: str, trust: bool = False) -> Merged:
         return _merge_classifier(run, config, out=out, weights=weights)
     if config.recipe == "embed":
         return _merge_embedder(run, config, out=out, weights=weights)
+    if config.recipe == "reward":
+        return _merge_rewards(run, config, out=out, weights=weights)
     unmerged = exported.load(run, config)
     held_out = tokenized.load(config.data, unmerged.tokenizer, unmerged.template, seed=config.seed).held_out
     wanted = hidden_states(unmerged.model, unmerged.head, held_out, rows=ROWS)
@@ -101,6 +105,26 @@ def _merge_classifier(run: Path, config: RunConfig, *, out: Path, weights: str) 
     if labels.kind == "number":
         sentence += f" Its output times {labels.scale:g} plus {labels.mean:g} is the number."
     return Merged(classify_verbs.gap(labels, wanted, classify_verbs.stock_outputs(stock, rows)), sentence)
+
+
+def _merge_rewards(run: Path, config: RunConfig, *, out: Path, weights: str) -> Merged:
+    unmerged = reward_verbs.load(run, config)
+    rows = reward_verbs.held_out(unmerged, config).answers
+    rows = rows.subset(np.arange(min(ROWS, len(rows))))
+    wanted = reward_scores.read(unmerged, rows)[:, None]
+    model = _merged(run, config, unmerged.tokenizer, tasks.of(config))
+    own = unmerged.classifier
+    classifier.classification_model(model, model, own.reader, own.labels)
+    model.to(DTYPES[weights])  # type: ignore[arg-type]
+    with files.new_folder(out) as folder:
+        model.config.dtype = DTYPES[weights]
+        classify_verbs.save_merged(model, own, folder)
+    del model
+    section = ModelConfig(id=str(out.resolve()), weights=_weights(weights))
+    backbone = backbones.load(section, backbones.tokenizer(section), task=tasks.of(config)).model
+    again = reward_model.make(backbone, backbone, unmerged.tokenizer, unmerged.template, config)
+    found = reward_scores.read(again, rows)[:, None]
+    return Merged(classify_verbs.gap(own.labels, wanted, found), _sentence(config, weights))
 
 
 def _merge_embedder(run: Path, config: RunConfig, *, out: Path, weights: str) -> Merged:

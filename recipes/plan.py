@@ -7,48 +7,43 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import psutil
 from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation
-from workbench.adapters import Full, anatomy
+from workbench.adapters import Full
 from workbench.config import RunConfig, distill_expansion, search_expansion, sweep_expansion, tasks
 from workbench.config.distill_config import STUDENT, OnPolicyConfig
 from workbench.config.length_warm_up_config import LengthWarmUpConfig
 from workbench.config.member_runs import Trial
 from workbench.config.tasks import HIDDEN, Task
-from workbench.data.batching import Examples, first_rows, micro_batches
+from workbench.data.batching import micro_batches
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import Splits
 from workbench.errors import ConfigError
-from workbench.models import adapter_sizes, backbones, classifier, embedder, output_heads
-from workbench.models.adapter_sizes import AdapterSize
-from workbench.models.backbones import Backbone, Loader
+from workbench.models import backbones, classifier, embedder, output_heads, reward_model
+from workbench.models.backbones import Loader
 from workbench.models.exported import ExportedModel
 from workbench.planning import scaling_law, step_time
-from workbench.planning.dry_run import OPTIMIZER, DryRun, dry_run, largest_rows
-from workbench.planning.dry_trainings import BankTraining, SingleTraining, Training, UnitTraining
+from workbench.planning.dry_run import dry_run, largest_rows
+from workbench.planning.dry_trainings import BankTraining, SingleTraining, UnitTraining
 from workbench.planning.fake_loading import BlueprintLoader
 from workbench.planning.fake_quantised import packed_bytes
 from workbench.planning.fake_tensors import fake_tensors
-from workbench.planning.model_contents import contents
 from workbench.planning.plan import Plan
 from workbench.planning.solver import SolverChoice, choose, formats
-from workbench.planning.step_time import StepWork, Timed
-from workbench.planning.zero_memory import Contents
-from workbench.recipes import plan_blocks, plan_settings, search_checks, sft, streamed_rows, token_reference
+from workbench.planning.step_time import Timed
+from workbench.recipes import plan_blocks, plan_parts, plan_settings, search_checks, sft, streamed_rows, token_reference
+from workbench.recipes.plan_parts import DryRunParts
 from workbench.recipes.single_run import Supervise
 from workbench.runs import units
 from workbench.runs.run_directory import Run
 from workbench.training import bank_trainer, capacity, limits, preflight
 from workbench.training.callbacks import Silent
 from workbench.training.distributed import layout_checks
-from workbench.training.freezing import freezer as freezing
-from workbench.training.freezing.freezer import Freezer
 
 Teaching = Callable[[PreTrainedTokenizerBase, ChatEncoder | MlmEncoder, Splits, Loader], Supervise[ExportedModel]]
 
@@ -90,17 +85,6 @@ def _with_possible_weights(config: RunConfig, *, devices: int, memory: int | Non
     )
 
 
-class DryRunParts(NamedTuple):
-    """Outcome of a dry run."""
-
-    backbone: Backbone
-    size: AdapterSize
-    training: Training
-    dry_run: DryRun
-    work: StepWork
-    contents: Contents
-
-
 def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, elsewhere: bool = False) -> Plan:
     """Memory and work of a run, without reading a weight: with the rows of one of so many devices.
 
@@ -121,6 +105,7 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         "sweep": _bank,
         "search": _bank,
         "embed": _embeddings,
+        "reward": _rewards,
     }
     if config.recipe not in ways:
         known = ", ".join(ways)
@@ -197,7 +182,7 @@ def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> DryR
         own: RunConfig, run: Run, load: Loader, supervise: Supervise[ExportedModel] | None = None
     ) -> SingleTraining:
         backbone = load(own.model, tokenizer, task=task, trainable=isinstance(own.adapter, Full))
-        freezer = _attached(backbone, own, data.train, new_token_ids)
+        freezer = plan_parts.attached(backbone, own, data.train, new_token_ids)
         live = ExportedModel(freezer.model, output_heads.known(backbone.model), tokenizer, template, [])
         text = sft.TextRun(own, run, Silent(), tokenizer, template, data)
         return SingleTraining(text.trainer(backbone, freezer, live, supervise))
@@ -212,7 +197,7 @@ def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> DryR
             others=[each.model for each in teachers],
         )
         work = replace(step_time.work(fit), teacher=supervise is not None)
-    return _parts(config, task, backbone, fit, found, work, training)
+    return plan_parts.parts(config, task, backbone, fit, found, work, training)
 
 
 def _classes(config: RunConfig, run: Run) -> DryRunParts:
@@ -225,7 +210,7 @@ def _classes(config: RunConfig, run: Run) -> DryRunParts:
 
     def training(own: RunConfig, run: Run, load: Loader) -> SingleTraining:
         backbone = load(own.model, reader.tokenizer, task=task, trainable=isinstance(own.adapter, Full))
-        freezer = _attached(backbone, own, data.train)
+        freezer = plan_parts.attached(backbone, own, data.train)
         model = classifier.classification_model(freezer.model, backbone.model, reader, data.labels)
         classes = classify.ClassRun(own, run, Silent(), reader, data)
         return SingleTraining(classes.trainer(backbone, freezer, model))
@@ -236,7 +221,7 @@ def _classes(config: RunConfig, run: Run) -> DryRunParts:
         model = classifier.classification_model(fit.model, backbone.model, reader, data.labels)
         found = dry_run(fit, lambda: [model.outputs(batch) for batch in worst])
         work = step_time.work(fit)
-    return _parts(config, task, backbone, fit, found, work, training)
+    return plan_parts.parts(config, task, backbone, fit, found, work, training)
 
 
 def _embeddings(config: RunConfig, run: Run) -> DryRunParts:
@@ -252,7 +237,7 @@ def _embeddings(config: RunConfig, run: Run) -> DryRunParts:
 
     def training(own: RunConfig, run: Run, load: Loader) -> UnitTraining:
         backbone = load(own.model, tokenizer, task=HIDDEN, trainable=isinstance(own.adapter, Full))
-        freezer = _attached(backbone, own, data.train)
+        freezer = plan_parts.attached(backbone, own, data.train)
         live = embedder.make(freezer.model, backbone.model, tokenizer, own)
         return UnitTraining(embed_run.EmbedRun(own, run, Silent(), tokenizer, data).trainer(backbone, freezer, live))
 
@@ -262,7 +247,32 @@ def _embeddings(config: RunConfig, run: Run) -> DryRunParts:
         model = embedder.make(fit.model, backbone.model, tokenizer, config)
         found = dry_run(fit, lambda: model.pooled(worst))
         work = step_time.work(fit)
-    return _parts(config, HIDDEN, backbone, fit, found, work, training)
+    return plan_parts.parts(config, HIDDEN, backbone, fit, found, work, training)
+
+
+def _rewards(config: RunConfig, run: Run) -> DryRunParts:
+    from workbench.recipes import reward
+
+    tokenizer, template, pairs, _ = reward.prepare(config)
+    loader, task = BlueprintLoader(), tasks.of(config)
+    answers = pairs.held_out.answers
+    longest = next(micro_batches(np.arange(len(answers)), answers.lengths, tokens=capacity.FORWARD_TOKENS))
+    worst = answers.batch(longest).to(backbones.device())
+
+    def training(own: RunConfig, run: Run, load: Loader) -> SingleTraining:
+        backbone = load(own.model, tokenizer, task=task, trainable=isinstance(own.adapter, Full))
+        freezer = plan_parts.attached(backbone, own, pairs.train)
+        live = reward_model.make(freezer.model, backbone.model, tokenizer, template, own)
+        rewards = reward.RewardRun(own, run, Silent(), tokenizer, template, pairs)
+        return SingleTraining(rewards.trainer(backbone, freezer, live))
+
+    with fake_tensors():
+        fit = training(config, run, loader)
+        (backbone,) = loader.loaded
+        live = reward_model.make(fit.model, backbone.model, tokenizer, template, config)
+        found = dry_run(fit, lambda: live.rewards(worst))
+        work = step_time.work(fit)
+    return plan_parts.parts(config, task, backbone, fit, found, work, training)
 
 
 def _student(config: RunConfig, run: Run) -> DryRunParts:
@@ -309,7 +319,7 @@ def _bank(config: RunConfig, run: Run) -> DryRunParts:
         fit = training(shared, run, loader)
         found = dry_run(fit, fit.held_out_loss if fit.config.evaluate.every is not None else lambda: None)
         work = step_time.work(fit)
-    parts = _parts(config, task, loader.loaded[0], fit, found, work, training, timed=shared)
+    parts = plan_parts.parts(config, task, loader.loaded[0], fit, found, work, training, timed=shared)
     return parts._replace(size=parts.size._replace(trainable=sum(each.numel() for each in fit.masters)))
 
 
@@ -344,50 +354,3 @@ def _members(
         return BankTraining(sweep.training(mine, entries, Silent()).trainer)
 
     return subject.shared.task, training
-
-
-def _parts(
-    config: RunConfig,
-    task: Task,
-    backbone: Backbone,
-    fit: Training,
-    found: DryRun,
-    work: StepWork,
-    training: plan_blocks.MakeTraining,
-    timed: RunConfig | None = None,
-) -> DryRunParts:
-    """All that is known after a dry run.
-
-    Args:
-        timed: The run of one of the members, where there are several.
-    """
-    held = contents(fit, optimizer=found.at_peak.get(OPTIMIZER, 0))
-    below = config.freeze.never(len(fit.freezer.blocks))
-    return DryRunParts(
-        backbone=backbone,
-        size=adapter_sizes.predict(config.model, config.adapter, task=task, below=below),
-        training=fit,
-        dry_run=found,
-        work=replace(
-            work,
-            weight_bytes=_read_bytes(backbone, held),
-            measure=plan_blocks.measure(timed or config, backbone, fit, found, training),
-        ),
-        contents=held,
-    )
-
-
-def _read_bytes(backbone: Backbone, held: Contents) -> int:
-    """Bytes of weights that every micro-batch reads: all but an embedding that is no output head."""
-    if anatomy.reads_pictures(backbone.model):
-        return held.weight_bytes
-    (embedding,) = backbone.model.get_input_embeddings().parameters(recurse=False)
-    head = backbone.model.get_output_embeddings()
-    is_head = head is not None and any(each is embedding for each in head.parameters())
-    return held.weight_bytes - (0 if is_head else embedding.nbytes)
-
-
-def _attached(backbone: Backbone, config: RunConfig, train: Examples, new_token_ids: Sequence[int] = ()) -> Freezer:
-    """The backbone with the adapter of the run, fresh."""
-    sample = partial(first_rows, train, seed=config.seed)
-    return freezing.attach(backbone.model, config, seed=config.seed, new_token_ids=new_token_ids, sample=sample)

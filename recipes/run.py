@@ -15,6 +15,7 @@ from workbench.recipes import (
     embed,
     inputs,
     prefer,
+    reward,
     search,
     sft,
     start_checks,
@@ -37,6 +38,7 @@ RECIPES = {
     "search": search.main,
     "distill": distill.main,
     "embed": embed.main,
+    "reward": reward.main,
 }
 
 

@@ -21,7 +21,7 @@ from workbench.data.text.formats import Example
 from workbench.data.text.prompts import read_prompts
 from workbench.errors import ConfigError
 from workbench.models import exported
-from workbench.recipes import classify_verbs, crossval_verbs, embed_verbs, prefer_verbs, streamed_rows
+from workbench.recipes import classify_verbs, crossval_verbs, embed_verbs, prefer_verbs, reward_verbs, streamed_rows
 from workbench.recipes.sft import score
 from workbench.runs import files, run_directory
 from workbench.runs.trust import Trust
@@ -30,7 +30,12 @@ from workbench.schema import override, parse
 _SEEN = ("size", "prepare", "augment")
 """Settings of pictures that decide what an adapter has seen."""
 _CLASSES = ", `workbench predict` names classes; "
-_PREDICTS = {"classify": _CLASSES, "crossval": _CLASSES, "embed": ", `workbench predict` embeds texts; "}
+_PREDICTS = {
+    "classify": _CLASSES,
+    "crossval": _CLASSES,
+    "embed": ", `workbench predict` embeds texts; ",
+    "reward": ", `workbench predict` rates answers; ",
+}
 WRITERS = {".jsonl", ".csv", ".parquet"}
 
 
@@ -51,6 +56,8 @@ def evaluate(run: Path, overrides: Sequence[str], *, trust: bool = False) -> dic
         return embed_verbs.evaluate(run, config)
     if config.recipe == "prefer":
         return prefer_verbs.evaluate(run, config)
+    if config.recipe == "reward":
+        return reward_verbs.evaluate(run, config)
     model = exported.load(run, config)
     split = tokenized.read_files(config.data.test_files, config.data, model.tokenizer, model.template)
     if split is None:
@@ -75,6 +82,7 @@ def _asked_config(run: Path, overrides: Sequence[str], *, verb: str, trust: bool
         "correction",
         "ensemble",
         "embed",
+        "reward",
     )
     changed = [name for name in trained if getattr(config, name) != getattr(before, name)]
     changed += [f"image.{name}" for name in _SEEN if getattr(config.image, name) != getattr(before.image, name)]
@@ -109,11 +117,12 @@ def predict(
         classified, left_out = verbs.predict(run, source, config)
         files.write_bytes(out, _serialised(classified, out.suffix))
         return Answered(len(classified), left_out)
-    if config.recipe == "embed":
+    if config.recipe in ("embed", "reward"):
         files.require_writable(out)
-        embedded, left_out = embed_verbs.predict(run, source, config)
-        files.write_bytes(out, _serialised(embedded, out.suffix))
-        return Answered(len(embedded), left_out)
+        numbers = embed_verbs.predict if config.recipe == "embed" else reward_verbs.predict
+        found, left_out = numbers(run, source, config)
+        files.write_bytes(out, _serialised(found, out.suffix))
+        return Answered(len(found), left_out)
     _require_text(config, run)
     skipped: list[str] = []
     questions = list(read_prompts(source, config.data, skipped))

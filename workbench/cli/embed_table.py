@@ -1,4 +1,4 @@
-"""Tables of recipe embed: rows as the model reads them, and what texts find."""
+"""Tables of recipes embed and reward: rows as the model reads them, what texts find, what answers are worth."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from workbench.recipes.embed_verbs import EmbedInspection
+
+
+PREDICTS = {
+    "embed": ("embeddings.parquet", "embed every text of a file"),
+    "reward": ("answers.csv", "rate every answer of a file"),
+}
+"""A name for what `predict` writes, and what it does, by the recipe of the run."""
 
 
 def inspection(found: EmbedInspection) -> Iterator[RenderableType]:
@@ -36,8 +43,9 @@ def inspection(found: EmbedInspection) -> Iterator[RenderableType]:
 
 def searched(predictions: pd.DataFrame) -> Iterator[RenderableType]:
     """Yield some texts, and what each finds first."""
-    names = [name for name in ("nearest", "label", "nearest_label", "score", "similarity") if name in predictions]
+    shown = ("nearest", "label", "nearest_label", "score", "similarity", "rejected", "chosen_reward", "rejected_reward")
+    names = [name for name in shown if name in predictions]
     for _, row in predictions.iloc[:: max(1, len(predictions) // 3)].head(3).iterrows():
         yield Text(f"\n{str(row['text'])[:160].strip()}", style="dim")
         for name in names:
-            yield Text.assemble((f"{name:>10}  ", "bold"), str(row[name])[:160])
+            yield Text.assemble((f"{name:>15}  ", "bold"), str(row[name])[:160])

@@ -51,11 +51,11 @@ def outcome(run: Path) -> None:
         return
     found = read_json(run / "scores.json")
     predictions = pd.read_parquet(run / "predictions.parquet")
-    embeds = shipped_values(run).get("recipe") == "embed"
-    classifies = "predicted" in predictions and not embeds
-    table = Table("score", title="Held-out scores")
+    recipe = shipped_values(run).get("recipe")
+    embeds, classifies = recipe in embed_table.PREDICTS, "predicted" in predictions
+    table, first = Table("score", title="Held-out scores"), "baseline" if classifies or recipe == "reward" else "before"
     for when in found:
-        table.add_column("baseline" if classifies and when == "before" else when, justify="right")
+        table.add_column(first if when == "before" else when, justify="right")
     for name in found["after"]:
         table.add_row(Text(name), *(f"{found[when].get(name, float('nan')):.4f}" for when in found))
     _out.print(table)
@@ -79,8 +79,7 @@ def _next(run: Path) -> None:
     method = METHODS[section["method"]].model_validate(section)
     commands = {f'workbench generate {run} "..."': "ask it something"} if recipe in ("sft", "prefer") else {}
     if recipe != "mlm":
-        does = "embed every text of a file" if recipe == "embed" else "answer every row of a file"
-        name = "embeddings.parquet" if recipe == "embed" else "answers.csv"
+        name, does = embed_table.PREDICTS.get(str(recipe), ("answers.csv", "answer every row of a file"))
         commands[f"workbench predict {run} FILE --out {name}"] = does
     commands[f"workbench evaluate {run} data.test=FILE"] = "score it on other rows"
     if not method.facts.no_merge and (recipe != "crossval" or (values.get("folds") or {}).get("refit")):

@@ -15,6 +15,7 @@ from workbench.config import (
     length_checks,
     prefer_checks,
     regularise_checks,
+    reward_checks,
     sampling_checks,
     sparsity_checks,
     thinning_checks,
@@ -40,6 +41,7 @@ _ONLY_FOR = {
     "search": ("search",),
     "distill": ("distill",),
     "embed": ("embed",),
+    "reward": ("reward",),
 }
 """Sections that only some recipes read."""
 
@@ -78,10 +80,9 @@ def mistakes(config: RunSections) -> Iterator[str]:
         yield from _of_pictures(config)
     elif config.reads_pictures:
         yield f"data.format=image is for recipe=classify|crossval; recipe={config.recipe} reads text. Leave it out."
-    if config.recipe == "crossval":
-        yield from _of_folds(config)
-    if config.recipe == "embed":
-        yield from embed_checks.mistakes(config)
+    yield from _of_folds(config) if config.recipe == "crossval" else ()
+    yield from embed_checks.mistakes(config) if config.recipe == "embed" else ()
+    yield from reward_checks.mistakes(config) if config.recipe == "reward" else ()
 
 
 def unable(model: ModelConfig, adapter: Method) -> str | None:

@@ -36,6 +36,7 @@ from workbench.config.optimizer_config import OptimizerConfig
 from workbench.config.prefer_config import PreferConfig
 from workbench.config.pseudo_label_config import PseudoLabelConfig
 from workbench.config.regularise_config import RegulariseConfig
+from workbench.config.reward_config import RewardConfig
 from workbench.config.schedule_config import ScheduleConfig
 from workbench.config.search_config import SearchConfig
 from workbench.config.sweep_config import SweepConfig
@@ -47,7 +48,7 @@ from workbench.schema import Section
 class RunSections(Section):
     """The sections of a run, each valid by itself; `RunConfig` adds that they go together."""
 
-    recipe: Literal["sft", "mlm", "prefer", "classify", "crossval", "sweep", "search", "distill", "embed"]
+    recipe: Literal["sft", "mlm", "prefer", "classify", "crossval", "sweep", "search", "distill", "embed", "reward"]
     """Which file of `recipes/` runs this."""
     plugins: tuple[Path, ...] = ()
     """Python files of yours, run first, that add adapter methods. Only files you trust."""
@@ -69,6 +70,7 @@ class RunSections(Section):
     search: SearchConfig = SearchConfig()
     distill: DistillConfig = DistillConfig()
     embed: EmbedConfig = EmbedConfig()
+    reward: RewardConfig = RewardConfig()
     batch: BatchConfig = BatchConfig()
     train: TrainConfig = TrainConfig()
     regularise: RegulariseConfig = RegulariseConfig()

@@ -90,4 +90,6 @@ def classes(labels: Sequence[str], *, seed: int, problem: Problem | None = None)
 
 def of(config: RunConfig) -> Task:
     """The task that the recipe of `config` trains; recipe classify learns it from its data instead."""
+    if config.recipe == "reward":
+        return classes(("reward",), seed=config.seed, problem="regression")
     return {"sft": TEXT, "prefer": TEXT, "mlm": MASKED, "embed": HIDDEN}[config.recipe]

@@ -22,6 +22,7 @@ from workbench.report import (
     neighbours,
     picture_section,
     preference_section,
+    reward_section,
     run_record,
     search_section,
     sweep_section,
@@ -77,8 +78,8 @@ def write(run: Path) -> Path:
             *mixture_plot.plots(this),
             *preference_section.plots(this),
         ],
-        samples=[] if this.classifies or this.embeds else _samples(this.predictions),
-        searches=embed_section.searches(this),
+        samples=[] if this.classifies or this.embeds or this.rewards else _samples(this.predictions),
+        searches=embed_section.searches(this) or reward_section.wrong(this),
         classifies=this.classifies,
         classified=class_section.classified(this),
         pictures=picture_section.pictured(this),
@@ -126,7 +127,7 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     model, hardware = manifest.get("model", {}), manifest.get("hardware", {})
     steps = _steps(run) if len(metrics) else "no step yet"
     supervised = f"{units.count(metrics['supervised_tokens'].sum())} with loss" if len(metrics) else ""
-    supervised = "" if run.classifies or run.embeds else supervised
+    supervised = "" if run.classifies or run.embeds or run.rewards else supervised
     share = _trained_share(run)
     trained = f"{units.percent(share)} of the parameters" if share is not None else ""
     length = run.unit_of_length
@@ -145,6 +146,7 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
     """Rows of the score table, the known scores first."""
     own = class_section.SCORES if run.classifies else embed_section.SCORES if run.embeds else None
     own = {**SCORES, **preference_section.SCORES} if run.prefers else own
+    own = reward_section.SCORES if run.rewards else own
     loss = {"loss": (f"Loss, {run.unit}", "low")}
     known = SCORES if own is None else {**loss, **own, **loss}
     measured = dict.fromkeys(name for scores in run.scores.values() for name in scores)
@@ -159,7 +161,7 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
             row["difference"] = units.signed(difference)
             row["chance"] = f"± {units.number(chance)}" if chance is not None else ""
             row["judged"] = _judged(difference, better)
-        if run.embeds:
+        if run.embeds or run.rewards:
             row["chance"] = embed_section.interval(run, name)
         elif name == "accuracy":
             row["chance"] = class_section.interval(run, "after")

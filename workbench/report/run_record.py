@@ -85,6 +85,11 @@ class RunRecord:
         return self.config.get("recipe") == "prefer"
 
     @property
+    def rewards(self) -> bool:
+        """Whether the run rates answers."""
+        return self.config.get("recipe") == "reward"
+
+    @property
     def reads_pictures(self) -> bool:
         """Whether the rows are pictures, which a backbone cuts into patches instead of tokens."""
         return bool(self.config.get("data", {}).get("format") == "image")
@@ -105,7 +110,7 @@ class RunRecord:
     @property
     def unit(self) -> str:
         """Unit of the losses."""
-        if self.embeds:
+        if self.embeds or self.rewards:
             return "per row"
         if self.prefers:
             return "loss per example"

@@ -11,7 +11,7 @@ from workbench.errors import ConfigError
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import layout_settings
 
-RECIPES = ("sft", "mlm", "prefer", "classify", "embed")
+RECIPES = ("sft", "mlm", "prefer", "classify", "embed", "reward")
 SPREAD = ("crossval", "sweep")
 """Recipes of many trainings, which devices share."""
 OVER_CUT = ("lora", "rslora", "lora+")

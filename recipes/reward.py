@@ -1,0 +1,147 @@
+"""Reward models: judged answers in, a number for how good an answer is, its scores and a report out."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from workbench.adapters import anatomy
+from workbench.config import RunConfig, tasks
+from workbench.config.tasks import Task
+from workbench.data.text import tokenized
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.judged_encoder import JudgedEncoder
+from workbench.data.text.judged_set import JudgedSet, JudgedSplits, judged
+from workbench.data.text.row_encoder import row_encoder
+from workbench.errors import BackboneError
+from workbench.evaluation import reward_scores
+from workbench.evaluation.result_store import ModelResults
+from workbench.evaluation.reward_scores import Floats
+from workbench.models import backbones, reward_model
+from workbench.models.backbones import Backbone
+from workbench.models.reward_model import RewardModel
+from workbench.recipes.sft import read_template
+from workbench.recipes.single_run import Scored, SingleRun
+from workbench.runs import files, provenance
+from workbench.runs.run_directory import Run
+from workbench.training import preflight
+from workbench.training.callbacks import Callback
+from workbench.training.signal import TrainingSignal
+
+Scores = dict[str, Any]
+
+
+def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
+    """Train as `config` says; returns scores of a baseline and of what was trained, as they stand in scores.json."""
+    # Data first: it is the cheapest thing to get wrong, and needs no weights.
+    tokenizer, template, pairs, _ = prepare(config)
+    provenance.note_data(run, {name: split and split.facts() for name, split in pairs._asdict().items()})
+    files.write_json(run.path / "before.json", {"scores": reward_scores.baseline(pairs.held_out)})
+    rewards = RewardRun(config, run, callback, tokenizer, template, pairs)
+    rewards.train()
+    return rewards.finish()
+
+
+def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, JudgedSplits, list[str]]:
+    """Tokenizer, form of the rows, data, and the names of the modules that get an adapter; refuses what would fail."""
+    hub = backbones.hub_config(config.model)
+    if hub.is_encoder_decoder:
+        raise BackboneError(
+            f"model.id={config.model.id}: {type(hub).__name__} is an encoder-decoder, which recipe reward does not "
+            "read. Take a causal backbone."
+        )
+    tokenizer = backbones.tokenizer(config.model)
+    reward_model.settle_padding(tokenizer)
+    template = chat_encoder(config, tokenizer)
+    data = tokenized.load(config.data, tokenizer, JudgedEncoder(template), seed=config.seed)
+    pairs = JudgedSplits(*(None if split is None else judged(split, pairs=True) for split in data))  # type: ignore[arg-type]
+    splits = [pairs.train, pairs.held_out, *([pairs.test] if pairs.test else [])]
+    return tokenizer, template, pairs, preflight.require_backbone(config, splits, tasks.of(config))
+
+
+def chat_encoder(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:
+    """How conversations are written."""
+    found = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
+    assert isinstance(found, ChatEncoder), "recipe mlm alone hides tokens"
+    return found
+
+
+@dataclass(frozen=True)
+class RewardRun(SingleRun[RewardModel, JudgedSet]):
+    """A run that learns how good answers are."""
+
+    tokenizer: PreTrainedTokenizerBase
+    template: ChatEncoder
+    pairs: JudgedSplits
+
+    @property
+    def rows(self) -> Mapping[str, JudgedSet]:
+        return {name: split for name, split in self.pairs._asdict().items() if split is not None}
+
+    @property
+    def vocabulary(self) -> PreTrainedTokenizerBase:
+        return self.tokenizer
+
+    @property
+    def task(self) -> Task:
+        return tasks.of(self.config)
+
+    def assemble(self, model: nn.Module, backbone: Backbone) -> RewardModel:
+        return reward_model.make(model, backbone.model, self.tokenizer, self.template, self.config)
+
+    def supervise(self, live: RewardModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
+        train = self.pairs.train
+        return TrainingSignal(train, live.pair_loss(train, centre=self.config.reward.centre))
+
+    def width(self, live: RewardModel) -> int:
+        return anatomy.hidden_size(live.classifier.backbone.config)
+
+    def held_out_loss(self, live: RewardModel) -> tuple[float, Mapping[str, float]]:
+        found, _ = score(live, self.pairs.held_out, self.config)
+        return found["loss"], {"held_out_reward[accuracy]": found["accuracy"]}
+
+    def save(self, live: RewardModel, folder: Path) -> None:
+        reward_model.save(live, folder)
+
+    def load(self) -> RewardModel:
+        return reward_model.load(self.run.home, self.config, lambda tokenizer: chat_encoder(self.config, tokenizer))
+
+    def score(self, model: RewardModel, rows: JudgedSet, scoring: ModelResults | None = None) -> Scored:
+        with self.scoring_time(rows):
+            return Scored(*score(model, rows, self.config, scoring))
+
+    def write_predictions(self, model: RewardModel, outputs: Floats, before: Mapping[str, Any]) -> None:
+        buffer = io.BytesIO()
+        table(model, self.pairs.held_out, outputs).to_parquet(buffer)
+        files.write_bytes(self.run.path / "predictions.parquet", buffer.getvalue())
+
+
+def score(
+    model: RewardModel, rows: JudgedSet, config: RunConfig, scoring: ModelResults | None = None
+) -> tuple[dict[str, float], Floats]:
+    """Scores of a reward model on pairs, and the reward of each answer (S,)."""
+    reward_S = reward_scores.read(model, rows.answers, scoring=scoring)
+    return reward_scores.summary(rows, reward_S, centre=config.reward.centre), reward_S
+
+
+def table(model: RewardModel, rows: JudgedSet, reward_S: Floats) -> pd.DataFrame:
+    """One line a pair: its two answers behind their prompt, their rewards, and the chosen answer's margin."""
+    texts = [str(model.tokenizer.decode(rows.answers[row].input_ids)) for row in range(len(rows.answers))]
+    chosen_P, rejected_P = reward_S.reshape(-1, 2).T
+    return pd.DataFrame(
+        {
+            "row": [rows.place(example) for example in range(len(rows))],
+            "text": texts[::2],
+            "rejected": texts[1::2],
+            "chosen_reward": chosen_P,
+            "rejected_reward": rejected_P,
+            "margin": chosen_P - rejected_P,
+        }
+    )

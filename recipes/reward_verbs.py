@@ -1,0 +1,86 @@
+"""`check`, `evaluate` and `predict` of recipe reward; the verbs' own files hand over to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from workbench.config import RunConfig
+from workbench.data.text import tokenized
+from workbench.data.text.judged_encoder import JudgedEncoder
+from workbench.data.text.judged_set import JudgedSet, judged
+from workbench.data.text.tokenized_set import Splits
+from workbench.evaluation import reward_scores
+from workbench.models import reward_model
+from workbench.models.reward_model import RewardModel
+from workbench.recipes import reward
+from workbench.recipes.inspection import SHOWN, Inspection
+from workbench.runs import units
+from workbench.training.limits import total_steps
+
+
+def inspect(config: RunConfig) -> Inspection:
+    """Findings of `check`, for a run that is not refused."""
+    tokenizer, _, pairs, targets = reward.prepare(config)
+    train = pairs.train
+    shown = np.unique(np.linspace(0, len(train) - 1, num=min(SHOWN, len(train)), dtype=np.int64)).tolist()
+    examples = [
+        (
+            f"{train.place(example)}, {'chosen' if side == 0 else 'rejected'}",
+            [(str(tokenizer.decode(train.answers[2 * example + side].input_ids)), side == 0)],
+        )
+        for example in shown
+        for side in (0, 1)
+    ]
+    return Inspection(
+        config=config,
+        data=Splits(*(None if split is None else split.answers for split in pairs)),  # type: ignore[arg-type]
+        examples=examples,
+        targets=targets,
+        steps=total_steps(config, len(train)),
+        notes=[*_lengths(train), *(f"Left out: {reason}" for reason in train.answers.skipped[:5])],
+    )
+
+
+def _lengths(rows: JudgedSet) -> list[str]:
+    """Sentence on how far length alone tells the better answer."""
+    count_P2 = rows.answer_tokens.reshape(-1, 2)
+    longer = float((count_P2[:, 0] > count_P2[:, 1]).mean())
+    sentence = f"Of {len(rows):,} pairs the longer answer is the better one in {units.percent(longer)}."
+    return [sentence + (" A reward model learns length first." if abs(longer - 0.5) > 0.15 else "")]
+
+
+def load(run: Path, config: RunConfig) -> RewardModel:
+    """The reward model that the run at `run` shipped."""
+    return reward_model.load(run, config, lambda tokenizer: reward.chat_encoder(config, tokenizer))
+
+
+def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
+    """Scores of the saved model on data.test where `config` names it, else on the held-out pairs."""
+    model = load(run, config)
+    rows = tokenized.read_files(config.data.test_files, config.data, model.tokenizer, JudgedEncoder(model.template))
+    if rows is None:
+        rows = held_out(model, config).answers
+    return reward.score(model, judged(rows, pairs=True), config)[0]
+
+
+def held_out(model: RewardModel, config: RunConfig) -> JudgedSet:
+    """The held-out pairs."""
+    data = tokenized.load(config.data, model.tokenizer, JudgedEncoder(model.template), seed=config.seed)
+    return judged(data.held_out, pairs=True)
+
+
+def predict(run: Path, source: str, config: RunConfig) -> tuple[pd.DataFrame, Sequence[str]]:
+    """The reward of every answer of a file of judged answers, and rows left out; judgements are ignored."""
+    model = load(run, config)
+    rows = tokenized.read(source, config.data.unweighted, model.tokenizer, JudgedEncoder(model.template))
+    reward_S = reward_scores.read(model, rows)
+    columns = {
+        "row": [rows.place(row) for row in range(len(rows))],
+        "text": [str(model.tokenizer.decode(rows[row].input_ids)) for row in range(len(rows))],
+        "reward": reward_S,
+    }
+    return pd.DataFrame(columns), rows.skipped

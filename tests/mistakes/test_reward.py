@@ -1,0 +1,101 @@
+"""Mistakes with recipe reward end in status 2 and a message with place and cure, before a weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.mistakes.cases import assert_refused_with, lines
+
+RECIPE = """
+recipe: reward
+model: {id: stories, weights: float32}
+adapter: {method: lora, rank: 2}
+data: {train: rows.jsonl, held_out: 0.2, max_tokens: 64}
+batch: {size: 4}
+train: {steps: 2}
+evaluate: {every: null}
+"""
+ROWS = [{"prompt": f"After {n}?", "chosen": f" It is {n + 1}.", "rejected": " No idea."} for n in range(20)]
+RATED = [{"prompt": f"After {n}?", "completion": " Yes.", "label": n % 2 == 0} for n in range(20)]
+
+
+class Case(NamedTuple):
+    place: str
+    """What the message must name as the place."""
+    cure: str
+    words: str = ""
+    """Overrides."""
+    rows: Iterable[Any] = ROWS
+    command: str = "run my.yaml"
+
+
+CASES = {
+    "rated answers": Case("rate one answer each", "chosen and rejected", rows=RATED),
+    "the same answer twice": Case(
+        "row 1: `chosen` and `rejected` are the same answer",
+        "data.on_bad_row=skip",
+        rows=[{**ROWS[0], "rejected": ROWS[0]["chosen"]}, *ROWS[1:]],
+    ),
+    "no rejected answer": Case(
+        "row 1: `rejected` is missing", "two answers", rows=[{**ROWS[0], "rejected": None}, *ROWS]
+    ),
+    "negative centring": Case("reward.centre", "greater than or equal to 0", "reward.centre=-1"),
+    "another format": Case("data.format=messages judges no answers", "leave it out", "data.format=messages"),
+    "loss on tokens": Case("of which no token carries loss", "leave data.loss_on out", "data.loss_on=all"),
+    "cleaned rows": Case("compares two answers a row", "leave data.clean out", "data.clean=[refusal]"),
+    "sampled rows": Case("compares two answers a row", "leave data.sampling out", "data.sampling.by=tilted"),
+    "new tokens": Case(
+        "recipe=reward trains no rows of new tokens", "leave model.new_tokens out", "'model.new_tokens=[<a>]'"
+    ),
+    "smoothed labels": Case("not for recipe=reward", "Leave it out", "regularise.label_smoothing=0.1"),
+    "kept outputs": Case(
+        "recipe=reward computes two together", "Write freeze.cache=off", "freeze.policy=static freeze.layers=2"
+    ),
+    "packed": Case("reads the last token of padded rows", "Write batch.packing=auto", "batch.packing=true"),
+    "ZeRO": Case("not tried with ZeRO", "Leave section distributed out", "distributed.zero=2"),
+    "section elsewhere": Case("reward is for recipe=reward", "Leave reward out", "recipe=sft reward.centre=1"),
+    "prefer's section": Case("prefer is for recipe=prefer", "Leave prefer out", "prefer.beta=0.3"),
+    "classes": Case("classes is for recipe=classify", "Leave classes out", "classes.gamma=1"),
+    "dynamics": Case("evaluate.dynamics is for recipe=", "Leave it out", "evaluate.dynamics=true"),
+    "an encoder-decoder": Case("model.id=t5", "Take a causal backbone", "model.id=t5"),
+    "no such column": Case("data.columns", "strengh", "'data.columns={margin: strengh}'"),
+    "pictures": Case("data.format=image is for recipe=classify", "recipe=reward reads text", "data.format=image"),
+    "predict: no answers": Case("", "chosen", command="predict one other.jsonl --out a.csv"),
+    "generate": Case("recipe reward trains no model that writes text", "rates answers", command="generate one Hi"),
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
+    """A run of two steps. Read only."""
+    import workbench
+
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "my.yaml").write_text(RECIPE)
+    lines(ROWS, "rows.jsonl")(folder)
+    words = [f"model.id={stories}", f"data.train={folder}/rows.jsonl"]
+    return workbench.run(folder / "my.yaml", words, out=folder / "one", quiet=True)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_a_mistake_is_told(
+    case: Case,
+    tmp_path: Path,
+    stories: str,
+    encoder_decoder: str,
+    finished: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.yaml").write_text(RECIPE)
+    lines(case.rows, "rows.jsonl")(tmp_path)
+    lines([{"a": "b"}], "other.jsonl")(tmp_path)
+    for link, target in (("stories", stories), ("t5", encoder_decoder), ("one", str(finished))):
+        (tmp_path / link).symlink_to(target)
+    assert_refused_with((case.place, case.cure), f"{case.command} {case.words}", monkeypatch, capsys)
+    assert not list(tmp_path.glob("runs/*/adapter"))

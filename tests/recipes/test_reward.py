@@ -1,0 +1,165 @@
+"""Reward models from the command's side: judgements are learnt, however they are computed; stock code loads them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import special
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from tests.conftest import trains
+from tests.stopping import stop_after
+from workbench.errors import ConfigError, Stopped
+from workbench.evaluation import reward_scores
+from workbench.recipes import reward
+from workbench.recipes.check import check
+from workbench.recipes.load import load
+from workbench.recipes.merge import merge
+from workbench.recipes.plan import plan
+from workbench.recipes.serve import evaluate, generate, predict
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+
+RECIPE = """
+recipe: reward
+model: {{id: {model}, weights: float32, compute: float32}}
+adapter: {{method: lora, rank: 4, alpha: 8, dropout: 0.1}}
+data: {{train: {train}, held_out: 0.2, max_tokens: 96}}
+batch: {{size: 8}}
+train: {{steps: 20, learning_rate: 1.0e-2}}
+evaluate: {{every: null}}
+save: {{every: null}}
+"""
+Train = Callable[..., Path]
+
+
+def pair(n: int) -> dict[str, Any]:
+    return {
+        "prompt": f"What comes after {n}?" + " Think." * (n % 3),
+        "chosen": f" It is {n + 1}, my friend." + " Yes." * (n % 4),
+        "rejected": " No idea at all." + " Who knows?" * (n % 5),
+        "strength": 1 + n % 3,
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pairs of answers."""
+    found = tmp_path_factory.mktemp("reward")
+    (found / "pairs.jsonl").write_text("".join(json.dumps(pair(n)) + "\n" for n in range(60)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def train(folder: Path, short_stories: str) -> Train:
+    return trains(folder, RECIPE, model=short_stories, train=folder / "pairs.jsonl")
+
+
+@pytest.fixture(scope="module")
+def taught(train: Train) -> Path:
+    """A finished run. Read only."""
+    return train(name="taught")
+
+
+def _losses(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def _scores(run: Path) -> dict[str, Any]:
+    return dict(json.loads((run / "scores.json").read_text()))
+
+
+def test_judgements_are_learnt(taught: Path) -> None:
+    before, after = (_scores(taught)[when] for when in ("before", "after"))
+    assert before["loss"] == pytest.approx(math.log(2), abs=1e-6) and before["accuracy"] == 0.5
+    assert after["accuracy"] > 0.8 and after["loss"] < 0.5
+    assert after["accuracy_low"] < after["accuracy"] <= after["accuracy_high"]
+    found = pd.read_parquet(taught / "predictions.parquet")
+    gap = found["chosen_reward"] - found["rejected_reward"]
+    assert float((gap > 0).mean()) == pytest.approx(after["accuracy"], abs=1e-6)
+    assert float(-special.log_expit(gap).mean()) == pytest.approx(after["log_loss"], abs=1e-6)
+    page = (taught / "report.html").read_text()
+    assert "higher reward" in page and "Calibration error" in page and "Baseline" in page
+    assert "nats per token" not in page and "Answers<" not in page
+
+
+def test_verbs_agree_with_the_run(taught: Path, folder: Path, tmp_path: Path) -> None:
+    assert evaluate(taught, []) == _scores(taught)["after"]
+    found = predict(taught, str(folder / "pairs.jsonl"), out=tmp_path / "said.parquet", max_new_tokens=1)
+    assert found.rows == 120
+    said, known = pd.read_parquet(tmp_path / "said.parquet"), pd.read_parquet(taught / "predictions.parquet")
+    reward_of = dict(zip(said["row"], said["reward"], strict=True))
+    for row in known.itertuples():
+        assert reward_of[f"{row.row}, answer 1 of 2"] == pytest.approx(row.chosen_reward, abs=1e-5)
+    with pytest.raises(ConfigError, match=r"recipe reward trains no model that writes text.*rates answers"):
+        generate(taught, "Hello", max_new_tokens=2)
+    with pytest.raises(ConfigError, match="cannot change reward"):
+        evaluate(taught, ["reward.centre=1"])
+
+
+def test_a_merged_model_is_a_stock_reward_model(taught: Path, tmp_path: Path) -> None:
+    found = merge(taught, out=tmp_path / "merged", weights="float32")
+    assert found.agreement.same == 1  # type: ignore[union-attr]
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
+    known = pd.read_parquet(taught / "predictions.parquet").iloc[0]
+    config = load(taught.parent / "recipe.yaml", [])
+    _, _, pairs, _ = reward.prepare(config)
+    ids = torch.from_numpy(pairs.held_out.answers[0].input_ids)[None]
+    assert model.config.num_labels == 1 and tokenizer.pad_token_id == model.config.pad_token_id
+    with torch.no_grad():
+        assert float(model(ids).logits) == pytest.approx(known["chosen_reward"], abs=1e-4)
+
+
+def test_scores_of_rewards_that_are_known(train: Train, folder: Path) -> None:
+    config = load(folder / "recipe.yaml", [])
+    rows = reward.prepare(config)[2].held_out
+    longer = np.sign(np.diff(rows.answer_tokens.reshape(-1, 2))[:, 0]) * -1
+    by_length = np.stack([longer, -longer], axis=1).ravel().astype(float)
+    found = reward_scores.summary(rows, by_length, centre=0.0)
+    assert found["longer"] == 1 and found["accuracy"] == pytest.approx((longer > 0).mean(), abs=1e-6)
+    assert found["longer_chosen"] == pytest.approx((longer[longer != 0] > 0).mean(), abs=1e-6)
+    sure = reward_scores.summary(rows, np.tile([9.0, -9.0], len(rows)), centre=0.5)
+    assert sure["accuracy"] == 1 and sure["calibration_error"] < 1e-6 and sure["loss"] == sure["log_loss"]
+
+
+def test_check_shows_both_answers(train: Train, folder: Path) -> None:
+    found = check(load(folder / "recipe.yaml", []))
+    assert [place.rpartition(", ")[2] for place, _ in found.examples[:2]] == ["chosen", "rejected"]
+    assert any("the longer answer is the better one in" in note for note in found.notes)
+
+
+@pytest.mark.slow
+def test_same_curve_for_any_micro_batch(train: Train) -> None:
+    words = ["train.steps=5", "data.columns={margin: strength}", "adapter.dropout=0.3"]
+    whole, parts, single = (
+        train(*words, f"batch.tokens_per_device={tokens}", name=f"of-{tokens}") for tokens in (10_000, 300, 130)
+    )
+    assert _losses(parts) == pytest.approx(_losses(whole), rel=1e-5)
+    assert _losses(single) == pytest.approx(_losses(whole), rel=1e-5)
+    plain = train("train.steps=5", "adapter.dropout=0.3", name="plain")
+    assert _losses(plain)[0] < _losses(whole)[0], "a margin is asked for"
+
+
+@pytest.mark.slow
+def test_a_stopped_run_resumes_to_the_same_bits(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    unbroken = train("train.steps=6", name="unbroken")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        with pytest.raises(Stopped):
+            train("train.steps=6", name="broken")
+    assert _losses(train("train.steps=6", name="broken", resume=True)) == _losses(unbroken)
+
+
+@pytest.mark.slow
+def test_a_plan(train: Train, folder: Path) -> None:
+    found = plan(load(folder / "recipe.yaml", ["batch.tokens_per_device=200"]))
+    assert found.dry_run.micro_batches > 1 and found.size.trainable > 0

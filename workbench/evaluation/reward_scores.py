@@ -1,0 +1,88 @@
+"""Rewards of judged answers, and how well they tell the better answer of each pair.
+
+Legend: S answers of a set (of a pair first the chosen and then the rejected one), P pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from workbench.data.batching import Indices
+from workbench.data.text.judged_set import JudgedSet
+from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.evaluation import class_scores
+from workbench.evaluation.result_store import ModelResults
+from workbench.evaluation.row_passes import over_rows
+from workbench.models.reward_model import RewardModel
+
+Floats = npt.NDArray[np.float64]
+
+
+def read(model: RewardModel, rows: TokenizedSet, *, scoring: ModelResults | None = None) -> Floats:
+    """Reward (S,) of each answer.
+
+    Args:
+        scoring: Results of an earlier process, where this one may be stopped.
+    """
+    device = next(model.model.parameters()).device
+
+    def compute(numbers: Indices) -> list[float]:
+        found: list[float] = model.rewards(rows.batch(numbers).to(device)).double().cpu().tolist()
+        return found
+
+    found = over_rows(model.model, rows.lengths, compute, scoring=scoring, content=_content(rows))
+    return np.asarray([found[row] for row in range(len(rows))], dtype=np.float64)
+
+
+def _content(rows: TokenizedSet) -> Iterator[np.ndarray[Any, Any]]:
+    for number in range(len(rows)):
+        yield rows[number].input_ids
+
+
+def summary(rows: JudgedSet, reward_S: Floats, *, centre: float) -> dict[str, float]:
+    """The scores by name, as scores.json holds them; `loss` first, that of training without margins and weights.
+
+    Accuracy counts equal rewards as wrong, and has Wilson's 95 % interval. `log_loss` (nats), `brier` and
+    `calibration_error` (Guo et al. 2017) judge sigmoid(r_chosen - r_rejected) as the probability that the judgement
+    falls so. `longer` is the share of pairs whose longer answer has the higher reward, `longer_chosen` that of those
+    whose longer answer is the better one: a model that is far above it rewards length.
+    """
+    chosen_P, rejected_P = reward_S.reshape(-1, 2).T
+    gap_P = chosen_P - rejected_P
+    log_loss = float(-special.log_expit(gap_P).mean())
+    hits = class_scores.accuracy_interval(int((gap_P > 0).sum()), len(gap_P))
+    p_P2 = np.stack([special.expit(gap_P), special.expit(-gap_P)], axis=1)
+    found = {
+        "loss": log_loss + centre * float(((chosen_P + rejected_P) ** 2).mean()),
+        "accuracy": hits.mean,
+        "accuracy_low": hits.low,
+        "accuracy_high": hits.high,
+        "log_loss": log_loss,
+        "brier": float((p_P2[:, 1] ** 2).mean()),
+        "calibration_error": calibration_error(gap_P),
+        "margin": float(gap_P.mean()),
+        "reward": float(reward_S.mean()),
+    }
+    longer_P = np.diff(rows.answer_tokens.reshape(-1, 2))[:, 0] * -1.0
+    if (unlike_P := longer_P != 0).any():
+        agrees_P = (longer_P[unlike_P] > 0) == (gap_P[unlike_P] > 0)
+        found |= {"longer": float(agrees_P.mean()), "longer_chosen": float((longer_P[unlike_P] > 0).mean())}
+    return {name: round(value, 6) for name, value in found.items()}
+
+
+def calibration_error(gap_P: Floats) -> float:
+    """Mean gap between confidence and accuracy of sigmoid of the difference, over equal bins of confidence."""
+    p_P2 = np.stack([special.expit(gap_P), special.expit(-gap_P)], axis=1)
+    return class_scores.calibration_error(p_P2, np.zeros(len(gap_P), dtype=np.int64))
+
+
+def baseline(rows: JudgedSet) -> dict[str, float]:
+    """Scores of a model that gives all answers one reward: a fresh head says nothing to compare with."""
+    even = summary(rows, np.zeros(2 * len(rows)), centre=0.0)
+    wanted = ("loss", "log_loss", "brier", "calibration_error", "longer_chosen")
+    return {name: even[name] for name in wanted if name in even} | {"accuracy": 0.5}

@@ -1,0 +1,112 @@
+"""A backbone whose head gives each answer to a prompt one number: how good it is.
+
+Legend: S answers of a micro-batch, of a pair first the chosen and then the rejected one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from workbench.config import RunConfig
+from workbench.data.batching import MicroBatch
+from workbench.data.labelled.labels import Labels
+from workbench.data.labelled.text_reader import TextReader
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.judged_set import JudgedSet
+from workbench.errors import BackboneError
+from workbench.losses.reward_losses import bradley_terry
+from workbench.models import classifier, exported
+from workbench.models.classifier import Classifier
+
+LABELS = Labels("number", ("reward",))
+"""The one output is the reward as it is: nothing is standardised."""
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RewardModel:
+    """A classifier with one output, which reads prompt and answer as a chat template writes them."""
+
+    classifier: Classifier
+    tokenizer: PreTrainedTokenizerBase
+    template: ChatEncoder
+
+    @property
+    def model(self) -> nn.Module:
+        """Backbone, adapter and head."""
+        return self.classifier.model
+
+    def rewards(self, batch: MicroBatch) -> Tensor:
+        """Reward (S,) of each row, float32: the head's output at its last token."""
+        assert batch.lengths_B is not None, "rows are padded"
+        length = batch.inputs["input_ids"].shape[1]
+        last_S = torch.arange(len(batch.lengths_B), device=batch.lengths_B.device) * length + batch.lengths_B - 1
+        return self.classifier.outputs(replace(batch, positions_N=last_S))[:, 0].float()
+
+    def pair_loss(self, train: JudgedSet, *, centre: float) -> Callable[[MicroBatch, float], Tensor]:
+        """The summed loss of a micro-batch of pairs, as the trainer wants it, with the weights and margins of `train`.
+
+        Args:
+            centre: See `bradley_terry`.
+        """
+        margins_P, weights_P = train.margins, np.asarray(train.supervised, dtype=np.float64)
+
+        def loss(batch: MicroBatch, scale: float) -> Tensor:
+            chosen_P, rejected_P = self.rewards(batch).unflatten(0, (-1, 2)).unbind(1)
+            numbers = batch.rows_B if batch.rows_B is not None else np.zeros(len(chosen_P), dtype=np.int64)
+            margin_P, weight_P = (torch.from_numpy(each[numbers]).to(chosen_P) for each in (margins_P, weights_P))
+            return (bradley_terry(chosen_P, rejected_P, margin_P, centre=centre) * weight_P).sum() * scale
+
+        return loss
+
+
+def settle_padding(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Pad with a token that ends no answer: a stock model takes the last token that is no padding for a row's end."""
+    if tokenizer.pad_token is None or tokenizer.pad_token == tokenizer.eos_token:
+        tokenizer.pad_token = tokenizer.unk_token or tokenizer.bos_token or tokenizer.convert_ids_to_tokens(0)
+
+
+def make(
+    model: nn.Module,
+    backbone: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    template: ChatEncoder,
+    config: RunConfig,
+) -> RewardModel:
+    """How `model` comes to an answer's reward.
+
+    Raises:
+        BackboneError: Its head reads the first token, which has seen nothing in a causal model, or all of an encoder.
+    """
+    reader = TextReader(tokenizer, config.data, config.classes, config.duplicates)
+    found = classifier.classification_model(model, backbone, reader, LABELS)
+    if found.token_head is None:
+        raise BackboneError(
+            f"model.id={config.model.id}: {type(backbone).__name__} is an encoder, and recipe reward reads "
+            "conversations with a causal backbone. Take one, or write recipe=classify with classes.kind=pair."
+        )
+    return RewardModel(found, tokenizer, template)
+
+
+def save(live: RewardModel, folder: Path) -> None:
+    """Write adapter, head, tokenizer and chat template into `folder`, atomically: a stock model with one label."""
+    live.tokenizer.chat_template = live.template.source
+    classifier.save(live.classifier, folder)
+
+
+def load(run: Path, config: RunConfig, template: Callable[[PreTrainedTokenizerBase], ChatEncoder]) -> RewardModel:
+    """The reward model that the run at `run` shipped, in evaluation mode.
+
+    Args:
+        template: How conversations are written, from the tokenizer that was saved.
+    """
+    tokenizer = exported.load_tokenizer(run, config)
+    return RewardModel(classifier.load(run, config), tokenizer, template(tokenizer))
