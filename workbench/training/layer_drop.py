@@ -37,7 +37,7 @@ class LayerDrop:
         self._able: list[bool] = []
         """Whether a block adds to its input, so that it can be left out."""
         self._factors: list[float] | None = None
-        """What each block adds is scaled by this now, and with 0 not computed; None outside of steps."""
+        """Factor of each block's part now, which with 0 is not computed; None outside of steps."""
 
     def install(self) -> None:
         """Put this in the way of the blocks' calls; nothing where it is off.

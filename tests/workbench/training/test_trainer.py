@@ -122,9 +122,9 @@ def test_running_out_of_memory_repeats_the_step_in_smaller_pieces(
     calm = train("batch.tokens_per_device=100000", name="calm")
     original, tokens = trainer.Trainer.backward, []
 
-    def scarce(self: trainer.Trainer, rows: Indices, parts: Any = None) -> torch.Tensor:
+    def scarce(self: trainer.Trainer, rows: Indices, parts: Any = None, *, step: int) -> torch.Tensor:
         tokens.append(self.tokens)
-        loss = original(self, rows, parts)
+        loss = original(self, rows, parts, step=step)
         if self.member.progress.step == 3 and self.tokens > 1000:
             raise torch.OutOfMemoryError("fake")  # after gradients were added up
         return loss
@@ -193,7 +193,7 @@ def test_running_out_of_memory_in_the_optimizer_never_applies_a_step_twice(
 def test_one_of_several_devices_that_runs_out_of_memory_says_what_fits(
     train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def scarce(self: trainer.Trainer, rows: Indices, parts: Any = None) -> torch.Tensor:
+    def scarce(self: trainer.Trainer, rows: Indices, parts: Any = None, *, step: int) -> torch.Tensor:
         self.ranks = Ranks(0, 2)
         raise torch.OutOfMemoryError("fake")
 
