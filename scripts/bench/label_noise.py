@@ -4,12 +4,13 @@
 
 For each seed a share of the training labels is replaced by another class, drawn uniformly. Two cross-validations: one
 on the true labels, and one on the planted ones with data.drop_suspects. Prints, of the planted labels, how many
-suspects.parquet names (found) and how many of those that it names are planted (precision); the accuracy of all adapters
-together on the test rows, whose labels are true, with true labels, with planted ones and without the suspects; the
-share of the lost accuracy that comes back, whether or not the gate kept the stage, where as many test rows again could
-not lose as much by chance (95 %); and what the gate cannot know: by true labels, how much righter the rows are out of
-fold, all alike and as the mean over classes, as test rows show it that have as many of each class. Banking77 has wrong
-labels of its own, which count here as not planted. Finished runs are not run again.
+suspects.parquet names (found) and how many of those that it names are planted (precision), also of its most suspect
+rows alone that hold 80 % of the planted ones; the accuracy of all adapters together on the test rows, whose labels are
+true, with true labels, with planted ones and without the suspects; the share of the lost accuracy that comes back,
+whether or not the gate kept the stage, where as many test rows again could not lose as much by chance (95 %); and what
+the gate cannot know: by true labels, how much righter the rows are out of fold, all alike and as the mean over classes,
+as test rows show it that have as many of each class. Banking77 has wrong labels of its own, which count here as not
+planted. Finished runs are not run again.
 Banking77: Casanueva et al. 2020, CC BY 4.0.
 """
 
@@ -29,12 +30,15 @@ import standing
 from safetensors.numpy import load_file
 from standing import Spread, Wanted
 
-COLUMNS = ("found", "precision", "true", "planted", "dropped", "back", "kept", "rows", "classes")
+COLUMNS = ("found", "precision", "most_suspect", "true", "planted", "dropped", "back", "kept", "rows", "classes")
+ENOUGH = 0.8
+"""Share of the planted labels that the most suspect rows are to hold."""
 BEFORE, AFTER = 0, 2
 """Rounds of training, of the planted labels: all rows, and without the suspects."""
 TITLES = {
     "found": "planted labels found",
     "precision": "precision",
+    "most_suspect": "precision where 80 % are found",
     "true": "accuracy, true labels",
     "planted": "accuracy, planted labels",
     "dropped": "accuracy, without suspects",
@@ -114,6 +118,7 @@ def _measured(runs: dict[str, Path], planted: frozenset[str]) -> dict[str, float
     return accuracy | {
         "found": float(named.sum() / seen.isin(planted).sum()),
         "precision": float(named.mean()),
+        "most_suspect": _precision_of_first(named.to_numpy(), round(ENOUGH * seen.isin(planted).sum())),
         "dropped": dropped,
         "back": (dropped - accuracy["planted"]) / lost if lost > _chance(accuracy["true"], tested) else float("nan"),
         "kept": float(after["accepted"]),
@@ -136,6 +141,14 @@ def _outputs(run: Path, number: int) -> npt.NDArray[np.float64]:
     """Outputs (N, C) of a round for the rows, each by the one adapter that did not train on it; zeros by the others."""
     found: npt.NDArray[np.float64] = load_file(run / f"members/round-{number}/outputs.safetensors")["oof"].sum(0)
     return found
+
+
+def _precision_of_first(named_N: npt.NDArray[np.bool_], wanted: int) -> float:
+    """Share that is planted of the first rows which hold so many of the planted ones; not a number where none do."""
+    found_N = named_N.cumsum()
+    if not wanted or found_N[-1] < wanted:
+        return math.nan
+    return wanted / (1 + int(np.searchsorted(found_N, wanted)))
 
 
 def _told(values: Sequence[float]) -> str:
