@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 import workbench
 from tests.conftest import MINILM, save_tiny
+from tests.workbench.training.distributed import layouts
 from workbench.errors import ConfigError, Stopped
 from workbench.models import embedder
 from workbench.recipes import embed_verbs, negative_mining
@@ -245,3 +247,14 @@ def test_methods_and_causal_backbones(train: Train, short_stories: str, method: 
 def test_quantised_weights(train: Train, short_stories: str) -> None:
     run = train("nf4", pairs(24), f"model.id={short_stories}", "model.weights=nf4", "train.steps=4")
     assert _losses(run)[-1] < _losses(run)[0] * 1.2
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_texts_of_a_batch(train: Train, taught: Path, tmp_path: Path, bert: str) -> None:
+    """Each computes its share of the texts, and the loss over all of them."""
+    words = ["train.steps=5", "adapter.dropout=0.3", "batch.tokens_per_device=90"]
+    alone = train("alone", taught.parent / "taught.jsonl", *words)
+    shutil.copy(alone / "config.yaml", tmp_path / "recipe.yaml")
+    layouts.in_two_processes(tmp_path, [("two", [], None)])
+    assert _losses(tmp_path / "two") == pytest.approx(_losses(alone), rel=1e-5)
+    assert _scores(tmp_path / "two")["after"]["loss"] == pytest.approx(_scores(alone)["after"]["loss"], rel=1e-4)
