@@ -84,5 +84,5 @@ def calibration_error(gap_P: Floats) -> float:
 def baseline(rows: JudgedSet) -> dict[str, float]:
     """Scores of a model that gives all answers one reward: a fresh head says nothing to compare with."""
     even = summary(rows, np.zeros(2 * len(rows)), centre=0.0)
-    wanted = ("loss", "log_loss", "brier", "calibration_error", "longer_chosen")
+    wanted = ("loss", "log_loss", "brier", "longer_chosen")
     return {name: even[name] for name in wanted if name in even} | {"accuracy": 0.5}
