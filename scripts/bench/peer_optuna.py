@@ -23,6 +23,7 @@ from optuna.samplers import RandomSampler
 def main() -> None:
     settings = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     out, jobs, eta, first = Path(sys.argv[2]), *map(int, sys.argv[3:6])
+    out.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     pruner = SuccessiveHalvingPruner(min_resource=first, reduction_factor=eta)
     study = optuna.create_study(sampler=RandomSampler(seed=0), pruner=pruner)
@@ -38,7 +39,7 @@ def _loss(trial: optuna.Trial, settings: dict[str, Any], out: Path, first: int) 
     chosen = {key: trial.suggest_categorical(key, values) for key, values in settings["space"].items()}
     folder = out / f"trial-{trial.number:02}"
     words = [*settings["command"], *(f"{key}={value}" for key, value in chosen.items())]
-    words += [f"evaluate.every={first}", "evaluate.answers=0", "--out", str(folder)]
+    words += [f"evaluate.every={first}", "--out", str(folder)]
     with (out / f"trial-{trial.number:02}.log").open("w", encoding="utf-8") as log:
         process = subprocess.Popen([sys.executable, "-m", "workbench.cli", "run", *words], stdout=log, stderr=log)
     told = 0

@@ -1,20 +1,19 @@
 """Cost of a search, and whether it finds the setting that a full grid finds.
 
-    python scripts/bench/search.py quality [--seeds 3] [--steps 27 --batch 4 --held-out 100]
-    python scripts/bench/search.py cost    [--steps 62 --batch 16 --held-out 200]
-    python scripts/bench/search.py optuna  [...]
+    python scripts/bench/search.py cost                       # search/quickstart, and its best setting as a plain run
+    python scripts/bench/search.py quality [--seeds 3]        # 32 settings by halving, and all of them to their end
+    python scripts/bench/search.py optuna                     # the same by Optuna, a process each
 
-`quality`: 32 settings by halving in the bank, and all 32 trained to their end in one bank, for each seed. `cost`: the
-search beside one plain run of its best setting. `optuna`: the same 32 settings by Optuna, two processes at a time, one
-a trial, stopped by its own pruner with the same rungs. Every run is a process of its own, measured from outside;
-processor time is what a busy machine does not change. What is finished stands below --out and is not run again.
+`cost` takes search/quickstart as it is shipped. `quality` and `optuna` take classify/quickstart with fewer and smaller
+steps and a list of 32 settings: in a sweep, which trains each to its end, in a search, and in a study of Optuna whose
+trials are processes, two at a time, that its own pruner stops. Every run is a process of its own, measured from
+outside; processor time is what a busy machine does not change. What is finished below --out is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,129 +30,126 @@ SPACE: dict[str, list[float]] = {
     "schedule.warmup": [0.0, 0.1],
 }
 TRIALS, JOBS = 32, 2
-TIMES = "cpu_s", "wall_s"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("quality", "cost", "optuna"))
+    parser.add_argument("part", choices=("cost", "quality", "optuna"))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=62)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--held-out", type=int, default=200, help="rows")
-    parser.add_argument("--rows", type=int, default=64, help="held-out rows that decide who goes on")
+    parser.add_argument("--steps", type=int, default=27)
+    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--eta", type=int, default=3)
     parser.add_argument("--rungs", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=24, help="held-out rows that decide who goes on")
     parser.add_argument("--out", type=Path, default=Path("runs/search"))
     arguments = parser.parse_args()
     arguments.out = arguments.out.resolve()
+    arguments.out.mkdir(parents=True, exist_ok=True)
     print(measuring.machine("cpu", ["torch", "optuna"]))
     {"quality": _quality, "cost": _cost, "optuna": _optuna}[arguments.part](arguments)
 
 
-def _quality(arguments: argparse.Namespace) -> None:
-    lines: list[list[object]] = [["seed", "lowest of the grid", "found", "above it", "place", "search, CPU s", "grid"]]
-    for seed in range(arguments.seeds):
-        grid, found = _run("grid", arguments, seed), _run("search", arguments, seed)
-        every = sorted(row["held_out_loss"] for row in _table(grid, "sweep") if row["status"] == "done")
-        (best,) = (row for row in _table(found, "search") if row["member"] == _best(found))
-        loss, times = best["held_out_loss"], [f"{_usage(run)['cpu_s']:.0f}" for run in (found, grid)]
-        place = 1 + sum(other < loss - 1e-4 for other in every)
-        above = f"{100 * (loss / every[0] - 1):+.2f} %"
-        lines.append([seed, f"{every[0]:.4f}", f"{loss:.4f}", above, f"{place} of {len(every)}", *times])
-        print(standing.markdown(lines), flush=True)
-
-
 def _cost(arguments: argparse.Namespace) -> None:
-    found = _run("search", arguments, 0)
-    plain = _run("plain", arguments, 0, [f"{key}={value}" for key, value in _settings(found).items()])
+    found, plain = arguments.out / "shipped", arguments.out / "plain"
+    _measured(_run("search/quickstart"), found)
+    best = [f"{key}={value}" for key, value in _best(found)["settings"].items()]
+    _measured(_run("search/quickstart", "recipe=sft", "search={}", *best), plain)
     lines: list[list[object]] = [["", "search", "one run", "ratio"]]
-    for name in TIMES:
+    for name in ("cpu_s", "wall_s"):
         ours, one = _usage(found)[name], _usage(plain)[name]
         lines.append([name, f"{ours:.0f}", f"{one:.0f}", f"{ours / one:.2f}"])
     print(standing.markdown(lines))
 
 
+def _quality(arguments: argparse.Namespace) -> None:
+    lines: list[list[object]] = [
+        ["seed", "lowest of the grid", "found", "above", "place", "search, CPU s", "grid, CPU s"]
+    ]
+    for seed in range(arguments.seeds):
+        grid, found = arguments.out / f"grid-{seed}", arguments.out / f"search-{seed}"
+        _measured(_run(*_words("grid", arguments, seed)), grid)
+        _measured(_run(*_words("search", arguments, seed)), found)
+        members = json.loads((grid / "sweep.json").read_text(encoding="utf-8"))["members"]
+        # What the grid gave the setting that was found, so that both are of one bank.
+        losses = {str(row["settings"]): row["held_out_loss"] for row in members if row["status"] == "done"}
+        loss, every = losses[str(_best(found)["settings"])], sorted(losses.values())
+        times = [f"{_usage(run)['cpu_s']:.0f}" for run in (found, grid)]
+        place = f"{1 + every.index(loss)} of {len(every)}"
+        lines.append([seed, f"{every[0]:.4f}", f"{loss:.4f}", f"{100 * (loss / every[0] - 1):.2f} %", place, *times])
+        print(standing.markdown(lines), flush=True)
+
+
 def _optuna(arguments: argparse.Namespace) -> None:
-    found, other = _run("search", arguments, 0), arguments.out / "optuna"
-    if not (other / "usage.json").exists():
-        other.mkdir(parents=True, exist_ok=True)
-        words = [arguments.out / "optuna.json", other, JOBS, arguments.eta, _first(arguments)]
-        settings = {"command": _words("plain", arguments, 0), "space": SPACE, "trials": TRIALS}
-        (arguments.out / "optuna.json").write_text(json.dumps(settings), encoding="utf-8")
-        peer = Path(__file__).with_name("peer_optuna.py")
-        _measured([sys.executable, str(peer), *map(str, words)], other)
+    found, other = arguments.out / "search-0", arguments.out / "optuna"
+    _measured(_run(*_words("search", arguments, 0)), found)
+    settings = {"command": _words("plain", arguments, 0), "space": SPACE, "trials": TRIALS}
+    (arguments.out / "optuna.json").write_text(json.dumps(settings), encoding="utf-8")
+    peer = [sys.executable, str(Path(__file__).with_name("peer_optuna.py")), str(arguments.out / "optuna.json")]
+    first = round(arguments.steps * Halving(arguments.eta, arguments.rungs).shares[0])
+    _measured(lambda out: [*peer, str(out), str(JOBS), str(arguments.eta), str(first)], other)
     ours, theirs = _usage(found), _usage(other)
-    told = json.loads((other / "study.json").read_text(encoding="utf-8"))
-    lines: list[list[object]] = [["", "search", "Optuna, a process each", "ratio"]]
-    for name, per in (("wall_s", 1), ("cpu_s", 1), ("cpu_s", JOBS)):
-        title = name if per == 1 else f"search on one core, Optuna on {JOBS}"
-        lines.append(
-            [title, f"{ours[name]:.0f}", f"{theirs[name] / per:.0f}", f"{ours[name] * per / theirs[name]:.2f}"]
-        )
-    lines.append(["held-out loss", *(f"{each:.4f}" for each in (_loss(found), told["best"])), ""])
+    study = json.loads((other / "study.json").read_text(encoding="utf-8"))
+    lines: list[list[object]] = [["", "search, one process", "Optuna, two at a time", "ratio"]]
+    for title, name, cores in (
+        ("wall clock, s", "wall_s", 1),
+        ("processor time, s", "cpu_s", 1),
+        ("processor time through the processes at a time, s", "cpu_s", JOBS),
+    ):
+        per = theirs[name] / cores
+        lines.append([title, f"{ours[name]:.0f}", f"{per:.0f}", f"{ours[name] / per:.2f}"])
+    lines.append(["held-out loss", f"{_best(found)['held_out_loss']:.4f}", f"{study['best']:.4f}", ""])
     print(standing.markdown(lines))
-
-
-def _run(kind: str, arguments: argparse.Namespace, seed: int, words: list[str] | None = None) -> Path:
-    out: Path = arguments.out / f"{kind}-{seed}"
-    if not (out / "usage.json").exists():
-        command = [sys.executable, "-m", "workbench.cli", "run", *_words(kind, arguments, seed), *(words or ())]
-        _measured([*command, "--out", str(out)], out)
-    return out
 
 
 def _words(kind: str, arguments: argparse.Namespace, seed: int) -> list[str]:
     """Recipe and settings of a grid, a search or a plain run."""
-    rows = (starter.FOLDER / "fairytaleqa_held_out.jsonl").read_text(encoding="utf-8").splitlines()
-    held_out: Path = arguments.out / f"held_out_{arguments.held_out}.jsonl"
-    held_out.parent.mkdir(parents=True, exist_ok=True)
-    held_out.write_text("\n".join(rows[: arguments.held_out]) + "\n", encoding="utf-8")
     own = [f"seed={seed}", f"train.steps={arguments.steps}", "train.epochs=null", f"batch.size={arguments.batch}"]
-    own += [f"data.held_out={held_out}", "evaluate.every=100000", "save.every=null"]
+    own += [f"data.held_out={_held_out(arguments.out)}", "batch.tokens_per_device=8192", "evaluate.every=100000"]
+    own += ["evaluate.probe=0", "evaluate.dynamics=false", "save.every=null"]
     if kind == "plain":
-        return ["sft/quickstart", *own]
-    if kind == "grid":
-        over = json.dumps(SPACE)
-        return ["sft/quickstart", "recipe=sweep", f"sweep={{of: sft, over: {over}}}", "evaluate.answers=0", *own]
-    section = {"of": "sft", "space": SPACE, "trials": TRIALS, "eta": arguments.eta, "rungs": arguments.rungs}
-    return ["sft/quickstart", "recipe=search", f"search={json.dumps(section | {'rows': arguments.rows})}", *own]
+        return ["classify/quickstart", *own]
+    section: dict[str, Any] = {"of": "classify", "over": SPACE}
+    if kind == "search":
+        section = {"of": "classify", "space": SPACE, "trials": TRIALS, "rows": arguments.rows}
+        section |= {"eta": arguments.eta, "rungs": arguments.rungs}
+    recipe = "search" if kind == "search" else "sweep"
+    return ["classify/quickstart", f"recipe={recipe}", f"{recipe}={json.dumps(section)}", *own]
 
 
-def _first(arguments: argparse.Namespace) -> int:
-    """Steps at the first rung."""
-    return -(-arguments.steps // round(1 / Halving(arguments.eta, arguments.rungs).shares[0]))
+def _held_out(folder: Path) -> Path:
+    """Each fourth of the held-out questions."""
+    path = folder / "held_out.csv"
+    head, *rows = (starter.FOLDER / "banking77_held_out.csv").read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join([head, *rows[::4]]), encoding="utf-8")
+    return path
 
 
-def _measured(command: list[str], out: Path) -> None:
-    usage = measuring.run(command, out.with_suffix(".log"), "cpu")
-    (out / "usage.json").write_text(json.dumps(usage._asdict()), encoding="utf-8")
+def _run(*words: str) -> Any:
+    """From the folder of a run to its command."""
+    return lambda out: [sys.executable, "-m", "workbench.cli", "run", *words, "--out", str(out)]
 
 
-def _usage(run: Path) -> dict[str, float]:
-    return dict(json.loads((run / "usage.json").read_text(encoding="utf-8")))
+def _measured(command: Any, out: Path) -> None:
+    """Run once, and note what it took."""
+    if not _file(out).exists():
+        usage = measuring.run(command(out), out.with_suffix(".log"), "cpu")
+        _file(out).write_text(json.dumps(usage._asdict()), encoding="utf-8")
 
 
-def _table(run: Path, recipe: str) -> list[dict[str, Any]]:
-    return list(json.loads((run / f"{recipe}.json").read_text(encoding="utf-8"))["members"])
+def _usage(out: Path) -> dict[str, float]:
+    return dict(json.loads(_file(out).read_text(encoding="utf-8")))
 
 
-def _best(run: Path) -> str:
-    return str(json.loads((run / "search.json").read_text(encoding="utf-8"))["best"])
+def _file(out: Path) -> Path:
+    return out.with_name(f"{out.name}.usage.json")
 
 
-def _settings(run: Path) -> dict[str, Any]:
-    (found,) = (row["settings"] for row in _table(run, "search") if row["member"] == _best(run))
+def _best(run: Path) -> dict[str, Any]:
+    """The member that a search ships."""
+    table = json.loads((run / "search.json").read_text(encoding="utf-8"))
+    (found,) = (row for row in table["members"] if row["member"] == table["best"])
     return dict(found)
 
 
-def _loss(run: Path) -> float:
-    (found,) = (row["held_out_loss"] for row in _table(run, "search") if row["member"] == _best(run))
-    return float(found)
-
-
 if __name__ == "__main__":
-    try:
-        main()
-    except subprocess.CalledProcessError as error:
-        sys.exit(str(error))
+    main()
