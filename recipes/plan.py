@@ -156,7 +156,7 @@ def _of_reference(config: RunConfig, parts: DryRunParts) -> Iterator[str]:
 
 
 def _of_scaling(config: RunConfig, parts: DryRunParts, devices: int) -> Iterator[str]:
-    """What a law of pretraining says of a run that trains a whole language model on text."""
+    """Advice of a law of pretraining, for a run that trains a whole language model on text."""
     if config.recipe in ("sft", "mlm") and isinstance(config.adapter, Full):
         steps = limits.total_steps(config, parts.training.rows) or parts.training.steps
         tokens = steps * parts.work.tokens * devices

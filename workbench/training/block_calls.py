@@ -27,7 +27,7 @@ class BlockCall(NamedTuple):
     after: Tensor
     """Hidden states that come out."""
     more: tuple[Any, ...] | None
-    """What comes out besides; None where a block gives no tuple."""
+    """The rest of the output; None where a block gives no tuple."""
     arguments: tuple[Any, ...]
     named: Mapping[str, Any]
 

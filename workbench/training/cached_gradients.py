@@ -27,7 +27,7 @@ from workbench.training.distributed.row_shares import share_rows
 
 
 class Units(Protocol):
-    """What a model computes one by one, such as texts of which a row has several."""
+    """Units that a model computes one by one, such as texts of which a row has several."""
 
     @property
     def lengths(self) -> Indices:

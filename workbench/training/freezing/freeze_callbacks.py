@@ -22,7 +22,7 @@ from workbench.training.freezing.value_ways import ValueWays
 def observers(
     freezer: Freezer, trainable: Mapping[str, nn.Parameter], run: Callable[[], MicroBatch]
 ) -> dict[str, TrainHook]:
-    """What measures for the policy of a freezer, by the name of its file in a checkpoint; arguments as below."""
+    """The hook that measures for a freezer's policy, by the name of its file in a checkpoint; arguments as below."""
     if freezer.policy.observes == "gradients":
         return {"freezing": GradientCallback(freezer, trainable)}
     if freezer.policy.observes == "values":
