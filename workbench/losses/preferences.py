@@ -152,4 +152,5 @@ def token_factors(place_N: Tensor, shared_N: Tensor, *, alpha: float) -> Tensor:
         place_N: Place of the token among those of its answer, from 0.
         shared_N: Tokens of the shorter answer of its pair.
     """
-    return torch.where(place_N < shared_N, 1.0, alpha)
+    within_N = place_N < shared_N
+    return torch.full_like(within_N, alpha, dtype=torch.float64).masked_fill_(within_N, 1.0)
