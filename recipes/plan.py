@@ -36,7 +36,15 @@ from workbench.planning.fake_tensors import fake_tensors
 from workbench.planning.plan import Plan
 from workbench.planning.solver import SolverChoice, choose, formats
 from workbench.planning.step_time import Timed
-from workbench.recipes import plan_blocks, plan_parts, plan_settings, search_checks, sft, streamed_rows, token_reference
+from workbench.recipes import (
+    plan_blocks,
+    plan_parts,
+    plan_settings,
+    plan_texts,
+    search_checks,
+    streamed_rows,
+    token_reference,
+)
 from workbench.recipes.plan_parts import DryRunParts
 from workbench.recipes.single_run import Supervise
 from workbench.runs import units
@@ -99,6 +107,7 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
     ways = {
         "sft": _text,
         "mlm": _text,
+        "prefer": _text,
         "classify": _classes,
         "distill": _student,
         "crossval": _bank,
@@ -107,7 +116,7 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         "embed": _embeddings,
         "reward": _rewards,
     }
-    if config.recipe not in ways:
+    if config.recipe not in ways or (config.recipe == "sweep" and config.sweep.of == "prefer"):
         known = ", ".join(ways)
         raise ConfigError(f"recipe={config.recipe}: `plan` knows the recipes {known}. Plan one of its members as such.")
     if devices > 1 and config.recipe in layout_checks.SPREAD:
@@ -170,7 +179,7 @@ def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> DryR
     Args:
         teaching: From tokenizer, form, rows and what loads the teacher to what the model learns from.
     """
-    tokenizer, template, data = sft.prepare(config, run)
+    tokenizer, template, data, make = plan_texts.prepare(config, run)
     whole = config.data.model_copy(update={"length_warm_up": LengthWarmUpConfig()})
     config = config.model_copy(update={"data": whole})  # the longest rows decide about memory
     loader, task = BlueprintLoader(), tasks.of(config)
@@ -184,8 +193,7 @@ def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> DryR
         backbone = load(own.model, tokenizer, task=task, trainable=isinstance(own.adapter, Full))
         freezer = plan_parts.attached(backbone, own, data.train, new_token_ids)
         live = ExportedModel(freezer.model, output_heads.known(backbone.model), tokenizer, template, [])
-        text = sft.TextRun(own, run, Silent(), tokenizer, template, data)
-        return SingleTraining(text.trainer(backbone, freezer, live, supervise))
+        return SingleTraining(make(own, run).trainer(backbone, freezer, live, supervise))
 
     with fake_tensors():
         fit = training(config, run, loader, supervise)

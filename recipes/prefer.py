@@ -67,6 +67,11 @@ def answers(pairs: JudgedSplits) -> Splits:
     return Splits(*(None if split is None else split.answers for split in pairs))  # type: ignore[arg-type]
 
 
+def good_answers(pairs: JudgedSplits) -> Splits:
+    """The chosen or good answers of each split."""
+    return Splits(*(None if split is None else split.good for split in pairs))  # type: ignore[arg-type]
+
+
 def begin(
     config: RunConfig,
     run: Run,
@@ -76,8 +81,7 @@ def begin(
     pairs: JudgedSplits,
 ) -> PreferenceRun:
     """The run, before a reference was asked."""
-    good = Splits(*(None if split is None else split.good for split in pairs))  # type: ignore[arg-type]
-    return PreferenceRun(config, run, callback, tokenizer, template, good, pairs=pairs)
+    return PreferenceRun(config, run, callback, tokenizer, template, good_answers(pairs), pairs=pairs)
 
 
 def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, JudgedSplits]:

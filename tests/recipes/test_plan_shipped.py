@@ -28,7 +28,11 @@ def test_every_shipped_recipe_is_planned_or_refused_with_a_sentence(
     name: str, stories: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(block_time, "PASSES", (1, 1))
-    words = [] if name.startswith(("crossval", "classify", "vision")) else ["data.limit=100", "data.max_tokens=64"]
+    words = (
+        []
+        if name.startswith(("crossval", "classify", "vision", "prefer"))
+        else ["data.limit=100", "data.max_tokens=64"]
+    )
     if name.startswith("mlm"):
         bert = save_tiny(tmp_path / "bert", "Bert", "MaskedLM", MINILM, max_position_embeddings=128)
         words.append(f"model.id={bert}")

@@ -18,7 +18,7 @@ import workbench
 from tests.stopping import stop_after
 from workbench.data.text.judged_set import ROW, TOKEN
 from workbench.errors import Stopped
-from workbench.recipes import prefer
+from workbench.recipes import CONFIGS, prefer, serve
 from workbench.recipes.load import load
 
 BETA = 0.3
@@ -114,6 +114,11 @@ def test_what_is_scored_is_what_was_saved(trained: Path, recipe: Path, stories: 
             ratios.append(float((own - other)[where - 1, ids[0, where]].sum()))
         found.append(math.log1p(math.exp(-BETA * (ratios[0] - ratios[1]))))
     assert scores(trained)["after"]["loss"] == pytest.approx(sum(found) / len(found), abs=2e-5)
+
+
+def test_evaluate_scores_as_the_run_did(trained: Path) -> None:
+    wanted = scores(trained)["after"]
+    assert serve.evaluate(trained, []) == {name: pytest.approx(value, abs=1e-6) for name, value in wanted.items()}
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -218,3 +223,13 @@ def test_betas_in_one_bank_are_runs_of_their_own(recipe: Path, tmp_path: Path) -
         assert losses(found / "members" / f"beta={beta}") == pytest.approx(losses(alone), abs=2e-5)
     table = json.loads((found / "sweep.json").read_text())
     assert table["best"] in {"beta=0.1", "beta=0.5"} and scores(found)["after"]["margin"] > 0
+
+
+@pytest.mark.slow
+def test_the_shipped_recipe_trains(tmp_path: Path) -> None:
+    text = (CONFIGS / "prefer" / "quickstart.yaml").read_text()
+    assert text.startswith("# workbench run prefer/quickstart")
+    short = ["train.steps=2", "batch.size=2", "evaluate.every=null", "evaluate.answers=1", "evaluate.max_new_tokens=4"]
+    found = workbench.run("prefer/quickstart", short, out=tmp_path / "run", quiet=True)
+    assert losses(found)[0] == pytest.approx(math.log(2), abs=2e-3)
+    assert json.loads((found / "manifest.json").read_text())["status"] == "done"

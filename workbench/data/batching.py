@@ -68,6 +68,8 @@ class MicroBatch:
     weights_N: Tensor | None = None
     """Factor of the loss of each label (N,), for tokens; None: 1. float32."""
     sequences: int = 1
+    row_tokens: Indices | None = None
+    """Tokens of each row (B,) where an example has several."""
 
     @property
     def row_of_label(self) -> Tensor:
@@ -88,9 +90,8 @@ class MicroBatch:
         """
         if self.sequences == 1:
             return indices, lengths[indices]
-        own = self.inputs.get("row_lengths", self.lengths_B)
         rows: Indices = (indices[:, None] * self.sequences + np.arange(self.sequences)).ravel()
-        return rows, None if own is None else own.cpu().numpy()
+        return rows, self.row_tokens
 
     def weighted(self, weight_B: npt.NDArray[np.float64]) -> MicroBatch:
         """The same rows, of which the losses count these times more."""

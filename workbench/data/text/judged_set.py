@@ -177,7 +177,13 @@ def labelled(rows: TokenizedSet, indices: Indices, each: int, *, epoch: int) -> 
     count_B = np.bincount(row_N, minlength=len(answers))
     place_N = np.arange(len(row_N)) - np.repeat(np.cumsum(count_B) - count_B, count_B)
     columns = [batch.labels_N.numpy(), row_N, answers[row_N], place_N]
-    return replace(batch, labels_N=torch.from_numpy(np.stack(columns, axis=1)), rows_B=indices, sequences=each)
+    return replace(
+        batch,
+        labels_N=torch.from_numpy(np.stack(columns, axis=1)),
+        rows_B=indices,
+        sequences=each,
+        row_tokens=rows.lengths[answers],
+    )
 
 
 def answer_rows(indices: Indices, each: int) -> Indices:

@@ -1,0 +1,76 @@
+"""Runs of language models as a plan sees them: of recipe prefer with numbers of a reference that nobody asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from workbench.config import RunConfig
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.judged_set import JudgedSet
+from workbench.data.text.token_masking import MlmEncoder
+from workbench.data.text.tokenized_set import Splits
+from workbench.models.backbones import Backbone
+from workbench.models.exported import ExportedModel
+from workbench.recipes import prefer, sft
+from workbench.recipes.prefer import PreferenceRun
+from workbench.recipes.preference_reference import AnswerNumbers
+from workbench.recipes.sft import TextRun
+from workbench.runs.run_directory import Run
+from workbench.training.callbacks import Silent
+from workbench.training.signal import TrainingSignal
+
+
+class PlannedText(NamedTuple):
+    """Tokenizer, form and rows of a run, and what makes a run of them by a configuration like its own."""
+
+    tokenizer: PreTrainedTokenizerBase
+    template: ChatEncoder | MlmEncoder
+    data: Splits
+    """All answers, where they are judged."""
+    make: Callable[[RunConfig, Run], TextRun]
+
+
+class PlannedPreferences(PreferenceRun):
+    """A run whose tensors have no values, so that it tells none."""
+
+    def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
+        return super().supervise(live, backbone, progress)._replace(meter=None, look=None)
+
+
+def prepare(config: RunConfig, run: Run) -> PlannedText:
+    """The rows of a run, which is refused where it would fail or teach nothing."""
+    if config.recipe == "prefer":
+        return _judged(config)
+    tokenizer, template, data = sft.prepare(config, run)
+    return PlannedText(
+        tokenizer, template, data, lambda own, run: TextRun(own, run, Silent(), tokenizer, template, data)
+    )
+
+
+def notes(config: RunConfig) -> Iterator[str]:
+    """Yield a sentence on what a plan leaves out."""
+    if config.recipe == "prefer" and config.prefer.compares:
+        yield "What the reference reads before the first step is not counted: a forward pass over each answer."
+    if config.recipe == "prefer" and config.prefer.loss == "kto":
+        yield "The look from which kto's reference point comes is not counted: a forward pass over a step's answers."
+
+
+def _judged(config: RunConfig) -> PlannedText:
+    tokenizer, template, pairs = prefer.prepare(config)
+    splits = {name: split for name, split in pairs._asdict().items() if split is not None}
+    numbers = {name: _unknown(split) for name, split in splits.items()} if config.prefer.compares else None
+    good = prefer.good_answers(pairs)
+
+    def make(own: RunConfig, run: Run) -> TextRun:
+        return PlannedPreferences(own, run, Silent(), tokenizer, template, good, pairs=pairs, numbers=numbers)
+
+    return PlannedText(tokenizer, template, prefer.answers(pairs), make)
+
+
+def _unknown(rows: JudgedSet) -> AnswerNumbers:
+    count = len(rows.answers)
+    return AnswerNumbers(np.zeros(count), np.zeros(count), None if rows.others is None else np.zeros(count))
