@@ -46,7 +46,7 @@ def verdict(run: RunRecord) -> str:
 def plots(run: RunRecord) -> list[Plot]:
     """Rewards, how often they are right, and log-probabilities in each step; none of a run without them."""
     rewards = [name for name in run.named("reward") if name not in ("accuracy", "margin")]
-    if not rewards:
+    if not run.prefers or not rewards:
         return []
     found = [
         draw(
