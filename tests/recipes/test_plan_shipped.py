@@ -17,7 +17,7 @@ CONFIGS = Path(recipes.__file__).parent / "configs"
 SHIPPED = sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.rglob("*.yaml"))
 REFUSED = ("distill/ensemble", "distill/peers")
 """What a plan does not know."""
-SLOW = ("crossval/quickstart", "search/quickstart", "sweep/quickstart")
+SLOW = ("crossval/quickstart", "embed/quickstart", "reward/quickstart", "search/quickstart", "sweep/quickstart")
 """Take more than ten seconds; crossval/combo plans a bank too."""
 
 
@@ -28,11 +28,8 @@ def test_every_shipped_recipe_is_planned_or_refused_with_a_sentence(
     name: str, stories: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(block_time, "PASSES", (1, 1))
-    words = (
-        []
-        if name.startswith(("crossval", "classify", "vision", "prefer"))
-        else ["data.limit=100", "data.max_tokens=64"]
-    )
+    whole = name.startswith(("crossval", "classify", "vision", "embed", "prefer", "reward"))
+    words = [] if whole else ["data.limit=100", "data.max_tokens=64"]
     if name.startswith("mlm"):
         bert = save_tiny(tmp_path / "bert", "Bert", "MaskedLM", MINILM, max_position_embeddings=128)
         words.append(f"model.id={bert}")
