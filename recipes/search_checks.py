@@ -13,6 +13,9 @@ from workbench.training.limits import total_steps
 from workbench.training.search import proposals
 from workbench.training.search.halving import Halving
 
+EARLY = 5
+"""Steps before which a comparison says little."""
+
 
 def first_wave(config: RunConfig) -> list[Trial[RunConfig]]:
     """The members that a search begins with."""
@@ -68,3 +71,8 @@ def outlook(config: RunConfig, steps: int | None) -> Iterator[str]:
     ]
     cost = f"{'' if len(wave) == search.trials else 'about '}{halving.cost_of(counts):.3g} trainings"
     yield f"Members come {', '.join(ways)} of their steps: {cost}, instead of {search.trials}."
+    if steps is not None and (first := math.ceil(halving.shares[0] * steps)) < EARLY:
+        yield (
+            f"The first comparison comes after step {first} of {steps:,}, where the best settings may not lead yet. "
+            "Fewer search.rungs, or longer trainings, compare later."
+        )

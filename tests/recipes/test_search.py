@@ -233,15 +233,16 @@ def test_the_report_has_settings_table_and_plots(searched: Path, capsys: pytest.
 
 
 def test_check_says_what_will_happen_and_refuses_too_many_rungs(sections: dict[str, Any]) -> None:
-    first, second = check(RunConfig.model_validate(sections)).notes
+    first, second, early = check(RunConfig.model_validate(sections)).notes
     assert first.startswith(
         "4 settings, proposed by chance; 4 members begin, together in one bank. The first: 000-learning"
     )
     assert second == "Members come 4 to 1/4 (2), 2 to 1/2 (4), 1 to all (8) of their steps: 2 trainings, instead of 4."
+    assert early.startswith("The first comparison comes after step 2 of 8, where the best settings may not lead yet.")
     steep = {**sections, "search": {**sections["search"], "rungs": 4}}
     with pytest.raises(ConfigError, match=r"1 of 16 parts of their 8 steps, .* Write search\.rungs=3, or longer"):
         check(RunConfig.model_validate(steep))
-    (first, _) = check(RunConfig.model_validate({**sections, "adapter": {"method": "dora", "rank": 4}})).notes
+    (first, *_) = check(RunConfig.model_validate({**sections, "adapter": {"method": "dora", "rank": 4}})).notes
     assert "one after another: a bank holds lora, rslora and lora+" in first
 
 
