@@ -89,7 +89,10 @@ def _compare_losses(folder: Path, arguments: argparse.Namespace) -> None:
 def _compare_speed(folder: Path, arguments: argparse.Namespace) -> None:
     own, loss = folder / "speed", arguments.loss or "dpo"
     own.mkdir()
-    gsm8k.write_model("100m", own / "model", arguments.device)
+    if arguments.model == "100m":
+        gsm8k.write_model("100m", own / "model", arguments.device)
+    else:
+        (own / "model").symlink_to(starter.FOLDER)
     _write_rows(own / "train.jsonl", arguments.steps * EXAMPLES, loss)
     _write_recipe(own / "ours.yaml", arguments.steps, loss, str(own / "model"), EXAMPLES)
     sides = {
@@ -108,6 +111,7 @@ def _arguments() -> argparse.Namespace:
     parser = gsm8k.parser(__doc__)
     parser.add_argument("--only", choices=("losses", "speed"), help="one of the two comparisons")
     parser.add_argument("--loss", choices=LOSSES, help="one of the losses; speed is that of dpo without")
+    parser.add_argument("--model", choices=("100m", "starter"), default="100m", help="of the speed")
     arguments = parser.parse_args()
     most = gsm8k.epoch()
     if not measuring.WARM_UP < arguments.steps <= most:
