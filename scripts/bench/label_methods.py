@@ -48,7 +48,7 @@ SETTINGS = {"banking77": (0.1, 0.3), "clinc150": (0.0,)}
 def main() -> None:
     arguments = _arguments()
     report: dict[str, Any] = {}
-    settings = [(data, noise) for data, noises in SETTINGS.items() for noise in noises]
+    settings = [(data, noise) for data, noises in SETTINGS.items() for noise in noises if data in arguments.sets]
     for seed in range(arguments.seeds):  # all settings have their first seed before one has its last
         for data, noise in settings:
             standing.finish_here(dict(_runs(arguments, data, noise, seed)), arguments.out)
@@ -166,6 +166,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--tested", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--sets", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--out", type=Path, default=Path("runs/label_methods"))
     parser.add_argument("--json", type=Path)
     return parser.parse_intermixed_args()
