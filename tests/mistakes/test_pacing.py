@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.mistakes.cases import Case, assert_refused, file, lines, refusal
-from tests.mistakes.pacing_cases import AVERAGES, BUDGETS, FREEZING, OPTIMIZERS, SCHEDULES
+from tests.mistakes.optimizer_cases import AVERAGES, OPTIMIZERS, SCHEDULES
+from tests.mistakes.pacing_cases import BUDGETS, FREEZING
 from tests.mistakes.test_folds import RECIPE as CROSSVAL
 from tests.mistakes.test_folds import ROWS as LABELLED
 
