@@ -40,6 +40,7 @@ ARMS: dict[str, list[str]] = {
     "importance sampling": ["data.sampling.by=importance"],
     "selective (biased)": ["data.sampling.by=selective"],
     "short rows first": ["data.curriculum.by=length"],
+    "easy rows first, by probes": ["data.curriculum.by=loss"],
 }
 SETTINGS = {"banking77": (0.1, 0.3), "clinc150": (0.0,)}
 """Shares of wrong labels, by set."""

@@ -53,7 +53,7 @@ SMALL: dict[str, Any] = {
 """Settings of the methods, for models that are 32 wide; each method takes those that it has."""
 EXAMPLE = Path(__file__).parents[2] / "scripts" / "my_method.py"
 plugins.load([EXAMPLE])  # the documented example of a user's own method keeps the contract too
-MULTIPLIES = ("hra",)
+MULTIPLIES = ("boft", "hra")
 """Methods that multiply a weight with what is the identity at first, which rounds."""
 DEEPENS = ("block-expansion",)
 """Methods whose merged model has more blocks than the backbone."""

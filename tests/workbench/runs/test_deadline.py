@@ -203,7 +203,7 @@ def test_parts_of_a_run_are_expected_to_take_longer_on_a_slower_machine() -> Non
         for seconds in [1.0] * 5 + [factor] * 5:
             machine.work(seconds)
             clock.stepped()
-        return clock._rest + clock.spent
+        return clock.rest + clock.spent
 
     assert rest(2.0, steady=True) == rest(2.0, steady=False) < rest(1.0, steady=True)
     assert rest(0.5, steady=True) > rest(1.0, steady=True) == rest(0.5, steady=False)
