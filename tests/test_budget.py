@@ -153,6 +153,7 @@ def train(out: Path, stories: str, callback: Callback, *, limit: str = "60s", re
     return dict(json.loads((out / "scores.json").read_text()))
 
 
+@pytest.mark.slow
 def test_no_score_depends_on_how_fast_the_machine_was(tmp_path: Path, stories: str, clock: Clock) -> None:
     scores = train(tmp_path / "run", stories, Silent())
     assert clock.now <= 60 and lines(tmp_path / "run")
@@ -160,6 +161,7 @@ def test_no_score_depends_on_how_fast_the_machine_was(tmp_path: Path, stories: s
     assert scores["after"] == evaluate(tmp_path / "run", [])
 
 
+@pytest.mark.slow
 def test_a_run_whose_time_is_over_while_it_is_scored_is_scored_later(
     tmp_path: Path, stories: str, clock: Clock
 ) -> None:

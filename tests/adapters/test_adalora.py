@@ -149,6 +149,7 @@ def test_stock_peft_loads_the_ranks_that_are_left_as_lora(llama: PreTrainedModel
     assert isinstance(model.base_model, adapters.export_form.OwnForm) and model.peft_config["default"].init_r == 5
 
 
+@pytest.mark.slow
 def test_a_run_reaches_its_ranks_and_a_stopped_one_resumes_to_the_same_bits(
     tmp_path: Path, stories: str, questions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -235,9 +235,8 @@ def test_the_cube_of_kinds_formats_and_methods(
 RECIPE: dict[str, Any] = {"recipe": "sft", "data": {"train": "rows.jsonl"}}
 
 
-@pytest.mark.parametrize(
-    "names", [set(METHOD_NAMES) - set(LIGHT), pytest.param(set(LIGHT), marks=pytest.mark.slow)], ids=["usual", "light"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [set(METHOD_NAMES) - set(LIGHT), set(LIGHT)], ids=["usual", "light"])
 def test_every_adapter_gives_the_same_logits_in_a_new_process(names: set[str], tmp_path: Path) -> None:
     base = copy.deepcopy(bare("Llama"))
     base.save_pretrained(tmp_path / "base")

@@ -53,7 +53,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("count", "case"), CASES.values(), ids=CASES)
+STARTS_PROCESSES = ("a row without loss", "rows that are cut to nothing")
+"""Told the way that a malformed row is."""
+
+
+@pytest.mark.parametrize(
+    ("count", "case"),
+    [
+        pytest.param(*case, id=name, marks=[pytest.mark.slow] if name in STARTS_PROCESSES else [])
+        for name, case in CASES.items()
+    ],
+)
 def test_the_message_says_where_and_what_to_write(
     count: str,
     case: Case,

@@ -231,7 +231,14 @@ def test_check_shows_a_student_that_is_still_to_be_made(
 
 
 @pytest.mark.usefixtures("drawn")
-@pytest.mark.parametrize("name", [name for name in recipes.shipped() if name.startswith("distill/")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name == "distill/ensemble" else [])
+        for name in recipes.shipped()
+        if name.startswith("distill/")
+    ],
+)
 def test_every_shipped_recipe_trains(name: str, tmp_path: Path) -> None:
     """On fewer rows; a teacher that another recipe trains is a short run of it, or the starter as it is."""
     short = ["train.steps=2", "batch.size=4", "evaluate.every=null"]

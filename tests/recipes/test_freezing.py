@@ -117,6 +117,7 @@ def test_on_disk_the_next_run_computes_none(home: Path, plain: Path, prefixes: l
     assert not np.allclose(_outputs(second)[0], _outputs(first)[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_bank_that_was_stopped_ends_with_the_same_result(
     home: Path, prefixes: list[CachedPrefix], monkeypatch: pytest.MonkeyPatch
 ) -> None:

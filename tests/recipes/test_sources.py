@@ -79,6 +79,7 @@ def test_a_stopped_run_in_small_micro_batches_goes_on_to_the_same_losses(
     assert small == pytest.approx([line["loss"] for line in _lines(taught)], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_learned_mixture_is_the_same_after_a_stop_and_in_small_micro_batches(
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,7 @@ def test_file_bytes_of_any_tensors(tmp_path: Path) -> None:
         assert adapter_sizes.file_bytes(some) == (tmp_path / "file").stat().st_size
 
 
+@pytest.mark.slow
 def test_a_survey_gives_settings_to_the_methods_that_have_them(stories: str) -> None:
     plain, narrow = (adapter_sizes.survey([f"model.id={stories}", *words]).found for words in ([], ["adapter.rank=6"]))
     assert set(plain) == set(narrow) == set(METHODS)

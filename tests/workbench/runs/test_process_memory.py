@@ -56,6 +56,7 @@ print(faults())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a setting of glibc")
+@pytest.mark.slow
 def test_freed_memory_is_used_again() -> None:
     found = {
         how: int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True).stdout)

@@ -123,7 +123,11 @@ def test_bank_of_bert_classifiers_equals_three_trainings_with_plain_peft(tmp_pat
 
 @pytest.mark.parametrize(
     ("weights", "compute", "losses", "adapters"),
-    [("nf4", "float32", 1e-5, 1e-4), ("int8", "float32", 1e-5, 1e-4), ("nf4", "bfloat16", 1e-2, 2e-2)],
+    [
+        ("nf4", "float32", 1e-5, 1e-4),
+        ("int8", "float32", 1e-5, 1e-4),
+        pytest.param("nf4", "bfloat16", 1e-2, 2e-2, marks=pytest.mark.slow),
+    ],
 )
 def test_bank_over_quantised_weights(
     weights: str, compute: str, losses: float, adapters: float, stories: str, tmp_path: Path

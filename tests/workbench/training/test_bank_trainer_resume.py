@@ -124,6 +124,7 @@ def _resumed_after(trained: Trained) -> int:
     return int(step)
 
 
+@pytest.mark.slow
 def test_killed_before_every_write(whole: tuple[Trained, Path], tmp_path: Path) -> None:
     """No step is lost but those since the newest save that all had finished."""
     assert [len(losses) for losses in whole[0].losses] == [6, 3, 4, 1, 3]

@@ -186,7 +186,7 @@ def test_a_set_without_its_notes_is_written_again(
     assert len(_read(questions, tokenizer)) == 120 and len(reads) == 2
 
 
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_any_number_of_processes_writes_the_same_bytes(
     questions: Path, tokenizer: PreTrainedTokenizerBase, cache: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
@@ -207,6 +207,7 @@ def test_any_number_of_processes_writes_the_same_bytes(
     assert written[0] == written[1]
 
 
+@pytest.mark.slow
 def test_the_first_bad_row_is_refused_whatever_the_processes(
     questions: Path, tokenizer: PreTrainedTokenizerBase, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,7 +47,8 @@ def records(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("by", ["infobatch", *(pytest.param(by, marks=pytest.mark.slow) for by in SAMPLERS[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("by", SAMPLERS)
 def test_a_resumed_run_has_the_same_bits_and_micro_batches_the_same_losses(
     train: Callable[..., Path], by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
