@@ -49,7 +49,8 @@ class PaperORPO(ORPOTrainer):
     seen = 0
 
     def concatenated_forward(self, model: Any, batch: Any) -> Any:
-        chosen, rejected, chosen_logits, rejected_logits, _ = super().concatenated_forward(model, batch)
+        forward: Any = super().concatenated_forward(model, batch)
+        chosen, rejected, chosen_logits, rejected_logits, *_ = forward
         if model.training:
             self.seen += sum(int(batch[f"{side}_attention_mask"].sum()) for side in ("chosen", "rejected"))
         return chosen, rejected, chosen_logits, rejected_logits, -chosen.mean()
@@ -79,7 +80,7 @@ def main(loss: str, model: str, rows: str, out: Path, settings: dict[str, Any], 
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
     )
     if adapter is not None:
-        found = set_peft_model_state_dict(trainer.model, load_file(adapter))
+        found: Any = set_peft_model_state_dict(trainer.model, load_file(adapter))
         assert not found.unexpected_keys, found.unexpected_keys
     trainer.add_callback(Metrics(trainer, out / "metrics.jsonl"))
     trainer.train()
@@ -87,4 +88,5 @@ def main(loss: str, model: str, rows: str, out: Path, settings: dict[str, Any], 
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
-    main(*sys.argv[1:4], Path(sys.argv[4]), json.loads(sys.argv[5]), *sys.argv[6:7])  # type: ignore[arg-type]
+    loss, model, rows, out, settings, *adapter = sys.argv[1:]
+    main(loss, model, rows, Path(out), json.loads(settings), *adapter)
