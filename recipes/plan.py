@@ -104,38 +104,14 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         WorkbenchError: the run would be refused, or its recipe cannot be planned.
     """
     config = streamed_rows.local(config)
-    ways = {
-        "sft": _text,
-        "mlm": _text,
-        "prefer": _text,
-        "classify": _classes,
-        "distill": _student,
-        "crossval": _bank,
-        "sweep": _bank,
-        "search": _bank,
-        "embed": _embeddings,
-        "reward": _rewards,
-    }
-    if config.recipe not in ways or (config.recipe == "sweep" and config.sweep.of == "prefer"):
-        known = ", ".join(ways)
-        raise ConfigError(f"recipe={config.recipe}: `plan` knows the recipes {known}. Plan one of its members as such.")
-    if devices > 1 and config.recipe in layout_checks.SPREAD:
-        raise ConfigError(
-            f"recipe={config.recipe}: each device trains a share of the members by itself. Plan that share: leave "
-            "--devices out, and write as many folds or values as one device gets."
-        )
-    if config.distributed.engine == "fsdp2":
-        raise ConfigError(
-            "distributed.engine=fsdp2: `plan` knows what DeepSpeed holds. Leave engine out: with the same zero a "
-            "device holds about as much."
-        )
+    _require_known(config, devices)
     accelerated = elsewhere or backbones.device().type != "cpu"
     process = 0 if accelerated else psutil.Process().memory_info().rss
     # Weights of rows change neither.
     config = plan_settings.untimed(config.model_copy(update={"data": config.data.unweighted}))
     own = plan_settings.of_one_device(config, devices, accelerated=accelerated)
     with tempfile.TemporaryDirectory() as folder, plan_blocks.planned_run(own, Path(folder)) as run:
-        parts = ways[config.recipe](own, run)
+        parts = WAYS[config.recipe](own, run)
     fit, longest = parts.training, int(parts.training.train.lengths.max())
     auto = config.batch.tokens_per_device == "auto"
     return Plan(
@@ -156,6 +132,30 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         devices=devices,
         distributed=own.distributed if config.distributed.zero == "auto" else config.distributed,
     )
+
+
+def _require_known(config: RunConfig, devices: int) -> None:
+    """Refuse what `plan` knows nothing of.
+
+    Raises:
+        ConfigError: as it says.
+    """
+    if config.recipe not in WAYS:
+        raise ConfigError(
+            f"recipe={config.recipe}: `plan` knows the recipes {', '.join(WAYS)}. Plan one of its members as such."
+        )
+    if config.recipe == "sweep" and config.sweep.of == "prefer":
+        raise ConfigError("sweep.of=prefer: `plan` knows no bank of preferences. Plan one member: write recipe=prefer.")
+    if devices > 1 and config.recipe in layout_checks.SPREAD:
+        raise ConfigError(
+            f"recipe={config.recipe}: each device trains a share of the members by itself. Plan that share: leave "
+            "--devices out, and write as many folds or values as one device gets."
+        )
+    if config.distributed.engine == "fsdp2":
+        raise ConfigError(
+            "distributed.engine=fsdp2: `plan` knows what DeepSpeed holds. Leave engine out: with the same zero a "
+            "device holds about as much."
+        )
 
 
 def _of_reference(config: RunConfig, parts: DryRunParts) -> Iterator[str]:
@@ -362,3 +362,18 @@ def _members(
         return BankTraining(sweep.training(mine, entries, Silent()).trainer)
 
     return subject.shared.task, training
+
+
+WAYS: dict[str, Callable[[RunConfig, Run], DryRunParts]] = {
+    "sft": _text,
+    "mlm": _text,
+    "prefer": _text,
+    "classify": _classes,
+    "distill": _student,
+    "crossval": _bank,
+    "sweep": _bank,
+    "search": _bank,
+    "embed": _embeddings,
+    "reward": _rewards,
+}
+"""From a configuration and its run to what is dry-run, by the recipes that can be planned."""
