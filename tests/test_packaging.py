@@ -85,11 +85,11 @@ def test_the_top_of_the_package_is_short() -> None:
     assert sum(path.is_file() for path in names) <= 4
 
 
-@pytest.mark.slow
 def test_the_readme_is_a_page() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
+@pytest.mark.slow
 def test_the_wheel_has_one_top_level_name_and_the_files_that_are_needed(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)],
@@ -103,10 +103,13 @@ def test_the_wheel_has_one_top_level_name_and_the_files_that_are_needed(tmp_path
         "workbench/py.typed",
         "workbench/data/starter/model.safetensors",
         "workbench/data/starter/fairytaleqa_train.jsonl",
+        "workbench/data/starter/oasst_pairs_train.jsonl",
+        "workbench/config/freeze_policies/smartfrz.safetensors",
         "workbench/data/starter/sign_digits.zip",
         "workbench/data/starter/vision/model.safetensors",
         "workbench/data/starter/vision/preprocessor_config.json",
         "workbench/report/templates/report.html",
+        "workbench/report/templates/search.html",
         "workbench/recipes/configs/sft/quickstart.yaml",
         "workbench/adapters/lora.py",
     ):
