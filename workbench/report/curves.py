@@ -56,8 +56,9 @@ def of_runs(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Plot]:
 
 def _open_share(run: RunRecord) -> Plot:
     step, share = _floats(run.metrics["step"]), _floats(run.metrics[OPENED])
-    whole = step[share >= 1]
-    end = f"All are open from step {int(whole[0]):,} on." if len(whole) else "Not all were opened."
+    # A self-paced curriculum has all rows open in its first pass, and closes some again.
+    for_good = step[1 + np.flatnonzero(share < 1).max(initial=-1) :]
+    end = f"All are open from step {int(for_good[0]):,} on." if len(for_good) else "Not all are open at the end."
     return draw(
         "Rows open by data.curriculum",
         [Series("open", step, share)],
