@@ -113,7 +113,7 @@ class RunRecord:
         if self.embeds or self.rewards:
             return "per row"
         if self.prefers:
-            return "loss per example"
+            return "per example"
         if not self.classifies:
             return "nats per token"
         number = self.config.get("classes", {}).get("kind") == "number"
