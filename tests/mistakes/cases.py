@@ -7,12 +7,13 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+import workbench
 from workbench.cli.verbs import main
 from workbench.errors import WorkbenchError
 from workbench.recipes.load import load
@@ -28,6 +29,21 @@ class Case(NamedTuple):
     cure: str
     """What it must say to do."""
     prepare: Prepare = lambda folder: None
+
+
+class RowsCase(NamedTuple):
+    """A mistake with the rows of a recipe, in a folder that holds my.yaml, rows.jsonl and other.jsonl."""
+
+    place: str
+    """What the message must name as the place."""
+    cure: str
+    words: str = ""
+    """Overrides."""
+    rows: Iterable[Any] = ()
+    """Rows of rows.jsonl."""
+    other: Iterable[Any] = ()
+    """Rows of other.jsonl."""
+    command: str = "run my.yaml"
 
 
 def file(name: str, content: str | bytes) -> Prepare:
@@ -96,6 +112,33 @@ def assert_refused_with(
         main()
     told = " ".join(capsys.readouterr().err.split())
     assert ended.value.code == 2 and all(word in told for word in words), told
+
+
+def trained(recipe: str, rows: Iterable[Any], folder: Path, stories: str) -> Path:
+    """A run of a recipe on these rows over the backbone `stories`, in a folder."""
+    file("my.yaml", recipe)(folder)
+    lines(rows, "rows.jsonl")(folder)
+    words = [f"model.id={stories}", f"data.train={folder}/rows.jsonl"]
+    return workbench.run(folder / "my.yaml", words, out=folder / "one", quiet=True)
+
+
+def assert_rows_refused(
+    case: RowsCase,
+    recipe: str,
+    links: Mapping[str, str | Path],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """See that the command, run in the folder beside `links`, is refused before an adapter is there."""
+    monkeypatch.chdir(folder)
+    file("my.yaml", recipe)(folder)
+    lines(case.rows, "rows.jsonl")(folder)
+    lines(case.other, "other.jsonl")(folder)
+    for link, target in links.items():
+        (folder / link).symlink_to(target)
+    assert_refused_with((case.place, case.cure), f"{case.command} {case.words}", monkeypatch, capsys)
+    assert not list(folder.glob("runs/*/adapter"))
 
 
 def assert_told(case: Case, out: str, err: str) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from tests.mistakes.cases import assert_refused_with, lines
+from tests.mistakes.cases import RowsCase, assert_rows_refused, trained
 
 RECIPE = """
 recipe: embed
@@ -24,16 +24,7 @@ SCORED = [{"sentence1": f"a {n}", "sentence2": f"b {n}", "score": n % 3 / 2} for
 CLASSES = [{"text": f"The {name} said {n}.", "label": name} for n in range(10) for name in ("cat", "dog")]
 
 
-class Case(NamedTuple):
-    place: str
-    """What the message must name as the place."""
-    cure: str
-    words: str = ""
-    """Overrides."""
-    rows: Iterable[Any] = ROWS
-    other: Iterable[Any] = ()
-    """Rows of other.jsonl."""
-    command: str = "run my.yaml"
+Case = partial(RowsCase, rows=ROWS)
 
 
 def first(rows: list[dict[str, Any]], **columns: Any) -> list[dict[str, Any]]:
@@ -181,18 +172,12 @@ CASES = {
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
     """A run of two steps. Read only."""
-    import workbench
-
-    folder = tmp_path_factory.mktemp("finished")
-    (folder / "my.yaml").write_text(RECIPE)
-    lines(ROWS, "rows.jsonl")(folder)
-    words = [f"model.id={stories}", f"data.train={folder}/rows.jsonl"]
-    return workbench.run(folder / "my.yaml", words, out=folder / "one", quiet=True)
+    return trained(RECIPE, ROWS, tmp_path_factory.mktemp("finished"), stories)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_mistake_is_told(
-    case: Case,
+    case: RowsCase,
     tmp_path: Path,
     stories: str,
     encoder_decoder: str,
@@ -200,11 +185,5 @@ def test_a_mistake_is_told(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my.yaml").write_text(RECIPE)
-    lines(case.rows, "rows.jsonl")(tmp_path)
-    lines(case.other, "other.jsonl")(tmp_path)
-    for link, target in (("stories", stories), ("t5", encoder_decoder), ("one", str(finished))):
-        (tmp_path / link).symlink_to(target)
-    assert_refused_with((case.place, case.cure), f"{case.command} {case.words}", monkeypatch, capsys)
-    assert not list(tmp_path.glob("runs/*/adapter"))
+    links = {"stories": stories, "t5": encoder_decoder, "one": finished}
+    assert_rows_refused(case, RECIPE, links, tmp_path, monkeypatch, capsys)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
-from tests.mistakes.cases import assert_refused_with, lines
+from tests.mistakes.cases import RowsCase, assert_rows_refused, trained
 
 RECIPE = """
 recipe: reward
@@ -23,14 +22,7 @@ ROWS = [{"prompt": f"After {n}?", "chosen": f" It is {n + 1}.", "rejected": " No
 RATED = [{"prompt": f"After {n}?", "completion": " Yes.", "label": n % 2 == 0} for n in range(20)]
 
 
-class Case(NamedTuple):
-    place: str
-    """What the message must name as the place."""
-    cure: str
-    words: str = ""
-    """Overrides."""
-    rows: Iterable[Any] = ROWS
-    command: str = "run my.yaml"
+Case = partial(RowsCase, rows=ROWS, other=[{"a": "b"}])
 
 
 CASES = {
@@ -72,18 +64,12 @@ CASES = {
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
     """A run of two steps. Read only."""
-    import workbench
-
-    folder = tmp_path_factory.mktemp("finished")
-    (folder / "my.yaml").write_text(RECIPE)
-    lines(ROWS, "rows.jsonl")(folder)
-    words = [f"model.id={stories}", f"data.train={folder}/rows.jsonl"]
-    return workbench.run(folder / "my.yaml", words, out=folder / "one", quiet=True)
+    return trained(RECIPE, ROWS, tmp_path_factory.mktemp("finished"), stories)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_mistake_is_told(
-    case: Case,
+    case: RowsCase,
     tmp_path: Path,
     stories: str,
     encoder_decoder: str,
@@ -91,11 +77,5 @@ def test_a_mistake_is_told(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my.yaml").write_text(RECIPE)
-    lines(case.rows, "rows.jsonl")(tmp_path)
-    lines([{"a": "b"}], "other.jsonl")(tmp_path)
-    for link, target in (("stories", stories), ("t5", encoder_decoder), ("one", str(finished))):
-        (tmp_path / link).symlink_to(target)
-    assert_refused_with((case.place, case.cure), f"{case.command} {case.words}", monkeypatch, capsys)
-    assert not list(tmp_path.glob("runs/*/adapter"))
+    links = {"stories": stories, "t5": encoder_decoder, "one": finished}
+    assert_rows_refused(case, RECIPE, links, tmp_path, monkeypatch, capsys)
