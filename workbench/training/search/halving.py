@@ -65,7 +65,7 @@ class Halving:
         new = min(left, at_once - len(moves))
         if moves or new:
             return Wave(moves, new)
-        if any(self.top in each for each in standings) or (best := leader(standings)) is None:
+        if self._ended(standings) or (best := leader(standings)) is None:
             return None
         return Wave((Move(best, max(standings[best]) + 1),), 0)  # fewer than eta are left, and nobody came to the end
 
@@ -95,7 +95,7 @@ class Halving:
         """
         if wave is None:
             return None
-        done = any(self.top in each for each in standings)
+        done = self._ended(standings)
         taken = Wave((), 0)
         for larger in _growing(wave):
             if self.cost(larger, standings) + (0.0 if done else self._path(larger, standings)) <= trainings:
@@ -104,6 +104,10 @@ class Halving:
             return taken
         best = leader(standings)
         return None if done or best is None else Wave((Move(best, self.top),), 0)
+
+    def _ended(self, standings: Sequence[Standing]) -> bool:
+        """Whether a trial came to the end without failing."""
+        return any(math.isfinite(each.get(self.top, math.inf)) for each in standings)
 
     def _path(self, wave: Wave, standings: Sequence[Standing]) -> float:
         """Steps that the member which is farthest after a wave still has to train, in whole trainings."""

@@ -75,6 +75,10 @@ def test_who_failed_never_goes_on_and_where_all_did_nobody_does() -> None:
     waves = climb(halving, 6, 6, loss)
     assert {move.trial for wave in waves for move in wave.moves} <= {4, 5} and waves[-1].moves[0].rung == 2
     assert len(climb(halving, 6, 6, {key: math.inf for key in loss})) == 1
+    late = {(trial, rung): float(trial) for trial in range(6) for rung in range(3)} | {(0, 2): math.inf}
+    assert climb(halving, 6, 6, late)[-1] == Wave((Move(1, 2),), 0), "the next best, where the best failed at the end"
+    failed = [{0: 0.0, 1: 0.0, 2: math.inf}, {0: 1.0, 1: 1.0}]
+    assert halving.within(Wave((), 4), failed, trainings=0.2) == Wave((Move(1, 2),), 0)
     assert leader([{0: math.inf}, {}]) is None
 
 
