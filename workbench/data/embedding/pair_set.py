@@ -5,8 +5,9 @@ Legend: N rows, B rows of a global batch, M negatives of theirs, U texts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,7 +112,12 @@ class PairSet:
 
     def seen(self, *, epoch: int, step: int) -> PairSet:
         """The same rows; labelled ones with the positives of pass `epoch`."""
-        return self.with_partners(epoch=epoch) if self.form == "labelled" else self
+        return self._in_pass(epoch=epoch) if self.form == "labelled" else self
+
+    @cached_property
+    def _in_pass(self) -> Callable[..., PairSet]:
+        """`with_partners`, which each step of a pass asks for; a step may look ahead into the next pass."""
+        return lru_cache(maxsize=2)(self.with_partners)
 
     def with_partners(self, *, epoch: int) -> PairSet:
         """Labelled rows, each with another text of its class, evenly drawn; its own where there is no other."""

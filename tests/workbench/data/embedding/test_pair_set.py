@@ -85,6 +85,7 @@ def test_labelled_rows_get_another_text_of_their_class_in_each_epoch(tmp_path: P
     train = load(tmp_path, rows).train
     drawn = np.stack([train.seen(epoch=epoch, step=0).positive_N for epoch in range(40)])
     assert np.array_equal(drawn[3], train.seen(epoch=3, step=9).positive_N), "a function of the epoch alone"
+    assert train.seen(epoch=3, step=9) is train.seen(epoch=3, step=10), "drawn once in a pass"
     class_of = {unit: label for unit, label in zip(train.anchor_N, train.class_N, strict=True)}
     for row in range(len(train)):
         others = {unit for unit, label in class_of.items() if label == train.class_N[row]} - {train.anchor_N[row]}
