@@ -37,8 +37,8 @@ class Mined(NamedTuple):
 def with_negatives(pairs: EmbedRun) -> PairSet:
     """Training rows with `embed.mine` negatives each, which a resumed run finds in its directory."""
     run, train = pairs.run, pairs.data.train
-    path = run.path / FILE
-    if not run.ranks.agreed(path.exists()):
+    path = run.home / FILE
+    if not run.ranks.agreed(run.resumed and path.exists()):  # a run that failed here before had other rows
         if run.ranks.first:
             pairs.callback.say("Mining negatives with the backbone before training ...")
             found = _mined(pairs)

@@ -137,8 +137,11 @@ def test_a_stopped_run_resumes_to_the_same_bits(train: Train, monkeypatch: pytes
     assert _scores(resumed) == _scores(unbroken)
 
 
-def test_mined_negatives_are_near_and_not_known(train: Train) -> None:
+def test_mined_negatives_are_near_and_not_known(train: Train, taught: Path) -> None:
     rows = [*pairs(24), {"anchor": pairs(1)[0]["anchor"], "positive": "The house has it."}]
+    stale = taught.parent / "mined" / negative_mining.FILE
+    stale.parent.mkdir()
+    stale.write_bytes(b"of a run that failed here before")
     run = train("mined", rows, "train.steps=2", "embed.mine=2", "embed.loss=triplet")
     config = run_directory.shipped_config(run)
     data = embed_verbs.prepare(config)[1].train
@@ -251,8 +254,8 @@ def test_quantised_weights(train: Train, short_stories: str) -> None:
 
 @pytest.mark.slow
 def test_two_processes_share_the_texts_of_a_batch(train: Train, taught: Path, tmp_path: Path, bert: str) -> None:
-    """Each computes its share of the texts, and the loss over all of them."""
-    words = ["train.steps=5", "adapter.dropout=0.3", "batch.tokens_per_device=90"]
+    """Each computes its share of the texts, and the loss over all of them; the first mines negatives for both."""
+    words = ["train.steps=5", "adapter.dropout=0.3", "batch.tokens_per_device=90", "embed.mine=1"]
     alone = train("alone", taught.parent / "taught.jsonl", *words)
     shutil.copy(alone / "config.yaml", tmp_path / "recipe.yaml")
     layouts.in_two_processes(tmp_path, [("two", [], None)])
