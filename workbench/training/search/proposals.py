@@ -125,12 +125,18 @@ def _settings(params: Mapping[str, Any], search: SearchConfig) -> Settings:
 
 
 def _enumerated(search: SearchConfig) -> Iterator[Settings]:
-    """Every setting of a space without fractions."""
-    values = [
-        range(int(each.low), int(each.high) + 1) if isinstance(each, Range) else each for each in search.space.values()
-    ]
-    for chosen in itertools.product(*values):
+    """Every setting of a space; of a range of fractions as many numbers as there are trials, so that one is new."""
+    for chosen in itertools.product(*(_values(each, search.trials) for each in search.space.values())):
         yield dict(zip(search.space, chosen, strict=True))
+
+
+def _values(each: Range | tuple[Any, ...], trials: int) -> Sequence[Any]:
+    if not isinstance(each, Range):
+        return each
+    if each.integer:
+        return range(int(each.low), int(each.high) + 1)
+    fractions: list[float] = np.linspace(each.low, each.high, trials).tolist()
+    return fractions
 
 
 def _key(settings: Settings) -> str:

@@ -69,6 +69,12 @@ def test_a_space_of_as_many_settings_as_trials_is_tried_whole(sampler: str) -> N
     assert len({str(each) for each in [*first, *rest]}) == 12 == config.settings
 
 
+def test_a_range_too_narrow_for_four_digits_is_tried_as_often_as_asked() -> None:
+    config = search(space={"train.learning_rate": {"low": 1e-3, "high": 1.002e-3}}, trials=8)
+    found = [each["train.learning_rate"] for each in propose(config, [], [], count=8, seed=0)]
+    assert len(set(found)) == 8 and min(found) >= 1e-3 and max(found) <= 1.002e-3
+
+
 def test_importance_is_that_of_the_setting_that_decides() -> None:
     tried = propose(search(), [], [], count=32, seed=0)
     gave = [{0: abs(rate + 2) if number else math.inf} for number, rate in enumerate(rates(tried))]
