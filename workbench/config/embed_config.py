@@ -63,6 +63,8 @@ class EmbedConfig(Section):
             raise ValueError(f"symmetric is for loss contrastive; loss is {loss}. Leave it out.")
         if self.margin != type(self).model_fields["margin"].default and loss != "triplet":
             raise ValueError(f"margin is for loss triplet; loss is {loss}. Leave it out, or write loss: triplet.")
+        if self.temperature != type(self).model_fields["temperature"].default and loss in ("triplet", "cosine"):
+            raise ValueError(f"temperature is for losses contrastive and cosent; loss is {loss}. Leave it out.")
         if self.mine and loss in ("cosent", "cosine"):
             raise ValueError(f"mine adds negatives, and loss {loss} compares scored pairs. Leave it out.")
         if self.mine_below != type(self).model_fields["mine_below"].default and not self.mine:

@@ -36,8 +36,8 @@ class PairRecord(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Equal for rows with the same texts, but for case and punctuation."""
-        return "\n".join(map(normalised, self.texts))
+        """Equal for rows with the same texts, but for case and punctuation, whatever their negatives."""
+        return "\n".join(map(normalised, self.texts[:2]))
 
 
 @dataclass(frozen=True)
