@@ -84,7 +84,7 @@ CASES = {
         "1 of 20 training rows are also in other.jsonl",
         "data.overlap=drop",
         "data.held_out=other.jsonl",
-        other=ROWS[:1],
+        other=[{**ROWS[0], "negative": "Nowhere."}],
     ),
     "every row in both files": Case(
         "every row is also in other.jsonl", "nothing is left", "data.held_out=other.jsonl", other=ROWS
@@ -123,6 +123,18 @@ CASES = {
         "symmetric is for loss contrastive", "Leave it out", "embed.loss=triplet embed.symmetric=true"
     ),
     "margin without triplets": Case("margin is for loss triplet", "write loss: triplet", "embed.margin=0.5"),
+    "temperature of cosines": Case(
+        "temperature is for losses contrastive and cosent",
+        "Leave it out",
+        "embed.loss=cosine embed.temperature=1",
+        rows=SCORED,
+    ),
+    "mined bound for classes": Case(
+        "embed.mine_below is for rows that say nothing of other rows",
+        "Leave it out",
+        "embed.mine=1 embed.mine_below=0.5",
+        rows=CLASSES,
+    ),
     "mined bound without mining": Case("mine_below is for mined negatives", "Write mine: 3", "embed.mine_below=0.9"),
     "size twice": Case("sizes names 8 twice", "Name each size once", "embed.sizes=[8,8]"),
     "size too large": Case("embed.sizes: 128 is more than the 64 numbers", "Write sizes up to 64", "embed.sizes=[128]"),

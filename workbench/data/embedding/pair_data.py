@@ -77,6 +77,11 @@ def _require_loss(config: RunConfig, train: PairSource) -> None:
         raise ConfigError(
             f"embed.mine and embed.symmetric are for pairs, and {train.name} has scored rows. Leave them out."
         )
+    if form == "labelled" and section.mine_below != type(section).model_fields["mine_below"].default:
+        raise ConfigError(
+            f"embed.mine_below is for rows that say nothing of other rows, and {train.name} has texts with classes: "
+            "mined negatives are of other classes. Leave it out."
+        )
     if form == "labelled" and section.passage_prefix:
         raise ConfigError(
             f"embed.passage_prefix is for rows with two sides, and {train.name} has texts with classes. "
@@ -99,9 +104,13 @@ def _require_loss(config: RunConfig, train: PairSource) -> None:
 
 
 def _split(source: PairSource, *, share: float, seed: int) -> tuple[PairSource, PairSource]:
-    """Split off held-out rows; rows that share a text stay on the same side."""
-    strata = [(record.label,) for record in source.records]
-    held_out = hold_out(strata, groups=_groups(source), share=share, seed=seed)
+    """Split off held-out rows; rows that share a text stay on one side, and a class keeps two texts to train on."""
+    strata, groups = [(record.label,) for record in source.records], _groups(source)
+    held_out = hold_out(strata, groups=groups, share=share, seed=seed)
+    if source.form == "labelled":
+        alone = _without_partners(source.subset(~held_out))
+        whole = {group for group, record in zip(groups, source.records, strict=True) if record.label in alone}
+        held_out &= np.asarray([group not in whole for group in groups])
     if not held_out.any():
         raise DataError(
             f"{source.name}: its {len(source.records)} row(s) cannot be held out in part: they are too few, or share "
@@ -144,16 +153,23 @@ def _without_overlap(train: PairSource, other: PairSource, *, drop: bool) -> Pai
     )
 
 
-def _with_partners(train: PairSource) -> PairSource:
-    """Labelled rows without those whose class has no other text, and so no positive."""
+def _without_partners(train: PairSource) -> set[str]:
+    """Classes of which there is one text, which so has no positive."""
     texts: dict[str, set[str]] = {}
     for record in train.records:
         texts.setdefault(record.label, set()).add(record.texts[0])
-    if len(texts) == 1:
+    return {label for label, own in texts.items() if len(own) == 1}
+
+
+def _with_partners(train: PairSource) -> PairSource:
+    """Labelled rows without those whose class has no other text."""
+    labels = {record.label for record in train.records}
+    if len(labels) == 1:
         raise DataError(
-            f"{train.name}: every label is `{next(iter(texts))}`, so nothing is a negative. Give rows of another class."
+            f"{train.name}: every label is `{labels.pop()}`, so nothing is a negative. Give rows of another class."
         )
-    has_N = np.asarray([len(texts[record.label]) > 1 for record in train.records])
+    without = _without_partners(train)
+    has_N = np.asarray([record.label not in without for record in train.records])
     if not has_N.any():
         raise DataError(
             f"{train.name}: no class has two different texts, so that no text has a positive. Give more rows of each."
@@ -177,7 +193,7 @@ def _require_enough(config: RunConfig, train: PairSource) -> None:
         raise DataError(
             f"{train.name}: {len(train.records)} row to train on, and a row is told from others. Give more."
         )
-    given = any(len(record.texts) > 2 for record in train.records)
+    given = config.embed.mine or any(len(record.texts) > 2 for record in train.records)
     if config.batch.size == 1 and config.embed.loss_of(train.form) in ("contrastive", "cosent") and not given:
         raise ConfigError(
             f"batch.size=1: embed.loss={config.embed.loss_of(train.form)} tells a row from the others of its batch, "

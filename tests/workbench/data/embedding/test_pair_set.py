@@ -16,16 +16,18 @@ from workbench.config.embed_config import EmbedConfig
 from workbench.data.embedding import pair_data, pair_records, pair_set
 from workbench.data.embedding.pair_data import PairSplits
 from workbench.data.embedding.pair_set import PairSet
+from workbench.errors import ConfigError
 from workbench.models import backbones
 
 TOKENIZER = backbones.tokenizer(ModelConfig(id=str(STORIES)))
 
 
-def load(folder: Path, rows: Iterable[dict[str, Any]], **embed: Any) -> PairSplits:
+def load(folder: Path, rows: Iterable[dict[str, Any]], *, batch: int = 32, **embed: Any) -> PairSplits:
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"train": str(path), "held_out": 0.2, "max_tokens": 24}
-    config = RunConfig.model_validate({"recipe": "embed", "model": {"id": str(STORIES)}, "data": data, "embed": embed})
+    model, size = {"id": str(STORIES)}, {"size": batch}
+    config = RunConfig.model_validate({"recipe": "embed", "model": model, "data": data, "batch": size, "embed": embed})
     return pair_data.load(config, TOKENIZER)
 
 
@@ -100,6 +102,20 @@ def test_a_class_with_one_text_is_left_out_and_told(tmp_path: Path) -> None:
     found = load(tmp_path, [*rows, {"text": "a fox", "label": "fox"}])
     assert "1 rows whose class has no other text" in found.train.skipped
     assert {record.label for record in found.train.records} == {"cat", "dog"}
+
+
+def test_a_class_of_two_texts_is_not_split(tmp_path: Path) -> None:
+    rows = [{"text": f"{name} {n}", "label": name} for n in range(10) for name in ("cat", "dog")]
+    found = load(tmp_path, [*rows, {"text": "a fox", "label": "fox"}, {"text": "the fox", "label": "fox"}])
+    assert {record.label for record in found.held_out.records} == {"cat", "dog"} and not found.train.skipped
+    assert sum(record.label == "fox" for record in found.train.records) == 2
+
+
+def test_a_batch_of_one_row_has_mined_negatives(tmp_path: Path) -> None:
+    rows = [{"anchor": f"question {n}", "positive": f"answer {n}"} for n in range(20)]
+    assert len(load(tmp_path, rows, batch=1, mine=1).train) == 16
+    with pytest.raises(ConfigError, match="there is none"):
+        load(tmp_path, rows, batch=1)
 
 
 def test_numbers_of_texts_survive_a_subset(tmp_path: Path) -> None:
