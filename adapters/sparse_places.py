@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from peft.tuners.supertuning.layer import SupertuningLayer
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from workbench.errors import BackboneError
@@ -105,7 +106,7 @@ def _trained(kind: Any, folder: Path) -> Callable[[str], Tensor | None]:
     """Weights of the layers of a saved model, by path; None where it has no such layer."""
     try:
         found = kind.from_pretrained(str(folder), dtype="auto")
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise BackboneError(
             f"adapter.trained={folder}: it cannot be read as a {kind.__name__} "
             f"({str(error).splitlines()[0]}). Name a full training of the same backbone."

@@ -24,6 +24,7 @@ from workbench.errors import Stopped
 from workbench.evaluation import row_scores
 from workbench.models import backbones
 from workbench.recipes import row_difficulty
+from workbench.recipes.check import check
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
 
@@ -147,6 +148,16 @@ def test_each_row_has_the_number_of_its_own_line(recipe: Path, tmp_path: Path) -
     assert found is not None
     numbers = [int(place.split("row ")[1].split(",")[0]) - 1 for place in rows.places()]
     assert found.tolist() == numbers and len(numbers) < 28
+
+
+@pytest.mark.parametrize("by", ["perplexity", "loss"])
+def test_check_tells_no_difficulty_that_a_run_is_still_to_measure(recipe: Path, by: str) -> None:
+    """Chance stands in for it until then, and its numbers are nobody's."""
+    own = ["classify/quickstart", "data.limit=300"] if by == "loss" else [str(recipe)]
+    notes = check(load(own[0], [*own[1:], f"data.curriculum.by={by}"])).notes
+    after = notes[1 + next(at for at, note in enumerate(notes) if note.startswith("Curriculum: ")) :]
+    assert "A run begins with reading all rows to find it" in after[0]
+    assert not any("owest" in note for note in after)
 
 
 def test_a_plan_reads_no_row(recipe: Path) -> None:
