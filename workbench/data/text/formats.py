@@ -150,12 +150,26 @@ def _ambiguous(source: str, names: list[str], fits: list[str]) -> str:
     return "\n".join(
         [
             f"{source}: its columns, {columns}, {problem}.",
+            *(() if fits else _nearly(set(names))),
             f"Write data.format={(fits or ['alpaca'])[0]}, or say which column is which as {{name: column in the "
             f"file}}, such as data.columns='{{{renames}}}'.",
             "Formats and the columns that each needs:",
             *(f"  {known.name}: {known.requirement}" for known in _FORMATS),
         ]
     )
+
+
+def _nearly(names: set[str]) -> Iterator[str]:
+    """The formats of which a row with these columns lacks a single one."""
+    lacking = {
+        known.name: column
+        for known in _FORMATS
+        for required in known.required
+        if required & names and len(required - names) == 1
+        for column in required - names
+    }
+    if lacking:
+        yield "It lacks " + ", ".join(f"`{column}` for {name}" for name, column in lacking.items()) + "."
 
 
 def renamed(columns: Columns, renames: Mapping[str, str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.workbench.data.reading import config, write
 from workbench.data.text.formats import Example, read
+from workbench.errors import DataError
 
 FILES = Path(__file__).parents[3] / "files" / "formats"
 CALL = '{"name": "add", "arguments": {"a": 1}}'
@@ -176,6 +177,14 @@ def test_columns_are_renamed_even_crosswise(tmp_path: Path) -> None:
     assert turns(only(tmp_path, row, columns={"label": "category"})) == [("user", "T"), ("assistant", "good")]
     crossed = only(tmp_path, {"question": "A", "answer": "Q"}, columns={"question": "answer", "answer": "question"})
     assert turns(crossed) == [("user", "Q"), ("assistant", "A")]
+
+
+def test_a_column_that_alone_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="It lacks .*`rejected` for preference"):
+        only(tmp_path, {"prompt": "Q", "chosen": "A"})
+    with pytest.raises(DataError) as nothing:
+        only(tmp_path, {"said": "A"})
+    assert "It lacks" not in str(nothing.value)
 
 
 def test_a_column_renamed_away_no_longer_counts(tmp_path: Path) -> None:
