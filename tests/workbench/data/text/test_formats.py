@@ -180,7 +180,7 @@ def test_columns_are_renamed_even_crosswise(tmp_path: Path) -> None:
 
 
 def test_a_column_that_alone_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="It lacks .*`rejected` for preference"):
+    with pytest.raises(DataError, match=r"It lacks .*`rejected` for preference"):
         only(tmp_path, {"prompt": "Q", "chosen": "A"})
     with pytest.raises(DataError) as nothing:
         only(tmp_path, {"said": "A"})
