@@ -43,7 +43,11 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
         while (wave := board.next_wave(trainings_left(board, run))) is not None:
             callback.say(in_words(board, wave))
             began = time.monotonic()
-            losses = WaveTraining(task, board, wave, judges, timed).losses()
+            try:
+                losses = WaveTraining(task, board, wave, judges, timed).losses()
+            except Stopped:
+                board.paused(wave, time.monotonic() - began)
+                raise
             board.done(wave, losses, time.monotonic() - began)
             if callback.stop_requested():
                 raise Stopped(f"Stopped after wave {len(board.waves)}; checkpoints saved.")

@@ -95,6 +95,10 @@ class Board:
     def done(self, wave: WaveRecord, losses: Sequence[float], seconds: float) -> None:
         """Note what a wave gave."""
         wave.losses = [loss if math.isfinite(loss) else None for loss in losses]
+        self.paused(wave, seconds)
+
+    def paused(self, wave: WaveRecord, seconds: float) -> None:
+        """Note the time that a wave took, which may go on in another process."""
         wave.seconds = round(wave.seconds + seconds, 3)
         self.write()
 

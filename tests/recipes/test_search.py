@@ -157,6 +157,8 @@ def test_stopped_in_any_wave_and_resumed_it_ends_with_the_same_bits(
         stop_after(patch, step)
         with pytest.raises(Stopped):
             run(sections, tmp_path / "run")
+    stopped = json.loads((tmp_path / "run" / "search.json").read_text())
+    assert all(wave["seconds"] > 0 for wave in stopped["waves"]), "of the wave that was stopped too"
     path = run(sections, tmp_path / "run", resume=True)
     assert table(path) == table(searched) and curve(path) == curve(searched)
     file = "adapter/adapter_model.safetensors"
