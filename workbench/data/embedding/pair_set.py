@@ -156,7 +156,10 @@ class PairSet:
         if self.form == "labelled":
             alike_AB: Mask = self._class_U[one_A][:, None] == self._class_U[other_B]
         else:
-            alike_AB = np.isin(raw_A[:, None] * count + raw_B, self._known_keys)
+            wanted_AB = raw_A[:, None] * count + raw_B
+            # Not np.isin, which sorts all known pairs each time.
+            place_AB = np.searchsorted(self._known_keys[:-1], wanted_AB)
+            alike_AB = self._known_keys[place_AB] == wanted_AB
         return np.logical_or(same_AB, alike_AB)
 
     @cached_property
@@ -179,7 +182,7 @@ class PairSet:
 
     @cached_property
     def _known_keys(self) -> Indices:
-        """Pairs that a row says belong together, in both directions."""
+        """Pairs that a row says belong together, in both directions, ascending."""
         count = 2 * len(self.units.texts)
         one, other = self._raw_U[self.anchor_N], self._raw_U[self.positive_N]
         return np.unique(np.concatenate([one * count + other, other * count + one]))
