@@ -69,7 +69,7 @@ class AdapterTrainer:
         self.order = row_order(task.train, config, self._limits.steps, task.run.ranks, task.reference)
         self._refresh = trained.refresh
         self.progress = Progress()
-        self._seen_in = lru_cache(maxsize=2)(lambda step: task.train.seen(epoch=self.order.epoch(step), step=step))
+        self._view = lru_cache(maxsize=2)(lambda epoch, step: task.train.seen(epoch=epoch, step=step))
         """The training rows as a step reads them; this one's and the next one's are kept."""
         self.error: TrainingError | None = None
         """Why training failed; None while it has not."""
@@ -154,11 +154,11 @@ class AdapterTrainer:
     @property
     def seen(self) -> Examples:
         """The training rows as the next step reads them."""
-        return self._seen_in(self.progress.step)
+        return self._view(self.epoch, self.progress.step)
 
     def seen_after(self) -> Examples:
         """The training rows as the step after the next reads them."""
-        return self._seen_in(self.progress.step + 1)
+        return self._view(self.order.epoch(self.progress.step + 1), self.progress.step + 1)
 
     def follow(self, frozen: Collection[str], rates: Sequence[float]) -> None:
         """Freeze these values from the next step on, and set each layer's factor of the learning rate.

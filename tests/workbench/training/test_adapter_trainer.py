@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -207,3 +208,26 @@ def test_how_often_each_row_is_computed(sections: dict[str, Any], passes: float 
     fit = train(build("Llama"), configured(**sections), tmp_path).fit
     read = fit.member.progress.tokens / int(fit.train.lengths.sum())
     assert fit.member.passes() == pytest.approx(read if passes is None else passes, abs=0.3 if passes is None else 1e-9)
+
+
+def test_a_pass_that_begins_as_its_rows_are_drawn_reads_them_as_of_its_own_epoch(tmp_path: Path) -> None:
+    """InfoBatch knows of a new pass only then, and the step before has looked ahead at it as of the old one."""
+    member = train(build("Llama", blocks=1), configured(train={"epochs": 1}), tmp_path).fit.member
+
+    class Late:
+        number = 3
+
+        def epoch(self, step: int) -> int:
+            return self.number
+
+    class Rows:
+        def seen(self, *, epoch: int, step: int) -> tuple[int, int]:
+            return epoch, step
+
+    member.order = order = Late()  # type: ignore[assignment]
+    step = member.progress.step
+    member.task.train.seen = Rows().seen  # type: ignore[method-assign, assignment]
+    assert member.seen_after() == (3, step + 1)
+    member.progress = replace(member.progress, step=step + 1)
+    order.number = 4
+    assert member.seen == (4, step + 1) and member.seen_after() == (4, step + 2)
