@@ -40,7 +40,7 @@ from workbench.recipes.inspection import SHOWN, Inspection, pieces
 from workbench.recipes.sft import read_template
 from workbench.recipes.sweep_tasks import require_members
 from workbench.runs.ranks import ALONE, joined
-from workbench.training import preflight
+from workbench.training import layer_drop, preflight
 from workbench.training.freezing.layer_map import stack
 from workbench.training.limits import total_steps
 from workbench.training.sampling.order import row_order
@@ -79,7 +79,7 @@ def _inspected(config: RunConfig) -> Found:
         *found.notes,
         *_order(found),
         *found.config.regularise.in_words(),
-        *found.config.layer_drop.in_words(),
+        *layer_drop.in_words(found.config.layer_drop, model),
         *found.config.token_drop.in_words(),
         *filter(None, [about_experts(model, config.adapter)]),
     ]

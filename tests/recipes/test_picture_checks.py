@@ -14,7 +14,7 @@ from tests.vision_backbones import SIZE, save_vision
 from tests.workbench.data.images.pictures import photograph
 from workbench.cli.verbs import app
 from workbench.data.images.picture_rows import PictureRows
-from workbench.errors import ConfigError
+from workbench.errors import BackboneError, ConfigError
 from workbench.recipes import check, picture_checks
 from workbench.recipes.classify_verbs import ClassInspection
 from workbench.recipes.inspection import Inspection
@@ -75,6 +75,30 @@ def test_changes_that_exchange_labels_are_warned_of(find: Find, recipe: Path) ->
     assert "`6` may look like `9`" in note and "Write image.augment.vertical_flip=0" in note
     views = ["recipe=crossval", "data.held_out=0.05", "folds.k=3", "tta.views=[eight]"]
     assert "tta.views: eight" in " ".join(_checked(recipe, *views).split())
+
+
+def test_blocks_that_change_the_resolution_are_counted_where_steps_leave_out_blocks(
+    recipe: Path, tmp_path: Path
+) -> None:
+    words = ["layer_drop.rate=0.5", "adapter={method: full}"]
+    found = check.check(load(recipe, [f"model.id={save_vision(tmp_path / 'resnet', 'ResNet')}", *words]))
+    assert isinstance(found, ClassInspection)
+    assert any(note.startswith("layer_drop: 1 of 3 blocks change the resolution") for note in found.notes)
+    found = check.check(load(recipe, words))
+    assert isinstance(found, ClassInspection)
+    (note,) = [note for note in found.notes if note.startswith("layer_drop")]
+    assert "never" not in note and "chance 0.5" in note
+
+
+def test_blocks_that_nothing_can_be_left_out_of_are_refused_before_weights_are_read(
+    recipe: Path, tmp_path: Path
+) -> None:
+    words = [f"model.id={save_vision(tmp_path / 'swin', 'Swin')}", "token_drop={keep: 0.5}", "adapter={method: full}"]
+    with pytest.raises(BackboneError, match="so that token_drop cannot"):
+        check.check(load(recipe, words))
+    narrow = save_vision(tmp_path / "narrow", "ResNet", hidden_sizes=[32, 48], depths=[1, 1])
+    with pytest.raises(BackboneError, match="layer_drop could leave none out"):
+        check.check(load(recipe, [f"model.id={narrow}", "layer_drop.rate=0.5", "adapter={method: full}"]))
 
 
 def test_labels_that_differ_only_by_case_are_told(recipe: Path, tmp_path: Path) -> None:

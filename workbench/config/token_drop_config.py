@@ -38,6 +38,15 @@ class TokenDropConfig(Section):
         middle = max(0, blocks - 2 * self.outer) / max(1, blocks)
         return 1 - middle * (1 - self.share(done))
 
+    def refusal(self, blocks: int) -> str | None:
+        """Why it does not work on a backbone of so many blocks, and what to write instead; None where it does."""
+        if not self.is_on or blocks > 2 * self.outer:
+            return None
+        return (
+            f"token_drop.outer={self.outer}: the backbone has {blocks} blocks, of which the first and last ones "
+            "compute every token, so that none is left in the middle. Leave token_drop out."
+        )
+
     def in_words(self) -> Iterator[str]:
         """Yield a sentence on what is passed by, where anything is."""
         if self.is_on:

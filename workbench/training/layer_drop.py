@@ -17,9 +17,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from workbench.adapters import anatomy
 from workbench.config.layer_drop_config import LayerDropConfig
 from workbench.errors import BackboneError
 from workbench.training import block_calls
+from workbench.training.block_calls import BlockCall
+from workbench.training.freezing.layer_map import stack
 
 
 class LayerDrop:
@@ -47,13 +50,8 @@ class LayerDrop:
         """
         if not self._config.is_on:
             return
-        calls = block_calls.survey(self._backbone, self._blocks)
+        calls = surveyed(self._backbone, self._blocks)
         self._more, self._able = [each.more for each in calls], [each.adds for each in calls]
-        if not any(self._able):
-            raise BackboneError(
-                f"{type(self._backbone).__name__}: no block gives hidden states alone, of the shape that it gets, so "
-                "that layer_drop could leave none out. Leave layer_drop out."
-            )
         for number, block in enumerate(self._blocks):
             block_calls.reroute(block, partial(self._forward, number, block.forward))
 
@@ -90,3 +88,30 @@ class LayerDrop:
         output = own(*arguments, **named)
         after = output[0] if isinstance(output, tuple) else output
         return block_calls.like(output, before + (after - before) * factor)
+
+
+def surveyed(backbone: PreTrainedModel, blocks: Sequence[nn.Module]) -> list[BlockCall]:
+    """The call of each block; the backbone is called once, and one for pictures may be without weights.
+
+    Raises:
+        BackboneError: No block's input could stand for its output.
+    """
+    calls = block_calls.survey(backbone, blocks)
+    if not any(each.adds for each in calls):
+        raise BackboneError(
+            f"{type(backbone).__name__}: no block gives hidden states alone, of the shape that it gets, so that "
+            "layer_drop could leave none out. Leave layer_drop out."
+        )
+    return calls
+
+
+def in_words(config: LayerDropConfig, backbone: PreTrainedModel) -> Iterator[str]:
+    """Yield sentences on what is left out, where anything is, and on blocks for pictures that never are."""
+    yield from config.in_words()
+    if config.is_on and anatomy.reads_pictures(backbone):
+        calls = surveyed(backbone, [backbone.get_submodule(path) for path in stack(backbone)])
+        if whole := sum(not each.adds for each in calls):
+            yield (
+                f"layer_drop: {whole} of {len(calls)} blocks change the resolution or the width of what they read, so "
+                "that nothing could stand for what they give: every step computes them."
+            )

@@ -18,7 +18,7 @@ from workbench.data.text import text_checks
 from workbench.data.text.tokenized_set import Splits
 from workbench.errors import ConfigError
 from workbench.models import backbones, packed_attention
-from workbench.training import capacity, packing
+from workbench.training import capacity, layer_drop, packing, token_drop
 from workbench.training.freezing.layer_map import LayerMap, stack
 from workbench.training.optim import optimizers
 
@@ -103,19 +103,20 @@ def no_recomputing(config: RunConfig, model: Any) -> str:
 
 
 def _require_layers(config: RunConfig, model: PreTrainedModel) -> None:
-    """Refuse a freezing policy that finds no stack of blocks, too few of them, or leaves nothing to train."""
+    """Refuse what finds no stack of blocks, none that it can act on, or leaves nothing to train."""
     if not config.by_block:
         return
-    blocks = len(stack(model))
-    if config.token_drop.is_on and blocks <= 2 * config.token_drop.outer:
-        raise ConfigError(
-            f"token_drop.outer={config.token_drop.outer}: {config.model.id} has {blocks} blocks, of which the first "
-            "and last ones compute every token, so that none is left in the middle. Leave token_drop out."
-        )
+    paths = stack(model)
+    if config.reads_pictures:  # text backbones cannot be called without weights
+        modules = [model.get_submodule(path) for path in paths]
+        token_drop.middle(model, modules, config.token_drop)
+        if config.layer_drop.is_on:
+            layer_drop.surveyed(model, modules)
+    blocks = len(paths)
+    if reason := config.token_drop.refusal(blocks) or config.freeze.refusal(blocks):
+        raise ConfigError(reason)
     if config.freeze.policy == "none":
         return
-    if reason := config.freeze.refusal(blocks):
-        raise ConfigError(reason)
     if config.freeze.never(blocks) == blocks and not (isinstance(config.adapter, Full) or anatomy.fresh_heads(model)):
         raise ConfigError(
             f"freeze.policy={config.freeze.policy} freezes all {blocks} blocks, and adapter.method="

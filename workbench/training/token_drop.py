@@ -46,7 +46,7 @@ class TokenDrop:
 
     def __init__(self, backbone: PreTrainedModel, blocks: Sequence[nn.Module], config: TokenDropConfig) -> None:
         self._backbone, self._config = backbone, config
-        self._blocks = blocks[config.outer : len(blocks) - config.outer]
+        self._blocks = blocks
         self._pictures = anatomy.reads_pictures(backbone)
         self._share = 1.0
         self._lengths_B: Indices | None = None
@@ -55,26 +55,9 @@ class TokenDrop:
         """Put this in the way of the middle blocks' calls; nothing where it is off.
 
         Raises:
-            BackboneError: A block reads something of which it is not known which part belongs to a token.
+            BackboneError: As `middle` does.
         """
-        if not self._config.is_on:
-            return
-        if not self._blocks:
-            raise BackboneError(
-                f"{type(self._backbone).__name__} has no block between the first {self._config.outer} and the last "
-                f"{self._config.outer}, which token_drop leaves whole. Leave token_drop out."
-            )
-        if (kernel := getattr(self._backbone.config, "_attn_implementation", "")) in _KERNELS:
-            raise BackboneError(f"token_drop needs sdpa, and {kernel} counts tokens. Write model.attention=sdpa.")
-        for block, call in zip(self._blocks, block_calls.survey(self._backbone, self._blocks), strict=True):
-            bound = _bound(block, call.arguments, call.named)
-            if not call.adds or call.before.ndim != 3 or (unknown := _unknown(bound)):
-                why = f"reads `{unknown[0]}`" if call.adds and call.before.ndim == 3 else "has no tokens in rows"
-                raise BackboneError(
-                    f"{type(self._backbone).__name__}: its {type(block).__name__} {why}, so that token_drop cannot "
-                    "leave tokens out. Leave token_drop out, or take layer_drop.rate=0.5, which leaves out blocks."
-                )
-        for number, block in enumerate(self._blocks):
+        for number, block in enumerate(middle(self._backbone, self._blocks, self._config)):
             block_calls.reroute(block, partial(self._forward, number, block, block.forward))
 
     @contextmanager
@@ -111,6 +94,31 @@ class TokenDrop:
         after_BKD = output[0] if isinstance(output, tuple) else output
         places_BKD = index_BK[..., None].expand(-1, -1, width)
         return block_calls.like(output, before_BLD.scatter(1, places_BKD, after_BKD.to(before_BLD.dtype)))
+
+
+def middle(backbone: PreTrainedModel, blocks: Sequence[nn.Module], config: TokenDropConfig) -> Sequence[nn.Module]:
+    """The blocks of all that can pass tokens by; none where it is off. The backbone is called once, as by a survey.
+
+    Raises:
+        BackboneError: There is none, or it reads something of which it is not known which part belongs to a token.
+    """
+    if not config.is_on:
+        return []
+    if reason := config.refusal(len(blocks)):
+        raise BackboneError(reason)
+    found, name = blocks[config.outer : len(blocks) - config.outer], type(backbone).__name__
+    if (kernel := getattr(backbone.config, "_attn_implementation", "")) in _KERNELS:
+        raise BackboneError(f"token_drop needs sdpa, and {kernel} counts tokens. Write model.attention=sdpa.")
+    for block, call in zip(found, block_calls.survey(backbone, found), strict=True):
+        unknown = _unknown(_bound(block, call.arguments, call.named))
+        in_rows = call.adds and call.before.ndim == 3
+        if unknown or not in_rows:
+            why = f"reads `{unknown[0]}`" if in_rows else "has no tokens in rows"
+            raise BackboneError(
+                f"{name}: its {type(block).__name__} {why}, so that token_drop cannot leave tokens out. "
+                "Leave token_drop out, or take layer_drop.rate=0.5, which leaves out blocks."
+            )
+    return found
 
 
 def chosen(hash_BL: Tensor, lengths_B: Indices, *, share: float) -> Tensor:
