@@ -110,6 +110,15 @@ def test_a_model_that_is_another_or_has_not_moved_is_refused(llama: PreTrainedMo
         adapters.attach(copy.deepcopy(llama), config, seed=0)
 
 
+def test_a_damaged_model_is_refused(llama: PreTrainedModel, tmp_path: Path) -> None:
+    llama.save_pretrained(tmp_path)
+    (weights,) = tmp_path.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-100])
+    config = SparseTuning.model_validate({"method": "sparse", "by": "movement", "trained": str(tmp_path)})
+    with pytest.raises(BackboneError, match="cannot be read as a LlamaForCausalLM"):
+        adapters.attach(llama, config, seed=0)
+
+
 def test_a_stock_peft_loads_the_chosen_places(llama: PreTrainedModel, tmp_path: Path) -> None:
     llama.save_pretrained(tmp_path / "base")
     config = SparseTuning.model_validate({"method": "sparse", "share": SHARE})
