@@ -47,18 +47,20 @@ def features(moved_T: Floats, away_T: Floats) -> Floats:
 
 
 def histories(values_TL: Floats) -> dict[int, Floats]:
-    """Features of every interval (T, F) of each block, from 0 on, that trained in all of them.
+    """Features of every interval (T, F) of each block, from 0 on, up to where it froze; without those that never train.
+
+    Those of an interval depend on none that follow, so that the first ones are what was known at that time.
 
     Args:
         values_TL: Of each interval, the way of each layer in it, and then the distance of each from its start; layers
             are the embeddings, the blocks, and what comes after them.
     """
     moved_TL, away_TL = np.split(values_TL, 2, axis=1)
-    trains_TL = ~np.isnan(moved_TL)
+    trained_L = np.logical_and.accumulate(~np.isnan(moved_TL)).sum(axis=0)
     return {
-        layer - 1: features(moved_TL[:, layer], away_TL[:, layer])
-        for layer in range(1, moved_TL.shape[1] - 1)
-        if trains_TL[:, layer].all()
+        layer - 1: features(moved_TL[:count, layer], away_TL[:count, layer])
+        for layer, count in enumerate(trained_L.tolist()[1:-1], start=1)
+        if count
     }
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from workbench.config.freeze_config import FreezeConfig, LayerPlan, Moment, Observation, register
-from workbench.config.freeze_policies.freezing_predictor import histories, settled, shipped
+from workbench.config.freeze_config import FreezeConfig, LayerPlan, Moment, register
+from workbench.config.freeze_policies.freezing_predictor import Floats, histories, settled, shipped
 from workbench.config.freeze_policies.layer_plans import above
 
 LEAST = 3
@@ -52,14 +52,15 @@ class SmartFrz(FreezeConfig):
         return LEAST
 
     def plan(self, moment: Moment, *, blocks: int) -> LayerPlan:
-        frozen = 0
-        for count in range(LEAST, len(moment.seen) + 1):
-            frozen = self._after(frozen, moment.seen[:count], blocks)
+        frozen, intervals = 0, len(moment.seen)
+        known = histories(np.array([each.values for each in moment.seen])) if intervals >= LEAST else {}
+        for count in range(LEAST, intervals + 1):
+            then = {block: history_TF[:count] for block, history_TF in known.items() if len(history_TF) >= count}
+            frozen = self._after(frozen, then, blocks)
         return above(frozen, blocks=blocks)
 
-    def _after(self, frozen: int, seen: Sequence[Observation], blocks: int) -> int:
-        """How many blocks are frozen after the last of these intervals."""
-        known = histories(np.array([each.values for each in seen]))
+    def _after(self, frozen: int, known: Mapping[int, Floats], blocks: int) -> int:
+        """How many blocks are frozen after the last interval of these histories."""
         active = [block for block in known if frozen <= block < blocks]
         for block, following in pairwise(active):
             if following > int(self.most * blocks) or self.threshold == 1:

@@ -16,6 +16,7 @@ from workbench.config.freeze_policies.freezing_predictor import (
     WINDOW,
     Floats,
     features,
+    histories,
     settled,
     shipped,
 )
@@ -83,6 +84,17 @@ def test_features_are_lengths_and_angles_of_the_way() -> None:
     assert found[:, 2] == pytest.approx(cosines)
     assert found[:, 0] == pytest.approx(np.log(moved / 5))
     assert found[:, 1] == pytest.approx(moved / away)
+
+
+def test_what_is_known_of_an_interval_does_not_change_later_and_ends_where_a_block_froze() -> None:
+    """Of four blocks the first freezes, and the second never trains."""
+    values = walk(settles=True)
+    values[5:, [1, BLOCKS + 3]] = values[:, [2, BLOCKS + 4]] = math.nan
+    whole = histories(values)
+    assert {block: len(each) for block, each in whole.items()} == {0: 5, 2: 12, 3: 12}
+    for count in range(1, len(values)):
+        for block, each in histories(values[:count]).items():
+            assert np.array_equal(each, whole[block][:count])
 
 
 def test_blocks_freeze_that_have_settled_and_no_others() -> None:
