@@ -117,7 +117,7 @@ def _of_a_fold(data: FoldData) -> LabelledSet:
 
 def _extremes(rows: Examples, curriculum: CurriculumConfig) -> list[str]:
     """Sentence on the easiest and the hardest row, where that is known before a run."""
-    if curriculum.by == "perplexity":
+    if curriculum.measured:
         return ["  A run begins with reading all rows to find it, a forward pass without gradients."]
     if curriculum.by == "self_paced":
         return []
