@@ -106,18 +106,12 @@ def classified(run: RunRecord) -> ClassSection | None:
     )
 
 
-def interval(run: RunRecord, when: str) -> str:
-    """The 95 % interval of an accuracy."""
-    low, high = (run.scores.get(when, {}).get(f"accuracy_{end}") for end in ("low", "high"))
-    return f"{units.number(low)} to {units.number(high)}" if low is not None and high is not None else ""
-
-
 def verdict(run: RunRecord) -> str:
     """Outcome of the run in one sentence, from its numbers."""
     before, after = run.scores["before"], run.scores["after"]
     rows = f"{len(run.predictions):,} held-out rows"
     if "accuracy" in after:
-        sentence = f"Accuracy {after['accuracy']:.3f} (95 %: {interval(run, 'after')}) on {rows}"
+        sentence = f"Accuracy {after['accuracy']:.3f} (95 %: {run.interval('accuracy')}) on {rows}"
         return f"{sentence}; always naming the likeliest class gives {before['accuracy']:.3f}."
     if "micro_f1" in after:
         return (

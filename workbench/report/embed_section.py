@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 from workbench.report.run_record import RunRecord
-from workbench.runs import units
 
 SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
     "accuracy": ("Accuracy of the nearest neighbour", "high"),
@@ -34,13 +33,6 @@ def main_score(run: RunRecord) -> str | None:
     return next((name for name in SCORES if name in run.scores.get("before", {})), None)
 
 
-def interval(run: RunRecord, name: str) -> str:
-    """The 95 % interval of a score after training; empty where it has none."""
-    after = run.scores.get("after", {})
-    bounds = [after.get(f"{name}_{end}") for end in ("low", "high")]
-    return "" if None in bounds else f"{units.number(bounds[0])} to {units.number(bounds[1])}"
-
-
 def verdict(run: RunRecord) -> str:
     """Outcome of a run that was scored, in one sentence."""
     name = main_score(run)
@@ -52,7 +44,7 @@ def verdict(run: RunRecord) -> str:
     went = "rose" if after > before else "fell" if after < before else "stayed"
     low = run.scores["after"].get(f"{name}_low", after)
     chance = "" if low > before or after <= before else ": the interval holds what it was before"
-    return f"{title} {went} from {before:.3f} to {after:.3f} (95 %: {interval(run, name)}){chance}."
+    return f"{title} {went} from {before:.3f} to {after:.3f} (95 %: {run.interval(name)}){chance}."
 
 
 def searches(run: RunRecord) -> Searches | None:

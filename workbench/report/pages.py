@@ -161,10 +161,7 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
             row["difference"] = units.signed(difference)
             row["chance"] = f"± {units.number(chance)}" if chance is not None else ""
             row["judged"] = _judged(difference, better)
-        if run.embeds or run.rewards:
-            row["chance"] = embed_section.interval(run, name)
-        elif name == "accuracy":
-            row["chance"] = class_section.interval(run, "after")
+        row["chance"] = run.interval(name) or row["chance"]
         rows.append(row)
     return rows
 

@@ -21,7 +21,7 @@ def verdict(run: RunRecord) -> str:
     """Outcome of a run that was scored, in one sentence."""
     after: Any = run.scores["after"]
     text = f"The better answer has the higher reward in {after['accuracy']:.1%} of the held-out pairs"
-    text += f" (95 %: {embed_section.interval(run, 'accuracy')})"
+    text += f" (95 %: {run.interval('accuracy')})"
     if "longer" in after:
         text += f"; the longer answer has it in {after['longer']:.1%}, and is the better one in "
         text += f"{after['longer_chosen']:.1%}"

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.errors import ConfigError, FileError
-from workbench.runs import files, run_directory
+from workbench.runs import files, run_directory, units
 
 COLUMNS = (
     "step",
@@ -179,6 +179,11 @@ class RunRecord:
             return None
         paired = self.predictions[f"{score}_after"] - self.predictions[f"{score}_before"]
         return float(1.96 * paired.std(ddof=1) / np.sqrt(len(paired)))
+
+    def interval(self, score: str) -> str:
+        """The 95 % interval of a score after training, in words; empty where it has none."""
+        low, high = (self.scores.get("after", {}).get(f"{score}_{end}") for end in ("low", "high"))
+        return "" if low is None or high is None else f"{units.number(low)} to {units.number(high)}"
 
     def _so_far(self, fact: str) -> float | None:
         found = self.manifest.get(fact)
