@@ -157,6 +157,11 @@ CASES = {
         "compares the rows of a batch with each other", "leave data.sampling out", "data.sampling.by=tilted"
     ),
     "weights of rows": Case("rows of recipe=embed count once each", "Leave it out", "'data.columns={weight: w}'"),
+    "weights chosen by single rows": Case(
+        "looks at the loss of single rows, and that of recipe=embed",
+        "Write adapter.by=magnitude",
+        "'adapter={method: sparse}'",
+    ),
     "noise scale": Case("recipe=embed has one loss of the whole", "Leave it out", "optimizer.noise_scale=2"),
     "kept outputs": Case(
         "rows of recipe=embed are several texts", "Write freeze.cache=off", "freeze.policy=static freeze.layers=2"

@@ -32,6 +32,11 @@ def mistakes(config: RunSections) -> Iterator[str]:
 
 def _of_training(config: RunSections) -> Iterator[str]:
     """Where the loss of a whole batch leaves nothing to do, or cannot be taken apart."""
+    if config.adapter.looks:
+        yield (
+            f"adapter.method={config.adapter.method} looks at the loss of single rows, and that of recipe=embed "
+            "compares rows. Write adapter.by=magnitude, or adapter.method=lora."
+        )
     if config.optimizer.noise_scale is not None:
         yield (
             "optimizer.noise_scale compares gradients of parts of a batch, and recipe=embed has one loss of the whole. "

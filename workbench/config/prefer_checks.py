@@ -72,6 +72,11 @@ def _of_training(config: RunSections) -> Iterator[str]:
             "prefer.start goes on from an adapter, and adapter.method=full has none. "
             "Write model.id=RUN/adapter, the folder of what that run saved."
         )
+    if config.prefer.loss == "kto" and config.adapter.looks:
+        yield (
+            f"adapter.method={config.adapter.method} looks at the loss of single rows, and that of prefer.loss=kto "
+            "compares rows. Write adapter.by=magnitude, or adapter.method=lora."
+        )
     if config.prefer.loss == "kto" and config.optimizer.noise_scale is not None:
         yield "optimizer.noise_scale computes a batch in parts, and prefer.loss=kto needs it whole. Leave it out."
     if config.prefer.loss == "kto" and config.optimizer.sam is not None:

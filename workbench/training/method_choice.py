@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from workbench.config import RunConfig
 from workbench.data.batching import Indices, global_batch
-from workbench.errors import ConfigError
 from workbench.runs.ranks import Ranks
 from workbench.training.signal import TrainingSignal
 
@@ -28,11 +27,7 @@ class MethodChoice:
         self._model: Any = model
         self._method, self._seed = config.adapter, config.seed
         self._signal, self._device, self._ranks = signal, device, ranks
-        if self._method.looks and (signal.whole is not None or signal.look is not None):
-            raise ConfigError(
-                f"adapter.method={self._method.method} looks at the loss of single rows, and that of recipe="
-                f"{config.recipe} compares rows. Write adapter.by=magnitude, or adapter.method=lora."
-            )
+        assert not self._method.looks or (signal.whole is None and signal.look is None), "single rows have no loss"
 
     @property
     def hooks(self) -> dict[str, MethodChoice]:
