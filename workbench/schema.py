@@ -26,6 +26,10 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
+    def differs(self, key: str) -> bool:
+        """Whether the value of a key is not its default."""
+        return bool(getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True))
+
     @classmethod
     def section_for(cls, values: Any) -> type[Section]:
         """The class that `values` are an instance of: a subclass where one of their keys chooses it."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from workbench.config.run_sections import RunSections
-from workbench.schema import Section
 
 _OF_TEXT = ("format", "truncate", "loss_on")
 """Keys of `data` for text that is written."""
@@ -19,9 +17,9 @@ def mistakes(config: RunSections) -> Iterator[str]:
     if config.reads_pictures:
         return  # which has a sentence of its own
     data = config.data
-    if given := [f"data.{key}" for key in _OF_TEXT if _differs(data, key)]:
+    if given := [f"data.{key}" for key in _OF_TEXT if data.differs(key)]:
         yield f"recipe=embed reads columns of text, cut on the right: leave {', '.join(given)} out."
-    if given := [f"data.{key}" for key in _OF_ROWS if _differs(data, key)]:
+    if given := [f"data.{key}" for key in _OF_ROWS if data.differs(key)]:
         yield f"recipe=embed compares the rows of a batch with each other: leave {', '.join(given)} out."
     if data.weighs:
         yield "data.columns names a weight, and rows of recipe=embed count once each. Leave it out."
@@ -62,8 +60,3 @@ def _of_training(config: RunSections) -> Iterator[str]:
             "distributed: recipe=embed passes over a batch twice, which ZeRO and FSDP2 do not follow. "
             "Leave section distributed out: devices share the texts of a batch without it."
         )
-
-
-def _differs(section: Section, key: str) -> bool:
-    default: Any = type(section).model_fields[key].get_default(call_default_factory=True)
-    return bool(getattr(section, key) != default)

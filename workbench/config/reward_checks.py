@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from workbench.config.run_sections import RunSections
-from workbench.schema import Section
 
 _OF_ROWS = ("clean", "decontaminate", "select", "sampling", "curriculum", "length_warm_up", "augment")
 """Keys of `data` that are for rows of one answer."""
@@ -19,7 +17,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
         yield f"data.format={data.format} judges no answers. recipe=reward reads data.format=preference; leave it out."
     if data.loss_on != "assistant":
         yield "recipe=reward compares whole answers, of which no token carries loss: leave data.loss_on out."
-    if given := [f"data.{key}" for key in _OF_ROWS if getattr(data, key) != _default(data, key)]:
+    if given := [f"data.{key}" for key in _OF_ROWS if data.differs(key)]:
         yield f"recipe=reward compares two answers a row: leave {', '.join(given)} out, for rows of one answer."
     if config.model.new_tokens:
         yield "recipe=reward trains no rows of new tokens: leave model.new_tokens out."
@@ -35,7 +33,3 @@ def mistakes(config: RunSections) -> Iterator[str]:
         yield "batch.packing=true: recipe=reward reads the last token of padded rows. Write batch.packing=auto."
     if config.distributed.sharded:
         yield "distributed: recipe=reward was not tried with ZeRO or FSDP2. Leave section distributed out."
-
-
-def _default(section: Section, key: str) -> Any:
-    return type(section).model_fields[key].get_default(call_default_factory=True)
