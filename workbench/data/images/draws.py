@@ -22,6 +22,7 @@ def generator(purpose: Purpose, *, seed: int, epoch: int, row: int, repeat: int 
     Args:
         repeat: How often the row was drawn before in the same epoch, as rows of rare classes are.
     """
-    # Words as one integer, low word first: lists of them take half as long again.
-    key, counter = seed % _WORD | _TAGS[purpose] << 64, repeat << 64 | row << 128 | epoch << 192
+    # Words as one integer, low word first: lists of them take half as long again. Not NumPy's, which hold one word.
+    key = seed % _WORD | _TAGS[purpose] << 64
+    counter = int(repeat) << 64 | int(row) << 128 | int(epoch) << 192
     return np.random.Generator(np.random.Philox(key=key, counter=counter))

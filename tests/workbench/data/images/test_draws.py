@@ -24,6 +24,19 @@ def test_the_same_place_has_the_same_numbers() -> None:
     np.testing.assert_array_equal(first, second)
 
 
+def test_numbers_of_numpy_are_those_of_python() -> None:
+    for row in (5, 2**55 + 7):
+        plain = generator("augment", seed=1, epoch=2, row=row, repeat=3).random(5)
+        numpys = generator("augment", seed=1, epoch=np.int64(2), row=np.int64(row), repeat=np.int64(3)).random(5)
+        np.testing.assert_array_equal(plain, numpys)
+
+
+def test_words_of_the_counter_are_epoch_row_and_repeat() -> None:
+    words = np.array([0, 3, 2**55 + 7, 2], dtype=np.uint64)
+    written = np.random.Generator(np.random.Philox(key=[1, 0x61756E], counter=words)).random(5)
+    np.testing.assert_array_equal(generator("augment", seed=1, epoch=2, row=2**55 + 7, repeat=3).random(5), written)
+
+
 def test_first_numbers_of_consecutive_rows_and_epochs_are_even_and_uncorrelated() -> None:
     drawn = np.array(
         [[generator("mix", seed=0, epoch=epoch, row=row).random() for row in range(300)] for epoch in (0, 1)]
