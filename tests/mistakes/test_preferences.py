@@ -51,6 +51,7 @@ TWO_PROMPTS = {
 }
 ONE_TEXT = {"messages": ..., "chosen": "Once upon a time.", "rejected": "Once upon a time."}
 NO_SHARED = {"messages": ..., "chosen": "Once upon a time.", "rejected": "There was a man."}
+RATED = [[{"role": "user", "content": f"Is it {n}?"}, answer("Yes.")] for n in range(2)]
 LONG = answer("It is a very long story about a man and his dog. " * 20)
 ONE_END = {"chosen": answer("Once there was a man. " * 30 + "Yes."), "rejected": answer("Once there was a man. " * 30)}
 SKIP = "data.on_bad_row=skip"
@@ -121,7 +122,13 @@ IN_ROWS = {
         f"{CHECK} prefer.loss=kto", "row 1: `label` must be true or false, found 'good'", "found 'good'", rated("good")
     ),
     "labels for pairs": Case(
-        CHECK, "its rows rate one answer each (label), and prefer.loss compares two", "prefer.loss=kto", rated(False)
+        CHECK, "it rates one answer (label), where two are compared", "prefer.loss=kto", rated(False)
+    ),
+    "one label among pairs": Case(
+        CHECK,
+        "it rates one answer (label)",
+        "Give each row chosen and rejected",
+        lines([*(chat(n) for n in range(12)), *({"messages": asked, "label": True} for asked in RATED)], "pairs.jsonl"),
     ),
     "one prompt for kto": Case(
         f"{CHECK} prefer.loss=kto data.held_out=held.jsonl",
@@ -161,7 +168,7 @@ IN_ROWS = {
 }
 
 
-FEW = ("the same answer", "different prompts", "no difference is left", "labels for pairs", "no such reference")
+FEW = ("the same answer", "different prompts", "no difference is left", "one label among pairs", "no such reference")
 """Of each place that refuses, one; the others run with the slow tests."""
 
 

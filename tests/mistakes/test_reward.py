@@ -26,7 +26,7 @@ Case = partial(RowsCase, rows=ROWS, other=[{"a": "b"}])
 
 
 CASES = {
-    "rated answers": Case("rate one answer each", "chosen and rejected", rows=RATED),
+    "rated answers": Case("it rates one answer (label)", "chosen and rejected", rows=RATED),
     "the same answer twice": Case(
         "row 1: `chosen` and `rejected` are the same answer",
         "data.on_bad_row=skip",

@@ -25,8 +25,8 @@ def convert(name: str, place: str, columns: Mapping[str, Any]) -> Example:
     """
     if name != "preference":
         raise DataError(
-            f"data.format {name} judges no answers. recipe=prefer reads rows with chosen and rejected, or with label "
-            "(true or false); write data.columns='{chosen: ..., rejected: ...}' where they are called otherwise."
+            f"data.format {name} judges no answers. Give rows with chosen and rejected, or with label (true or false); "
+            "write data.columns='{chosen: ..., rejected: ...}' where they are called otherwise."
         )
     if "chosen" in columns:
         return _pair(place, columns)

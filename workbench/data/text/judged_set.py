@@ -158,13 +158,13 @@ def judged(rows: TokenizedSet, *, pairs: bool) -> JudgedSet:
         pairs: Whether two answers are compared; else each answer of a pair is an example of its own.
 
     Raises:
-        DataError: Pairs are wanted, and the rows have one answer each.
+        DataError: Pairs are wanted, and a row has one answer.
     """
-    paired = _OF_PAIR.search(rows.place(0)) is not None
-    if pairs and not paired:
+    single = next((place for place in rows.places() if _OF_PAIR.search(place) is None), None) if pairs else None
+    if single is not None:
         raise DataError(
-            f"{rows.source}: its rows rate one answer each (label), and prefer.loss compares two. Write "
-            "prefer.loss=kto, or give rows with chosen and rejected."
+            f"{single}: it rates one answer (label), where two are compared. Give each row chosen and rejected; single "
+            "answers are learnt from with recipe=prefer prefer.loss=kto."
         )
     return JudgedSet(rows, paired=pairs)
 
