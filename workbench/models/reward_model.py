@@ -69,9 +69,17 @@ class RewardModel:
 
 
 def settle_padding(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Pad with a token that ends no answer: a stock model takes the last token that is no padding for a row's end."""
-    if tokenizer.pad_token is None or tokenizer.pad_token == tokenizer.eos_token:
-        tokenizer.pad_token = tokenizer.unk_token or tokenizer.bos_token or tokenizer.convert_ids_to_tokens(0)
+    """Pad with a token that ends no answer: a stock model takes the last token that is no padding for a row's end.
+
+    The text of a special token is looked for in all that is read. So an ordinary one, where nothing else is there, is
+    one from the end of the vocabulary, and not the first, which may be an exclamation mark.
+    """
+    if tokenizer.pad_token not in (None, tokenizer.eos_token):
+        return
+    size = tokenizer.vocab_size
+    rare = tokenizer.convert_ids_to_tokens([size - 1, size - 2])
+    some = [tokenizer.unk_token, tokenizer.bos_token, *tokenizer.added_tokens_encoder, *rare]
+    tokenizer.pad_token = next(token for token in some if token not in (None, tokenizer.eos_token))
 
 
 def make(
