@@ -12,7 +12,7 @@ from torch import nn
 
 from workbench.config import RunConfig
 from workbench.errors import ConfigError, FileError
-from workbench.models import exported
+from workbench.models import backbones, exported
 from workbench.runs import run_directory
 from workbench.runs.trust import Trust
 
@@ -62,6 +62,14 @@ def require(config: RunConfig) -> None:
                 f"prefer.start={start} is an adapter over model.{key}={getattr(begun.model, key)}, and this run has "
                 f"{getattr(config.model, key)}. Write model.{key}={getattr(begun.model, key)}."
             )
+    blocks = backbones.hub_config(config.model).get_text_config(decoder=True).num_hidden_layers
+    # Blocks that never train get no adapter, so that there is no place for what that run learnt of them.
+    if config.freeze.never(blocks) > begun.freeze.never(blocks):
+        raise ConfigError(
+            f"prefer.start={start} has an adapter in all but the first {begun.freeze.never(blocks)} blocks, and "
+            f"freeze.policy={config.freeze.policy} leaves this run none in the first {config.freeze.never(blocks)}. "
+            "Write section freeze as that run has it, or merge that run and write its folder as model.id."
+        )
 
 
 def load(config: RunConfig, model: nn.Module) -> None:

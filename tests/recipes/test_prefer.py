@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 import workbench
 from tests.stopping import stop_after
 from workbench.data.text.judged_set import ROW, TOKEN
-from workbench.errors import Stopped
+from workbench.errors import ConfigError, Stopped
 from workbench.recipes import CONFIGS, prefer, serve
 from workbench.recipes.load import load
 
@@ -204,6 +204,13 @@ def test_goes_on_from_another_run(recipe: Path, tmp_path: Path) -> None:
     assert before["log_p_chosen"] == pytest.approx(ended["log_p_chosen"], abs=1e-5)
     third = run(recipe, tmp_path / "third", f"prefer.start={first}", "prefer.reference=backbone", "train.steps=1")
     assert scores(third)["before"]["margin"] == pytest.approx(ended["margin"], abs=1e-4)
+
+
+def test_a_start_in_blocks_that_never_train_is_refused(trained: Path, recipe: Path) -> None:
+    """They get no adapter, and would lose what that run learnt."""
+    words = [f"prefer.start={trained}", "freeze.policy=static", "freeze.layers=2", "freeze.cache=off"]
+    with pytest.raises(ConfigError, match="leaves this run none in the first 2"):
+        prefer.prepare(load(str(recipe), words))
 
 
 @pytest.mark.slow
