@@ -31,11 +31,21 @@ class JudgedEncoder:
         return ["judged", *self.base.identity]
 
     def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
-        """The chosen and the rejected answer, or the one that there is."""
+        """The chosen and the rejected answer, or the one that there is.
+
+        Raises:
+            DataError: An answer is several messages, and the template drops the reasoning of all but the last.
+        """
         sides = [example] if example.rejected is None else [example, example.rejected]
         found = []
         for number, side in enumerate(sides, start=1):
-            (part,) = self.base.expanded(replace(side, rejected=None), loss_on=loss_on)
+            part, *others = self.base.expanded(replace(side, rejected=None), loss_on=loss_on)
+            if others:
+                raise DataError(
+                    f"{example.place}: an answer of several messages has reasoning, of which the chat template writes "
+                    "that of the last message alone. Leave the reasoning of the others out, or write "
+                    "data.on_bad_row=skip."
+                )
             place = example.place if len(sides) == 1 else f"{example.place}, answer {number} of 2"
             found.append(replace(part, place=place, weight=example.weight, margin=example.margin))
         return found

@@ -19,6 +19,7 @@ from workbench.config import DataConfig
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.formats import Example
+from workbench.data.text.judged_encoder import JudgedEncoder
 from workbench.errors import DataError
 
 Message = dict[str, Any]
@@ -85,6 +86,17 @@ def test_what_is_learnt_goes_on_from_the_prompt_that_is_served(name: str, form: 
     for row in writer.expanded(Example("row 3", messages=_talk(form)), loss_on="assistant"):
         encoded = writer.encode(row, loss_on="last")
         assert encoded.input_ids[: encoded.supervised.index(True)] == writer.prompt(row.messages[:-1])
+
+
+def test_a_judged_answer_of_which_a_template_drops_reasoning_is_refused(template: ByName) -> None:
+    asked, first, _, second = _talk("field")
+    example = Example("row 3", messages=(asked, first, second), desired=True)
+    with pytest.raises(DataError, match="row 3: an answer of several messages has reasoning"):
+        JudgedEncoder(template("deepseekv3")).expanded(example, loss_on="assistant")
+    (row,) = JudgedEncoder(template("deepseekv3")).expanded(
+        replace(example, messages=(asked, second)), loss_on="assistant"
+    )
+    assert row.place == "row 3"
 
 
 @pytest.mark.parametrize("form", ["field", "inline"])
