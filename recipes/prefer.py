@@ -121,8 +121,6 @@ class PreferenceRun(TextRun):
 
     pairs: JudgedSplits = field(kw_only=True)
     """The examples; `data` has the chosen or good answers."""
-    before: Mapping[str, AnswerNumbers] = field(default_factory=dict, kw_only=True)
-    """Numbers of held-out and test answers, by the model that training starts from."""
     ruler: PreferConfig | None = field(default=None, kw_only=True)
     """Measures held-out losses while training; None: the run's own section."""
     numbers: Mapping[str, AnswerNumbers] | None = field(default=None, kw_only=True)
@@ -134,22 +132,19 @@ class PreferenceRun(TextRun):
 
     def asked(self) -> PreferenceRun:
         """The same run, for which the reference has read all answers."""
-        before, numbers = preference_reference.ask(self.config, self.run, self.callback, self.rows, self.tokenizer)
-        return replace(self, before=before, numbers=numbers)
+        numbers = preference_reference.ask(self.config, self.run, self.callback, self.rows, self.tokenizer)
+        return replace(self, numbers=numbers)
 
     def on_held_out(self, examples: Indices) -> PreferenceRun:
         """The same run with these held-out examples alone."""
-        held_out = self.pairs.held_out.subset(examples)
-
-        def of(numbers: Mapping[str, AnswerNumbers]) -> Mapping[str, AnswerNumbers]:
-            return {**numbers, "held_out": numbers["held_out"].subset(examples, held_out.each)}
-
+        held_out, numbers = self.pairs.held_out.subset(examples), self.numbers
+        if numbers is not None:
+            numbers = {**numbers, "held_out": numbers["held_out"].subset(examples, held_out.each)}
         return replace(
             self,
             pairs=self.pairs._replace(held_out=held_out),
             data=self.data._replace(held_out=held_out.good),
-            before=of(self.before),
-            numbers=None if self.numbers is None else of(self.numbers),
+            numbers=numbers,
         )
 
     def assemble(self, model: nn.Module, backbone: Backbone) -> ExportedModel:
@@ -168,10 +163,13 @@ class PreferenceRun(TextRun):
         return super().score_before(backbone)
 
     def score_start(self, start: ExportedModel, scoring: ModelResults) -> Scored:
-        """Scores by what was read of the start beside the reference: where they are one, all margins are exactly 0."""
+        """Scores by what was read of the reference, where that is the start: all margins are exactly 0."""
+        if not preference_reference.is_start(self.config):
+            return self.score(start, self.pairs.held_out, scoring)
+        own = self._reference("held_out")
+        assert own is not None
         with self.run.deadline.phase("answers"):
             written = answer(start, self.data.held_out, self.config, scoring)
-        own = self.before["held_out"]
         scores = self._summary("held_out", own.counted_S, own.mean_S, own.others_S)
         return Scored(scores | self._of_answers(written), written)
 

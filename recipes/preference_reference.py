@@ -1,6 +1,6 @@
-"""Log-probabilities of judged answers by the reference of recipe prefer, and by the model that training starts from.
+"""Log-probabilities of judged answers by the reference of recipe prefer.
 
-Both read all rows once, before the first step, and are gone when the training begins: there is one model in memory.
+It reads all rows once, before the first step, and is gone when the training begins: there is one model in memory.
 """
 
 from __future__ import annotations
@@ -83,32 +83,21 @@ def in_words(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]
     ]
 
 
+def is_start(config: RunConfig) -> bool:
+    """Whether the loss compares with the model that training starts from."""
+    if not config.prefer.compares:
+        return False
+    start, reference = (token_reference.named(each, config) for each in (started_from(config), wanted(config)))
+    return start.source == reference.source
+
+
 def ask(
     config: RunConfig, run: Run, callback: Callback, sets: Mapping[str, JudgedSet], tokenizer: PreTrainedTokenizerBase
-) -> tuple[dict[str, AnswerNumbers], dict[str, AnswerNumbers] | None]:
-    """The numbers of some sets by name: of the model that training starts from, without `train`; of the reference.
-
-    Returns:
-        None for the second where the loss has no reference.
-    """
-    start, *reference = find(config, tokenizer)
-    scored = {name: rows for name, rows in sets.items() if name != "train"}
-    if not reference:
-        return _asked(start, config, run, callback, scored, tokenizer), None
-    found = _asked(reference[0], config, run, callback, sets, tokenizer)
-    if start.source == reference[0].source:
-        return found, found
-    return _asked(start, config, run, callback, scored, tokenizer), found
-
-
-def _asked(
-    reference: Reference,
-    config: RunConfig,
-    run: Run,
-    callback: Callback,
-    sets: Mapping[str, JudgedSet],
-    tokenizer: PreTrainedTokenizerBase,
-) -> dict[str, AnswerNumbers]:
+) -> dict[str, AnswerNumbers] | None:
+    """The reference's numbers of some sets by name; None where the loss has no reference."""
+    if not config.prefer.compares:
+        return None
+    reference = token_reference.find(wanted(config), config, tokenizer)
     others = {name: rows.others for name, rows in sets.items() if rows.others is not None}
     tables = [*(rows.answers for rows in sets.values()), *others.values()]
     losses = token_reference.ask(reference, tables, config, run, callback, tokenizer)

@@ -193,6 +193,15 @@ def test_other_losses_begin_as_their_papers_say(recipe: Path, tmp_path: Path, na
     assert found[0] == pytest.approx(first, rel=1e-3)
 
 
+def test_a_loss_without_a_reference_asks_no_second_model(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start is scored where it is loaded anyway, and cut where processes share weights."""
+    monkeypatch.setattr("workbench.recipes.token_reference.ask", lambda *_: pytest.fail("asked"))
+    found = scores(run(recipe, tmp_path / "run", "prefer.loss=orpo", "train.steps=1"))
+    assert found["before"]["loss"] > found["after"]["loss"] > 0
+
+
 @pytest.mark.slow
 def test_goes_on_from_another_run(recipe: Path, tmp_path: Path) -> None:
     """It begins where that one ended, which is its reference too: no margin yet, and the same likelihoods."""
