@@ -10,12 +10,8 @@ import pytest
 import torch
 
 from tests.workbench.training.freezing.fits import Trained, assert_same_bits, build, configured, interrupted, train
-from tests.workbench.training.together import Texts
 from workbench.adapters import SparseTuning
-from workbench.errors import ConfigError, Stopped
-from workbench.runs.ranks import ALONE
-from workbench.training.method_choice import MethodChoice
-from workbench.training.signal import TrainingSignal
+from workbench.errors import Stopped
 from workbench.training.trainer import Trainer
 
 SPARSE: dict[str, Any] = {"adapter": {"method": "sparse", "share": 0.05, "rows": 5}}
@@ -64,9 +60,3 @@ def test_a_pruned_model_stays_sparse_to_the_end_and_resumes(tmp_path: Path) -> N
         assert not (zero := (each == 0)).any() or int(zero.sum()) == each.numel() // 2, name
         assert bool(zero.any()) == ("_proj" in name), name
     assert_same_bits(interrupted(model, config, tmp_path / "parts", after=2, compute=torch.bfloat16), whole)
-
-
-def test_a_loss_that_compares_rows_is_refused() -> None:
-    signal = TrainingSignal(Texts(4, 1), lambda batch, scale: torch.zeros(()), whole=lambda outputs: torch.zeros(()))  # type: ignore[arg-type,misc]
-    with pytest.raises(ConfigError, match=r"compares rows\. Write adapter.by=magnitude"):
-        MethodChoice(torch.nn.Linear(1, 1), configured(**SPARSE), signal, device=torch.device("cpu"), ranks=ALONE)
