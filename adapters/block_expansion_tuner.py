@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from peft import PeftConfig
-from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from workbench.adapters import anatomy
+from workbench.adapters.module_tuner import ModuleTuner
 from workbench.adapters.partial_tuner import computed
 from workbench.adapters.peft_registration import register_tuner
 
@@ -98,19 +99,11 @@ class ExpansionLayer(nn.Module, BaseTunerLayer):
         delattr(block, CHILD)
 
 
-class ExpansionModel(BaseTuner):
+class ExpansionModel(ModuleTuner):
     """Puts new blocks behind those of a backbone, and takes them off."""
 
     prefix = "expansion_"
     tuner_layer_cls = ExpansionLayer
-
-    def _prepare_adapter_config(self, peft_config: PeftConfig, model_config: dict[str, Any]) -> PeftConfig:
-        return peft_config
-
-    @staticmethod
-    def _check_target_module_exists(peft_config: PeftConfig, key: str) -> bool:
-        assert isinstance(peft_config, BlockExpansionConfig)
-        return key in peft_config.blocks
 
     @classmethod
     def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:
@@ -153,15 +146,7 @@ class ExpansionModel(BaseTuner):
     def _check_tied_modules(self, model: nn.Module, peft_config: PeftConfig) -> None:
         """Skip PEFT's warning about tied heads, which no block is."""
 
-    def _unload_and_optionally_merge(
-        self,
-        merge: bool = True,
-        progressbar: bool = False,
-        safe_merge: bool = False,
-        adapter_names: list[str] | None = None,
-    ) -> Any:  # PEFT returns the model, and says None
-        if adapter_names is not None:
-            self.set_adapter(adapter_names)
+    def take_off(self, *, merge: bool) -> None:
         (stack,) = anatomy.blocks(self.model)
         config: Any = anatomy.body_config(self.model.config)
         types = getattr(config, "layer_types", None)
@@ -183,7 +168,6 @@ class ExpansionModel(BaseTuner):
             for number, block in enumerate(whole):
                 _number(block, number)
             self.model.set_submodule(stack[0].rpartition(".")[0], nn.ModuleList(whole))
-        return super()._unload_and_optionally_merge(merge=False, progressbar=progressbar)
 
 
 def _number(block: nn.Module, number: int) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from peft import PeftConfig
-from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
 
 from workbench.adapters.bottleneck_layers import CHILD, KINDS, BottleneckLayer
 from workbench.adapters.bottleneck_places import width_at
+from workbench.adapters.module_tuner import UnmergeableTuner
 from workbench.adapters.peft_registration import register_tuner
-from workbench.errors import ConfigError
 
 
 @dataclass
@@ -49,14 +47,12 @@ class BottleneckConfig(PeftConfig):
         return (*self.after, *self.within, *self.beside)
 
 
-class BottleneckModel(BaseTuner):
+class BottleneckModel(UnmergeableTuner):
     """Puts bottleneck networks onto a backbone, and takes them off."""
 
     prefix = "bottleneck_"
     tuner_layer_cls = BottleneckLayer
-
-    def _prepare_adapter_config(self, peft_config: PeftConfig, model_config: dict[str, Any]) -> PeftConfig:
-        return peft_config
+    why = "a bottleneck adapter cannot be merged: no weight equals its activation. Keep backbone and adapter apart."
 
     def _prepare_model(self, peft_config: PeftConfig, model: nn.Module) -> None:
         assert isinstance(peft_config, BottleneckConfig)
@@ -64,11 +60,6 @@ class BottleneckModel(BaseTuner):
         missing = [name for name in (*peft_config.target_modules, *peft_config.beside.values()) if name not in known]
         if missing:
             raise ValueError(f"{type(model).__name__} has no module {', '.join(missing[:4])}")
-
-    @staticmethod
-    def _check_target_module_exists(peft_config: PeftConfig, key: str) -> bool:
-        assert isinstance(peft_config, BottleneckConfig)
-        return key in peft_config.target_modules
 
     def _create_and_replace(
         self,
@@ -99,31 +90,13 @@ class BottleneckModel(BaseTuner):
         if next(layer.parameters()).device != torch.device("meta"):
             layer.to(held)
 
-    def merge_adapter(self, adapter_names: list[str] | None = None, safe_merge: bool = False) -> None:
-        """Refuse: no weight equals an activation."""
-        self._check_merge_allowed()
-
-    def _check_merge_allowed(self) -> None:
-        raise ConfigError(
-            "a bottleneck adapter cannot be merged: no weight equals its activation. Keep backbone and adapter apart."
-        )
-
-    def _unload_and_optionally_merge(
-        self,
-        merge: bool = True,
-        progressbar: bool = False,
-        safe_merge: bool = False,
-        adapter_names: list[str] | None = None,
-    ) -> Any:  # PEFT returns the model, and says None
-        if merge:
-            self._check_merge_allowed()
+    def take_off(self, *, merge: bool) -> None:
         for module in list(self.model.modules()):
             for kind in KINDS:
                 layer = module._modules.get(kind + CHILD)
                 if isinstance(layer, BottleneckLayer):
                     layer.remove()
                     delattr(module, kind + CHILD)
-        return super()._unload_and_optionally_merge(merge=False, progressbar=progressbar)
 
 
 BOTTLENECK = register_tuner("bottleneck", BottleneckConfig, BottleneckModel)

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 from peft import PeftConfig
-from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from workbench.adapters import attention_calls
 from workbench.adapters.attention_calls import Sizes
 from workbench.adapters.export_form import OwnForm
+from workbench.adapters.module_tuner import UnmergeableTuner
 from workbench.adapters.peft_registration import register_tuner
-from workbench.errors import ConfigError
 
 CHILD = "prefix"
 """The name of the layer inside its attention module."""
@@ -120,11 +120,12 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
         delattr(owner, CHILD)
 
 
-class AttentionPrefixModel(OwnForm, BaseTuner):
+class AttentionPrefixModel(OwnForm, UnmergeableTuner):
     """Puts prefixes onto the attention modules of a backbone, and takes them off; ships keys and values alone."""
 
     prefix = "attention_prefix_"
     tuner_layer_cls = PrefixLayer
+    why = "a prefix cannot be merged: virtual tokens are no update of weights. Keep them apart."
 
     def shipped(self, name: str, tensors: dict[str, Tensor]) -> tuple[PeftConfig, dict[str, Tensor]]:
         """Keys and values in place of the network that computes them."""
@@ -139,9 +140,6 @@ class AttentionPrefixModel(OwnForm, BaseTuner):
                 tensors |= {f"{stem}keys": keys.contiguous(), f"{stem}values": values.contiguous()}
         return config, tensors
 
-    def _prepare_adapter_config(self, peft_config: PeftConfig, model_config: dict[str, Any]) -> PeftConfig:
-        return peft_config
-
     def _prepare_model(self, peft_config: PeftConfig, model: nn.Module) -> None:
         assert isinstance(peft_config, AttentionPrefixConfig)
         found = attention_calls.places(model)  # type: ignore[arg-type]
@@ -149,11 +147,6 @@ class AttentionPrefixModel(OwnForm, BaseTuner):
             raise ValueError(
                 f"Its virtual tokens were made for other attention modules than {type(model).__name__} has."
             )
-
-    @staticmethod
-    def _check_target_module_exists(peft_config: PeftConfig, key: str) -> bool:
-        assert isinstance(peft_config, AttentionPrefixConfig)
-        return key in peft_config.sizes
 
     def _create_and_replace(
         self,
@@ -178,25 +171,9 @@ class AttentionPrefixModel(OwnForm, BaseTuner):
         layer.attention_prefix_parts[adapter_name] = part if held.type == "meta" else part.to(held)
         layer.set_adapter(self.active_adapters, inference_mode=peft_config.inference_mode)
 
-    def merge_adapter(self, adapter_names: list[str] | None = None, safe_merge: bool = False) -> None:
-        """Refuse: virtual tokens are no update of weights."""
-        self._check_merge_allowed()
-
-    def _check_merge_allowed(self) -> None:
-        raise ConfigError("a prefix cannot be merged: virtual tokens are no update of weights. Keep them apart.")
-
-    def _unload_and_optionally_merge(
-        self,
-        merge: bool = True,
-        progressbar: bool = False,
-        safe_merge: bool = False,
-        adapter_names: list[str] | None = None,
-    ) -> Any:  # PEFT returns the model, and says None
-        if merge:
-            self._check_merge_allowed()
+    def take_off(self, *, merge: bool) -> None:
         for layer in [module for module in self.model.modules() if isinstance(module, PrefixLayer)]:
             layer.remove()
-        return super()._unload_and_optionally_merge(merge=False, progressbar=progressbar)
 
 
 ATTENTION_PREFIX = register_tuner("attention_prefix", AttentionPrefixConfig, AttentionPrefixModel)

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 from peft import PeftConfig
-from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from workbench.adapters import anatomy, picture_tower
+from workbench.adapters.module_tuner import UnmergeableTuner
 from workbench.adapters.peft_registration import register_tuner
-from workbench.errors import ConfigError
 
 CHILD = "visual_prompt"
 """The name of the layer inside its block."""
@@ -119,14 +119,12 @@ class VisualPromptLayer(nn.Module, BaseTunerLayer):
         return output[:, : -self.counts[name]]
 
 
-class VisualPromptModel(BaseTuner):
+class VisualPromptModel(UnmergeableTuner):
     """Puts virtual tokens into the blocks of a backbone, and takes them out."""
 
     prefix = "visual_prompt_"
     tuner_layer_cls = VisualPromptLayer
-
-    def _prepare_adapter_config(self, peft_config: PeftConfig, model_config: dict[str, Any]) -> PeftConfig:
-        return peft_config
+    why = "a prompt cannot be merged: virtual tokens are no update of weights. Keep them apart."
 
     def _prepare_model(self, peft_config: PeftConfig, model: nn.Module) -> None:
         assert isinstance(peft_config, VisualPromptConfig)
@@ -137,11 +135,6 @@ class VisualPromptModel(BaseTuner):
                 f"Its virtual tokens were made for {len(peft_config.blocks)} blocks {peft_config.width} wide, which "
                 f"{type(model).__name__} does not have."
             )
-
-    @staticmethod
-    def _check_target_module_exists(peft_config: PeftConfig, key: str) -> bool:
-        assert isinstance(peft_config, VisualPromptConfig)
-        return key in peft_config.target_modules
 
     def _create_and_replace(
         self,
@@ -167,28 +160,12 @@ class VisualPromptModel(BaseTuner):
         layer.add(adapter_name, tokens, count=peft_config.virtual_tokens)
         layer.set_adapter(self.active_adapters, inference_mode=peft_config.inference_mode)
 
-    def merge_adapter(self, adapter_names: list[str] | None = None, safe_merge: bool = False) -> None:
-        """Refuse: virtual tokens are no update of weights."""
-        self._check_merge_allowed()
-
-    def _check_merge_allowed(self) -> None:
-        raise ConfigError("a prompt cannot be merged: virtual tokens are no update of weights. Keep them apart.")
-
-    def _unload_and_optionally_merge(
-        self,
-        merge: bool = True,
-        progressbar: bool = False,
-        safe_merge: bool = False,
-        adapter_names: list[str] | None = None,
-    ) -> Any:  # PEFT returns the model, and says None
-        if merge:
-            self._check_merge_allowed()
+    def take_off(self, *, merge: bool) -> None:
         for module in list(self.model.modules()):
             layer = module._modules.get(CHILD)
             if isinstance(layer, VisualPromptLayer):
                 layer.remove()
                 delattr(module, CHILD)
-        return super()._unload_and_optionally_merge(merge=False, progressbar=progressbar)
 
 
 def initial(config: VisualPromptConfig) -> Tensor:
