@@ -19,7 +19,7 @@ from tests.conftest import trains
 from tests.stopping import stop_after
 from workbench.errors import ConfigError, Stopped
 from workbench.evaluation import reward_scores
-from workbench.recipes import reward
+from workbench.recipes import reward, reward_verbs
 from workbench.recipes.check import check
 from workbench.recipes.load import load
 from workbench.recipes.merge import merge
@@ -135,6 +135,15 @@ def test_check_shows_both_answers(train: Train, folder: Path) -> None:
     found = check(load(folder / "recipe.yaml", []))
     assert [place.rpartition(", ")[2] for place, _ in found.examples[:2]] == ["chosen", "rejected"]
     assert any("the longer answer is the better one in" in note for note in found.notes)
+
+
+def test_rows_that_are_scored_need_no_margins(taught: Path, folder: Path) -> None:
+    rows = [{name: each for name, each in pair(n).items() if name != "strength"} for n in range(4)]
+    bare = folder / "bare.jsonl"
+    bare.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    config = load(taught.parent / "recipe.yaml", [f"data.test={bare}", "data.columns={margin: strength}"])
+    assert len(reward_verbs.predict(taught, str(bare), config)[0]) == 8
+    assert 0 <= reward_verbs.evaluate(taught, config)["accuracy"] <= 1
 
 
 @pytest.mark.slow
