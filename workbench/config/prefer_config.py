@@ -33,7 +33,7 @@ class PreferConfig(Section):
     """beta at the end of the run, to which it goes in a straight line; null: it stays. Held-out losses use the last."""
     alpha: NonNegativeFloat | None = None
     """Factor of the mean -log p of the chosen (kto: good) answer's tokens, which is added to the loss of each example.
-    null: 1 for orpo and cpo, as in their papers, and else 0."""
+    null: 1 for orpo and cpo, and else 0. The paper of cpo adds the sum over tokens, which grows with the answer."""
     length: Literal["sum", "mean", "desensitised"] = "sum"
     """How tokens count in an answer's log-probability: all alike (sum); divided by their number (mean:
     length-normalised DPO and IPO); or, beyond the length of the shorter answer of a pair, by ld_alpha (LD-DPO). orpo
