@@ -112,7 +112,7 @@ def _judged(split: TokenizedSet, config: RunConfig) -> JudgedSet:
     found = judged(split, pairs=config.prefer.pairs)
     if config.prefer.loss != "kto":
         return found
-    return replace(found, others=mismatched(found.answers, max_tokens=config.data.max_tokens))
+    return replace(found, others=mismatched(found.answers, config.data))
 
 
 @dataclass(frozen=True)

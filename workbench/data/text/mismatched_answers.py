@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow
 from datasets import Dataset
 
+from workbench.config import DataConfig
 from workbench.data.batching import Indices, Row
-from workbench.data.text.encoded_rows import FEATURES
+from workbench.data.text import encoded_rows
+from workbench.data.text.encoded_rows import FEATURES, Emptied, EncodedChunk
 from workbench.data.text.tokenized import cache_folder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import DataError
@@ -21,22 +21,23 @@ _AT_ONCE = 1000
 """Rows of a record batch."""
 
 
-def mismatched(answers: TokenizedSet, *, max_tokens: int) -> TokenizedSet:
+def mismatched(answers: TokenizedSet, config: DataConfig) -> TokenizedSet:
     """For each answer its prompt with the answer of the nearest row before (the first follows the last) to another one.
 
     Which that is depends on the rows alone, so that a reference is asked once. Prompts are cut on the left.
 
     Raises:
         DataError: All rows have one prompt.
+        FileError: The rows cannot be written.
     """
     partner = _partners(answers)
-    digest = hashlib.sha256(f"1 {max_tokens}".encode())
+    digest = hashlib.sha256(f"1 {config.max_tokens}".encode())
     for part in (answers.digests, answers.lengths, answers.supervised, partner):
         digest.update(np.ascontiguousarray(part).tobytes())
     digest.update(str(answers.fingerprint).encode() + answers.rows.tobytes() + answers.table._fingerprint.encode())
     path = cache_folder() / "tokens" / f"{digest.hexdigest()[:32]}-mismatched.arrow"
     if not path.exists():
-        _write(path, answers, partner, max_tokens)
+        encoded_rows.write(path, _chunks(answers, partner, config.max_tokens), config)
     table = Dataset.from_file(str(path))
     return TokenizedSet(
         table, np.arange(len(table)), answers.source, answers.fingerprint, chat=answers.chat, collate=answers.collate
@@ -58,17 +59,12 @@ def _partners(answers: TokenizedSet) -> Indices:
     return found
 
 
-def _write(path: Path, answers: TokenizedSet, partner: Indices, max_tokens: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as aside:
-        unfinished = Path(aside) / path.name
-        with pyarrow.ipc.new_stream(str(unfinished), FEATURES.arrow_schema) as writer:
-            for start in range(0, len(answers), _AT_ONCE):
-                numbers = range(start, min(start + _AT_ONCE, len(answers)))
-                columns = [_columns(answers, number, int(partner[number]), max_tokens) for number in numbers]
-                rows = {name: [each[name] for each in columns] for name in FEATURES}
-                writer.write_batch(pyarrow.RecordBatch.from_pydict(rows, schema=FEATURES.arrow_schema))
-        os.replace(unfinished, path)
+def _chunks(answers: TokenizedSet, partner: Indices, max_tokens: int) -> Iterator[EncodedChunk]:
+    for start in range(0, len(answers), _AT_ONCE):
+        numbers = range(start, min(start + _AT_ONCE, len(answers)))
+        columns = [_columns(answers, number, int(partner[number]), max_tokens) for number in numbers]
+        rows = {name: [each[name] for each in columns] for name in FEATURES}
+        yield EncodedChunk(pyarrow.RecordBatch.from_pydict(rows, schema=FEATURES.arrow_schema), [], Emptied())
 
 
 def _columns(answers: TokenizedSet, number: int, partner: int, max_tokens: int) -> dict[str, object]:

@@ -148,7 +148,7 @@ def test_both_answers_are_cut_alike(tmp_path: Path, encoder: JudgedEncoder, side
 
 def test_other_answers_stand_behind_each_prompt(tmp_path: Path, encoder: JudgedEncoder) -> None:
     found = rows(tmp_path, encoder, pairs=False).answers
-    others = mismatched(found, max_tokens=1024)
+    others = mismatched(found, DataConfig(train="rows.jsonl"))
     assert len(others) == len(found)
     for number in range(len(others)):
         own, other = found[number], others[number]
@@ -157,4 +157,4 @@ def test_other_answers_stand_behind_each_prompt(tmp_path: Path, encoder: JudgedE
         partners = [row for row in range(len(found)) if found.digests[row] != found.digests[number]]
         answers = [found[row].input_ids[found[row].supervised].tolist() for row in partners]
         assert other.input_ids[other.supervised].tolist() in answers
-    assert mismatched(found, max_tokens=40).lengths.max() <= 40
+    assert mismatched(found, DataConfig(train="rows.jsonl", max_tokens=40)).lengths.max() <= 40
