@@ -5,7 +5,7 @@
 The tasks are the shipped ones: sft/quickstart on 400 of its questions, four times over, where the starter (6 M
 parameters) begins to learn rows by heart; and classify/quickstart on 600 rows, twelve times over, with the encoder. The
 score is the held-out loss in nats a token, or the held-out accuracy in points. The time of a step is a multiple of the
-control's, by medians. Runs stand below --out, the seeds one after another; what is finished is not run again.
+control's, by medians over runs. Runs stand below --out, seeds one after another; what is finished is not run again.
 """
 
 from __future__ import annotations
@@ -119,9 +119,10 @@ def main() -> None:
 
 
 def _step_s(run: Path) -> float:
-    """Mean seconds of a step after the first: some techniques act in some steps only."""
-    elapsed = [json.loads(line)["elapsed_s"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return float(np.mean(np.diff(elapsed)))
+    """Mean seconds of a step after the first, for some techniques act in some steps only; without evaluations."""
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    spent = np.diff([record["elapsed_s"] for record in records])
+    return float(np.mean(spent[[record.get("held_out_loss") is None for record in records[1:]]]))
 
 
 def _arms(task: Task, arguments: argparse.Namespace, seed: int) -> Iterator[tuple[str, list[str]]]:

@@ -12,8 +12,6 @@ from workbench.runs import units
 
 SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
     "accuracy": ("Preference accuracy", "high"),
-    "accuracy_low": ("Preference accuracy, 95 % from", "high"),
-    "accuracy_high": ("Preference accuracy, 95 % to", "high"),
     "likelier": ("Chosen answers with likelier tokens", "high"),
     "margin": ("Reward of chosen over rejected", "high"),
     "reward_chosen": ("Reward, chosen", "high"),
