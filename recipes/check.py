@@ -79,7 +79,8 @@ def _inspected(config: RunConfig) -> Found:
         *found.notes,
         *_order(found),
         *found.config.regularise.in_words(),
-        *layer_drop.in_words(found.config.layer_drop, model),
+        *found.config.layer_drop.in_words(),
+        *layer_drop.always_computed(found.config, model),
         *found.config.token_drop.in_words(),
         *filter(None, [about_experts(model, config.adapter)]),
     ]

@@ -77,17 +77,19 @@ def test_changes_that_exchange_labels_are_warned_of(find: Find, recipe: Path) ->
     assert "tta.views: eight" in " ".join(_checked(recipe, *views).split())
 
 
+@pytest.mark.parametrize("key", ["layer_drop.rate", "regularise.stochastic_depth"])
 def test_blocks_that_change_the_resolution_are_counted_where_steps_leave_out_blocks(
-    recipe: Path, tmp_path: Path
+    key: str, recipe: Path, tmp_path: Path
 ) -> None:
-    words = ["layer_drop.rate=0.5", "adapter={method: full}"]
+    words = [f"{key}=0.5", "adapter={method: full}"]
+    name = key.removesuffix(".rate")
     found = check.check(load(recipe, [f"model.id={save_vision(tmp_path / 'resnet', 'ResNet')}", *words]))
     assert isinstance(found, ClassInspection)
-    assert any(note.startswith("layer_drop: 1 of 3 blocks change the resolution") for note in found.notes)
+    assert any(note.startswith(f"{name}: 1 of 3 blocks change the resolution") for note in found.notes)
     found = check.check(load(recipe, words))
     assert isinstance(found, ClassInspection)
-    (note,) = [note for note in found.notes if note.startswith("layer_drop")]
-    assert "never" not in note and "chance 0.5" in note
+    (note,) = [note for note in found.notes if note.startswith(name)]
+    assert "chance 0.5" in note
 
 
 def test_blocks_that_nothing_can_be_left_out_of_are_refused_before_weights_are_read(
@@ -97,8 +99,9 @@ def test_blocks_that_nothing_can_be_left_out_of_are_refused_before_weights_are_r
     with pytest.raises(BackboneError, match="so that token_drop cannot"):
         check.check(load(recipe, words))
     narrow = save_vision(tmp_path / "narrow", "ResNet", hidden_sizes=[32, 48], depths=[1, 1])
-    with pytest.raises(BackboneError, match="layer_drop could leave none out"):
-        check.check(load(recipe, [f"model.id={narrow}", "layer_drop.rate=0.5", "adapter={method: full}"]))
+    for key in ("layer_drop.rate", "regularise.stochastic_depth"):
+        with pytest.raises(BackboneError, match=f"{key.removesuffix('.rate')} could leave none out"):
+            check.check(load(recipe, [f"model.id={narrow}", f"{key}=0.5", "adapter={method: full}"]))
 
 
 def test_labels_that_differ_only_by_case_are_told(recipe: Path, tmp_path: Path) -> None:

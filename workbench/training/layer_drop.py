@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from workbench.adapters import anatomy
+from workbench.config import RunConfig
 from workbench.config.layer_drop_config import LayerDropConfig
 from workbench.errors import BackboneError
 from workbench.training import block_calls
@@ -90,8 +90,11 @@ class LayerDrop:
         return block_calls.like(output, before + (after - before) * factor)
 
 
-def surveyed(backbone: PreTrainedModel, blocks: Sequence[nn.Module]) -> list[BlockCall]:
+def surveyed(backbone: PreTrainedModel, blocks: Sequence[nn.Module], *, key: str = "layer_drop") -> list[BlockCall]:
     """The call of each block; the backbone is called once, and one for pictures may be without weights.
+
+    Args:
+        key: Setting that lets blocks be left out.
 
     Raises:
         BackboneError: No block's input could stand for its output.
@@ -100,18 +103,23 @@ def surveyed(backbone: PreTrainedModel, blocks: Sequence[nn.Module]) -> list[Blo
     if not any(each.adds for each in calls):
         raise BackboneError(
             f"{type(backbone).__name__}: no block gives hidden states alone, of the shape that it gets, so that "
-            "layer_drop could leave none out. Leave layer_drop out."
+            f"{key} could leave none out. Leave {key} out."
         )
     return calls
 
 
-def in_words(config: LayerDropConfig, backbone: PreTrainedModel) -> Iterator[str]:
-    """Yield sentences on what is left out, where anything is, and on blocks for pictures that never are."""
-    yield from config.in_words()
-    if config.is_on and anatomy.reads_pictures(backbone):
-        calls = surveyed(backbone, [backbone.get_submodule(path) for path in stack(backbone)])
+def always_computed(config: RunConfig, backbone: PreTrainedModel) -> Iterator[str]:
+    """Yield a sentence on blocks for pictures that no setting leaves out, where one leaves out others.
+
+    Raises:
+        BackboneError: There are no others.
+    """
+    on = {"layer_drop": config.layer_drop.is_on, "regularise.stochastic_depth": config.regularise.stochastic_depth > 0}
+    keys = [key for key, is_on in on.items() if is_on] if config.reads_pictures else []
+    for key in keys:
+        calls = surveyed(backbone, [backbone.get_submodule(path) for path in stack(backbone)], key=key)
         if whole := sum(not each.adds for each in calls):
             yield (
-                f"layer_drop: {whole} of {len(calls)} blocks change the resolution or the width of what they read, so "
-                "that nothing could stand for what they give: every step computes them."
+                f"{key}: {whole} of {len(calls)} blocks change the resolution or the width of what they read, so "
+                "that nothing could stand for what they give: every step computes them for all rows."
             )

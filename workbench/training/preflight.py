@@ -108,10 +108,8 @@ def _require_layers(config: RunConfig, model: PreTrainedModel) -> None:
         return
     paths = stack(model)
     if config.reads_pictures:  # text backbones cannot be called without weights
-        modules = [model.get_submodule(path) for path in paths]
-        token_drop.middle(model, modules, config.token_drop)
-        if config.layer_drop.is_on:
-            layer_drop.surveyed(model, modules)
+        token_drop.middle(model, [model.get_submodule(path) for path in paths], config.token_drop)
+        list(layer_drop.always_computed(config, model))
     blocks = len(paths)
     if reason := config.token_drop.refusal(blocks) or config.freeze.refusal(blocks):
         raise ConfigError(reason)
