@@ -1,4 +1,4 @@
-"""What our PEFT tuners have in common that put something beside modules which a configuration names by their paths."""
+"""Bases of our PEFT tuners that put something beside modules, which a configuration names by their whole paths."""
 
 from __future__ import annotations
 
