@@ -35,7 +35,7 @@ from workbench.recipes import preference_reference, start_adapter
 from workbench.recipes.preference_reference import AnswerNumbers, Floats
 from workbench.recipes.sft import TextRun, answer, read_template
 from workbench.recipes.single_run import Scored
-from workbench.runs import provenance
+from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preference_objective, preflight
 from workbench.training.callbacks import Callback
@@ -172,6 +172,19 @@ class PreferenceRun(TextRun):
             written = answer(start, self.data.held_out, self.config, scoring)
         scores = self._summary("held_out", own.counted_S, own.mean_S, own.others_S)
         return Scored(scores | self._of_answers(written), written)
+
+    def finish(self, more: Mapping[str, Any] | None = None) -> Scores:
+        if self.ruler is not None and preference_reference.is_start(self.config) and self.placement.scores:
+            self._measure_start_anew()
+        return super().finish(more)
+
+    def _measure_start_anew(self) -> None:
+        """Score the start by this member's section, as what was trained is: a sweep did by that of its first member."""
+        own, path = self._reference("held_out"), self.run.path / "before.json"
+        assert own is not None
+        before = files.read_json(path)
+        before["scores"] |= self._summary("held_out", own.counted_S, own.mean_S, own.others_S)
+        files.write_json(path, before)
 
     def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         config, train = self.config.prefer, self.pairs.train
