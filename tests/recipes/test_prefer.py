@@ -244,7 +244,13 @@ def test_betas_in_one_bank_are_runs_of_their_own(recipe: Path, tmp_path: Path) -
 @pytest.mark.slow
 def test_a_sweep_measures_its_best_by_one_section_before_and_after(recipe: Path, tmp_path: Path) -> None:
     """IPO's loss of the start is (1 / (2 beta))^2, of the beta that is shipped and not of the first."""
-    sweep = ["recipe=sweep", "sweep.of=prefer", "sweep.over.prefer.beta=[0.1, 0.5]", "prefer.loss=ipo", "evaluate.every=3"]
+    sweep = [
+        "recipe=sweep",
+        "sweep.of=prefer",
+        "sweep.over.prefer.beta=[0.1, 0.5]",
+        "prefer.loss=ipo",
+        "evaluate.every=3",
+    ]
     found = run(recipe, tmp_path / "sweep", *sweep)
     assert json.loads((found / "sweep.json").read_text())["best"] == "beta=0.5"
     assert scores(found)["before"]["loss"] == pytest.approx((1 / (2 * 0.5)) ** 2, rel=1e-5)
