@@ -1,0 +1,125 @@
+"""Losses of a policy equal their formulas, written out for each token of each answer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from workbench.losses import policy_losses
+from workbench.losses.policy_losses import Normalise, policy_loss
+
+LENGTHS, LONGEST = [3, 1, 4], 6
+MASK = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+LOW, HIGH = 0.2, 0.3
+NORMALISE: tuple[Normalise, ...] = ("answer", "token", "constant", "whole")
+
+
+@pytest.fixture
+def numbers() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    shape = MASK.shape
+    log_p = -torch.rand(shape, dtype=torch.float64, generator=generator) * 3
+    return {
+        "log_p": log_p,
+        "old": log_p + torch.randn(shape, dtype=torch.float64, generator=generator) * 0.4,
+        "advantage": torch.tensor([1.3, -0.7, -2.0], dtype=torch.float64)[:, None].expand(shape),
+        "reference": log_p + torch.randn(shape, dtype=torch.float64, generator=generator),
+    }
+
+
+def found(numbers: dict[str, Tensor], normalise: Normalise, **settings: Any) -> tuple[Tensor, Tensor]:
+    return policy_loss(
+        numbers["log_p"],
+        numbers["old"],
+        numbers["advantage"],
+        MASK,
+        low=LOW,
+        high=HIGH,
+        normalise=normalise,
+        longest=LONGEST,
+        **settings,
+    )
+
+
+def surrogate(ratio: float, advantage: float) -> float:
+    return -min(ratio * advantage, min(max(ratio, 1 - LOW), 1 + HIGH) * advantage)
+
+
+@pytest.mark.parametrize("normalise", NORMALISE)
+def test_equals_the_formula(numbers: dict[str, Tensor], normalise: Normalise) -> None:
+    loss_B, _ = found(numbers, normalise, reference_BL=numbers["reference"], beta=0.05)
+    values = {name: each.tolist() for name, each in numbers.items()}
+    for row, length in enumerate(LENGTHS):
+        log_p, old, reference = (values[name][row][:length] for name in ("log_p", "old", "reference"))
+        advantage = values["advantage"][row][0]
+        kl = [math.exp(r - p) - (r - p) - 1 for p, r in zip(log_p, reference, strict=True)]
+        ratios = [math.exp(p - o) for p, o in zip(log_p, old, strict=True)]
+        divisor = {"answer": length, "token": 1, "constant": LONGEST, "whole": 1}[normalise]
+        terms = [math.prod(ratios)] if normalise == "whole" else ratios
+        wanted = (sum(surrogate(each, advantage) for each in terms) + 0.05 * sum(kl)) / divisor
+        assert loss_B[row].item() == pytest.approx(wanted, rel=1e-12)
+
+
+def test_the_mean_over_tokens_is_that_of_dapo(numbers: dict[str, Tensor]) -> None:
+    loss_B, _ = found(numbers, "token")
+    ratio = (numbers["log_p"] - numbers["old"]).exp()
+    tokens = [
+        surrogate(ratio[row, at].item(), numbers["advantage"][row, 0].item())
+        for row, length in enumerate(LENGTHS)
+        for at in range(length)
+    ]
+    mean = loss_B.sum() / policy_losses.weights(torch.tensor(LENGTHS), "token").sum()
+    assert mean.item() == pytest.approx(sum(tokens) / len(tokens), rel=1e-12)
+    assert policy_losses.weights(torch.tensor(LENGTHS), "answer").tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("normalise", NORMALISE)
+def test_without_an_update_the_gradient_is_that_of_reinforce(numbers: dict[str, Tensor], normalise: Normalise) -> None:
+    log_p = numbers["log_p"].clone().requires_grad_()
+    numbers = {**numbers, "log_p": log_p, "old": log_p.detach()}
+    loss_B, clipped_BL = found(numbers, normalise)
+    loss_B.sum().backward()  # type: ignore[no-untyped-call]
+    divisor = {"answer": torch.tensor(LENGTHS)[:, None], "constant": LONGEST}.get(normalise, 1)
+    assert log_p.grad is not None
+    torch.testing.assert_close(log_p.grad, (-numbers["advantage"] / divisor).masked_fill(~MASK, 0))
+    assert not clipped_BL.any()
+
+
+def test_clipped_tokens_are_those_without_a_gradient(numbers: dict[str, Tensor]) -> None:
+    log_p = numbers["log_p"].clone().requires_grad_()
+    loss_B, clipped_BL = found({**numbers, "log_p": log_p}, "token")
+    loss_B.sum().backward()  # type: ignore[no-untyped-call]
+    assert log_p.grad is not None
+    assert clipped_BL.any() and not clipped_BL.all()
+    assert torch.equal(log_p.grad != 0, MASK & ~clipped_BL)
+
+
+def test_gradients(numbers: dict[str, Tensor]) -> None:
+    """By finite differences, in float64, away from the corners of the clipping."""
+    leaf = numbers["log_p"].clone().requires_grad_()
+
+    def of(log_p: Tensor) -> Tensor:
+        return found({**numbers, "log_p": log_p}, "answer", reference_BL=numbers["reference"], beta=0.1)[0]
+
+    assert torch.autograd.gradcheck(of, leaf)
+
+
+def test_the_divergence_is_unbiased_and_never_below_0() -> None:
+    """Its mean under p is the KL divergence, exactly, over all outcomes."""
+    p = torch.tensor([0.1, 0.6, 0.3], dtype=torch.float64)
+    q = torch.tensor([0.3, 0.2, 0.5], dtype=torch.float64)
+    each = policy_losses.divergence(p.log(), q.log())
+    assert (each >= 0).all()
+    torch.testing.assert_close((p * each).sum(), (p * (p / q).log()).sum())
+    assert policy_losses.divergence(p.log(), p.log()).abs().max() == 0
+
+
+def test_padding_does_not_matter(numbers: dict[str, Tensor]) -> None:
+    wild = {name: each.masked_fill(~MASK, 30.0) for name, each in numbers.items()}
+    for normalise in NORMALISE:
+        settings = {"reference_BL": numbers["reference"], "beta": 0.1}
+        assert torch.equal(found(numbers, normalise, **settings)[0], found(wild, normalise, **settings)[0])

@@ -1,0 +1,105 @@
+"""Losses of answers that a model wrote itself, from their advantages: clipped ratios, and a penalty of divergence.
+
+A ratio is the probability of a token now over that when the answer was written. What is averaged, and over how much, is
+where GRPO, Dr. GRPO and DAPO differ.
+
+Legend: B answers, L their tokens, padded.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+Normalise = Literal["answer", "token", "constant", "whole"]
+
+
+class Clipped(NamedTuple):
+    """Losses of tokens (B, L), or of whole answers (B, 1), and whether clipping took away the gradient of each."""
+
+    loss: Tensor
+    clipped: Tensor
+
+
+def clipped(log_ratio: Tensor, advantage: Tensor, *, low: float, high: float) -> Clipped:
+    """-min(ratio A, clip(ratio, 1 - low, 1 + high) A), elementwise (Schulman et al. 2017, arXiv:1707.06347, eq. 7).
+
+    DAPO (Yu et al. 2025, arXiv:2503.14476, eq. 10) has a `high` above `low`, so that unlikely tokens may grow.
+
+    Args:
+        log_ratio: log p now minus log p when it was written.
+        advantage: A, how much better than expected; gets no gradient.
+        low: How far a ratio may fall below 1 where A < 0, 0 < low < 1.
+        high: How far it may rise above 1 where A > 0.
+    """
+    ratio = log_ratio.exp()
+    loss = -torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
+    beyond = ((advantage > 0) & (ratio > 1 + high)) | ((advantage < 0) & (ratio < 1 - low))
+    return Clipped(loss, beyond)
+
+
+def divergence(log_p: Tensor, reference: Tensor) -> Tensor:
+    """exp(d) - d - 1 with d = log p_reference - log p, elementwise, >= 0: an unbiased estimate of KL(p || reference).
+
+    k3 of Schulman 2020, "Approximating KL divergence", as in GRPO (Shao et al. 2024, arXiv:2402.03300, eq. 4).
+    """
+    difference = reference - log_p
+    return torch.expm1(difference) - difference
+
+
+def policy_loss(
+    log_p_BL: Tensor,
+    old_BL: Tensor,
+    advantage_BL: Tensor,
+    mask_BL: Tensor,
+    *,
+    low: float,
+    high: float,
+    normalise: Normalise,
+    longest: int,
+    reference_BL: Tensor | None = None,
+    beta: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Loss of each answer (B,), to be summed and divided by the summed `weights`; and the clipped tokens (B, L).
+
+    Args:
+        log_p_BL: Log-probabilities now, in nats.
+        old_BL: The same when the answers were written; no gradient.
+        advantage_BL: Advantage of each token; that of an answer's first one is that of the answer.
+        mask_BL: Which tokens there are.
+        low: See `clipped`.
+        high: See `clipped`.
+        normalise: `answer`: mean over the tokens of each answer (GRPO). `token`: sum, for a mean over the tokens of all
+            answers (DAPO). `constant`: sum divided by `longest` (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783).
+            `whole`: the answer is one action, with one ratio (RLOO, Ahmadian et al. 2024, arXiv:2402.14740).
+        longest: Most tokens that an answer may have.
+        reference_BL: Log-probabilities of the reference, where beta > 0.
+        beta: Factor of the divergence from the reference, which is added.
+    """
+    difference_BL = (log_p_BL - old_BL).masked_fill(~mask_BL, 0)
+    if normalise == "whole":
+        found = clipped(difference_BL.sum(1, keepdim=True), advantage_BL[:, :1], low=low, high=high)
+        loss_B, clipped_BL = found.loss[:, 0], found.clipped & mask_BL
+    else:
+        found = clipped(difference_BL, advantage_BL, low=low, high=high)
+        loss_B, clipped_BL = over_tokens(found.loss, mask_BL, normalise, longest), found.clipped & mask_BL
+    if beta:
+        assert reference_BL is not None
+        penalty_BL = divergence(log_p_BL, reference_BL)
+        loss_B = loss_B + beta * over_tokens(penalty_BL, mask_BL, normalise, longest)
+    return loss_B, clipped_BL
+
+
+def over_tokens(value_BL: Tensor, mask_BL: Tensor, normalise: Normalise, longest: int) -> Tensor:
+    """Value (B,) of each answer from those of its tokens; see `policy_loss`."""
+    sum_B = value_BL.masked_fill(~mask_BL, 0).sum(1)
+    if normalise == "answer":
+        return sum_B / mask_BL.sum(1).clamp_min(1)
+    return sum_B / longest if normalise == "constant" else sum_B
+
+
+def weights(tokens_B: Tensor, normalise: Normalise) -> Tensor:
+    """Weight (B,) of each answer in the mean: its tokens where all tokens count alike, else 1."""
+    return tokens_B if normalise == "token" else torch.ones_like(tokens_B)
