@@ -15,15 +15,16 @@ import numpy.typing as npt
 import torch
 from peft import PeftModel, PeftType
 from torch import Tensor, nn
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.generic import ModelOutput
 
 from workbench import evaluation
 from workbench.config import RunConfig
 from workbench.config.distill_config import OnPolicyConfig
-from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs, micro_batches
+from workbench.data.batching import Indices, MicroBatch, Row, micro_batches
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
+from workbench.evaluation import generation
 from workbench.losses.next_token import NO_LABEL
 from workbench.training import preflight
 from workbench.training.capacity import FORWARD_TOKENS as TOKENS
@@ -209,14 +210,16 @@ def writer(model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: OnPolic
         settings.use_cache = True
         lengths = np.asarray([len(prompt) + config.max_new_tokens for prompt in prompts], dtype=np.int64)
         written: dict[int, Indices] = {}
-        with _plain(model, backbone):
+        with generation.plain(model, backbone):
             for indices in micro_batches(np.arange(len(prompts)), lengths, tokens=1 if alone else TOKENS):
-                inputs = _padded_on_the_left([prompts[index] for index in indices], device=backbone.device)
+                inputs = generation.padded_on_the_left([prompts[index] for index in indices], device=backbone.device)
                 noise = _Noise([seeds[index] for index in indices], config.temperature, known=len(tokenizer))
                 with noise.on(backbone):
                     output = evaluation.generate(model, inputs, settings)
                 answers = output[:, inputs["input_ids"].shape[1] :].cpu().numpy()
-                written.update((int(index), _cut(ids, stop)) for index, ids in zip(indices, answers, strict=True))
+                written.update(
+                    (int(index), generation.answer_of(ids, stop)) for index, ids in zip(indices, answers, strict=True)
+                )
         return [written[index] for index in range(len(prompts))]
 
     return write
@@ -248,31 +251,6 @@ class _Noise:
             waits_V.exponential_(generator=die)
         output["logits"] = (logits_BV - waits_BV.log())[:, None]
         return output
-
-
-@contextmanager
-def _plain(model: nn.Module, backbone: Any) -> Iterator[None]:
-    """Evaluation mode, and none of the penalties that a backbone's generation_config.json may ask for."""
-    training, own = model.training, backbone.generation_config
-    model.eval()
-    backbone.generation_config = GenerationConfig()
-    try:
-        yield
-    finally:
-        backbone.generation_config = own
-        model.train(training)
-
-
-def _padded_on_the_left(prompts: Sequence[Indices], *, device: torch.device) -> dict[str, Tensor]:
-    """Inputs of which the last column is the end of every prompt, where a causal model goes on."""
-    backwards = encoder_inputs([prompt[::-1] for prompt in prompts])
-    return {name: tensor.flip(1).to(device) for name, tensor in backwards.items()}
-
-
-def _cut(ids: Indices, stop: Sequence[int]) -> Indices:
-    """Tokens up to and with the first one of `stop`; padding comes after it."""
-    ends = np.flatnonzero(np.isin(ids, stop))
-    return ids[: ends[0] + 1] if len(ends) else ids
 
 
 def _last_start(supervised: npt.NDArray[np.bool_]) -> int:

@@ -5,14 +5,26 @@ Legend: B batch, V virtual tokens, L prompt with padding on its left, S = V + L,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from peft import PeftModel, PeftModelForCausalLM, PeftType
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList, TextStreamer
+from transformers import (
+    Cache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TextStreamer,
+)
+
+from workbench.data.batching import Indices, encoder_inputs
 
 
 def generate(
@@ -22,13 +34,21 @@ def generate(
     *,
     streamer: TextStreamer | None = None,
     halt: Callable[[], bool] | None = None,
+    processor: LogitsProcessor | None = None,
+    read: Cache | None = None,
 ) -> Tensor:
     """Output of `model.generate`: a causal model's prompts and continuations, or a decoder's text.
 
     Args:
         halt: Called after each token; generation ends where it returns True.
+        processor: Changes the logits of each next token.
+        read: Keys and values of all tokens of the prompts but the last; not for methods with virtual tokens.
     """
     settings: dict[str, Any] = {"generation_config": config, "streamer": streamer}
+    if processor is not None:
+        settings["logits_processor"] = LogitsProcessorList([processor])
+    if read is not None:
+        settings["past_key_values"] = read
     if halt is not None:
         settings["stopping_criteria"] = StoppingCriteriaList([_Halt(halt)])
     if isinstance(model, PeftModelForCausalLM):
@@ -38,6 +58,31 @@ def generate(
         if kind == PeftType.PREFIX_TUNING and not inputs["attention_mask"].all() and _has_sliding_window(model):
             return _one_by_one(model, **inputs, settings=settings)
     return model.generate(**inputs, **settings)  # type: ignore[operator, no-any-return]
+
+
+def padded_on_the_left(prompts: Sequence[Indices], *, device: torch.device | None = None) -> dict[str, Tensor]:
+    """Inputs of which the last column is the end of every prompt, where a causal model goes on."""
+    backwards = encoder_inputs([prompt[::-1] for prompt in prompts])
+    return {name: tensor.flip(1).to(device) for name, tensor in backwards.items()}
+
+
+def answer_of(ids: Indices, stop: Sequence[int]) -> Indices:
+    """Tokens up to and with the first one of `stop`; padding comes after it."""
+    ends = np.flatnonzero(np.isin(ids, stop))
+    return ids[: ends[0] + 1] if len(ends) else ids
+
+
+@contextmanager
+def plain(model: nn.Module, backbone: Any) -> Iterator[None]:
+    """Evaluation mode, and none of the penalties that a backbone's generation_config.json may ask for."""
+    training, own = model.training, backbone.generation_config
+    model.eval()
+    backbone.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        backbone.generation_config = own
+        model.train(training)
 
 
 class _Halt(StoppingCriteria):

@@ -21,7 +21,7 @@ from workbench import losses
 from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import text_overlap
-from workbench.evaluation.generation import generate
+from workbench.evaluation.generation import generate, padded_on_the_left
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.row_passes import over_rows
 from workbench.models.output_heads import Head
@@ -224,7 +224,7 @@ def complete(
 
     def compute(rows: Indices) -> list[str] | None:
         chosen = [prompts[row] for row in rows]
-        inputs = encoder_inputs(chosen) if encodes else _padded_on_the_left(chosen)
+        inputs = encoder_inputs(chosen) if encodes else padded_on_the_left(chosen)
         on_device = {name: tensor.to(device) for name, tensor in inputs.items()}
         output = generate(model, on_device, settings, halt=None if scoring is None else stopping)
         if stopping():
@@ -247,12 +247,6 @@ def generation_config(stop: Sequence[int], *, max_new_tokens: int) -> Generation
         eos_token_id=list(stop),
         pad_token_id=stop[0] if stop else 0,
     )
-
-
-def _padded_on_the_left(prompts: Sequence[Indices]) -> dict[str, Tensor]:
-    """Inputs padded on the left, so that every prompt ends in the last column, where generation starts."""
-    backwards = encoder_inputs([prompt[::-1] for prompt in prompts])
-    return {name: tensor.flip(1) for name, tensor in backwards.items()}
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, tokens: TokenizedSet) -> list[int]:
