@@ -4,42 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+from workbench import report
 from workbench.config import RunConfig
 from workbench.errors import ResumeError, Stopped, WorkbenchError
-from workbench.recipes import (
-    classify,
-    crossval,
-    distill,
-    embed,
-    inputs,
-    prefer,
-    reward,
-    search,
-    sft,
-    start_checks,
-    streamed_rows,
-    sweep,
-)
-from workbench.report import pages  # here, so that a run's clock does not take it for the time of its report
+from workbench.recipes import inputs, start_checks, streamed_rows
 from workbench.runs import deadline, files, process_memory, run_directory
 from workbench.runs.ranks import Ranks, joined, require_same
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
 
-RECIPES = {
-    "sft": sft.main,
-    "mlm": sft.main,
-    "prefer": prefer.main,
-    "classify": classify.main,
-    "crossval": crossval.main,
-    "sweep": sweep.main,
-    "search": search.main,
-    "distill": distill.main,
-    "embed": embed.main,
-    "reward": reward.main,
-}
+Main = Callable[[RunConfig, Run, Callback], Mapping[str, Any]]
+
+
+def main_of(recipe: str) -> Main:
+    """The function that carries a recipe out. Only its own file is imported, and what that needs."""
+    main: Main = import_module(f"workbench.recipes.{'sft' if recipe == 'mlm' else recipe}").main
+    return main
 
 
 def run(config: RunConfig, *, out: Path, resume: bool, callback: Callback, began: float | None = None) -> Path:
@@ -68,7 +53,7 @@ def run(config: RunConfig, *, out: Path, resume: bool, callback: Callback, began
         with deadline.kept(directory.deadline, clock):
             if ranks.first:
                 inputs.require_same(config, directory)
-            RECIPES[config.recipe](config, directory, callback)
+            main_of(config.recipe)(config, directory, callback)
     except Stopped as stopped:
         directory.note(status="stopped", reason=str(stopped))
         _report(directory)
@@ -111,4 +96,4 @@ def _entered(out: Path, config: RunConfig, *, resume: bool, ranks: Ranks) -> Run
 
 def _report(directory: Run) -> None:
     if directory.ranks.first:
-        pages.write(directory.path)
+        report.write(directory.path)

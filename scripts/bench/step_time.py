@@ -27,7 +27,7 @@ from workbench.cli.console import Terminal
 from workbench.planning.step_time import Timed, timed
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
-from workbench.recipes.run import RECIPES
+from workbench.recipes.run import main_of
 from workbench.runs import files, run_directory
 from workbench.training.bank_trainer import BankTrainer
 from workbench.training.checkpoints import Progress
@@ -154,7 +154,7 @@ def _both(recipe: str, words: list[str], clock: Clock, count: int) -> tuple[list
             run = run_directory.start(Path(folder) / "run", config, resume=False)
             files.write_json(run.path / "before.json", {})  # nothing is scored before training
             with suppress(_Enough):
-                RECIPES[config.recipe](config, run, Terminal(quiet=True))
+                main_of(config.recipe)(config, run, Terminal(quiet=True))
             run.close()
     finally:
         Trainer.work, BankTrainer.work = own  # type: ignore[method-assign]

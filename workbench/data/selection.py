@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.feature_extraction.text import HashingVectorizer
 
 from workbench.config.select_config import SelectConfig
 from workbench.data.batching import Indices
@@ -23,9 +22,6 @@ BUCKETS = 10_000
 PRIOR = 1_000
 """N-grams of the training rows that count as seen among the target's: what a small target lacks is not impossible."""
 _SCORES = {"perplexity": "loss", "ifd": "difficulty", "gradient": "influence"}
-_PAIRS = HashingVectorizer(
-    n_features=BUCKETS, ngram_range=(1, 2), token_pattern=r"\w+|[^\w\s]+", alternate_sign=False, norm=None
-)
 
 
 def selected(
@@ -109,9 +105,14 @@ def importance(texts: Iterable[str], target: Iterable[str], *, name: str = "the 
     among documents of 128 words: a text's weight is its mean log ratio times the usual length, for else the shortest
     texts would win, and the target's distribution has a prior at that of the texts.
     """
-    count_NV = _PAIRS.transform(texts)
+    from sklearn.feature_extraction.text import HashingVectorizer  # half a second, for runs that choose rows so
+
+    pairs = HashingVectorizer(
+        n_features=BUCKETS, ngram_range=(1, 2), token_pattern=r"\w+|[^\w\s]+", alternate_sign=False, norm=None
+    )
+    count_NV = pairs.transform(texts)
     raw_V = np.asarray(count_NV.sum(0)).ravel()
-    aim_V = np.asarray(_PAIRS.transform(target).sum(0)).ravel()
+    aim_V = np.asarray(pairs.transform(target).sum(0)).ravel()
     if not aim_V.sum():
         raise DataError(f"{name}: holds no word, so that no row is like it. Name another file as data.select.target.")
     raw_V /= max(raw_V.sum(), 1)

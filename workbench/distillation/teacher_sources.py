@@ -13,7 +13,6 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from workbench.adapters import Full
 from workbench.config import ModelConfig, RunConfig
 from workbench.config.distill_config import BACKBONE, TEACHER, TeacherConfig
-from workbench.crossval import training_rounds
 from workbench.data.labelled.row_reader import RowReader
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.row_encoder import row_encoder
@@ -126,6 +125,8 @@ def _one(name: str, teacher: TeacherConfig) -> TeacherSource:
                 f"distill.teacher.id={name}: the cross-validation has not ended. Finish it first: workbench run ... "
                 f"--out {name} --resume"
             )
+        from workbench.crossval import training_rounds  # and all that folds need, which few teachers are
+
         decided = files.read_json(path / "decision.json")
         folders = [
             path / training_rounds.folder(decided["round"]) / member / "adapter" for member in decided["members"]
