@@ -7,6 +7,7 @@ from workbench.config.distill_config import TEACHER
 from workbench.distillation import teacher_sources
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import WorkbenchError
+from workbench.evaluation import rewards
 from workbench.models import model_files
 from workbench.recipes import preference_reference, token_reference
 from workbench.runs import provenance
@@ -27,6 +28,8 @@ def require_same(config: RunConfig, run: Run) -> None:
         provenance.note_files(run, "reference", token_reference.named(wanted, config).files)
     if config.recipe == "prefer":
         provenance.note_files(run, "reference", preference_reference.files(config))
+    if config.rewards:
+        provenance.note_files(run, "rewards", rewards.digests(config.rewards))
     if config.recipe == "distill" and config.distill.teacher.id is not None:
         try:
             taught_by = _teacher(teacher_sources.find(config.distill.teacher, config.model))

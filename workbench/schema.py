@@ -248,8 +248,9 @@ def _locate(loc: tuple[int | str, ...], values: Any) -> list[int | str]:
 def _siblings(section: type[Section], path: Sequence[int | str], values: Any) -> list[str]:
     """Keys that may stand in the section at `path` of the file."""
     for part in path:
-        if isinstance(part, int):  # an item of a list, whose section is known by now
+        if isinstance(part, int):  # an item of a list
             values = values[part]
+            section = section.section_for(values)
             continue
         values = values.get(part) if isinstance(values, dict) else None
         (section,) = [c for c in _choices(section.model_fields[part].annotation) if issubclass(c, Section)]

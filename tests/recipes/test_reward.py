@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from scipy import special
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.conftest import trains
 from tests.stopping import stop_after
+from workbench.config.rewards_config import ModelReward
+from workbench.data.text.answer import Answer
 from workbench.errors import ConfigError, Stopped
-from workbench.evaluation import reward_scores
+from workbench.evaluation import reward_scores, rewards
+from workbench.evaluation.rewards.model_rewards import RewardEnsemble
 from workbench.recipes import reward, reward_verbs
 from workbench.recipes.check import check
 from workbench.recipes.load import load
@@ -103,6 +108,27 @@ def test_verbs_agree_with_the_run(taught: Path, folder: Path, tmp_path: Path) ->
         generate(taught, "Hello", max_new_tokens=2)
     with pytest.raises(ConfigError, match="cannot change reward"):
         evaluate(taught, ["reward.centre=1"])
+
+
+def test_an_ensemble_gives_answers_the_reward_of_its_models(taught: Path, tmp_path: Path) -> None:
+    known, other = pd.read_parquet(taught / "predictions.parquet"), tmp_path / "other"
+    shutil.copytree(taught, other)
+    weights = load_file(other / "adapter" / "adapter_model.safetensors")
+    save_file({name: 0.5 * each for name, each in weights.items()}, other / "adapter" / "adapter_model.safetensors")
+    answers = []
+    for row in known["row"]:
+        number = int(row.rpartition(" ")[2]) - 1
+        answers += [Answer(pair(number)["prompt"], pair(number)[side]) for side in ("chosen", "rejected")]
+    both = ModelReward(run=(taught, other), pessimism=0.5)
+    read_2S = RewardEnsemble(both).read(answers)
+    np.testing.assert_allclose(read_2S[0], known[["chosen_reward", "rejected_reward"]].to_numpy().ravel(), atol=1e-5)
+    lower, upper = read_2S.min(0), read_2S.max(0)  # of two, half their distance / sqrt(2) off their mean
+    summed = rewards.build([both])(answers)
+    np.testing.assert_allclose(summed, (lower + upper) / 2 - 0.5 * (upper - lower) / 2**0.5, atol=1e-6)
+    one = rewards.build([ModelReward(run=taught)])
+    np.testing.assert_allclose(one(answers), read_2S[0], atol=1e-6)
+    chat = Answer("Why?", " ", ({"role": "user", "content": "Why?"},))
+    assert np.isfinite(one([chat])).all()  # of an empty answer, which models give
 
 
 def test_a_merged_model_is_a_stock_reward_model(taught: Path, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ _ONLY_FOR = {
     "distill": ("distill",),
     "embed": ("embed",),
     "reward": ("reward",),
+    "rewards": ("reinforce",),
 }
 """Sections that only some recipes read."""
 

@@ -59,13 +59,13 @@ def function(path: Path, name: str, signature: str, *, key: str) -> Callable[...
     return found
 
 
-def failed(path: Path, error: Exception, *, key: str) -> ConfigError:
+def failed(path: Path, error: BaseException, *, key: str) -> ConfigError:
     """Error for an exception that a user's file raised."""
     line = _line(error, path.expanduser().resolve())
     return ConfigError(f"{key}: {path}{line}: {type(error).__name__}: {error}. Correct the file.")
 
 
-def _line(error: Exception, source: Path) -> str:
+def _line(error: BaseException, source: Path) -> str:
     """The line of the file that failed."""
     trace, found = error.__traceback__, None
     while trace is not None:

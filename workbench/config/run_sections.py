@@ -37,6 +37,7 @@ from workbench.config.prefer_config import PreferConfig
 from workbench.config.pseudo_label_config import PseudoLabelConfig
 from workbench.config.regularise_config import RegulariseConfig
 from workbench.config.reward_config import RewardConfig
+from workbench.config.rewards_config import RewardSource
 from workbench.config.schedule_config import ScheduleConfig
 from workbench.config.search_config import SearchConfig
 from workbench.config.sweep_config import SweepConfig
@@ -71,6 +72,9 @@ class RunSections(Section):
     distill: DistillConfig = DistillConfig()
     embed: EmbedConfig = EmbedConfig()
     reward: RewardConfig = RewardConfig()
+    rewards: tuple[SerializeAsAny[RewardSource], ...] = ()
+    """How good answers are: the weighted sum of these. Each has a kind: function, number, regex, json, unit_tests or
+    model."""
     batch: BatchConfig = BatchConfig()
     train: TrainConfig = TrainConfig()
     regularise: RegulariseConfig = RegulariseConfig()

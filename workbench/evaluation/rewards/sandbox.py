@@ -1,0 +1,119 @@
+"""Runs untrusted code with tests in a process of its own, under limits, and says which tests passed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from workbench.errors import ConfigError
+from workbench.evaluation.rewards import confinement
+
+_LOOK = 0.05
+"""Seconds between looks at the clock and at the folder."""
+_ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+
+
+@dataclass(frozen=True)
+class SandboxLimits:
+    """What untrusted code may take."""
+
+    seconds: int = 5
+    """Processor time; twice as much by the clock."""
+    memory: int = 512 * 2**20
+    """Bytes of address space."""
+    output: int = 2**20
+    """Bytes of all files in its folder. What it prints is dropped."""
+
+
+@functools.cache
+def require(limits: SandboxLimits) -> None:
+    """Raise ConfigError where this machine does not keep untrusted code in; asked before any runs."""
+    lines = _results("", ["pass"], limits, word="word")
+    if lines[:1] == ["confined"] and lines[1:] == ["word 0 passed"]:
+        return
+    told = lines[0].removeprefix("refused ") if lines and lines[0] != "confined" else None
+    reason = told or f"its process ended at once, and {limits.memory:,} bytes of memory may be too few"
+    raise ConfigError(
+        f"kind=unit_tests runs code that a model wrote, and this machine does not keep it in: {reason}. It needs Linux "
+        "5.13 or later on x86_64 or aarch64 with Landlock and seccomp, which a container may have to be allowed. Take "
+        "another machine, or test answers otherwise in a function of yours (kind: function)."
+    )
+
+
+def passed(code: str, tests: Sequence[str], limits: SandboxLimits) -> list[bool]:
+    """Whether each of `tests` passes behind `code`, in one process; those behind one that ends it do not.
+
+    A test counts where the process tells so after it ran, by a word that it gets when the code has run. That keeps code
+    out that exits before it is tested; code that searches its own process for the word could forge a result.
+
+    Raises:
+        ConfigError: As `require`.
+    """
+    require(limits)
+    word = secrets.token_hex(16)
+    lines = set(_results(code, tests, limits, word=word))
+    return [f"{word} {number} passed" in lines for number in range(len(tests))]
+
+
+def _results(code: str, tests: Sequence[str], limits: SandboxLimits, *, word: str) -> list[str]:
+    """The lines that the process wrote."""
+    wanted = {"code": code, "seconds": limits.seconds, "memory": limits.memory, "output": limits.output}
+    with (
+        tempfile.TemporaryDirectory(prefix="workbench-sandbox-") as folder,
+        tempfile.TemporaryFile() as asks,
+        tempfile.TemporaryFile() as tells,
+    ):
+        for each in (wanted, {"tests": list(tests), "word": word}):
+            asks.write(json.dumps(each).encode() + b"\n")
+        asks.seek(0)
+        _run(Path(folder).resolve(), asks, tells, limits)
+        tells.seek(0)
+        return tells.read(limits.output).decode(errors="replace").splitlines()
+
+
+def _run(folder: Path, asks: IO[bytes], tells: IO[bytes], limits: SandboxLimits) -> None:
+    """Start the process, and end it where it reaches a limit that the kernel does not hold."""
+    ends = (asks.fileno(), tells.fileno())
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-B", confinement.__file__, *map(str, ends)],
+        cwd=folder,
+        env=_ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=ends,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 2 * limits.seconds
+    try:
+        while time.monotonic() < deadline and _size(folder) <= limits.output:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_LOOK)
+                return
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all files below a folder that changes meanwhile; a folder counts as 4 KiB."""
+    total = 0
+    for place, folders, names in os.walk(folder):
+        total += 4096 * len(folders)
+        for name in names:
+            with suppress(OSError):
+                total += max(4096, os.lstat(os.path.join(place, name)).st_size)
+    return total
