@@ -39,7 +39,7 @@ from workbench.recipes.embed_verbs import EmbedInspection
 from workbench.recipes.inspection import SHOWN, Inspection, pieces
 from workbench.recipes.sft import read_template
 from workbench.recipes.sweep_tasks import require_members
-from workbench.runs.ranks import ALONE, joined
+from workbench.runs.ranks import ALONE, Ranks
 from workbench.training import layer_drop, preflight
 from workbench.training.freezing.layer_map import stack
 from workbench.training.limits import total_steps
@@ -56,7 +56,7 @@ def check(config: RunConfig) -> Found:
     """
     config = streamed_rows.local(config)
     if config.distributed.zero != "auto":  # `run` decides that first, with a plan
-        start_checks.require(config, joined())
+        start_checks.require(config, Ranks(0, config.distributed.together))
     return _inspected(config)
 
 

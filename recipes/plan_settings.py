@@ -13,13 +13,15 @@ from workbench.training.search.halving import Halving
 
 def of_one_device(config: RunConfig, devices: int, *, accelerated: bool) -> RunConfig:
     """A run of a device's own rows, which an accelerator would compute at once, by one that holds everything."""
-    rows = -(-config.batch.size // devices)
+    parts = config.distributed.sequence
+    rows = -(-config.batch.size // max(1, devices // parts))
     batch = config.batch.model_copy(update={"size": rows})
     if accelerated and batch.packing == "auto":  # rows are packed on CPUs
         batch = batch.model_copy(update={"packing": False})
     if accelerated and batch.tokens_per_device == "auto":
-        batch = batch.model_copy(update={"tokens_per_device": rows * config.data.max_tokens})
-    return config.model_copy(update={"batch": batch, "distributed": DistributedConfig()})
+        whole = rows * config.data.max_tokens if parts == 1 else -(-config.data.max_tokens // parts)
+        batch = batch.model_copy(update={"tokens_per_device": whole})
+    return config.model_copy(update={"batch": batch, "distributed": DistributedConfig(sequence=parts)})
 
 
 def untimed(config: RunConfig) -> RunConfig:
@@ -45,6 +47,8 @@ def notes(config: RunConfig) -> Iterator[str]:
     """Yield sentences on what a plan does not count."""
     if config.recipe == "search":
         yield "Steps are those of the first wave that the whole search is worth; its comparisons are not counted."
+    if config.distributed.sequence > 1:
+        yield "The time in which devices exchange heads of attention (distributed.sequence) is not counted."
     if config.model.weights == "int8":
         yield "8-bit layers are taken to find outliers in every column, the most that there may be."
     if config.distributed.deepspeed is not None:

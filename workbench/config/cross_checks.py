@@ -17,6 +17,7 @@ from workbench.config import (
     regularise_checks,
     reward_checks,
     sampling_checks,
+    sequence_checks,
     sparsity_checks,
     thinning_checks,
 )
@@ -71,6 +72,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from augment_checks.mistakes(config)
     yield from length_checks.mistakes(config)
     yield from sampling_checks.mistakes(config)
+    yield from sequence_checks.mistakes(config)
     yield from sparsity_checks.mistakes(config)
     yield from growth_checks.mistakes(config)
     yield from prefer_checks.mistakes(config)

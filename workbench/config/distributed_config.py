@@ -21,6 +21,9 @@ class DistributedConfig(Section):
     engine: Literal["deepspeed", "fsdp2"] = "deepspeed"
     """Sharding engine. fsdp2 is torch's, with stages 2 and 3: a device holds a share of every weight, and a block whole
     while it computes (zero=3) or from its forward to its backward pass (zero=2)."""
+    sequence: PositiveInt = 1
+    """Devices that compute the same rows together, each a part of the tokens, and in attention a part of the heads
+    (Ulysses): for rows that are too long for one device. Others share the rows of a step."""
     offload_optimizer: Place = "none"
     """Where the optimizer's state, and its step, wait: in the host's memory, or in files under `nvme`."""
     offload_parameters: Place = "none"
@@ -33,6 +36,11 @@ class DistributedConfig(Section):
     """Communicate while devices compute."""
     deepspeed: Path | None = None
     """A DeepSpeed JSON of your own, instead of all above."""
+
+    @property
+    def together(self) -> int:
+        """Devices that compute the same rows; how many there are is a multiple of it."""
+        return self.sequence
 
     @property
     def sharded(self) -> bool:

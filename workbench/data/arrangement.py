@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -24,8 +23,10 @@ none of T x T; attention that does not know packed rows cannot use it, and fails
 class Arrangement(ABC):
     """Cuts a global batch into micro-batches, and lays out their rows."""
 
-    packed: ClassVar[bool]
-    """Whether rows lie one after another in one sequence."""
+    @property
+    @abstractmethod
+    def packed(self) -> bool:
+        """Whether rows lie one after another in one sequence."""
 
     def batch(self, rows: Examples, indices: Indices, *, epoch: int) -> MicroBatch:
         """The examples `indices`, laid out, as they are in pass `epoch` over the data."""
@@ -55,7 +56,10 @@ class Arrangement(ABC):
 class Padded(Arrangement):
     """Rows are padded to the longest of their micro-batch."""
 
-    packed = False
+    @property
+    def packed(self) -> bool:
+        """No."""
+        return False
 
     def cut(self, indices: Indices, lengths: Indices, *, tokens: int) -> Iterator[Indices]:
         """See `micro_batches`."""
@@ -80,7 +84,10 @@ class Packed(Arrangement):
     What computes each token by itself computes no padding; `workbench.models.packed_attention` reads the rows' lengths.
     """
 
-    packed = True
+    @property
+    def packed(self) -> bool:
+        """Yes."""
+        return True
 
     def cut(self, indices: Indices, lengths: Indices, *, tokens: int) -> Iterator[Indices]:
         """Fill micro-batches with rows, each row going to the first with room for it (first-fit decreasing)."""

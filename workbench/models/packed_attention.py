@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig
 
 from workbench.models import short_row_attention
+from workbench.models.sequence_attention import SequenceGroup
 from workbench.models.weight_storage import HALVES
 
 _Attend = Callable[..., tuple[Tensor, None]]
@@ -37,17 +38,18 @@ def register() -> None:
     AttentionInterface.register("sdpa", attend)
 
 
-def refusal(config: PretrainedConfig, *, longest: int) -> str | None:
+def refusal(config: PretrainedConfig, *, longest: int, rows: str = "packed rows") -> str | None:
     """Why rows cannot be packed for a backbone, and what it is; None where they can.
 
     Args:
         longest: Tokens of the longest row.
+        rows: Kind of rows that the reason is about.
     """
     if config.model_type not in FAMILIES:
-        return f"{config.model_type} is none of the architectures that are known to read packed rows"
+        return f"{config.model_type} is none of the architectures that are known to read {rows}"
     attention = getattr(config, "_attn_implementation", None)
     if attention not in (None, "sdpa"):
-        return f"the attention is {attention}, and packed rows need sdpa"
+        return f"the attention is {attention}, and {rows} need sdpa"
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if window is not None and window < longest:
         return f"its attention reaches back {window} tokens, and the longest row has {longest}"
@@ -64,6 +66,7 @@ def attend(
     attention_mask: Tensor | None,
     *,
     row_lengths: Tensor | None = None,
+    sequence: SequenceGroup | None = None,
     is_causal: bool | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
@@ -71,7 +74,12 @@ def attend(
 
     Args:
         row_lengths: Tokens of each packed row (B,) int64, on the host; None: rows are padded.
+        sequence: The processes that hold parts of the tokens; rows are causal then. None: all tokens are here.
     """
+    if sequence is not None:
+        whole = [sequence.to_heads(each) for each in (query_BHTD, key_BKTD, value_BKTD)]
+        attended_BTHD, _ = attend(module, *whole, None, row_lengths=row_lengths, is_causal=is_causal, **settings)
+        return sequence.to_tokens(attended_BTHD), None
     if row_lengths is None:
         inputs = (query_BHTD, key_BKTD, value_BKTD, attention_mask)
         return short_row_attention.attend(module, *inputs, is_causal=is_causal, **settings)

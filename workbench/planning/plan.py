@@ -76,9 +76,11 @@ class Plan:
     def at_peak(self) -> dict[str, int]:
         """Bytes alive on a device at the peak of training, by what they are for."""
         if self.distributed.zero == 0:
+            found = self.dry_run.at_peak  # gradients travel when activations are gone
             held = self.held("last gradients").device
-            travels = {zero_memory.BUCKETS: held[zero_memory.BUCKETS]} if zero_memory.BUCKETS in held else {}
-            return {**self.dry_run.at_peak, **travels}
+            if found[ACTIVATIONS] >= (travels := held.get(zero_memory.BUCKETS, 0)):
+                return found
+            return {**found, ACTIVATIONS: 0, GRADIENTS: held[GRADIENTS], zero_memory.BUCKETS: travels}
         return max((held.device for held in self.timeline.values()), key=lambda sizes: sum(sizes.values()))
 
     @property

@@ -58,12 +58,18 @@ def tokens_per_device(config: RunConfig, train: Examples, device: torch.device, 
     wanted = config.batch.tokens_per_device
     if wanted != "auto":
         return wanted
-    longest = int(train.lengths.max())
-    whole_batch = longest * config.batch.size
+    own = longest_part(config, train)
+    whole_batch = own * config.batch.size
     if device.type != "cpu":
-        return whole_batch
-    elements = EVEN_CPU_ELEMENTS if longest == train.lengths.min() else CPU_ELEMENTS
-    return min(whole_batch, max(longest, CPU_TOKENS, elements // width))
+        # Processes that compute rows together cannot each try how many fit: one row at a time is what they are for.
+        return whole_batch if config.distributed.sequence == 1 else own
+    elements = EVEN_CPU_ELEMENTS if train.lengths.max() == train.lengths.min() else CPU_ELEMENTS
+    return min(whole_batch, max(own, CPU_TOKENS, elements // width))
+
+
+def longest_part(config: RunConfig, train: Examples) -> int:
+    """Tokens that one device computes of the longest row."""
+    return -(-int(train.lengths.max()) // config.distributed.sequence)
 
 
 def available(device: torch.device) -> int:
@@ -90,12 +96,13 @@ def forward_tokens(device: torch.device, *, width: int) -> int:
 
 def require_longest_fits(config: RunConfig, train: Examples) -> None:
     """Raise ConfigError where the configured budget is below the longest row."""
-    longest, wanted = int(train.lengths.max()), config.batch.tokens_per_device
-    if wanted != "auto" and wanted < longest:
+    own, wanted, devices = longest_part(config, train), config.batch.tokens_per_device, config.distributed.sequence
+    if wanted != "auto" and wanted < own:
+        share = f", of which each of {devices} devices computes {own}" if devices > 1 else ""
         raise ConfigError(
-            f"batch.tokens_per_device: {wanted} is below the longest example ({longest} tokens, "
-            f"{train.place(int(train.lengths.argmax()))}).\n"
-            f"  Raise it to {longest}, write auto, or set data.max_tokens to cut longer examples."
+            f"batch.tokens_per_device: {wanted} is below the longest example ({train.lengths.max()} tokens, "
+            f"{train.place(int(train.lengths.argmax()))}{share}).\n"
+            f"  Raise it to {own}, write auto, or set data.max_tokens to cut longer examples."
         )
 
 

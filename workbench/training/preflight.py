@@ -19,6 +19,7 @@ from workbench.data.text.tokenized_set import Splits
 from workbench.errors import ConfigError
 from workbench.models import backbones, packed_attention
 from workbench.training import capacity, layer_drop, packing, token_drop
+from workbench.training.distributed import sequence
 from workbench.training.freezing.layer_map import LayerMap, stack
 from workbench.training.optim import optimizers
 
@@ -72,6 +73,7 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
         first_token = task.head == "classes" and model.config.model_type in packed_attention.ENCODERS
         longest = int(splits[0].lengths.max())
         packing.require(packing.refusal(model.config, longest=longest, reads_packed=not first_token))
+    sequence.require(config, model.config, longest=int(splits[0].lengths.max()))
     adapters.require_fit(model, config.adapter)
     require_recomputable(config, model)
     _require_layers(config, model)

@@ -213,7 +213,7 @@ def record(config: RunConfig, draws: int, ranks: Ranks) -> VisitRecord | None:
     """
     wanted = config.evaluate.dynamics
     steps = total_steps(config, draws)
-    few = steps is not None and steps * config.batch.size <= MOST_VISITS
+    few = steps is not None and steps * config.batch.size <= MOST_VISITS and config.distributed.sequence == 1
     return VisitRecord(ranks) if wanted is True or (wanted == "auto" and few) else None
 
 

@@ -77,11 +77,13 @@ class Trainer:
     """Outputs of the frozen blocks that earlier trainings of the same run computed."""
 
     def __post_init__(self) -> None:
-        self.train, self.loss, auxiliary, *_ = self.signal
+        self.train, loss, auxiliary, *_ = self.signal
         self.device = backbones.device()
-        self.arrangement = packing.arranged(self.config, self.freezer.backbone, self.signal, self.compute, self.width)
         self.ranks = self.run.ranks
         self.placement = Placement(self.config.distributed, self.ranks)
+        self.loss = self.placement.within(loss)
+        rows = packing.arranged(self.config, self.freezer.backbone, self.signal, self.compute, self.width)
+        self.arrangement = self.placement.arranged(rows)
         self.masters: MasterWeights | Sharded
         self.forward: Loss
         whole = Trainable(self.model, self.loss, self.config, self.compute, self.ranks, auxiliary)
@@ -232,8 +234,8 @@ class Trainer:
 
     @property
     def _longest(self) -> int:
-        """Tokens of the longest row."""
-        return int(self.train.lengths.max())
+        """Tokens of the longest row that one device computes."""
+        return capacity.longest_part(self.config, self.train)
 
     @property
     def _remembered(self) -> capacity.Remembered:
@@ -289,7 +291,7 @@ class Trainer:
 
     def _row_shares(self, rows: Indices, seen: Examples) -> list[RowShare]:
         in_step, form = isinstance(self.masters, Sharded), self.arrangement
-        return share_rows(rows, seen.lengths, form, tokens=self.tokens, ranks=self.ranks, in_step=in_step)
+        return share_rows(rows, seen.lengths, form, tokens=self.tokens, ranks=self.placement.groups, in_step=in_step)
 
     def _batch(self, seen: Examples, rows: Indices, *, then: Indices | None) -> MicroBatch:
         """A micro-batch on the device; a thread collates the following one: `then`, or the next step's first."""
@@ -357,16 +359,15 @@ class Trainer:
             for layer in anatomy.decoder_layers(self.model):
                 layer.compile(dynamic=True)
         tokens = capacity.tokens_per_device(self.config, self.train, self.device, width=self.width)
-        checkpointing = self.config.train.checkpointing
-        if checkpointing is True:
+        if self.config.train.checkpointing is True:
             preflight.require_recomputable(self.config, self.model)  # a plan comes here without having asked
             capacity.recompute_activations(self.model)
         remembered = self.run.manifest.get("batch", {}).get("tokens_per_device") if self.run.resumed else None
-        if self.config.batch.tokens_per_device == "auto":
-            if remembered:
-                tokens = int(remembered)
-            elif self.device.type != "cpu":
-                tokens = min(self.ranks.gathered(self._largest_that_fits(tokens)))
+        auto = self.config.batch.tokens_per_device == "auto"
+        if auto and remembered:
+            tokens = int(remembered)
+        elif auto and self.device.type != "cpu" and self.config.distributed.sequence == 1:
+            tokens = min(self.ranks.gathered(self._largest_that_fits(tokens)))
         self.run.note(batch=dict(tokens_per_device=tokens, steps=self.member.total, packed=self.arrangement.packed))
         self.tokens = tokens
 

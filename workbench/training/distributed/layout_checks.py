@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from workbench.adapters import Full
 from workbench.adapters.method import Method
 from workbench.config import RunConfig
+from workbench.config.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import layout_settings
@@ -23,7 +24,11 @@ OPTIMIZERS = ("adamw", "sgd", "lion")
 def require(config: RunConfig, ranks: Ranks) -> None:
     """Refuse layouts that would fail, hang or silently compute something else; raises ConfigError with the remedies."""
     layout_settings.read(config.distributed)
-    refusals = [*([] if ranks.alone else _together(config)), *(_sharded(config) if config.distributed.sharded else [])]
+    refusals = [
+        *_grouped(config.distributed, ranks),
+        *([] if ranks.alone else _together(config)),
+        *(_sharded(config) if config.distributed.sharded else []),
+    ]
     if refusals:
         raise ConfigError("\n  ".join(["This run cannot be shared as it is:", *refusals]))
 
@@ -32,6 +37,20 @@ def require_members(count: int, ranks: Ranks) -> None:
     """Raise ConfigError where a device would have nothing to train."""
     if count < ranks.world:
         raise ConfigError(f"{count} trainings cannot be spread over {ranks.world} devices. Write --devices {count}.")
+
+
+def _grouped(section: DistributedConfig, ranks: Ranks) -> Iterator[str]:
+    """Where the devices cannot be cut in groups."""
+    size = section.together
+    if ranks.world % size:
+        yield (
+            f"distributed.sequence={size} makes groups of {size} devices, and there {_are(ranks.world)}. "
+            f"Write --devices {size} or a multiple of it, or distributed.sequence=1."
+        )
+
+
+def _are(devices: int) -> str:
+    return "is one" if devices == 1 else f"are {devices}"
 
 
 def _together(config: RunConfig) -> Iterator[str]:

@@ -9,11 +9,12 @@ from typing import Protocol, TypeVar
 from torch import nn
 
 from workbench.config.distributed_config import DistributedConfig
+from workbench.data.arrangement import Arrangement
 from workbench.data.batching import MicroBatch
 from workbench.runs.ranks import Ranks
-from workbench.training.distributed import layout_settings
+from workbench.training.distributed import layout_settings, sequence
 from workbench.training.distributed.fsdp import FullySharded, ShardedReader
-from workbench.training.distributed.sharding import Sharded, Trainable
+from workbench.training.distributed.sharding import Loss, Sharded, Trainable
 from workbench.training.distributed.zero import ZeroParameters
 
 T = TypeVar("T")
@@ -39,6 +40,11 @@ class Placement:
         return layout_settings.cuts_weights(self.config)
 
     @property
+    def groups(self) -> Ranks:
+        """The groups of processes that deal the rows of a step among them, each row to all processes of one."""
+        return sequence.dealt(self.config, self.ranks)
+
+    @property
     def waiting(self) -> bool:
         """Whether the weights of a model wait on the host, block by block, for the processes that cut them."""
         return self.cuts_weights
@@ -52,6 +58,14 @@ class Placement:
     def scores(self) -> bool:
         """Whether this process scores: the first does, or all of those that share weights."""
         return self.ranks.first or self.cuts_weights
+
+    def arranged(self, whole: Arrangement) -> Arrangement:
+        """An arrangement of what this process computes of each row."""
+        return sequence.arranged(whole, sequence.group(self.config, self.ranks))
+
+    def within(self, loss: Loss) -> Loss:
+        """A loss of rows so arranged."""
+        return sequence.within(loss, sequence.group(self.config, self.ranks))
 
     def reading(self, model: nn.Module) -> Reading:
         """For a model in evaluation mode: processes that would share its weights in training cut and read it together.

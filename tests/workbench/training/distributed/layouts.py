@@ -1,4 +1,4 @@
-"""Runs one recipe in several layouts, each in a folder of its own; torchrun starts this file in two processes.
+"""Runs one recipe in several layouts, each in a folder of its own; torchrun starts this file in several processes.
 
 layouts.py FOLDER JOBS.json [steps|start]    # JOBS: [[name, overrides, name of the run to go on from or null], ...]
 
@@ -31,17 +31,20 @@ from workbench.planning.live_bytes import LiveBytes
 from workbench.planning.memory_ledger import MemoryLedger
 from workbench.runs.ranks import joined
 from workbench.training.distributed.zero import ZeroParameters
+from workbench.training.master_weights import MasterWeights
 from workbench.training.trainer import Trainer
 
 
-def in_two_processes(folder: Path, jobs: Sequence[tuple[str, list[str], str | None]], *words: str) -> None:
+def in_processes(
+    folder: Path, jobs: Sequence[tuple[str, list[str], str | None]], *words: str, processes: int = 2
+) -> None:
     """Run the folder's recipe.yaml in all layouts, one after the other.
 
     Args:
         words: Further arguments of this file.
     """
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--rdzv-backend=c10d"]
     command += ["--rdzv-endpoint=localhost:0", __file__, str(folder), str(folder / "jobs.json"), *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
@@ -58,7 +61,7 @@ def halfway(finished: Path, folder: Path) -> None:
 
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """Inside the block, the most bytes of tensors that each step holds that DeepSpeed takes."""
+    """Inside the block, the most bytes of tensors that each step holds, of DeepSpeed or where nothing is cut."""
     count, peaks = MemoryLedger(), list[int]()
     step, work = Trainer.step, Trainer.work
 
@@ -68,6 +71,9 @@ def counted() -> Iterator[list[int]]:
         return adopt(self, *arguments)
 
     def stepping(self: Trainer, rows: Indices) -> dict[str, Any]:
+        if isinstance(self.masters, MasterWeights) and not peaks:
+            count.__enter__()  # type: ignore[no-untyped-call]
+            count.hold(chain(self.model.parameters(), self.model.buffers(), self.masters), "weights")
         count.restart()
         record = step(self, rows)
         peaks.append(count.peak)
@@ -75,7 +81,7 @@ def counted() -> Iterator[list[int]]:
 
     def working(self: Trainer) -> None:
         work(self)
-        if isinstance(self.masters, ZeroParameters):
+        if peaks:
             count.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     patches = (ZeroParameters, "adopt", adopting), (Trainer, "step", stepping), (Trainer, "work", working)

@@ -28,6 +28,8 @@ CASES: dict[str, list[str]] = {
     "zero3, lora, nf4": ["distributed.zero=3", "adapter={method: lora}", "model.weights=nf4"],
     "zero2, one pass": ["distributed.zero=2", "batch.size=2"],
     "zero2, optimizer on the host": ["distributed={zero: 2, offload_optimizer: cpu}"],
+    "in parts": ["distributed.sequence=2"],
+    "in parts, lora": ["distributed.sequence=2", "adapter={method: lora}", *BF16],
     "zero3, all on the host": ["distributed={zero: 3, offload_optimizer: cpu, offload_parameters: cpu}"],
 }
 
@@ -52,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "save": {"every": None},
     }
     (folder / "recipe.yaml").write_text(dump_yaml(recipe))
-    layouts.in_two_processes(folder, [(name, words, None) for name, words in CASES.items()], "steps")
+    layouts.in_processes(folder, [(name, words, None) for name, words in CASES.items()], "steps")
     return folder
 
 

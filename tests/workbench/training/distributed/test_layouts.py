@@ -107,7 +107,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
         (name, [*words, f"distributed={LAYOUTS[to]}"], f"full {BUDGETS[0]} {origin}")
         for name, (origin, to) in RESUMED.items()
     ]
-    layouts.in_two_processes(folder, jobs)
+    layouts.in_processes(folder, jobs)
     return folder
 
 

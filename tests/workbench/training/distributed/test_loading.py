@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
         (name, [f"distributed={layout}", f"model.weights={weights}"], None)
         for name, (layout, weights, _) in CASES.items()
     ]
-    layouts.in_two_processes(folder, jobs, "start")
+    layouts.in_processes(folder, jobs, "start")
     return folder
 
 

@@ -1,0 +1,83 @@
+"""The same curve where several processes compute the same rows together, alone or beside others that share the rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+import workbench
+from tests.workbench.training.distributed import layouts
+from tests.workbench.training.distributed.test_layouts import METHODS, require_same, weights, write_recipe
+
+pytestmark = pytest.mark.slow
+
+STEPS = ["train.steps=6", "save.every=3"]
+PARTS = {
+    "lora padded": "{sequence: 2}",
+    "full packed": "{sequence: 2}",
+    "full padded": "{sequence: 2, zero: 3}",
+    "lora fsdp2": "{sequence: 2, engine: fsdp2, zero: 3}",
+}
+"""Layouts whose rows are in parts, by method and by what is tried with it."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
+    """A recipe over a model of two blocks, 4 heads and 2 of keys."""
+    folder = tmp_path_factory.mktemp("groups")
+    tokenizer = AutoTokenizer.from_pretrained(stories)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes, **heads)).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    write_recipe(folder, folder / "model")
+    return folder
+
+
+def alone(folder: Path, name: str, words: list[str]) -> None:
+    workbench.run(str(folder / "recipe.yaml"), words, out=folder / f"{name} alone", quiet=True)
+
+
+def words(name: str) -> list[str]:
+    method, rows = name.split()
+    packing = str(rows == "packed").lower()
+    return [*STEPS, f"adapter={METHODS[method]}", f"batch={{size: 5, tokens_per_device: 100, packing: {packing}}}"]
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> Path:
+    """Runs of two processes, and those of one."""
+    for name in PARTS:
+        alone(folder, name, words(name))
+    jobs: list[tuple[str, list[str], str | None]] = [
+        (f"{name} in parts", [*words(name), f"distributed={layout}"], None) for name, layout in PARTS.items()
+    ]
+    jobs.append(("resumed", [*words("full packed"), f"distributed={PARTS['full packed']}"], "full packed in parts"))
+    layouts.in_processes(folder, jobs)
+    return folder
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_rows_in_parts_change_nothing(pair: Path, name: str) -> None:
+    require_same(pair / f"{name} in parts", pair / f"{name} alone")
+
+
+def test_packed_rows_are_in_parts_too(pair: Path) -> None:
+    manifest = json.loads((pair / "full packed in parts" / "manifest.json").read_text())
+    assert manifest["batch"]["packed"]
+
+
+def test_a_run_in_parts_goes_on_bit_for_bit(pair: Path) -> None:
+    found, wanted = (weights(pair / name) for name in ("resumed", "full packed in parts"))
+    assert torch.equal(found, wanted)
+
+
+def test_two_groups_of_two(pair: Path) -> None:
+    job = ("two groups", [*words("lora padded"), "distributed.sequence=2"], None)
+    layouts.in_processes(pair, [job], processes=4)
+    require_same(pair / "two groups", pair / "lora padded alone")

@@ -1,0 +1,153 @@
+"""Rows that several processes compute together, each a part of the tokens.
+
+The parts are even: rows are padded at their ends to a multiple of the processes. Which token each position predicts is
+known before rows are cut, so that the last position of a part predicts the first token of the next.
+
+Legend: B rows, L tokens of them, l of a part, N supervised positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn import functional as F
+from transformers import PretrainedConfig
+
+from workbench.config import RunConfig
+from workbench.config.distributed_config import DistributedConfig
+from workbench.data.arrangement import MASK, NO_MASK, Arrangement
+from workbench.data.batching import Indices, MicroBatch
+from workbench.errors import ConfigError
+from workbench.models import backbones, packed_attention
+from workbench.models.sequence_attention import SequenceGroup
+from workbench.runs.ranks import Ranks
+from workbench.training.distributed.sharding import Loss
+
+
+def group(section: DistributedConfig, ranks: Ranks) -> SequenceGroup:
+    """The processes that compute the same rows as this one.
+
+    A process that is alone plans what the last of them does, with the answers: these stand at the ends of rows.
+    """
+    size = section.sequence
+    if size == 1 or ranks.alone:
+        return SequenceGroup(size - 1, size)
+    return SequenceGroup(ranks.rank % size, size, _mesh(ranks.world, size).get_group("sequence"))
+
+
+def dealt(section: DistributedConfig, ranks: Ranks) -> Ranks:
+    """The groups as they share the rows of a step: number of this process's, and how many there are."""
+    return Ranks(ranks.rank // section.sequence, max(1, ranks.world // section.sequence))
+
+
+def arranged(whole: Arrangement, own: SequenceGroup) -> Arrangement:
+    """An arrangement of this process's part of each row."""
+    return whole if own.size == 1 else RowParts(whole, own)
+
+
+def within(loss: Loss, own: SequenceGroup) -> Loss:
+    """A loss of rows in parts, whose attention exchanges heads with the other processes."""
+    if own.size == 1:
+        return loss
+
+    def shared(batch: MicroBatch, scale: float) -> Tensor:
+        inputs: dict[str, Any] = {**batch.inputs, "sequence": own}
+        return loss(replace(batch, inputs=inputs), scale)
+
+    return shared
+
+
+def require(config: RunConfig, backbone: PretrainedConfig, *, longest: int) -> None:
+    """Raise ConfigError where the rows of a backbone cannot be cut in parts.
+
+    Args:
+        longest: Tokens of the longest row.
+    """
+    size, body = config.distributed.sequence, backbone.get_text_config(decoder=True)
+    if size == 1:
+        return
+    place = f"distributed.sequence={size}"
+    if why := packed_attention.refusal(backbone, longest=longest, rows="rows in parts"):
+        raise ConfigError(f"{place}: {why}. Write distributed.sequence=1, and zero=3 where the backbone is too large.")
+    heads: int = body.num_attention_heads
+    keys: int = getattr(body, "num_key_value_heads", None) or heads
+    if heads % size or keys % size:
+        able = [number for number in range(2, keys + 1) if heads % number == 0 and keys % number == 0]
+        cure = f"distributed.sequence={'|'.join(map(str, able))}" if able else "distributed.sequence=1"
+        raise ConfigError(
+            f"{place} gives each device an even part of the heads of attention, and model.id={config.model.id} has "
+            f"{heads}, with {keys} of keys and values. Write {cure}."
+        )
+
+
+class RowParts(Arrangement):
+    """Rows of which this process holds a part of the tokens."""
+
+    def __init__(self, whole: Arrangement, own: SequenceGroup) -> None:
+        self._whole, self._own = whole, own
+
+    @property
+    def packed(self) -> bool:
+        """Whether rows lie one after another in one sequence, which is cut."""
+        return self._whole.packed
+
+    def cut(self, indices: Indices, lengths: Indices, *, tokens: int) -> Iterator[Indices]:
+        """Micro-batches of which a part has at most `tokens`."""
+        return self._whole.cut(indices, self._part(lengths), tokens=tokens)
+
+    def tokens(self, lengths_B: Indices) -> int:
+        """Those of a part."""
+        return self._whole.tokens(self._part(lengths_B))
+
+    def pairs(self, lengths_B: Indices) -> int:
+        """A process computes all pairs for its heads."""
+        return -(-self._whole.pairs(lengths_B) // self._own.size)
+
+    def lay(self, padded: MicroBatch) -> MicroBatch:
+        """This process's part of the rows, with the positions that it predicts from."""
+        batch = self._whole.lay(padded)
+        ids_BL, size = batch.inputs["input_ids"], self._own.size
+        length = ids_BL.shape[1]
+        more = -length % size
+        part = (length + more) // size
+        start = self._own.number * part
+        position_BL = batch.inputs.get("position_ids", torch.arange(length)[None])
+        inputs = {
+            "input_ids": F.pad(ids_BL, (0, more))[:, start : start + part],
+            "position_ids": _longer(position_BL, more)[:, start : start + part].expand(len(ids_BL), -1),
+            MASK: torch.zeros(NO_MASK, dtype=torch.bool),
+        }
+        if self.packed:
+            rows = batch.inputs["row_lengths"]
+            inputs["row_lengths"] = torch.cat([rows, rows.new_tensor([more])]) if more else rows
+        column_N = batch.positions_N % length - start
+        own_N = (column_N >= 0) & (column_N < part)
+        return replace(
+            batch,
+            inputs=inputs,
+            positions_N=(batch.positions_N // length * part + column_N)[own_N],
+            labels_N=batch.labels_N[own_N],
+            weights_N=None if batch.weights_N is None else batch.weights_N[own_N],
+            lengths_B=None,
+        )
+
+    def _part(self, lengths: Indices) -> Indices:
+        found: Indices = -(-lengths // self._own.size)
+        return found
+
+
+def _longer(position_BL: Tensor, more: int) -> Tensor:
+    """Positions of so many further tokens, a row of their own that nobody looks at."""
+    return torch.cat([position_BL, torch.arange(more).expand(len(position_BL), -1)], dim=1)
+
+
+@lru_cache
+def _mesh(world: int, size: int) -> DeviceMesh:
+    """Neighbours hold parts of the same rows: their links are the fastest."""
+    return init_device_mesh(backbones.device().type, (world // size, size), mesh_dim_names=("data", "sequence"))
