@@ -77,8 +77,9 @@ def attend(
         sequence: The processes that hold parts of the tokens; rows are causal then. None: all tokens are here.
     """
     if sequence is not None:
-        whole = [sequence.to_heads(each) for each in (query_BHTD, key_BKTD, value_BKTD)]
-        attended_BTHD, _ = attend(module, *whole, None, row_lengths=row_lengths, is_causal=is_causal, **settings)
+        query, key, value = (sequence.to_heads(each) for each in (query_BHTD, key_BKTD, value_BKTD))
+        settings |= {"row_lengths": row_lengths, "is_causal": is_causal}
+        attended_BTHD, _ = attend(module, query, key, value, None, **settings)
         return sequence.to_tokens(attended_BTHD), None
     if row_lengths is None:
         inputs = (query_BHTD, key_BKTD, value_BKTD, attention_mask)
