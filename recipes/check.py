@@ -95,7 +95,7 @@ def _scored_sets(splits: Mapping[str, TokenizedSet | None]) -> Iterator[str]:
 
 
 def _order(found: Found) -> list[str]:
-    """Sentences on the weights of rows, and on the curriculum or the sampler, if there is any.
+    """Sentences on who chooses rows, on their weights, and on the curriculum or the sampler, if there is any.
 
     Raises:
         ConfigError: The sampler would never act.
@@ -108,7 +108,9 @@ def _order(found: Found) -> list[str]:
     ordered = [data.curriculum.in_words(), *_extremes(rows, data.curriculum)] if data.curriculum.by != "none" else []
     weight_N = rows.weights if isinstance(rows, TokenizedSet) else rows.supervised
     weighed = row_weights.in_words(weight_N) if data.weighs else []
-    return weighed + ordered + ([data.sampling.in_words()] if data.sampling.by != "all" else [])
+    return (
+        data.select.in_words() + weighed + ordered + ([data.sampling.in_words()] if data.sampling.by != "all" else [])
+    )
 
 
 def _of_a_fold(data: FoldData) -> LabelledSet:

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.adapters import anatomy
 from workbench.config import RunConfig
+from workbench.config.select_config import SelectConfig
 from workbench.config.tasks import Task
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.class_sampling import balanced
@@ -28,13 +29,13 @@ from workbench.data.labelled.training_rows import training_rows
 from workbench.data.text import contamination
 from workbench.evaluation import frozen_probe, row_outputs, target_scores, thumbnails
 from workbench.evaluation.frozen_probe import FrozenProbe
-from workbench.evaluation.result_store import ModelResults
+from workbench.evaluation.result_store import ModelResults, ResultStore
 from workbench.losses.criterion import criterion
 from workbench.losses.label_losses import LabelTap, class_losses
 from workbench.models import classifier, row_readers
 from workbench.models.backbones import Backbone
 from workbench.models.classifier import Classifier
-from workbench.recipes import row_difficulty
+from workbench.recipes import gradient_choice, row_choice, row_difficulty
 from workbench.recipes.single_run import Scored, SingleRun
 from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
@@ -44,12 +45,14 @@ from workbench.training.limits import total_steps
 from workbench.training.signal import TrainingSignal
 
 Scores = dict[str, Any]
+Choice = Callable[[RowReader, ClassSplits], ClassSplits]
+"""From the data of a run to those with the training rows that the backbone keeps."""
 
 
 def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     """Train as `config` says; returns scores of a baseline and of what was trained, as they stand in scores.json."""
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
-    reader, data, _ = prepare(config)
+    reader, data, _ = prepare(config, choose=partial(_chosen, config, run, callback))
     begin(run, data)
     if data.train.cleaning is not None:
         callback.say(data.train.cleaning.sentence)
@@ -61,15 +64,39 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     return classes.finish()
 
 
-def prepare(config: RunConfig) -> tuple[RowReader, ClassSplits, list[str]]:
-    """Reader, data and the names of the modules that get an adapter; refuses what would fail or teach nothing."""
+def prepare(config: RunConfig, *, choose: Choice | None = None) -> tuple[RowReader, ClassSplits, list[str]]:
+    """Reader, data and the names of the modules that get an adapter; refuses what would fail or teach nothing.
+
+    Args:
+        choose: The backbone's choice of training rows, where `data.select` asks for it; None: chance stands in.
+    """
     classifier.require_known_form(config)
     reader = row_readers.of_backbone(config)
-    data = labelled_data.load(config, reader)
+    if choose is not None and config.data.select.by_backbone:
+        every = config.data.model_copy(update={"select": SelectConfig()})
+        data = choose(reader, labelled_data.load(config.model_copy(update={"data": every}), reader))
+    else:
+        data = labelled_data.load(config, reader)
     data = data._replace(train=training_rows(data.train, config, reader))
     splits = [data.train, data.held_out, *([data.test] if data.test else [])]
     modules = preflight.require_backbone(config, splits, classifier.task(data.labels, seed=config.seed))
     return reader, data, modules
+
+
+def _chosen(config: RunConfig, run: Run, callback: Callback, reader: RowReader, data: ClassSplits) -> ClassSplits:
+    """The same data with the training rows that the backbone chooses."""
+    target = labelled_data.target_rows(config, reader, data.labels)
+
+    def begin(config: RunConfig, run: Run, callback: Callback, train: LabelledSet, held_out: LabelledSet) -> ClassRun:
+        return ClassRun(config, run, callback, reader, ClassSplits(train, held_out, None, data.labels))
+
+    def score(store: ResultStore) -> Floats:
+        return gradient_choice.scores(data.train, target, target.of_class_NG, config, run, callback, begin, store)
+
+    kept = row_choice.chosen(data.train, config, run, callback, score=score)
+    cure = f"Keep more rows, or give {config.data.select.target} rows of that class."
+    labelled_data.require_every_class(data.train, kept, data.labels, cure=cure)
+    return data._replace(train=kept)
 
 
 def begin(run: Run, data: ClassSplits) -> None:

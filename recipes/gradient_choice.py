@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
+from typing_extensions import Self
 
 from workbench.config import RunConfig
 from workbench.config.basic_sections import EvaluateConfig, SaveConfig
@@ -16,21 +18,38 @@ from workbench.config.optimizer_config import OptimizerConfig
 from workbench.config.sampling_config import SamplingConfig
 from workbench.config.select_config import SelectConfig
 from workbench.data import selection
-from workbench.data.text.tokenized_set import Splits, TokenizedSet
+from workbench.data.batching import Indices
 from workbench.evaluation.result_store import ResultStore
 from workbench.evaluation.row_scores import Floats
-from workbench.recipes.single_run import SingleRun
+from workbench.recipes.single_run import Rows, SingleRun
 from workbench.runs.run_directory import Run
 from workbench.training import influence
 from workbench.training.callbacks import Callback
+from workbench.training.influence import Members
 
 EPOCHS = 4
 """Passes over the rows of the warm-up, after each of which gradients are compared, as in the paper."""
 FOLDER = "warm_up"
 """In a run directory, while rows are being chosen: the warm-up, a run of its own."""
 
-Begin = Callable[[RunConfig, Run, Callback, Splits], SingleRun[Any, Any]]
-"""From a configuration, a run, its callback and its rows to a training with a fresh adapter."""
+
+class KnownRows(Rows, Protocol):
+    """Rows that are known by their place and content."""
+
+    def places(self) -> Iterator[str]:
+        """File and row that each came from."""
+
+    @property
+    def digests(self) -> npt.NDArray[np.uint64]:
+        """A hash of what each row teaches."""
+
+    def subset(self, keep: Indices, note: str | None = None) -> Self:
+        """Those that `keep` indexes; `note` says why the others are left out."""
+
+
+R = TypeVar("R", bound=KnownRows)
+Begin = Callable[[RunConfig, Run, Callback, R, R], SingleRun[Any, R]]
+"""From a configuration, a run, its callback, training and held-out rows to a training with a fresh adapter."""
 
 
 @dataclass(frozen=True)
@@ -51,53 +70,62 @@ class Unseen:
 
 
 def scores(
-    rows: TokenizedSet,
-    target: TokenizedSet,
+    rows: R,
+    target: R,
+    parts_TG: Members,
     config: RunConfig,
     run: Run,
     callback: Callback,
-    begin: Begin,
+    begin: Begin[R],
     store: ResultStore,
 ) -> Floats:
-    """Influence (N,) of each row on the loss of the target: its mean over the warm-up, weighed by learning rates.
+    """Influence (N, G) of each row on the loss of each part of the target, a mean over the warm-up by learning rates.
 
     Each process computes a share of the rows; all get all scores.
+
+    Args:
+        parts_TG: Which rows of the target each of its parts has, each part a task of its own.
     """
     chance_N = np.zeros(len(rows))
     count = max(config.batch.size, round(config.data.select.warm_up * len(rows)))
     drawn = np.sort(selection.gumbel_order(chance_N, seed=config.seed)[:count])
     warm_up, ranks = run.child(FOLDER), run.ranks
-    data = Splits(rows.subset(drawn), target, None)
-    single = begin(warm_up_config(config), warm_up, Unseen(callback), data)
+    single = begin(warm_up_config(config), warm_up, Unseen(callback), rows.subset(drawn), target)
     _, trainer = single.begun(single.backbone())
     trainer.work()
     ranks.wait()
     own = range(ranks.rank, len(rows), ranks.world)
-    total_N, points = np.zeros(len(own)), ranks.agreed(_checkpoints(warm_up))
+    total_NG, points = np.zeros((len(own), parts_TG.shape[1])), ranks.agreed(_checkpoints(warm_up))
     for checkpoint, rate in points:
         known = store.by(f"influence {checkpoint.name}").results([rows.digests, target.digests])
         left = [row for row in own if row not in known]
         callback.say(f"Comparing gradients at {checkpoint.name} of the warm-up ...")
-        for row, value in influence.at_checkpoint(trainer, checkpoint, rows=rows, target=target, chosen=left):
-            known[row] = value
+        found = influence.at_checkpoint(trainer, checkpoint, rows=rows, target=target, parts_TG=parts_TG, chosen=left)
+        for row, value_G in found:
+            known[row] = value_G
             store.stop_if_asked()
-        total_N += rate * np.array([known[row] for row in own])
-    score_N = np.empty(len(rows))
-    for rank, share in enumerate(ranks.gathered(total_N / sum(rate for _, rate in points))):
-        score_N[rank :: ranks.world] = share
-    return score_N
+        total_NG += rate * np.array([known[row] for row in own]).reshape(total_NG.shape)
+    score_NG = np.empty((len(rows), parts_TG.shape[1]))
+    for rank, share in enumerate(ranks.gathered(total_NG / sum(rate for _, rate in points))):
+        score_NG[rank :: ranks.world] = share
+    return score_NG
 
 
 def warm_up_config(config: RunConfig) -> RunConfig:
-    """The training in which gradients are compared: AdamW over the whole adapter, rows drawn evenly."""
+    """The training in which gradients are compared: AdamW over the whole adapter, rows and classes as they come.
+
+    Not every class need be among its rows, so that none is drawn, weighed or adjusted by how frequent it is.
+    """
     plain = {"select": SelectConfig(), "sampling": SamplingConfig(), "curriculum": CurriculumConfig()}
-    optimizer = config.optimizer
+    optimizer, classes = config.optimizer, {"sampling": "none", "weights": "none", "logit_adjustment": 0.0}
     return RunConfig(
         recipe=config.recipe,
         seed=config.seed,
         model=config.model,
         adapter=config.adapter,
         data=config.data.model_copy(update=plain),
+        classes=config.classes.model_copy(update=classes) if config.labelled else config.classes,
+        image=config.image,
         batch=config.batch,
         train=config.train.model_copy(update={"steps": None, "epochs": float(EPOCHS)}),
         optimizer=OptimizerConfig(name="adamw", betas=optimizer.betas, eps=optimizer.eps),

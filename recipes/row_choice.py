@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -13,8 +14,6 @@ from transformers import PreTrainedTokenizerBase
 from workbench.config import RunConfig
 from workbench.config.tasks import TEXT
 from workbench.data import selection
-from workbench.data.text import tokenized
-from workbench.data.text.encoded_rows import RowEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.evaluation import row_scores
@@ -22,7 +21,7 @@ from workbench.evaluation.result_store import ResultStore
 from workbench.evaluation.row_scores import Floats
 from workbench.models import backbones, output_heads
 from workbench.recipes import gradient_choice
-from workbench.recipes.gradient_choice import Begin
+from workbench.recipes.gradient_choice import R
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
@@ -31,51 +30,43 @@ FILE = "selection.parquet"
 """In a run directory: place, score and fate of every row that there was to choose from."""
 
 
-def chosen(
-    rows: TokenizedSet,
-    config: RunConfig,
-    run: Run,
-    callback: Callback,
-    tokenizer: PreTrainedTokenizerBase,
-    template: RowEncoder,
-    *,
-    begin: Begin,
-) -> TokenizedSet:
+def chosen(rows: R, config: RunConfig, run: Run, callback: Callback, *, score: Callable[[ResultStore], Floats]) -> R:
     """The rows that the backbone chooses; a resumed run reads its choice from `FILE`.
 
     Args:
-        begin: Begins the short training in which gradients are compared.
+        score: Asks the backbone about all rows, each for every part of a target (N, G), with the same answer in all
+            processes; what is known so far is in the store.
 
     Raises:
-        ConfigError: The backbone does not read and write one text.
+        ConfigError: The budget holds all rows.
         DataError: No row is wanted, or none fits into the budget.
     """
-    known, first = (run.home / FILE).exists(), run.ranks.first
+    known = (run.home / FILE).exists()
     run.ranks.wait()
     store = ResultStore(run.path if run.ranks.alone else None, callback.stop_requested, run.deadline)
     if known:
-        score_N: Floats = pd.read_parquet(run.home / FILE)["score"].to_numpy()
+        table = pd.read_parquet(run.home / FILE)
     else:
         callback.say(f"Reading {len(rows):,} rows with the backbone, to choose by {config.data.select.by} ...")
-        if (aim := config.data.select.target) is not None:
-            plain = config.data.model_copy(update={"format": "auto", "columns": {}})
-            target = tokenized.read(aim, plain, tokenizer, template)
-            score_N = gradient_choice.scores(rows, target, config, run, callback, begin, store)
-        else:
-            by = config.data.select.by
-            assert by == "perplexity" or by == "ifd"
-            score_N = backbone_scores(by, rows, config, run, tokenizer, store)
-    kept_K, note = selection.chosen(config.data.select, rows.lengths, score_N)
-    if first and not known:
-        kept_N = np.isin(np.arange(len(rows)), kept_K)
-        buffer = io.BytesIO()
-        pd.DataFrame({"place": list(rows.places()), "score": score_N, "kept": kept_N}).to_parquet(buffer)
-        files.write_bytes(run.path / FILE, buffer.getvalue())
-        store.clear()
-        shutil.rmtree(run.path / gradient_choice.FOLDER, ignore_errors=True)
+        score_NG = score(store)
+        kept_N = np.isin(np.arange(len(rows)), selection.chosen(config.data.select, rows.lengths, score_NG))
+        table = pd.DataFrame({"place": list(rows.places()), "score": score_NG.max(1), "kept": kept_N})
+        if run.ranks.first:
+            _write(run, table)
+            store.clear()
     run.ranks.wait()
+    kept_K = np.flatnonzero(table["kept"])
+    note = selection.note(config.data.select, table["score"].to_numpy(), kept_K)
     callback.say(f"Training on {len(kept_K):,} of {len(rows):,} rows; left out: {note}.")
     return rows.subset(kept_K, note)
+
+
+def _write(run: Run, table: pd.DataFrame) -> None:
+    """Write FILE, and remove what led to it."""
+    buffer = io.BytesIO()
+    table.to_parquet(buffer)
+    files.write_bytes(run.path / FILE, buffer.getvalue())
+    shutil.rmtree(run.path / gradient_choice.FOLDER, ignore_errors=True)
 
 
 def backbone_scores(

@@ -77,8 +77,7 @@ def probed(rows: LabelledSet, config: RunConfig, run: Run, callback: Callback, r
         callback.say(f"Linear probes of the frozen backbone order {len(rows):,} rows by their loss ...")
         if run.ranks.first:
             (features_ND,) = frozen_features(config.model, reader, [rows.inputs])
-            places = [rows.place(row) for row in range(len(rows))]
-            _write(run, places, probe_losses(features_ND, rows.targets_NC.argmax(1), seed=config.seed))
+            _write(run, list(rows.places()), probe_losses(features_ND, rows.targets_NC.argmax(1), seed=config.seed))
         run.ranks.wait()
     return replace(rows, difficulty=_known(run))
 

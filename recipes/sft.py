@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -29,7 +30,7 @@ from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.errors import ConfigError
 from workbench.evaluation import GeneratedAnswer
-from workbench.evaluation.result_store import ModelResults, stored_results
+from workbench.evaluation.result_store import ModelResults, ResultStore, stored_results
 from workbench.evaluation.row_scores import Floats
 from workbench.losses import r_drop
 from workbench.losses.label_losses import LabelTap, token_losses
@@ -37,7 +38,7 @@ from workbench.models import backbones, exported, output_heads
 from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel
 from workbench.models.output_heads import Head
-from workbench.recipes import row_choice, row_difficulty, token_reference
+from workbench.recipes import gradient_choice, row_choice, row_difficulty, token_reference
 from workbench.recipes.single_run import Scored, SingleRun
 from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
@@ -109,10 +110,19 @@ def _chosen(
 ) -> TokenizedSet:
     """The training rows that the backbone chooses."""
 
-    def begin(config: RunConfig, run: Run, callback: Callback, data: Splits) -> TextRun:
-        return TextRun(config, run, callback, tokenizer, template, data)
+    def begin(config: RunConfig, run: Run, callback: Callback, train: TokenizedSet, held_out: TokenizedSet) -> TextRun:
+        return TextRun(config, run, callback, tokenizer, template, Splits(train, held_out, None))
 
-    return row_choice.chosen(rows, config, run, callback, tokenizer, template, begin=begin)
+    def score(store: ResultStore) -> Floats:
+        by = config.data.select.by
+        if by == "gradient":
+            target = tokenized.target_rows(config.data, tokenizer, template)
+            whole_T1 = np.ones((len(target), 1), dtype=bool)
+            return gradient_choice.scores(rows, target, whole_T1, config, run, callback, begin, store)
+        assert by == "perplexity" or by == "ifd"
+        return row_choice.backbone_scores(by, rows, config, run, tokenizer, store)[:, None]
+
+    return row_choice.chosen(rows, config, run, callback, score=score)
 
 
 @dataclass(frozen=True)

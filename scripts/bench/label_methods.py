@@ -4,8 +4,8 @@
 
 The folders have Banking77's train.csv and test.csv (Casanueva et al. 2020) and CLINC150's data_full.json (Larson et al.
 2019, without questions out of scope). A small encoder trains by LoRA on --rows training rows of --classes of a set's
-intents, each seed on others; with a share of wrong labels, each is drawn evenly from the other classes. Every arm takes
-as many steps as the control; at equal compute it is compared with a control that trains for as long. Accuracy is on
+intents, each seed on others; with a share of wrong labels, each is drawn evenly from the other classes. 100 other rows,
+rightly labelled, are the target of by=importance, which reads no labels, and of by=gradient. Every arm takes as many steps as the control; at equal compute it is compared with a control that trains for as long. Accuracy is on
 test rows, whose labels are right. Runs stand below --out, in this process one after another; what is finished is not
 run again. `label_noise.py` has data.drop_suspects.
 """
@@ -29,12 +29,15 @@ from standing import Wanted
 LENGTHS = (0.5, 1.0, 2.0)
 """Steps of the runs of the control, as multiples of its own."""
 CHOICE = "random half"
+SIMILAR, ALIGNED = "by importance (DSIR), half", "by gradient (LESS), half"
 ARMS: dict[str, list[str]] = {
     CHOICE: ["data.select.by=random", "data.select.rows=0.5"],
-    "by importance (DSIR), half": [
-        "data.select.by=importance",
+    SIMILAR: ["data.select.by=importance", "data.select.rows=0.5", "data.select.target={folder}/target.csv"],
+    ALIGNED: [
+        "data.select.by=gradient",
         "data.select.rows=0.5",
         "data.select.target={folder}/target.csv",
+        "data.select.warm_up=0.25",
     ],
     "InfoBatch": ["data.sampling.by=infobatch"],
     "importance sampling": ["data.sampling.by=importance"],
@@ -58,7 +61,7 @@ def main() -> None:
         control, arms = _found(arguments, data, noise)
         report[title] = {"control": control.lengths, "arms": arms}
         rows = equal_compute.table(
-            control, arms, references={"by importance (DSIR), half": CHOICE}, score="accuracy", sign=1, digits=1
+            control, arms, references={SIMILAR: CHOICE, ALIGNED: CHOICE}, score="accuracy", sign=1, digits=1
         )
         print(f"\n{title}, {arguments.steps} steps of {arguments.batch} rows\n")
         print(standing.markdown(rows), flush=True)

@@ -280,8 +280,11 @@ def _of_recipe(config: RunSections) -> Iterator[str]:
 def _of_choosing_backbones(config: RunSections) -> Iterator[str]:
     """Where the backbone cannot choose rows before it trains."""
     by, distributed = config.data.select.by, config.distributed
-    if config.recipe != "sft":
-        yield f"data.select.by={by} is for recipe=sft, not for recipe={config.recipe}. Write data.select.by=random."
+    if config.recipe not in (recipes := config.data.select.recipes):
+        yield (
+            f"data.select.by={by} is for recipe={'|'.join(recipes)}, not for recipe={config.recipe}. "
+            "Write data.select.by=random."
+        )
     if config.data.sources:
         yield f"data.select.by={by} chooses from one source; data.sources mixes several. Leave one of them out."
     if distributed.sharded:

@@ -18,10 +18,11 @@ class SelectConfig(Section):
     by: Literal["all", "random", "importance", "perplexity", "ifd", "gradient"] = "all"
     """No choice, even chances (the control of every other choice), or chances by likeness to `target` (DSIR).
 
-    By the backbone before it trains, for recipe sft: a `band` of the `perplexity` of what carries loss (Marion et al.
+    By the backbone before it trains. For recipe sft: a `band` of the `perplexity` of what carries loss (Marion et al.
     2023), or `ifd`, how little a prompt helps to foresee its answer: the highest are kept of those that it helps at all
-    (Li et al. 2023). `gradient`: rows whose steps would most lower the loss of `target`, at four points of a short
-    training on `warm_up` of the rows (LESS, Xia et al. 2024); it costs about as much as four epochs on all rows."""
+    (Li et al. 2023). For recipes sft and classify `gradient`: rows whose steps would most lower the loss of `target`,
+    at four points of a short training on `warm_up` of the rows (LESS, Xia et al. 2024); it costs about as much as four
+    epochs on all rows."""
     rows: PositiveInt | Share | None = None
     """Training rows that are kept, or their share."""
     tokens: PositiveInt | None = None
@@ -41,9 +42,25 @@ class SelectConfig(Section):
         return self.by in ("perplexity", "ifd", "gradient")
 
     @property
+    def recipes(self) -> tuple[str, ...]:
+        """Recipes in which the backbone can choose so."""
+        return ("sft", "classify") if self.by == "gradient" else ("sft",)
+
+    @property
     def by_target(self) -> bool:
         """Whether rows are chosen by their likeness to those of `target`."""
         return self.by in ("importance", "gradient")
+
+    def in_words(self) -> list[str]:
+        """Sentence on what the backbone does before it trains; none where it chooses nothing."""
+        if not self.by_backbone:
+            return []
+        if self.by == "gradient":
+            return [
+                f"Choice: first an adapter trains on {self.warm_up:.0%} of the rows, and after each of its four epochs "
+                f"the gradient of every row is compared with those of {self.target}: about as long as four epochs."
+            ]
+        return ["Choice: the run begins with reading all rows, a forward pass without gradients."]
 
     @model_validator(mode="after")
     def _fits(self) -> SelectConfig:

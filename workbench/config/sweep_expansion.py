@@ -78,7 +78,8 @@ def misfits(config: RunSections, recipe: str) -> Iterator[tuple[str, str]]:
     if config.evaluate.every is None:
         yield "evaluate.every", f"{recipe} compares held-out losses. Write evaluate.every=0.25."
     if config.data.select.by_backbone:
-        yield "data.select", f"by={config.data.select.by} is for recipe=sft. Write data.select.by=random."
+        recipes = "|".join(config.data.select.recipes)
+        yield "data.select", f"by={config.data.select.by} is for recipe={recipes}. Write data.select.by=random."
     if config.data.sampling.by != "all":
         yield "data.sampling", f"members of {recipe} train on the same rows. Leave it out."
     if config.data.mix.by == "learned":

@@ -5,6 +5,7 @@ Legend: N training rows, V buckets of n-grams.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
@@ -56,45 +57,62 @@ def selected(
     return np.sort(order_N[:count]), f"{len(order_N) - count:,} rows that data.select did not choose{like}"
 
 
-def chosen(config: SelectConfig, lengths_N: Indices, score_N: Floats) -> tuple[Indices, str]:
-    """Numbers of the rows that are kept by a score of the backbone, in their order, and a note on the others.
+def chosen(config: SelectConfig, lengths_N: Indices, score_NG: Floats) -> Indices:
+    """Numbers of the rows that are kept by a score of the backbone, in their order.
 
     Args:
         lengths_N: Tokens of each row.
-        score_N: Mean loss of each row, its difficulty, or its influence (see `wanted`).
+        score_NG: Mean loss of each row or its difficulty (N, 1), or its influence on each part (see `wanted`).
 
     Raises:
         ConfigError: The budget holds all rows that are wanted at all.
         DataError: None fits into the budget, or none is wanted.
     """
-    order_W = wanted(config, score_N)
+    order_W = wanted(config, score_NG)
     if not len(order_W):
         raise DataError(
             "data.select.by=ifd: no prompt helps the backbone to foresee its answer, so that no row is kept.\n"
             "  Look whether prompts and answers belong together, or write data.select.by=perplexity."
         )
-    count = _count(config, lengths_N[order_W])
-    kept_K = np.sort(order_W[:count])
+    return np.sort(order_W[: _count(config, lengths_N[order_W])])
+
+
+def note(config: SelectConfig, score_N: Floats, kept_K: Indices) -> str:
+    """Sentence on the rows that the backbone did not choose, and on the scores of those that are kept."""
     low, high = score_N[kept_K].min(), score_N[kept_K].max()
     what = f"{_SCORES[config.by]} of what is kept: {low:.3g} to {high:.3g}"
-    return kept_K, f"{len(score_N) - count:,} rows that data.select did not choose ({what})"
+    return f"{len(score_N) - len(kept_K):,} rows that data.select did not choose ({what})"
 
 
-def wanted(config: SelectConfig, score_N: Floats) -> Indices:
+def wanted(config: SelectConfig, score_NG: Floats) -> Indices:
     """Row numbers (W,), the most wanted first.
 
     By perplexity those whose place in the order of losses is nearest to the `band`: its start, middle or end; of equal
     ones the earlier row. By instruction-following difficulty the highest below 1: from there on the prompt makes the
     answer less likely, as in rows whose parts do not belong together (Li et al. 2023, arXiv:2308.12032, section 2.3).
-    By gradient those of the highest influence.
+    By gradient those of the highest influence, which the parts of the target take in turns.
     """
-    order_N = np.argsort(score_N, kind="stable")
     if config.by == "gradient":
-        return order_N[::-1]
+        return in_turns(score_NG)
+    score_N = score_NG[:, 0]
+    order_N = np.argsort(score_N, kind="stable")
     if config.by == "ifd":
         return order_N[::-1][(score_N < 1)[order_N[::-1]]]
     place = {"low": 0.0, "middle": (len(order_N) - 1) / 2, "high": len(order_N) - 1.0}[config.band]
     return order_N[np.argsort(np.abs(np.arange(len(order_N)) - place), kind="stable")]
+
+
+def in_turns(score_NG: Floats) -> Indices:
+    """Row numbers (N,) as the parts take them in turns, each the row with the highest score for it that is left.
+
+    By their highest scores alone, a part whose scores are low all over would get none (Ivison et al. 2025,
+    arXiv:2503.01807, take turns too). Of equal scores the later row comes first.
+    """
+    left_G = [iter(np.argsort(score_N, kind="stable")[::-1].tolist()) for score_N in score_NG.T]
+    taken: dict[int, None] = {}
+    for part_rows in itertools.islice(itertools.cycle(left_G), len(score_NG)):
+        taken[next(row for row in part_rows if row not in taken)] = None
+    return np.fromiter(taken, dtype=np.int64)
 
 
 def importance(texts: Iterable[str], target: Iterable[str], *, name: str = "the target") -> Floats:

@@ -3,10 +3,11 @@
 A step of Adam on a row moves the trainable values along the row's direction; it lowers the loss of another row as far
 as it points along that row's gradient. Both are compared by their cosine at a checkpoint of a short training.
 
-The authors project gradients to 8,192 numbers in order to keep them for many targets. Here there is one target, of
-which only the mean direction counts, so that no gradient has to be kept and nothing is lost to a projection.
+The target may have parts, such as its classes: a row is compared with the mean direction of each, so that rows are
+found that help one part alone. The authors project all gradients to 8,192 numbers in order to keep them. Here only the
+mean directions are kept, so that nothing is projected while these fit into half a gigabyte.
 
-Legend: P trainable values.
+Legend: P trainable values, S of them or of their sums, T target rows, G parts of the target.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,6 +27,9 @@ from workbench.training.trainer import Trainer
 
 BETAS, EPS = (0.9, 0.999), 1e-8
 """Those of torch's AdamW, where the configuration names none."""
+KEPT = 2**27
+"""Values that the mean directions of all parts have together: half a gigabyte."""
+Members = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -47,15 +52,40 @@ class AdamMoments:
         return first_P / (second_P + self.eps).sqrt()
 
 
-def at_checkpoint(
-    trainer: Trainer, checkpoint: Path, *, rows: Examples, target: Examples, chosen: Iterable[int]
-) -> Iterator[tuple[int, float]]:
-    """Number of each chosen one of `rows`, and its influence on the loss of the target, from -1 to 1.
+class Projection:
+    """Sums of values with random signs (a count sketch, Charikar et al. 2002): inner products are kept in expectation.
 
-    The target is the mean of its rows' unit gradients, so that a row of few tokens counts as much as any other.
+    That of two unit vectors has a standard deviation of at most sqrt(2 / S). Nothing is projected where P <= S.
+
+    Args:
+        values: Of a vector, P.
+        sums: S, at most.
+    """
+
+    def __init__(self, values: int, sums: int, *, seed: int, device: torch.device) -> None:
+        self._sums, self._exact = min(values, sums), values <= sums
+        if not self._exact:
+            chance = torch.Generator().manual_seed(seed)
+            self._sum_P = torch.randint(self._sums, (values,), generator=chance, dtype=torch.int32).to(device)
+            self._sign_P = (torch.randint(2, (values,), generator=chance, dtype=torch.int8) * 2 - 1).to(device)
+
+    def __call__(self, vector_P: Tensor) -> Tensor:
+        """The projected vector (S,)."""
+        if self._exact:
+            return vector_P
+        return vector_P.new_zeros(self._sums).index_add_(0, self._sum_P, vector_P * self._sign_P)
+
+
+def at_checkpoint(
+    trainer: Trainer, checkpoint: Path, *, rows: Examples, target: Examples, parts_TG: Members, chosen: Iterable[int]
+) -> Iterator[tuple[int, list[float]]]:
+    """Number of each chosen one of `rows`, and its influence on the loss of each part of the target, from -1 to 1.
+
+    A part is the mean of its rows' unit gradients, so that a row of few tokens counts as much as any other.
 
     Args:
         trainer: A training that has ended; it is left with the values of the checkpoint.
+        parts_TG: Which rows of the target each part has; at least one.
     """
     masters = trainer.masters.named()
     values, kept = (checkpoints.read_tensors(checkpoint, stem) for stem in ("trainable", "optimizer"))
@@ -71,11 +101,16 @@ def at_checkpoint(
     optimizer = trainer.config.optimizer
     moments = AdamMoments(first_P, second_P, optimizer.betas or BETAS, optimizer.eps or EPS)
     gradient = _row_gradient(trainer)
-    aim_P = torch.zeros_like(first_P)
+    parts = parts_TG.shape[1]
+    project = Projection(len(first_P), KEPT // parts, seed=trainer.config.seed, device=first_P.device)
+    aim_GS = torch.stack([torch.zeros_like(project(first_P)) for _ in range(parts)])
+    share_TG = torch.from_numpy(parts_TG / parts_TG.sum(0)).to(first_P)
     for row in range(len(target)):
-        aim_P += _unit(gradient(target, row)) / len(target)
+        unit_S = project(_unit(gradient(target, row)))
+        for part in np.flatnonzero(parts_TG[row]).tolist():
+            aim_GS[part] += share_TG[row, part] * unit_S
     for row in chosen:
-        yield row, float(_unit(moments.direction(gradient(rows, row))) @ aim_P)
+        yield row, (aim_GS @ project(_unit(moments.direction(gradient(rows, row))))).tolist()
 
 
 def _row_gradient(trainer: Trainer) -> Callable[[Examples, int], Tensor]:
@@ -83,7 +118,7 @@ def _row_gradient(trainer: Trainer) -> Callable[[Examples, int], Tensor]:
 
     def gradient(rows: Examples, row: int) -> Tensor:
         batch = rows.batch(np.array([row])).to(trainer.device)
-        trainer.masters.backward(trainer.loss(batch, 1 / int(rows.supervised[row])))
+        trainer.masters.backward(trainer.loss(batch, 1 / float(rows.supervised[row])))
         parts = []
         for master in trainer.masters:
             parts.append(torch.zeros_like(master) if master.grad is None else master.grad)

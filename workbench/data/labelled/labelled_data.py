@@ -5,6 +5,7 @@ Legend: N rows, B rows of a micro-batch, C outputs (classes, or 1 for a number).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -64,6 +65,10 @@ class LabelledSet:
     def place(self, index: int) -> str:
         """File and row that row `index` came from."""
         return self.records[index].place
+
+    def places(self) -> Iterator[str]:
+        """File and row that each row came from."""
+        return (record.place for record in self.records)
 
     def sample(self, draws: Indices, *, epoch: int) -> Indices:
         """Each draw takes the row of its number."""
@@ -151,6 +156,15 @@ class LabelledSet:
         return self.inputs.lengths
 
     @property
+    def digests(self) -> npt.NDArray[np.uint64]:
+        """A hash of what the model reads of each row, and of its target: equal for exact duplicates."""
+        rows = zip(self.inputs.arrays(), self.targets_NC, strict=True)
+        hashes = (
+            hashlib.sha256(f"{array.shape}".encode() + array.tobytes() + target_C.tobytes()) for array, target_C in rows
+        )
+        return np.fromiter((int.from_bytes(each.digest()[:8], "little") for each in hashes), dtype=np.uint64)
+
+    @property
     def longest_sequences(self) -> Indices:
         """Tokens of the longest sequence that the model reads for each row."""
         return self.lengths
@@ -159,6 +173,13 @@ class LabelledSet:
     def labels(self) -> list[labels.Label | None]:
         """The label of each row, as read."""
         return [record.label for record in self.records]
+
+    @property
+    def of_class_NG(self) -> npt.NDArray[np.bool_]:
+        """Which rows each class has, of those that any has; all rows are one where labels are numbers."""
+        of_class_NC = self.targets_NC > 0.5
+        several = self.targets_NC.shape[1] > 1 and of_class_NC.any()
+        return of_class_NC[:, of_class_NC.any(0)] if several else np.ones((len(self), 1), dtype=bool)
 
     @property
     def truncated(self) -> int:
@@ -257,10 +278,18 @@ def decontaminated(
     return train.subset(~found.contaminated_N, note), found
 
 
+def target_rows(config: RunConfig, reader: RowReader, meaning: Labels) -> LabelledSet:
+    """The labelled rows of `data.select.target`, whose gradients others are compared with."""
+    assert config.data.select.target is not None
+    return encode(reader.read(config.data.select.target), reader, meaning)
+
+
 def _selected(train: LabelledSet, config: RunConfig, reader: RowReader, meaning: Labels) -> LabelledSet:
-    """The rows of `train` that `data.select` keeps."""
+    """The rows of `train` that `data.select` keeps; where the backbone chooses, chance stands in for it."""
     if config.data.select.by == "all":
         return train
+    if config.data.select.by == "gradient":
+        target_rows(config, reader, meaning)  # what is wrong with them is told before anything trains
     kept, note = selection.selected(
         config.data.select,
         train.lengths,
@@ -269,13 +298,19 @@ def _selected(train: LabelledSet, config: RunConfig, reader: RowReader, meaning:
         target=lambda name: (" ".join(record.fields) for record in reader.read(name, labelled=False).records),
     )
     found = train.subset(kept, note)
-    lost_C = (train.targets_NC > 0.5).any(0) & ~(found.targets_NC > 0.5).any(0)
+    if not config.data.select.by_backbone:
+        require_every_class(train, found, meaning, cure="Keep more rows.")
+    return found
+
+
+def require_every_class(train: LabelledSet, kept: LabelledSet, meaning: Labels, *, cure: str) -> None:
+    """Raise DataError where the rows that `data.select` keeps lack a class."""
+    lost_C = (train.targets_NC > 0.5).any(0) & ~(kept.targets_NC > 0.5).any(0)
     if meaning.kind != "number" and lost_C.any():
         raise DataError(
             f"data.select keeps no training row of the class `{meaning.names[int(lost_C.argmax())]}`, which nothing "
-            "would be learned about.\n  Keep more rows."
+            f"would be learned about.\n  {cure}"
         )
-    return found
 
 
 def _texts(source: RecordSource) -> Iterator[TextRow]:

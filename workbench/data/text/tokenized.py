@@ -77,6 +77,8 @@ def _split(
     for other in (held_out, test):
         train = train if other is None else _without_overlap(train, other, config)
     train = _decontaminated(train, held_out, test, config)
+    if config.select.by == "gradient":
+        target_rows(config, tokenizer, template)  # what is wrong with them is told before anything trains
     return Splits(_selected(train, config, seed=seed), held_out, test)
 
 
@@ -122,6 +124,12 @@ def read(
         chat=bool(table[0]["chat"]),
         collate=template.collate,
     )
+
+
+def target_rows(config: DataConfig, tokenizer: PreTrainedTokenizerBase, template: RowEncoder) -> TokenizedSet:
+    """The rows of `data.select.target`, whose gradients others are compared with."""
+    assert config.select.target is not None
+    return read(config.select.target, config.model_copy(update={"format": "auto", "columns": {}}), tokenizer, template)
 
 
 def hold_out(tokens: TokenizedSet, *, share: float, seed: int) -> tuple[TokenizedSet, TokenizedSet]:
