@@ -86,6 +86,7 @@ def prepare(config: RunConfig, *, choose: Choice | None = None) -> tuple[RowRead
 def _chosen(config: RunConfig, run: Run, callback: Callback, reader: RowReader, data: ClassSplits) -> ClassSplits:
     """The same data with the training rows that the backbone chooses."""
     target = labelled_data.target_rows(config, reader, data.labels)
+    labelled_data.require_room(data.train, config, data.labels)
 
     def begin(config: RunConfig, run: Run, callback: Callback, train: LabelledSet, held_out: LabelledSet) -> ClassRun:
         return ClassRun(config, run, callback, reader, ClassSplits(train, held_out, None, data.labels))

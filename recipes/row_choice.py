@@ -47,6 +47,7 @@ def chosen(rows: R, config: RunConfig, run: Run, callback: Callback, *, score: C
     if known:
         table = pd.read_parquet(run.home / FILE)
     else:
+        selection.most_kept(config.data.select, rows.lengths)  # a wrong budget is told before anything is asked
         callback.say(f"Reading {len(rows):,} rows with the backbone, to choose by {config.data.select.by} ...")
         score_NG = score(store)
         kept_N = np.isin(np.arange(len(rows)), selection.chosen(config.data.select, rows.lengths, score_NG))

@@ -250,6 +250,17 @@ def save_tiny(folder: Path, name: str, head: str, tokenizer: str, **settings: An
     return str(folder)
 
 
+def write_animals(path: Path, numbers: range) -> Path:
+    """Short labelled texts of three classes, in turns."""
+    names = ("cat", "dog", "bird")
+    rows = [
+        {"text": f"The {names[n % 3]} has {n} friends." + " It is big." * (n % 2), "label": names[n % 3]}
+        for n in numbers
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
 def write_questions(path: Path, answers: list[str]) -> Path:
     """Rows of questions, of unequal length, and these answers."""
     rows = [

@@ -11,6 +11,7 @@ from tests.mistakes.cases import Case, assert_refused, lines
 PLACE = "data.select"
 CHECK = "check my.yaml"
 RANDOM, LIKE = f"{PLACE}.by=random", f"{PLACE}.by=importance"
+ALIGNED = f"{CHECK} recipe=classify data.train=t.jsonl data.held_out=0.3 {PLACE}.by=gradient"
 SURPRISE = f"{PLACE}.by=perplexity {PLACE}.rows=3"
 ROWS = lines([{"question": f"How much is {n} and {n}?", "answer": f"{2 * n}."} for n in range(40)], "rows.jsonl")
 OTHER = lines([{"question": "How much is a and b?", "answer": "c."}], "other.jsonl")
@@ -23,6 +24,13 @@ TEXTS = lines(
 def with_other(folder: Path) -> None:
     ROWS(folder)
     OTHER(folder)
+
+
+def with_texts(folder: Path) -> None:
+    TEXTS(folder)
+    lines([{"text": "The owl said 3.", "label": "owl"}], "owls.jsonl")(folder)
+    lines([{"text": "The dog said 3.", "label": "dog"}], "dogs.jsonl")(folder)
+    lines([{"text": "The dog said 3."}], "bare.jsonl")(folder)
 
 
 def with_silence(folder: Path) -> None:
@@ -53,11 +61,37 @@ CASES = {
         "Write lora",
         with_other,
     ),
-    "gradient of labels": Case(
-        f"{CHECK} recipe=classify {PLACE}.by=gradient {PLACE}.rows=3 {PLACE}.target=other.jsonl",
-        "is for recipe=sft",
+    "gradient of hidden words": Case(
+        f"{CHECK} recipe=mlm {PLACE}.by=gradient {PLACE}.rows=3 {PLACE}.target=other.jsonl",
+        "is for recipe=sft|classify, not for recipe=mlm",
         f"Write {RANDOM}",
         with_other,
+    ),
+    "gradient of an unknown file": Case(
+        f"{CHECK} {PLACE}.by=gradient {PLACE}.rows=3 {PLACE}.target=othr.jsonl",
+        "othr.jsonl: no such file",
+        "other.jsonl",
+        with_other,
+    ),
+    "gradient of a file without labels": Case(
+        f"{ALIGNED} {PLACE}.rows=9 {PLACE}.target=bare.jsonl", "has no column `label`", "data.columns", with_texts
+    ),
+    "gradient of an unknown class": Case(
+        f"{ALIGNED} {PLACE}.rows=9 {PLACE}.target=owls.jsonl", "`owl`", "owls.jsonl, row 1", with_texts
+    ),
+    "gradient of fewer rows than classes": Case(
+        f"{ALIGNED} {PLACE}.rows=2 {PLACE}.target=dogs.jsonl", "have 3 classes", "Keep more rows", with_texts
+    ),
+    "the same in a run": Case(
+        f"{ALIGNED.replace('check', 'run')} {PLACE}.rows=2 {PLACE}.target=dogs.jsonl --out three",
+        "have 3 classes",
+        "Keep more rows",
+        with_texts,
+    ),
+    "gradient in a sweep": Case(
+        f"{CHECK} recipe=sweep sweep.of=classify {PLACE}.by=gradient {PLACE}.rows=3 {PLACE}.target=other.jsonl",
+        "is for recipe=sft|classify",
+        f"Write {RANDOM}",
     ),
     "a warm-up of nothing": Case(
         f"{CHECK} {RANDOM} {PLACE}.rows=3 {PLACE}.warm_up=0.1", "warm_up is for by=gradient", "Leave warm_up out"

@@ -77,6 +77,16 @@ def chosen(config: SelectConfig, lengths_N: Indices, score_NG: Floats) -> Indice
     return np.sort(order_W[: _count(config, lengths_N[order_W])])
 
 
+def most_kept(config: SelectConfig, lengths_N: Indices) -> int:
+    """How many rows fit into the budget at most, whichever they are.
+
+    Raises:
+        ConfigError: All rows do.
+        DataError: No row does.
+    """
+    return _count(config, np.sort(lengths_N))
+
+
 def note(config: SelectConfig, score_N: Floats, kept_K: Indices) -> str:
     """Sentence on the rows that the backbone did not choose, and on the scores of those that are kept."""
     low, high = score_N[kept_K].min(), score_N[kept_K].max()

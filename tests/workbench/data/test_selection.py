@@ -12,7 +12,7 @@ import pytest
 
 from workbench.config.select_config import SelectConfig
 from workbench.data import selection
-from workbench.data.selection import chosen, gumbel_order, importance, selected, wanted
+from workbench.data.selection import chosen, gumbel_order, importance, in_turns, most_kept, note, selected, wanted
 from workbench.errors import ConfigError, DataError
 
 SUMS = [f"how much is {a} plus {b} ? the sum is {a + b} ." for a in range(12) for b in range(12)]
@@ -117,24 +117,43 @@ def test_a_target_without_words_is_refused() -> None:
 @pytest.mark.parametrize(("band", "low", "high"), [("low", 0.0, 0.25), ("middle", 0.375, 0.625), ("high", 0.75, 1.0)])
 def test_a_band_of_perplexity_is_a_range_of_quantiles(band: Any, low: float, high: float) -> None:
     losses = np.random.default_rng(3).gamma(2, size=40)
-    kept, note = chosen(SelectConfig(by="perplexity", band=band, rows=0.25), np.ones(40, dtype=np.int64), losses)
+    config = SelectConfig(by="perplexity", band=band, rows=0.25)
+    kept = chosen(config, np.ones(40, dtype=np.int64), losses[:, None])
+    said = note(config, losses, kept)
     share = np.argsort(np.argsort(losses))[kept] / 40
     assert len(kept) == 10 and low - 0.03 <= share.min() and share.max() <= high
-    assert kept.tolist() == sorted(kept) and f"{losses[kept].max():.3g}" in note and note.startswith("30 rows")
+    assert kept.tolist() == sorted(kept) and f"{losses[kept].max():.3g}" in said and said.startswith("30 rows")
 
 
 def test_the_most_difficult_rows_that_a_prompt_helps_are_kept() -> None:
-    difficulty = np.array([0.5, 0.99, 1.2, 0.7, 1.0, 0.2])
+    difficulty = np.array([[0.5, 0.99, 1.2, 0.7, 1.0, 0.2]]).T
     config = SelectConfig(by="ifd", rows=3)
     assert wanted(config, difficulty).tolist() == [1, 3, 0, 5]
-    assert chosen(config, np.ones(6, dtype=np.int64), difficulty)[0].tolist() == [0, 1, 3]
+    assert chosen(config, np.ones(6, dtype=np.int64), difficulty).tolist() == [0, 1, 3]
     with pytest.raises(ConfigError, match="nothing is chosen"):
         chosen(SelectConfig(by="ifd", rows=5), np.ones(6, dtype=np.int64), difficulty)
     with pytest.raises(DataError, match="no prompt helps"):
-        chosen(config, np.ones(2, dtype=np.int64), np.array([1.0, 1.5]))
+        chosen(config, np.ones(2, dtype=np.int64), np.array([[1.0], [1.5]]))
 
 
 def test_a_budget_of_tokens_ends_before_the_row_that_exceeds_it() -> None:
     config = SelectConfig(by="perplexity", band="low", tokens=10)
-    kept, _ = chosen(config, np.array([4, 5, 2, 9]), np.array([0.1, 0.2, 0.3, 0.4]))
-    assert kept.tolist() == [0, 1]
+    lengths = np.array([4, 5, 2, 9])
+    assert chosen(config, lengths, np.array([[0.1, 0.2, 0.3, 0.4]]).T).tolist() == [0, 1]
+    assert most_kept(config, lengths) == 2, "the two shortest"
+
+
+def test_parts_of_a_target_take_rows_in_turns() -> None:
+    """Each turn written out: the part's best row among those that nobody has taken."""
+    score_NG = np.random.default_rng(5).normal(size=(60, 7)) + np.arange(7)  # the last part's scores are the highest
+    left, expected = set(range(60)), []
+    for turn in range(60):
+        best = max(left, key=lambda row: score_NG[row, turn % 7])
+        left.remove(best)
+        expected.append(best)
+    order = in_turns(score_NG)
+    assert order.tolist() == expected
+    alone = score_NG[:, :1]
+    assert in_turns(alone).tolist() == np.argsort(-alone[:, 0]).tolist(), "one part takes its highest scores"
+    config = SelectConfig(by="gradient", rows=14, target="t.jsonl")
+    assert chosen(config, np.ones(60, dtype=np.int64), score_NG).tolist() == sorted(expected[:14])

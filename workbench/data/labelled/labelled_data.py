@@ -290,6 +290,7 @@ def _selected(train: LabelledSet, config: RunConfig, reader: RowReader, meaning:
         return train
     if config.data.select.by == "gradient":
         target_rows(config, reader, meaning)  # what is wrong with them is told before anything trains
+        require_room(train, config, meaning)
     kept, note = selection.selected(
         config.data.select,
         train.lengths,
@@ -301,6 +302,16 @@ def _selected(train: LabelledSet, config: RunConfig, reader: RowReader, meaning:
     if not config.data.select.by_backbone:
         require_every_class(train, found, meaning, cure="Keep more rows.")
     return found
+
+
+def require_room(train: LabelledSet, config: RunConfig, meaning: Labels) -> None:
+    """Raise DataError where `data.select` has fewer rows to keep than there are classes."""
+    most, classes = selection.most_kept(config.data.select, train.lengths), train.of_class_NG.shape[1]
+    if meaning.kind != "number" and most < classes:
+        raise DataError(
+            f"data.select keeps {most:,} rows at most, and the training rows have {classes:,} classes, some of which "
+            "nothing would be learned about.\n  Keep more rows."
+        )
 
 
 def require_every_class(train: LabelledSet, kept: LabelledSet, meaning: Labels, *, cure: str) -> None:
