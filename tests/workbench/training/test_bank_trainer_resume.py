@@ -79,12 +79,6 @@ MEMBERS = {
 CLOCK = {"elapsed_s", "tokens_per_second", "data_wait", "peak_bytes"}
 
 
-@pytest.fixture(autouse=True)
-def without_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is slow, and no power goes off here."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 def _bank(folder: Path) -> Together:
     data, configs = zip(*MEMBERS.values(), strict=True)
     return Together(bert(), data, configs, folder, class_outputs, tokens=100)
