@@ -152,7 +152,10 @@ def _logits(model: Any, rows: Sentences) -> Tensor:
     return logits
 
 
-@pytest.mark.parametrize("weights", ["float32", "bfloat16", "nf4"])
+@pytest.mark.parametrize(
+    "weights",
+    [pytest.param("float32", marks=pytest.mark.slow), pytest.param("bfloat16", marks=pytest.mark.slow), "nf4"],
+)
 def test_a_real_encoder_learns_to_classify(weights: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """MiniLM with a fresh head, through the one loop, in micro-batches; what was saved gives the same logits."""
     section = {"id": MINILM, "weights": weights, "compute": "float32"}

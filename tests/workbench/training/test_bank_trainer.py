@@ -125,15 +125,15 @@ def test_bank_of_bert_classifiers_equals_three_trainings_with_plain_peft(tmp_pat
     ("weights", "compute", "losses", "adapters"),
     [
         ("nf4", "float32", 1e-5, 1e-4),
-        ("int8", "float32", 1e-5, 1e-4),
+        pytest.param("int8", "float32", 1e-5, 1e-4, marks=pytest.mark.slow),
         pytest.param("nf4", "bfloat16", 1e-2, 2e-2, marks=pytest.mark.slow),
     ],
 )
 def test_bank_over_quantised_weights(
-    weights: str, compute: str, losses: float, adapters: float, stories: str, tmp_path: Path
+    weights: str, compute: str, losses: float, adapters: float, short_stories: str, tmp_path: Path
 ) -> None:
     """In the precision that computes; the rates are such that a step does not amplify its rounding."""
-    config = ModelConfig.model_validate({"id": stories, "weights": weights, "compute": compute})
+    config = ModelConfig.model_validate({"id": short_stories, "weights": weights, "compute": compute})
     model = backbones.load(config, backbones.tokenizer(config)).model
     gentle = [
         each.model_copy(

@@ -19,7 +19,7 @@ recipe: sft
 model: {{id: {model}, weights: float32}}
 data: {{train: {train}, held_out: 0.1}}
 batch: {{size: 8}}
-train: {{steps: 6, learning_rate: 5.0e-3}}
+train: {{steps: 4, learning_rate: 5.0e-3}}
 evaluate: {{every: null, answers: 0}}
 save: {{every: null}}
 """
@@ -43,7 +43,7 @@ def curve(short_stories: str, questions: Path, tmp_path: Path) -> Callable[..., 
     [
         "{method: lora, rank: 4, dropout: 0.3}",
         "{method: houlsby, dropout: 0.3}",
-        "{method: boft, block: 2, dropout: 0.3}",
+        pytest.param("{method: boft, block: 2, dropout: 0.3}", marks=pytest.mark.slow),
         pytest.param("{method: pvera, rank: 16, dropout: 0.3}", marks=pytest.mark.slow),
     ],
     ids=["lora", "houlsby", "boft", "pvera"],
@@ -52,7 +52,9 @@ def test_micro_batches_and_checkpointing_change_nothing(curve: Callable[..., lis
     wanted = curve(f"adapter={adapter}", "batch.tokens_per_device=4000")
     for how in (("batch.tokens_per_device=150",), ("batch.tokens_per_device=400", "train.checkpointing=true")):
         assert curve(f"adapter={adapter}", *how) == pytest.approx(wanted, rel=1e-5)
-    assert curve(f"adapter={adapter}", "batch.tokens_per_device=4000", "seed=1") != pytest.approx(wanted, rel=1e-3)
+    assert curve(f"adapter={adapter}", "batch.tokens_per_device=4000", "train.steps=1", "seed=1")[0] != pytest.approx(
+        wanted[0], rel=1e-3
+    )
 
 
 def test_the_members_of_a_bank_drop_what_they_drop_alone(tmp_path: Path) -> None:
@@ -99,4 +101,4 @@ def test_noise_of_the_forward_pass_is_the_same_in_any_micro_batches(
     wanted = curve(f"regularise.{noise}", "batch.tokens_per_device=4000")
     for how in (("batch.tokens_per_device=150",), ("batch.tokens_per_device=400", "train.checkpointing=true")):
         assert curve(f"regularise.{noise}", *how) == pytest.approx(wanted, rel=1e-5)
-    assert curve("batch.tokens_per_device=4000") != pytest.approx(wanted, rel=1e-3)
+    assert curve("batch.tokens_per_device=4000", "train.steps=1")[0] != pytest.approx(wanted[0], rel=1e-3)

@@ -26,8 +26,8 @@ adapter: {{method: lora, rank: 4, alpha: 8, dropout: 0.1}}
 data:
   train: {train}
   held_out: 0.1
-  limit: 60
-  select: {{by: gradient, rows: 20, target: {target}, warm_up: 0.3}}
+  limit: 40
+  select: {{by: gradient, rows: 12, target: {target}, warm_up: 0.3}}
 batch: {{size: 4}}
 train: {{steps: 2, learning_rate: 0.01}}
 evaluate: {{every: null, answers: 0}}
@@ -64,13 +64,13 @@ def test_the_direction_is_that_of_the_next_step_of_adamw() -> None:
 
 
 def test_a_step_along_a_row_lowers_the_loss_of_the_target_as_its_influence_says(
-    tmp_path: Path, stories: str, questions: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, short_stories: str, questions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each row's influence against the loss of a single target row before and after a tiny step on that row."""
     target = tmp_path / "target.jsonl"
     target.write_text(questions.read_text(encoding="utf-8").splitlines()[100] + "\n", encoding="utf-8")
     path = tmp_path / "recipe.yaml"
-    path.write_text(RECIPE.format(model=stories, train=questions, target=target))
+    path.write_text(RECIPE.format(model=short_stories, train=questions, target=target))
     checked: list[float] = []
     real = influence.at_checkpoint
 

@@ -25,13 +25,12 @@ model: {{id: {model}, weights: float32, compute: float32}}
 adapter: {{method: lora, rank: 4, alpha: 8}}
 data: {{train: {train}, held_out: 0.1}}
 batch: {{size: 8, tokens_per_device: 400}}
-train: {{steps: 8, learning_rate: 2.0e-3}}
+train: {{steps: 6, learning_rate: 2.0e-3}}
 evaluate: {{every: 4, answers: 0}}
 save: {{every: 3}}
 """
 WAYS: dict[str, tuple[str, ...]] = {
     "plain": (),
-    "dropout": ("adapter.dropout=0.3",),
     "recomputed": ("train.checkpointing=true", "adapter.dropout=0.3"),
     "weighted rows": ("data.sampling.by=infobatch", "data.limit=24"),
     "rows that are looked at": ("data.sampling.by=selective",),
