@@ -45,7 +45,7 @@ def evaluate(run: Path, overrides: Sequence[str], *, trust: bool = False) -> dic
     Args:
         trust: Execute the Python code that the run directory names; so for every verb here.
     """
-    config = _asked_config(run, overrides, verb="evaluate", trust=trust)
+    config = asked_config(run, overrides, verb="evaluate", trust=trust)
     if config.data.test is None:
         config = streamed_rows.local(config)
     if config.recipe == "classify":
@@ -66,7 +66,7 @@ def evaluate(run: Path, overrides: Sequence[str], *, trust: bool = False) -> dic
     return scores
 
 
-def _asked_config(run: Path, overrides: Sequence[str], *, verb: str, trust: bool) -> RunConfig:
+def asked_config(run: Path, overrides: Sequence[str], *, verb: str, trust: bool) -> RunConfig:
     """The configuration of a run with overrides that leave what was trained as it is."""
     before = run_directory.shipped_config(run, Trust(trust))
     values = override(before.model_dump(mode="json", exclude_none=True), list(overrides))
@@ -110,7 +110,7 @@ def predict(
         raise ConfigError(f"--out {out}: expected a name that ends in {', '.join(sorted(WRITERS))}.")
     if out.exists():
         raise ConfigError(f"{out} exists already. Name another file, or delete it first.")
-    config = _asked_config(run, overrides, verb="predict", trust=trust)
+    config = asked_config(run, overrides, verb="predict", trust=trust)
     if config.recipe in ("classify", "crossval"):
         files.require_writable(out)
         verbs = classify_verbs if config.recipe == "classify" else crossval_verbs
@@ -123,12 +123,12 @@ def predict(
         found, left_out = numbers(run, source, config)
         files.write_bytes(out, _serialised(found, out.suffix))
         return Answered(len(found), left_out)
-    _require_text(config, run)
+    require_text(config, run)
     skipped: list[str] = []
     questions = list(read_prompts(source, config.data, skipped))
     files.require_writable(out)
     model = exported.load(run, config)
-    prompts = [_question(model, question) for question in questions]
+    prompts = [question_ids(model, question) for question in questions]
     written = evaluation.complete(model.model, prompts, model.tokenizer, stop=model.stop, max_new_tokens=max_new_tokens)
     table = pd.DataFrame(
         {
@@ -144,7 +144,7 @@ def predict(
 def generate(run: Path, prompt: str, *, max_new_tokens: int, trust: bool = False) -> None:
     """Print one greedy answer as it is written; rendered as the training rows were."""
     config = run_directory.shipped_config(run, Trust(trust))
-    _require_text(config, run)
+    require_text(config, run)
     model = exported.load(run, config)
     raw = files.read_json(run / "manifest.json").get("data", {}).get("train", {}).get("chat") is False
     question = (
@@ -152,7 +152,7 @@ def generate(run: Path, prompt: str, *, max_new_tokens: int, trust: bool = False
         if raw
         else Example("the prompt", messages=({"role": "user", "content": prompt},))
     )
-    ids = torch.from_numpy(_question(model, question))[None].to(next(model.model.parameters()).device)
+    ids = torch.from_numpy(question_ids(model, question))[None].to(next(model.model.parameters()).device)
     evaluation.generate(
         model.model,
         {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
@@ -161,7 +161,8 @@ def generate(run: Path, prompt: str, *, max_new_tokens: int, trust: bool = False
     )
 
 
-def _require_text(config: RunConfig, run: Path) -> None:
+def require_text(config: RunConfig, run: Path) -> None:
+    """Raise ConfigError where a run trains no model that writes text."""
     if config.recipe not in ("sft", "prefer"):
         raise ConfigError(
             f"{run}: recipe {config.recipe} trains no model that writes text. `workbench evaluate` scores it"
@@ -170,7 +171,8 @@ def _require_text(config: RunConfig, run: Path) -> None:
         )
 
 
-def _question(model: exported.ExportedModel, example: Example) -> Indices:
+def question_ids(model: exported.ExportedModel, example: Example) -> Indices:
+    """Token ids that an answer to `example` starts from."""
     assert isinstance(model.template, ChatEncoder)
     return np.asarray(model.template.question(example), dtype=np.int64)
 

@@ -244,6 +244,36 @@ def generate(
 
 
 @app.command()
+def sample(
+    run: RunFolder,
+    prompts: Annotated[str, typer.Argument(help="Rows to answer; answers they hold are ignored.")],
+    score: Annotated[
+        list[str],
+        typer.Option(
+            help="number, unit_tests, my.py[:function], a run of recipe reward, or '{kind: ..., ...}'; a sum."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="A .jsonl file to write.")],
+    overrides: Overrides = None,
+    to: Annotated[str, typer.Option(help="Rows to write: best, accepted, pairs or all.")] = "best",
+    n: Annotated[int, typer.Option("--n", min=1, help="Answers to each prompt.")] = 8,
+    temperature: Annotated[float, typer.Option(help="Logits are divided by it.")] = 1.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    least: Annotated[float | None, typer.Option(help="Lowest reward of an answer that is kept.")] = None,
+    margin: Annotated[float, typer.Option(min=0, help="By how much the rewards of a pair differ at least.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    trust: Trusted = False,
+) -> None:
+    """Sample answers, score them, and write rows for SFT (best, accepted) or preferences (pairs); repeat to resume."""
+    from workbench.cli import sample_table
+    from workbench.recipes.sample import SampleSettings
+    from workbench.recipes.sample import sample as write
+
+    settings = SampleSettings(to, n, temperature, max_new_tokens, seed, least, margin)
+    sample_table.show(write(run, prompts, overrides or (), score, settings, out=out, trust=trust), out)
+
+
+@app.command()
 def merge(
     run: RunFolder,
     out: Annotated[Path, typer.Option(help="Folder for the merged model.")],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,14 @@ _PLACEHOLDER = "?"
 
 
 def read_prompts(source: str, config: DataConfig, skipped: list[str] | None = None) -> Iterator[Example]:
-    """Yield the rows of `source` without their last answer.
+    """Yield the rows of `source` without their last answer; see `read_questions`."""
+    return (example for example, _ in read_questions(source, config, skipped))
+
+
+def read_questions(
+    source: str, config: DataConfig, skipped: list[str] | None = None
+) -> Iterator[tuple[Example, Mapping[str, Any]]]:
+    """Yield the rows of `source` without their last answer, each with all of its columns, by their names in the file.
 
     Args:
         skipped: Reasons of rows that `config.on_bad_row` leaves out are appended.
@@ -39,7 +46,7 @@ def read_prompts(source: str, config: DataConfig, skipped: list[str] | None = No
                 skipped.append(str(error))
         else:
             if example is not None:
-                yield example
+                yield example, row.columns
 
 
 def _question(row: RawRow, config: DataConfig) -> Example | None:
