@@ -33,6 +33,7 @@ from workbench.evaluation import GeneratedAnswer
 from workbench.evaluation.result_store import ModelResults, ResultStore, stored_results
 from workbench.evaluation.row_scores import Floats
 from workbench.losses import r_drop
+from workbench.losses.drawn_labels import LabelDraws
 from workbench.losses.label_losses import LabelTap, token_losses
 from workbench.models import backbones, exported, output_heads
 from workbench.models.backbones import Backbone
@@ -182,8 +183,9 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
     def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         tap, train = LabelTap(token_losses), self.data.train
         rows = weighted(_drawn(train, self.config), train.weights)
-        loss = next_token_loss(live.model, live.head, tap, self.config.regularise)
-        return TrainingSignal(rows, loss, tap=tap, reads_packed=True, reference=self.reference)
+        draws = LabelDraws()
+        loss = next_token_loss(live.model, live.head, tap, self.config.regularise, draws)
+        return TrainingSignal(rows, loss, tap=tap, reads_packed=True, reference=self.reference, draws=draws)
 
     def width(self, live: ExportedModel) -> int:
         return live.head.width
@@ -219,7 +221,11 @@ def _drawn(train: TokenizedSet, config: RunConfig) -> Examples:
 
 
 def next_token_loss(
-    model: nn.Module, head: Head, tap: LabelTap | None = None, regularise: RegulariseConfig | None = None
+    model: nn.Module,
+    head: Head,
+    tap: LabelTap | None = None,
+    regularise: RegulariseConfig | None = None,
+    draws: LabelDraws | None = None,
 ) -> Callable[[MicroBatch, float], Tensor]:
     """The summed next-token loss of a micro-batch, as the engine wants it."""
     smoother = regularise or RegulariseConfig()
@@ -242,6 +248,7 @@ def next_token_loss(
             smoothing=smoother.label_smoothing,
             z_loss=smoother.z_loss,
             r_drop=smoother.r_drop,
+            draw_N=draws and draws.numbers(batch.positions_N, tokens=batch.width),
         )
 
     return loss

@@ -1,60 +1,89 @@
-"""Effect of each technique of training, on two backbones and two tasks, at equal steps, over paired seeds.
+"""Effect of each technique of training on two backbones and two tasks, at equal steps and at equal time, paired seeds.
 
     python scripts/bench/efficient.py --encoder FOLDER [--only regularise] [--seeds 3] [--out FOLDER] [--json FILE]
 
-The tasks are the shipped ones: sft/quickstart on 400 of its questions, four times over, where the starter (6 M
-parameters) begins to learn rows by heart; and classify/quickstart on 600 rows, twelve times over, with the encoder. The
-score is the held-out loss in nats a token, or the held-out accuracy in points. The time of a step is a multiple of the
-control's, by medians over runs. Runs stand below --out, seeds one after another; what is finished is not run again.
+The tasks are shipped ones made short: sft/quickstart on its shortest questions, some passes over few of them, so that
+the starter (6 M parameters) begins to learn rows by heart; and classify/quickstart with the encoder, on few rows of its
+20 intents. Each arm is the control, LoRA with AdamW, and one technique more, in as many steps. Processor time beside
+that is what the technique costs: at equal time it is compared with a control that trains for as long, between its
+lengths by the logarithm. Gains are positive where the technique is better, with 95 % intervals over paired seeds. Runs
+stand below --out, in this process one after another, seed by seed; what is finished is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import equal_compute
 import measuring
 import numpy as np
 import standing
+from equal_compute import Arm, Control
 from standing import Wanted
 
 from workbench import recipes
+from workbench.data import starter
 from workbench.schema import read_yaml
 
-CONTROL = "nothing"
-SHARED = ["evaluate.every=null", "save.every=null"]
+LENGTHS = (0.5, 1.0, 2.5)
+"""Steps of the runs of the control, as multiples of its own."""
+STEPS = 40
 
 
 @dataclass(frozen=True)
 class Task:
-    """A shipped recipe and how its runs are scored."""
+    """A shipped recipe made short, and how its runs are scored."""
 
     recipe: str
     words: tuple[str, ...]
-    score: str
-    """In scores.json after training."""
-    factor: float
-    """So that more of it is better, in the unit of the table."""
+    scores: Mapping[str, float]
+    """Names in scores.json, each with the factor by which more of it is better, in the unit of the table."""
     own: Mapping[str, str]
     """Settings that have another name in this recipe; of those with an empty one there are none."""
 
 
+SHARED = (f"train.steps={STEPS}", "train.epochs=null", "evaluate.every=null", "save.every=null")
 TASKS = {
-    "questions, starter": Task(
-        "sft/quickstart", ("data.limit=400", "train.epochs=4", "evaluate.answers=0"), "loss", -1.0, {}
+    "questions": Task(
+        "sft/quickstart",
+        ("data.train={out}/train.jsonl", "data.held_out={out}/held_out.jsonl", "batch.size=4", "evaluate.answers=0"),
+        {"loss": -1.0},
+        {},
     ),
-    "intents, encoder": Task(
+    "intents": Task(
         "classify/quickstart",
-        ("data.limit=600", "train.epochs=12", "evaluate.probe=0"),
-        "accuracy",
-        100.0,
+        ("model.id={encoder}", "data.limit=240", "batch.size=16", "evaluate.probe=0", "evaluate.dynamics=false"),
+        {"loss": -1.0, "accuracy": 100.0},
         {"regularise.label_smoothing": "classes.smoothing", "regularise.z_loss": ""},
     ),
 }
+TRAIN_ROWS, HELD_OUT_ROWS = 64, 48
+"""Of the questions, the shortest."""
 ARMS: dict[str, dict[str, list[str]]] = {
+    "freeze": {
+        "half of the blocks frozen": ["freeze.policy=static"],
+        "autofreeze": ["freeze.policy=autofreeze", "freeze.every=5"],
+        "egeria": ["freeze.policy=egeria", "freeze.every=5"],
+        "smartfrz": ["freeze.policy=smartfrz", "freeze.every=5"],
+    },
+    "thinning": {
+        "progressive layer dropping, 0.5": ["layer_drop.rate=0.5"],
+        "LayerDrop, 0.2": ["layer_drop.rate=0.2", "layer_drop.rates=even", "layer_drop.ramp=null"],
+        "random-LTD, 0.5": ["token_drop.keep=0.5"],
+        "tokens dropped throughout, 0.5": ["token_drop.keep=0.5", "token_drop.until=null"],
+    },
+    "growing": {
+        "block expansion, every 4": ["adapter={method: block-expansion}", "train.learning_rate=1e-3"],
+    },
+    "sparse": {
+        "tenth of the gradient": ["optimizer.gradient_share=0.1"],
+        "FISH mask, 1 %": ["adapter={method: sparse}", "train.learning_rate=3e-3"],
+    },
     "regularise": {
         "NEFTune, 5": ["regularise.neftune=5"],
         "stochastic depth, 0.1": ["regularise.stochastic_depth=0.1"],
@@ -62,33 +91,23 @@ ARMS: dict[str, dict[str, list[str]]] = {
         "z-loss, 1e-4": ["regularise.z_loss=1e-4"],
         "adapter dropout, 0.1": ["adapter.dropout=0.1"],
         "weight decay, 0.1": ["train.weight_decay=0.1"],
-        "SAM, 0.05": ["optimizer.sam=0.05"],
-        "LookSAM, 0.05 every 5 steps": ["optimizer.sam=0.05", "optimizer.sam_every=5", "optimizer.sam_reuse=0.7"],
         "mixout, 0.5": ["regularise.mixout=0.5"],
         "R-Drop, 1": ["regularise.r_drop=1", "adapter.dropout=0.1"],
     },
+    "optimizer": {
+        "SAM, 0.05": ["optimizer.sam=0.05"],
+        "ASAM, 0.5": ["optimizer.sam=0.5", "optimizer.sam_adaptive=true"],
+        "LookSAM, 0.05 every 5 steps": ["optimizer.sam=0.05", "optimizer.sam_every=5", "optimizer.sam_reuse=0.7"],
+        "Muon": ["optimizer.name=muon"],
+        "SOAP": ["optimizer.name=soap"],
+    },
     "average": {
-        "RNA of 5 samples": ["average.method=rna", "evaluate.every=0.25"],
-    },
-    "batch": {
-        "growing, up to 8 times": ["batch.growth=128", "optimizer.noise_scale=5", "train.steps=100"],
-    },
-    "sparse": {
-        "tenth of the gradient": ["optimizer.gradient_share=0.1"],
-        "FISH mask, 1 %": ["adapter.method=sparse", "train.learning_rate=3e-3"],
-        "largest weights, 1 %": ["adapter.method=sparse", "adapter.by=magnitude", "train.learning_rate=3e-3"],
-    },
-    "thinning": {
-        "progressive layer dropping, 0.5": ["layer_drop.rate=0.5"],
-        "random-LTD, 0.5": ["token_drop.keep=0.5"],
-        "tokens dropped throughout, 0.5": ["token_drop.keep=0.5", "token_drop.until=null"],
-        "LayerDrop, 0.2": ["layer_drop.rate=0.2", "layer_drop.rates=even", "layer_drop.ramp=null"],
-    },
-    "growing": {
-        "block expansion, every 4": ["adapter.method=block-expansion", "train.learning_rate=1e-3"],
+        "EMA": ["average.method=ema", "evaluate.every=0.5"],
+        "RNA of 5 samples": ["average.method=rna", "average.k=5", "evaluate.every=0.5"],
     },
     "schedule": {
-        "plateau": ["schedule.name=plateau", "evaluate.every=0.1"],
+        "cosine, 3 restarts": ["schedule.name=cosine", "schedule.cycles=3"],
+        "polynomial": ["schedule.name=polynomial"],
     },
 }
 """Techniques by section, and what switches each on."""
@@ -96,45 +115,104 @@ ARMS: dict[str, dict[str, list[str]]] = {
 
 def main() -> None:
     arguments = _arguments()
-    recipe = {name: read_yaml(recipes.find(task.recipe)) for name, task in TASKS.items()}
+    _write_rows(arguments.out)
     wanted = {
-        f"{name.split(',')[0]}/{arm.replace(', ', '-').replace(' ', '_')}/seed-{seed}": (
-            name,
-            arm,
-            Wanted(recipe[name], words),
-        )
+        (name, arm, seed): Wanted(read_yaml(recipes.find(task.recipe)), words)
         for seed in range(arguments.seeds)
         for name, task in TASKS.items()
-        for arm, words in _arms(task, arguments, seed)
+        for arm, words in _runs(task, arguments, seed)
     }
-    runs = standing.finish({key: run for key, (_, _, run) in wanted.items()}, arguments.out, jobs=1, device="cpu")
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {name: {} for name in TASKS}
-    for key, (name, arm, _) in wanted.items():
-        task = TASKS[name]
-        score = task.factor * standing.scores(runs[key])["after"][task.score]
-        found[name].setdefault(arm, []).append((score, _step_s(runs[key])))
-    for name, arms in found.items():
-        print(f"\n{name}\n\n{standing.markdown(list(_lines(TASKS[name], arms)))}", flush=True)
-    measuring.write_report(arguments, machine=measuring.machine("cpu", ("torch", "transformers", "peft")), tasks=found)
+    found = standing.finish_here({_folder(*key): run for key, run in wanted.items()}, arguments.out)
+    runs = {key: found[_folder(*key)] for key in wanted}
+
+    def arm(name: str, score: str, arm: str) -> Arm:
+        own = [runs[name, arm, seed] for seed in range(arguments.seeds)]
+        factor = TASKS[name].scores[score]
+        scores = [factor * standing.scores(run)["after"][score] for run in own]
+        return Arm(scores, [standing.cpu_s(run) for run in own])
+
+    measured = {
+        (name, score): Measured(
+            Control({length: arm(name, score, _control(length)) for length in LENGTHS}),
+            {each: arm(name, score, each) for each in _wanted(arguments) if (name, each, 0) in wanted},
+            task.scores[score],
+        )
+        for name, task in TASKS.items()
+        for score in task.scores
+    }
+    print(standing.markdown(list(_lines(measured, list(_wanted(arguments))))))
+    machine = measuring.machine("cpu", ("torch", "transformers", "peft"))
+    told = {
+        f"{name}, {score}": {"lengths": each.control.lengths, **each.arms} for (name, score), each in measured.items()
+    }
+    measuring.write_report(arguments, machine=machine, tasks=told)
 
 
-def _step_s(run: Path) -> float:
-    """Mean seconds of a step after the first, for some techniques act in some steps only; without evaluations."""
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    spent = np.diff([record["elapsed_s"] for record in records])
-    return float(np.mean(spent[[record.get("held_out_loss") is None for record in records[1:]]]))
+@dataclass(frozen=True)
+class Measured:
+    """Everything that ran on one task, by one score, more of which is better."""
+
+    control: Control
+    arms: Mapping[str, Arm]
+    factor: float
+
+    @property
+    def digits(self) -> int:
+        """Of a gain."""
+        return 3 if self.factor < 0 else 1
+
+    def gain(self, arm: Arm, over: Sequence[float] | equal_compute.Floats | None) -> equal_compute.Floats | None:
+        """Paired differences by seed; None where there is nothing to compare with."""
+        return None if over is None else np.asarray(arm.scores) - np.asarray(over)
+
+    def gains(self, arm: Arm) -> tuple[equal_compute.Floats | None, equal_compute.Floats | None]:
+        """At equal steps, and at equal time."""
+        over = self.control.scores_at(max(self.control.cost(arm), min(LENGTHS)))
+        return self.gain(arm, self.control.lengths[1].scores), self.gain(arm, over)
 
 
-def _arms(task: Task, arguments: argparse.Namespace, seed: int) -> Iterator[tuple[str, list[str]]]:
-    """Each technique that the task has, and the overrides of its run."""
-    model = [f"model.id={arguments.encoder}"] if task.score == "accuracy" else []
-    base = [*SHARED, *task.words, *model, f"seed={seed}"]
-    yield CONTROL, base
-    for section in [arguments.only] if arguments.only else ARMS:
-        for arm, words in ARMS[section].items():
-            own = [_own(task, word) for word in words]
-            if all(own):
-                yield arm, [*base, *own]
+def _lines(measured: Mapping[tuple[str, str], Measured], arms: Sequence[str]) -> Iterator[list[object]]:
+    """The table: for each task the cost, and for each of its scores the gains."""
+    head: list[object] = ["technique"]
+    for name, task in TASKS.items():
+        head.append(f"{name}: cost")
+        head += [f"{name}, {score}, {at}" for score in task.scores for at in ("equal steps", "equal time")]
+    yield [*head, "pays"]
+    for arm in arms:
+        line: list[object] = [arm]
+        for name, task in TASKS.items():
+            own = [measured[name, score] for score in task.scores]
+            line.append(f"{own[0].control.cost(own[0].arms[arm]):.2f}" if arm in own[0].arms else "")
+            line += [told for each in own for told in _told(each, arm)]
+        yield [*line, _verdict([each for each in measured.values() if arm in each.arms], arm)]
+
+
+def _told(measured: Measured, arm: str) -> Iterator[str]:
+    if arm not in measured.arms:
+        yield from ("", "")
+        return
+    for gain in measured.gains(measured.arms[arm]):
+        yield "beyond" if gain is None else standing.interval(gain, digits=measured.digits)
+
+
+def _verdict(measured: Sequence[Measured], arm: str) -> str:
+    """Whether a technique is better at equal time: where an interval leaves zero out."""
+    gains = [gain for each in measured if (gain := each.gains(each.arms[arm])[1]) is not None]
+    ends = [standing.ends(gain) for gain in gains if len(gain) > 1]
+    better, worse = (any(low > 0 for low, _ in ends), any(high < 0 for _, high in ends))
+    return {(True, False): "yes", (False, True): "no, worse", (True, True): "on one"}.get((better, worse), "not shown")
+
+
+def _runs(task: Task, arguments: argparse.Namespace, seed: int) -> Iterator[tuple[str, list[str]]]:
+    """The control at its lengths and each technique that the task has, with the overrides of their runs."""
+    place = partial(str.format, out=arguments.out.resolve(), encoder=arguments.encoder)
+    base = [*SHARED, *map(place, task.words), f"seed={seed}"]
+    for length in LENGTHS:
+        yield _control(length), [*base, f"train.steps={round(length * STEPS)}"]
+    for arm, words in _wanted(arguments).items():
+        own = [_own(task, word) for word in words]
+        if all(own):
+            yield arm, [*base, *own]
 
 
 def _own(task: Task, word: str) -> str:
@@ -144,15 +222,26 @@ def _own(task: Task, word: str) -> str:
     return f"{name}={value}" if name else ""
 
 
-def _lines(task: Task, arms: Mapping[str, Sequence[tuple[float, float]]]) -> Iterator[list[object]]:
-    yield ["technique", f"{task.score}", "better than nothing by", "time of a step"]
-    control = np.asarray(arms[CONTROL])
-    for arm, values in arms.items():
-        table = np.asarray(values)
-        digits = 3 if task.factor < 0 else 1
-        gain = "" if arm == CONTROL else standing.interval(table[:, 0] - control[:, 0], digits=digits)
-        score = f"{abs(table[:, 0].mean()):.3f}" if task.factor < 0 else f"{table[:, 0].mean():.1f}"
-        yield [arm, score, gain, f"{np.median(table[:, 1]) / np.median(control[:, 1]):.2f}"]
+def _wanted(arguments: argparse.Namespace) -> dict[str, list[str]]:
+    sections = [arguments.only] if arguments.only else list(ARMS)
+    return {arm: words for section in sections for arm, words in ARMS[section].items()}
+
+
+def _write_rows(out: Path) -> None:
+    """The shortest of the shipped questions, the same each time."""
+    length: Callable[[str], int] = len
+    for name, count in (("train", TRAIN_ROWS), ("held_out", HELD_OUT_ROWS)):
+        source = starter.FOLDER / f"fairytaleqa_{name}.jsonl"
+        lines = sorted(source.read_text(encoding="utf-8").splitlines(), key=length)
+        standing.write_rows([json.loads(line) for line in lines[:count]], out / f"{name}.jsonl")
+
+
+def _control(length: float) -> str:
+    return f"nothing, {length:g} times the steps"
+
+
+def _folder(task: str, arm: str, seed: int) -> str:
+    return f"seed-{seed}/{task}-{arm.replace(', ', '-').replace(' ', '_')}"
 
 
 def _arguments() -> argparse.Namespace:

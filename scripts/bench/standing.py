@@ -114,10 +114,15 @@ def scores(run: Path) -> dict[str, dict[str, float]]:
     return found
 
 
+def ends(gains: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """The 95 % interval of the mean of paired differences over seeds, by Student's t."""
+    half = stats.t.ppf(0.975, len(gains) - 1) * gains.std(ddof=1) / len(gains) ** 0.5 if len(gains) > 1 else np.nan
+    return float(gains.mean() - half), float(gains.mean() + half)
+
+
 def interval(gains: npt.NDArray[np.float64], *, digits: int) -> str:
     """Mean of paired differences over seeds, and its 95 % interval by Student's t."""
-    half = stats.t.ppf(0.975, len(gains) - 1) * gains.std(ddof=1) / len(gains) ** 0.5 if len(gains) > 1 else np.nan
-    told, low, high = (f"{value:+.{digits}f}" for value in (gains.mean(), gains.mean() - half, gains.mean() + half))
+    told, low, high = (f"{value:+.{digits}f}" for value in (gains.mean(), *ends(gains)))
     return f"{told} ({low} to {high})"
 
 

@@ -9,6 +9,7 @@ from workbench.adapters.method import HALF_OR_FULL
 from workbench.config import (
     augment_checks,
     curriculum_checks,
+    curvature_checks,
     embed_checks,
     growth_checks,
     labelled_checks,
@@ -75,6 +76,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from sequence_checks.mistakes(config)
     yield from sparsity_checks.mistakes(config)
     yield from growth_checks.mistakes(config)
+    yield from curvature_checks.mistakes(config)
     yield from prefer_checks.mistakes(config)
     yield from _of_recipe(config)
     yield from labelled_checks.mistakes(config)

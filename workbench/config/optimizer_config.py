@@ -23,6 +23,8 @@ Name = Literal[
     "lamb",
     "lars",
     "soap",
+    "shampoo",
+    "sophia",
     "schedule_free",
     "galore",
     "apollo",
@@ -44,6 +46,8 @@ KNOWN: dict[Name, tuple[str, ...]] = {
     "lamb": _ADAM,
     "lars": ("momentum",),
     "soap": _ADAM,
+    "shampoo": _ADAM,
+    "sophia": ("betas",),
     "schedule_free": _ADAM,
     "galore": _ADAM,
     "apollo": _ADAM,
@@ -53,7 +57,7 @@ KNOWN: dict[Name, tuple[str, ...]] = {
 """Which of the settings betas, eps and momentum each optimizer has."""
 ADAMS = ("adamw", "adamw8bit", "paged_adamw", "paged_adamw8bit")
 """Those that take AdamW's steps, however they store its moments."""
-OF_INNER_MATRICES = ("muon", "galore", "apollo", "apollo_mini")
+OF_INNER_MATRICES = ("muon", "shampoo", "galore", "apollo", "apollo_mini")
 """Those for matrices inside the blocks, with AdamW for the rest."""
 OF_WHOLE_MATRICES = ("galore", "apollo", "apollo_mini", "adam_mini")
 """Those that save memory where whole matrices train."""
@@ -61,7 +65,7 @@ _WHOLE_METHODS = ("full", "last-layers", "block-expansion")
 _SUBSPACES: dict[str, tuple[int, float]] = {"galore": (128, 0.25), "apollo": (256, 1.0), "apollo_mini": (1, 128**0.5)}
 """Dimensions and factor of the optimizers that keep moments in a subspace, as in their papers."""
 
-MIX_VALUES = ("muon", "galore", "soap")
+MIX_VALUES = ("muon", "galore", "soap", "shampoo")
 """Those that move a value by the gradients of others."""
 _POWER = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
 _COUNT_EACH = ("adamw", "sgd", "adafactor", "adam_mini")
@@ -81,8 +85,12 @@ class OptimizerConfig(Section):
     `lamb` (You et al. 2020), `lars` (You et al. 2017): steps relative to the size of the weights, for large batches;
     LoRA's B, which starts at zero, takes a plain first step and is small after it, so they need high rates: on the
     starter, where AdamW has 2e-3, lamb 3e-2 (at 2e-3 it hardly moves, at 0.1 it diverges) and lars 5 (1 is slow).
-    `soap` (Vyas et al. 2024): AdamW in Shampoo's eigenbasis. `schedule_free` (Defazio et al. 2024): AdamW that averages
-    instead of lowering its rate; ask for schedule.name=constant.
+    `soap` (Vyas et al. 2024): AdamW in Shampoo's eigenbasis. `shampoo` (Gupta et al. 2018): gradients of matrices of
+    the blocks times roots of their averaged products, with the length of Adam's steps (Anil et al. 2020), at AdamW's
+    rate. `sophia` (Liu et al. 2024): momentum through the curvature, which gradients of tokens that the model draws
+    itself tell in some steps (Gauss-Newton-Bartlett), each value clipped; a third to all of AdamW's rate.
+    `schedule_free` (Defazio et al. 2024): AdamW that averages instead of lowering its rate; ask for
+    schedule.name=constant.
     For adapter.method=full, with less state: `adam_mini` (Zhang et al. 2024), one second moment a row, at AdamW's rate;
     `galore` (Zhao et al. 2024), moments in the subspace of a gradient's largest singular values, at a higher rate;
     `apollo` and `apollo_mini` (Zhu et al. 2024), the gradient with its columns, or all of it, scaled as Adam's moments
@@ -101,6 +109,10 @@ class OptimizerConfig(Section):
     """Steps after which galore, apollo and apollo_mini take another subspace; null: 200."""
     rank_scale: PositiveFloat | None = None
     """Factor on the steps of galore (0.25), apollo (1) and apollo_mini (the root of 128); null: what is in brackets."""
+    curvature_every: PositiveInt | None = None
+    """Steps from one look at the curvature to the next: sophia's estimate, shampoo's roots; null: 10."""
+    curvature_factor: PositiveFloat | None = None
+    """Factor on the curvature of sophia: the larger, the fewer values are clipped; null: 0.05."""
     sam: PositiveFloat | None = None
     """Sharpness-aware (Foret et al. 2021): the gradient is taken this far uphill, in units of the weights.
 
@@ -163,6 +175,16 @@ class OptimizerConfig(Section):
         """Factor on steps that come from a subspace."""
         return _SUBSPACES[self.name][1] if self.rank_scale is None else self.rank_scale
 
+    @property
+    def looks_every(self) -> int:
+        """Steps from one look at the curvature to the next."""
+        return 10 if self.curvature_every is None else self.curvature_every
+
+    @property
+    def gamma(self) -> float:
+        """Factor on the curvature of sophia."""
+        return 0.05 if self.curvature_factor is None else self.curvature_factor
+
     @model_validator(mode="after")
     def _fits(self) -> OptimizerConfig:
         if mistakes := list(self._contradictions()):
@@ -178,6 +200,9 @@ class OptimizerConfig(Section):
             if getattr(self, key) is not None and self.name not in _SUBSPACES:
                 able = "|".join(_SUBSPACES)
                 yield f"{self.name} has no {key}. Leave optimizer.{key} out, or write optimizer.name={able}."
+        for key, able in (("curvature_every", ("sophia", "shampoo")), ("curvature_factor", ("sophia",))):
+            if getattr(self, key) is not None and self.name not in able:
+                yield f"{self.name} has no {key}. Leave optimizer.{key} out, or write optimizer.name={'|'.join(able)}."
         if self.name == "apollo_mini" and self.rank not in (None, 1):
             yield "apollo_mini has one dimension. Leave optimizer.rank out, or write optimizer.name=apollo."
         if self.name == "schedule_free" and self.betas is not None and not self.betas[0]:

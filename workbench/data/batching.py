@@ -78,8 +78,13 @@ class MicroBatch:
             return torch.arange(len(self.labels_N))
         if "row_lengths" in self.inputs:  # packed
             return torch.searchsorted(self.inputs["row_lengths"].cumsum(0), self.positions_N, right=True)
+        return self.positions_N // self.width
+
+    @property
+    def width(self) -> int:
+        """Padded tokens of each row of text, L; of a decoder where there is one."""
         ids_BL = self.inputs.get("decoder_input_ids", self.inputs["input_ids"])
-        return self.positions_N // ids_BL.shape[1]
+        return ids_BL.shape[1]
 
     def numbered(self, indices: Indices, lengths: Indices) -> tuple[Indices, Indices | None]:
         """Numbers of the rows for what draws by row, and their tokens where they are known.

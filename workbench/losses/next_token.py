@@ -35,6 +35,7 @@ def next_token(
     smoothing: float = 0.0,
     z_loss: float = 0.0,
     r_drop: float = 0.0,
+    draw_N: Tensor | None = None,
 ) -> Tensor:
     """Sum over the N positions of -log p(label), times `scale`, in nats; see `chunked` for the arguments.
 
@@ -46,12 +47,18 @@ def next_token(
         smoothing: Share of the target that all of the vocabulary get alike.
         z_loss: Factor of the squared log of the softmax's denominator, which is added.
         r_drop: Strength of R-Drop, for hidden states (N, 2, D) of two passes.
+        draw_N: Numbers that draw other labels from what is predicted, without smoothing or z-loss; None: those given.
 
     Returns:
         Scalar, float32 or wider.
     """
     if hidden_ND.device.type == "cpu":
-        hidden_ND, labels_N, factor_N = _rounded_up(hidden_ND, labels_N, factor_N)
+        hidden_ND, labels_N, factor_N, draw_N = _rounded_up(hidden_ND, labels_N, factor_N, draw_N)
+    if draw_N is not None:
+        targets = [labels_N, draw_N] if factor_N is None else [labels_N, draw_N, factor_N]
+        return chunked(
+            hidden_ND, targets, drawn_cross_entropy, project, vocabulary=vocabulary, weights=weights, scale=scale
+        )
     criterion = partial(_criterion, smoothing=smoothing, z_loss=z_loss)
     targets = [labels_N] if factor_N is None else [labels_N, factor_N]
     if hidden_ND.ndim == 2:
@@ -108,18 +115,41 @@ def _regularised(logits_NV: Tensor, log_p_NV: Tensor, labels_N: Tensor, smoothin
     return (loss_N + z_loss * denominator_N**2).masked_fill(labels_N == NO_LABEL, 0)
 
 
-def _rounded_up(hidden_ND: Tensor, labels_N: Tensor, factor_N: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def _rounded_up(
+    hidden_ND: Tensor, labels_N: Tensor, *others: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Add positions without a label: a CPU compiles a matrix product for each number of positions.
 
     That takes 30 ms for 32,000 words at width 768 in bfloat16, as long as the product of 300 positions.
     """
     more = -len(labels_N) % CPU_MULTIPLE
-    factor_N = None if factor_N is None else F.pad(factor_N, (0, more))
+    factor_N, draw_N = (None if each is None else F.pad(each, (0, more)) for each in others)
     return (
         F.pad(hidden_ND, (*(0, 0) * (hidden_ND.ndim - 1), 0, more)),
         F.pad(labels_N, (0, more), value=NO_LABEL),
         factor_N,
+        draw_N,
     )
+
+
+def drawn_cross_entropy(
+    logits_NV: Tensor, labels_N: Tensor, number_N: Tensor, factor_N: Tensor | None = None
+) -> Tensor:
+    """Sum of -log p(drawn label), where a label is the first whose cumulated probability is above its number.
+
+    Args:
+        labels_N: Those of the rows: a position without one has none drawn either.
+        number_N: From `LabelDraws.numbers`.
+        factor_N: Factor of the loss of each position; None: 1.
+    """
+    log_p_NV = F.log_softmax(logits_NV.to(wide(logits_NV.dtype)), dim=-1)
+    with torch.no_grad():
+        cumulated_NV = log_p_NV.exp().cumsum(-1)
+        wanted_N1 = (number_N.to(cumulated_NV.dtype) * cumulated_NV[:, -1])[:, None]
+        drawn_N = torch.searchsorted(cumulated_NV, wanted_N1, right=True)[:, 0].clamp_max(logits_NV.shape[1] - 1)
+        drawn_N = drawn_N.masked_fill(labels_N == NO_LABEL, NO_LABEL)
+    loss_N = F.nll_loss(log_p_NV, drawn_N, reduction="none", ignore_index=NO_LABEL)
+    return loss_N.sum() if factor_N is None else loss_N @ factor_N.to(loss_N.dtype)
 
 
 def cross_entropy(logits_NV: Tensor, labels_N: Tensor) -> Tensor:

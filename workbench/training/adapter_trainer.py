@@ -76,9 +76,9 @@ class AdapterTrainer:
         self.until = 1.0
         """Share of the run at which training pauses; another process or bank goes on from its checkpoint."""
         groups = optimizers.groups(trainable, config, layers=trained.layers, blocks=trained.blocks, fresh=trained.fresh)
-        self._optimizer = optimizers.build(groups, config)
+        self.optimizer = optimizers.build(groups, config)
         self.start = optimizers.starting_values(trainable, config)
-        self._optimizer_step = trained.optimizer_step(self._optimizer, trainable)
+        self._optimizer_step = trained.optimizer_step(self.optimizer, trainable)
         self._evicted = EvictedStates(task.run.path / "evicted")
         self._rates: Sequence[float] | None = None
         self._frozen: Collection[str] | None = None
@@ -97,9 +97,9 @@ class AdapterTrainer:
 
     def missing_state_bytes(self) -> int:
         """Bytes that the optimizer will add in its first step, where it takes one here; 0 after that."""
-        if self._optimizer.state or not isinstance(self._optimizer_step, LocalStep):
+        if self.optimizer.state or not isinstance(self._optimizer_step, LocalStep):
             return 0
-        return optimizers.state_bytes(self._optimizer.param_groups, self.task.config)
+        return optimizers.state_bytes(self.optimizer.param_groups, self.task.config)
 
     @property
     def total(self) -> int:
@@ -172,12 +172,12 @@ class AdapterTrainer:
         keep = self.task.config.freeze.thaws and not self.task.config.freeze.forgets
         for name, parameter in self.trainable.items():
             if name in frozen:
-                state = optimizer_states.state_tensors(self._optimizer, {name: parameter})
-                if self._optimizer.state.pop(parameter, None) and keep:
+                state = optimizer_states.state_tensors(self.optimizer, {name: parameter})
+                if self.optimizer.state.pop(parameter, None) and keep:
                     # The step count of its parameter group goes on.
                     self._evicted.put(name, {key: each for key, each in state.items() if key.startswith(f"{name}|")})
             elif name in self._evicted:
-                optimizer_states.load_state(self._optimizer, {name: parameter}, self._evicted.pop(name))
+                optimizer_states.load_state(self.optimizer, {name: parameter}, self._evicted.pop(name))
 
     def update(self, loss: float, rows: Indices) -> dict[str, Any] | None:
         """Clip, check, and take the optimizer step; the gradients of `rows` are there, `loss` is their mean.
@@ -235,7 +235,7 @@ class AdapterTrainer:
 
     def judged(self, held_out_loss: Callable[[], float]) -> float:
         """A held-out loss of the present values, as the optimizer wants them evaluated."""
-        with optimizer_states.evaluating(self._optimizer, refresh=self._refresh):
+        with optimizer_states.evaluating(self.optimizer, refresh=self._refresh):
             return held_out_loss()
 
     def save(self, *, keep: int) -> None:
@@ -255,7 +255,7 @@ class AdapterTrainer:
     @contextmanager
     def final_values(self, say: Callable[[str], None]) -> Iterator[None]:
         """Inside the block the parameters hold the final values: of the best or the last step, or their average."""
-        with optimizer_states.evaluating(self._optimizer, refresh=self._refresh):
+        with optimizer_states.evaluating(self.optimizer, refresh=self._refresh):
             if sentence := self._load_final():
                 say(sentence)
             yield
@@ -343,7 +343,7 @@ class AdapterTrainer:
         rate = optimizers.peak_rate(self.task.config) * schedules.factor(
             share, self.task.config.schedule, drops=self.progress.drops
         )
-        for group in self._optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             own = 1.0 if self._rates is None or group["layer"] is None else self._rates[group["layer"]]
             group["lr"] = rate * group["rate_factor"] * own
         return rate
@@ -359,7 +359,7 @@ class AdapterTrainer:
         averaged, step = loss < losses["held_out_loss"], self.progress.step
         self.progress = self.progress.evaluated(loss, averaged=averaged, schedule=self.task.config.schedule)
         if self.progress.best_step == step:
-            with optimizer_states.evaluating(self._optimizer, refresh=self._refresh):
+            with optimizer_states.evaluating(self.optimizer, refresh=self._refresh):
                 values = average.values() if average is not None and averaged else self._optimizer_step.values()
                 if self.task.run.ranks.first:
                     checkpoints.write(self.task.run.best, {"trainable": values}, self.progress)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from workbench.data.batching import Examples, Indices, MicroBatch
+from workbench.losses.drawn_labels import LabelDraws
 from workbench.losses.label_losses import LabelTap
 from workbench.training.cached_gradients import GlobalLoss
 from workbench.training.reference_losses import ReferenceLosses
@@ -67,6 +68,8 @@ class TrainingSignal(NamedTuple):
     """A loss that compares the rows of a global batch, where it is no sum over them; `loss` then only tries memory."""
     reference: ReferenceLosses | None = None
     """Losses of another model on the rows, where `data.sampling.by=tokens` compares with them."""
+    draws: LabelDraws | None = None
+    """Where the loss draws labels from what the model predicts; None where it cannot."""
 
 
 @dataclass

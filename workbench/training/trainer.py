@@ -36,7 +36,7 @@ from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheMan
 from workbench.training.master_weights import MasterWeights
 from workbench.training.measurements import measured, peak_bytes
 from workbench.training.method_choice import MethodChoice
-from workbench.training.optim import noise_scale
+from workbench.training.optim import noise_scale, sophia
 from workbench.training.optim.noise_scale import GradientParts, NoiseScale
 from workbench.training.optim.sharpness import Sharpness
 from workbench.training.row_losses import RowLossWatch
@@ -250,7 +250,9 @@ class Trainer:
             loss = self.backward(rows, parts, step=step)
             metrics = step_figures.means(self)
             with self.row_losses.paused():
-                self.sharpness.sharpen(step, partial(self.backward, rows, step=step))
+                again, labels = partial(self.backward, rows, step=step), self.member.seen.supervised[rows].sum().item()
+                self.sharpness.sharpen(step, again)
+                sophia.see_curvature(self.member.optimizer, step, again, self.signal.draws, labels)
         if parts is not None:  # last: a step that runs out of memory is done again
             self.noise.add(parts.estimate())
             metrics |= {} if self.noise.value is None else {"noise_scale": self.noise.value}
@@ -328,8 +330,7 @@ class Trainer:
         """Training hooks by the name of their file in a checkpoint."""
         hooks: dict[str, TrainHook] = self.row_losses.hooks
         hooks |= freeze_callbacks.observers(self.freezer, self.masters.named(), self._observed_batch)
-        if self.config.optimizer.noise_scale:
-            hooks["noise"] = self.noise
+        hooks |= {"noise": self.noise} if self.config.optimizer.noise_scale else {}
         return hooks | self.sharpness.hooks | self.choice.hooks
 
     def _observed_batch(self) -> MicroBatch:

@@ -18,12 +18,14 @@ from workbench.training.optim.adam_mini import AdamMini
 from workbench.training.optim.gradient_sparsity import apply_largest
 from workbench.training.optim.low_rank import Apollo, ApolloMini, GaLore, SubspaceAdam
 from workbench.training.optim.sam_lookahead import look_ahead
+from workbench.training.optim.shampoo import Shampoo
+from workbench.training.optim.sophia import Sophia
 
 Group = dict[str, Any]
 """Parameters (`params`) with a learning rate and weight decay of their own.
 
 `rate_factor` times the run's rate is theirs. `layer` is set where each layer has groups of its own. `inner`, with
-muon, galore and apollo, says which are of matrices inside the blocks.
+muon, shampoo, galore and apollo, says which are of matrices inside the blocks.
 """
 
 _FROM_PYTORCH_OPTIMIZER = ("lion", "lamb", "lars", "soap", "schedule_free")
@@ -253,13 +255,25 @@ def _in_subspace(kind: type[SubspaceAdam]) -> Combiner:
     return build
 
 
+def _shampoo(groups: list[Group], config: RunConfig) -> torch.optim.Optimizer:
+    rate, settings = peak_rate(config), config.optimizer
+    return _apart(groups, config, lambda own: Shampoo(own, lr=rate, every=settings.looks_every, **settings.given))
+
+
+def _sophia(groups: list[Group], config: RunConfig) -> torch.optim.Optimizer:
+    rate, settings = peak_rate(config), config.optimizer
+    return Sophia(groups, lr=rate, gamma=settings.gamma, every=settings.looks_every, **settings.given)
+
+
 _COMBINED: dict[str, Combiner] = {
     "muon": _muon,
+    "shampoo": _shampoo,
+    "sophia": _sophia,
     "galore": _in_subspace(GaLore),
     "apollo": _in_subspace(Apollo),
     "apollo_mini": _in_subspace(ApolloMini),
 }
-"""Optimizers of the matrices inside the blocks, beside AdamW."""
+"""Optimizers that read more of a run's settings; most are of the matrices inside the blocks, beside AdamW."""
 _BUILDERS: dict[str, Builder] = {
     "adamw": _adamw,
     "adamw8bit": _from("bitsandbytes.optim", "AdamW8bit"),

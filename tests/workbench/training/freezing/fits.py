@@ -20,6 +20,7 @@ from tests.workbench.training.freezing.prefixes import STILL
 from tests.workbench.training.together import LabelledSet, Silent, Texts
 from workbench.config import RunConfig
 from workbench.errors import Stopped
+from workbench.losses.drawn_labels import LabelDraws
 from workbench.models import output_heads
 from workbench.recipes.sft import next_token_loss
 from workbench.runs import run_directory
@@ -118,13 +119,15 @@ def train(
     rows, held_out = (LabelledSet(24, 1), LabelledSet(9, 2)) if is_classifier else (Texts(24, 1), Texts(9, 2))
     run = run_directory.start(folder, config, resume=resume)
     freezer = freezing.attach(model, config, seed=config.seed)
-    loss = (
-        _class_loss(model) if is_classifier else next_token_loss(freezer.model, output_heads.find(freezer.model, model))
-    )
+    draws = LabelDraws()
+    if is_classifier:
+        loss = _class_loss(model)
+    else:
+        loss = next_token_loss(freezer.model, output_heads.find(freezer.model, model), draws=draws)
     callback = Looking(stop_after=stop_after, look=look)
     fit = Trainer(
         model=freezer.model,
-        signal=TrainingSignal(rows, loss),
+        signal=TrainingSignal(rows, loss, draws=draws),
         freezer=freezer,
         width=32,
         held_out=[held_out],

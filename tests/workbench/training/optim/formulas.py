@@ -206,3 +206,42 @@ def _quintic(g: Tensor) -> Tensor:
         gram = x @ x.T
         x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
     return x
+
+
+def sophia(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
+    """Liu et al. 2024, algorithm 3 with gamma 0.02; the gradients of drawn labels are the steps' own, of 30 labels."""
+    for name, theta in values.items():
+        m, h = torch.zeros_like(theta), torch.zeros_like(theta)
+        for t, found in enumerate(steps):
+            g, lr = found[name].double(), rate(t)
+            if t % 4 == 0:
+                h = 0.99 * h + 0.01 * 30 * g**2
+            m = 0.96 * m + 0.04 * g
+            theta -= lr * decay[name] * theta
+            theta -= lr * (m / torch.maximum(0.02 * h, torch.tensor(1e-12))).clamp(-1, 1)
+
+
+def _minus_fourth_root(s: Tensor, largest_share: float) -> Tensor:
+    values, vectors = np.linalg.eigh(s.numpy())
+    return torch.from_numpy(vectors @ np.diag((values.clip(0) + largest_share * values[-1]) ** -0.25) @ vectors.T)
+
+
+def shampoo(values: Values, steps: Steps, decay: Mapping[str, float]) -> None:
+    """Gupta et al. 2018, algorithm 1, of averages, roots every third step, of AdamW's length; vectors have AdamW."""
+    for name, theta in values.items():
+        m, v = torch.zeros_like(theta), torch.zeros_like(theta)
+        left, right = (torch.zeros(size, size).double() for size in (theta.shape * 2)[:2])
+        roots = left, right
+        for t, found in enumerate(steps, start=1):
+            g, lr = found[name].double(), rate(t - 1)
+            m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g**2
+            adam = m / (1 - 0.8**t) / ((v / (1 - 0.9**t)).sqrt() + 1e-6)
+            move = adam
+            if theta.ndim == 2:
+                left, right = 0.9 * left + 0.1 * g @ g.T, 0.9 * right + 0.1 * g.T @ g
+                if t % 3 == 1:
+                    roots = tuple(_minus_fourth_root(s / (1 - 0.9**t), 1e-6) for s in (left, right))
+                move = roots[0] @ m @ roots[1]
+                move = move * adam.norm() / move.norm()
+            theta -= lr * decay[name] * theta
+            theta -= lr * move

@@ -147,6 +147,8 @@ FORMULAS: dict[str, tuple[formulas.Formula, dict[str, Any], float]] = {
     "apollo": (formulas.apollo, {"rank": 2, "rank_every": 3}, 2e-6),
     "apollo_mini": (formulas.apollo_mini, {"rank_every": 3}, 2e-5),
     "adam_mini": (formulas.adam_mini, {}, 1e-6),
+    # the roots of nearly singular averages in float32
+    "shampoo": (formulas.shampoo, {"betas": [0.8, 0.9], "eps": 1e-6, "curvature_every": 3}, 5e-5),
 }
 
 
