@@ -86,7 +86,8 @@ def apart(config: RunConfig) -> str | None:
     """Why the members train one after another; None where one bank holds them."""
     if not config.sweep.together:
         return "sweep.together=false asks for it"
-    return bank_trainer.refusal(config)
+    members = [trial.config for trial in sweep_expansion.trials(config)]
+    return next((why for member in members if (why := bank_trainer.refusal(member)) is not None), None)
 
 
 def train(task: SweepTask, run: Run, entries: Sequence[SweepMember], callback: Callback, reason: str | None) -> None:

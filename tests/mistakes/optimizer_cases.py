@@ -31,6 +31,44 @@ OPTIMIZERS: Table = {
         "adamw has no rank",
         "Leave optimizer.rank out, or write optimizer.name=galore|apollo",
     ),
+    "curvature of others": (
+        "optimizer.curvature_every=5",
+        "adamw has no curvature_every",
+        "Leave optimizer.curvature_every out, or write optimizer.name=sophia|shampoo",
+    ),
+    "a factor on no curvature": (
+        "optimizer.name=shampoo optimizer.curvature_factor=0.1",
+        "shampoo has no curvature_factor",
+        "or write optimizer.name=sophia",
+    ),
+    "labels that nobody draws": (
+        "recipe=classify optimizer.name=sophia",
+        "optimizer.name=sophia draws tokens from what the model predicts, and recipe=classify has other labels",
+        "Write optimizer.name=adamw",
+    ),
+    "one draw of two passes": (
+        "optimizer.name=sophia regularise.r_drop=1 adapter.dropout=0.1",
+        "optimizer.name=sophia draws one token a label, which r_drop predicts twice",
+        "Leave one of them out",
+    ),
+    "curvature never": ("optimizer.name=sophia optimizer.curvature_every=0", "curvature_every", "greater than 0"),
+    "curvature that counts for nothing": (
+        "optimizer.name=sophia optimizer.curvature_factor=0",
+        "curvature_factor",
+        "greater than 0",
+    ),
+    "a root that sophia has not": (
+        "optimizer.name=sophia optimizer.eps=1e-8",
+        "sophia has no eps",
+        "optimizer.name=adamw|",
+    ),
+    "momentum of sophia": ("optimizer.name=sophia optimizer.momentum=0.9", "sophia has no momentum", "sgd|muon|lars"),
+    "momentum of shampoo": (
+        "optimizer.name=shampoo optimizer.momentum=0.9",
+        "shampoo has no momentum",
+        "sgd|muon|lars",
+    ),
+    "subspace of shampoo": ("optimizer.name=shampoo optimizer.rank=8", "shampoo has no rank", "galore|apollo"),
     "subspace of others": ("optimizer.rank_every=8", "adamw has no rank_every", "write optimizer.name=galore|apollo"),
     "a vector of rank 4": (
         "'adapter={method: full}' optimizer.name=apollo_mini optimizer.rank=4",

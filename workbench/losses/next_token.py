@@ -57,7 +57,13 @@ def next_token(
     if draw_N is not None:
         targets = [labels_N, draw_N] if factor_N is None else [labels_N, draw_N, factor_N]
         return chunked(
-            hidden_ND, targets, drawn_cross_entropy, project, vocabulary=vocabulary, weights=weights, scale=scale
+            hidden_ND,
+            targets,
+            partial(drawn_cross_entropy, tap=tap),
+            project,
+            vocabulary=vocabulary,
+            weights=weights,
+            scale=scale,
         )
     criterion = partial(_criterion, smoothing=smoothing, z_loss=z_loss)
     targets = [labels_N] if factor_N is None else [labels_N, factor_N]
@@ -133,7 +139,12 @@ def _rounded_up(
 
 
 def drawn_cross_entropy(
-    logits_NV: Tensor, labels_N: Tensor, number_N: Tensor, factor_N: Tensor | None = None
+    logits_NV: Tensor,
+    labels_N: Tensor,
+    number_N: Tensor,
+    factor_N: Tensor | None = None,
+    *,
+    tap: LabelTap | None = None,
 ) -> Tensor:
     """Sum of -log p(drawn label), where a label is the first whose cumulated probability is above its number.
 
@@ -141,8 +152,11 @@ def drawn_cross_entropy(
         labels_N: Those of the rows: a position without one has none drawn either.
         number_N: From `LabelDraws.numbers`.
         factor_N: Factor of the loss of each position; None: 1.
+        tap: Sees the log-probabilities and the labels of the rows.
     """
     log_p_NV = F.log_softmax(logits_NV.to(wide(logits_NV.dtype)), dim=-1)
+    if tap is not None:
+        tap.see(log_p_NV, labels_N)
     with torch.no_grad():
         cumulated_NV = log_p_NV.exp().cumsum(-1)
         wanted_N1 = (number_N.to(cumulated_NV.dtype) * cumulated_NV[:, -1])[:, None]

@@ -100,7 +100,7 @@ def stack(backbone: PreTrainedModel) -> list[str]:
     if len(stacks) != 1:
         raise BackboneError(
             f"{type(backbone).__name__} has {len(stacks)} stacks of blocks; freeze, layer_drop, optimizer.layer_decay, "
-            "regularise.stochastic_depth and optimizer.name=muon|galore|apollo are for one. Leave them out, or take an "
-            "encoder or a causal backbone."
+            "regularise.stochastic_depth and optimizer.name=muon|shampoo|galore|apollo are for one. Leave them out, or "
+            "take an encoder or a causal backbone."
         )
     return stacks[0]

@@ -14,6 +14,7 @@ from tests.workbench.training.optim import formulas
 from tests.workbench.training.optim.test_optimizers import gradients, made, settled, weights
 from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.losses.drawn_labels import LabelDraws
+from workbench.losses.label_losses import LabelTap, token_losses
 from workbench.losses.next_token import NO_LABEL, drawn_cross_entropy
 from workbench.training.optim.sophia import Sophia, see_curvature
 
@@ -68,6 +69,10 @@ def test_drawn_labels_follow_what_is_predicted_and_their_loss_is_the_cross_entro
     assert float(whole) / count == pytest.approx(float(losses_V @ logits_V.softmax(0)), rel=1e-3)
     labels_N[:10] = NO_LABEL
     rest = drawn_cross_entropy(logits_V.expand(count, 5), labels_N, number_N)
+    tap = LabelTap(token_losses)
+    with tap.listening() as parts:
+        drawn_cross_entropy(logits_V.expand(count, 5), labels_N, number_N, tap=tap)
+    assert torch.equal(parts[0].loss_N[10:], losses_V[:1].expand(count - 10)), "who listens hears the rows' own labels"
     assert float(whole - rest) == pytest.approx(10 * float(losses_V[0]), rel=1e-2), "the first numbers draw the first"
 
 
