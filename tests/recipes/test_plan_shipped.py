@@ -18,7 +18,8 @@ SHIPPED = sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONF
 REFUSED = ("distill/ensemble", "distill/peers")
 """What a plan does not know."""
 SLOW = ("crossval/quickstart", "embed/quickstart", "reward/quickstart", "search/quickstart", "sweep/quickstart")
-"""Take more than ten seconds; crossval/combo plans a bank too."""
+SLOW += ("budget/1-day-gpu", "budget/1-hour-cpu")
+"""Take more than ten seconds, or differ little from others; crossval/combo plans a bank too."""
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,13 @@ def _scores(run: Path) -> dict[str, dict[str, float]]:
 
 
 @pytest.mark.usefixtures("drawn")
-@pytest.mark.parametrize("name", [name for name in recipes.shipped() if name.startswith(("mlm/", "sft/"))])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(name for name in recipes.shipped() if name.startswith(("mlm/", "sft/"))),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in recipes.shipped() if name.startswith("budget/")),
+    ],
+)
 def test_every_shipped_recipe_trains(name: str, tmp_path: Path) -> None:
     """On few rows; only an encoder for mlm is no part of this package, and a tiny one takes its place."""
     text = (recipes.CONFIGS / f"{name}.yaml").read_text()
