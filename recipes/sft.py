@@ -248,7 +248,7 @@ def next_token_loss(
             smoothing=smoother.label_smoothing,
             z_loss=smoother.z_loss,
             r_drop=smoother.r_drop,
-            draw_N=draws and draws.numbers(batch.positions_N, tokens=batch.width),
+            draw_N=None if draws is None else draws.numbers(batch.positions_N, tokens=batch.width),
         )
 
     return loss

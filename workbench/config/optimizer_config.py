@@ -70,6 +70,7 @@ MIX_VALUES = ("muon", "galore", "soap", "shampoo")
 _POWER = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
 _COUNT_EACH = ("adamw", "sgd", "adafactor", "adam_mini")
 """Those whose state is of single parameters, which may begin anew."""
+_LOOKING: dict[str, tuple[Name, ...]] = {"curvature_every": ("sophia", "shampoo"), "curvature_factor": ("sophia",)}
 _WRITE_GRADIENTS = ("lars", "schedule_free")
 
 
@@ -200,9 +201,10 @@ class OptimizerConfig(Section):
             if getattr(self, key) is not None and self.name not in _SUBSPACES:
                 able = "|".join(_SUBSPACES)
                 yield f"{self.name} has no {key}. Leave optimizer.{key} out, or write optimizer.name={able}."
-        for key, able in (("curvature_every", ("sophia", "shampoo")), ("curvature_factor", ("sophia",))):
-            if getattr(self, key) is not None and self.name not in able:
-                yield f"{self.name} has no {key}. Leave optimizer.{key} out, or write optimizer.name={'|'.join(able)}."
+        for key, looking in _LOOKING.items():
+            if getattr(self, key) is not None and self.name not in looking:
+                cure = f"Leave optimizer.{key} out, or write optimizer.name={'|'.join(looking)}."
+                yield f"{self.name} has no {key}. {cure}"
         if self.name == "apollo_mini" and self.rank not in (None, 1):
             yield "apollo_mini has one dimension. Leave optimizer.rank out, or write optimizer.name=apollo."
         if self.name == "schedule_free" and self.betas is not None and not self.betas[0]:

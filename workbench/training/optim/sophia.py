@@ -65,7 +65,7 @@ class Sophia(torch.optim.Optimizer):
                     self._state_of(parameter)["curvature"].lerp_(estimate, 1 - group["betas"][1])
 
     def _state_of(self, parameter: Tensor) -> dict[str, Any]:
-        state = self.state[parameter]
+        state: dict[str, Any] = self.state[parameter]
         if not state:
             state |= {"exp_avg": torch.zeros_like(parameter), "curvature": torch.zeros_like(parameter)}
         return state
