@@ -81,4 +81,5 @@ def inverse_fourth_root(statistics: Tensor, *, eps: float) -> Tensor:
     largest = values[-1].clamp(min=0)
     powers = (values.clamp(min=0) + eps * largest).pow(-0.25)
     powers = torch.where(largest > 0, powers, torch.zeros_like(powers))
-    return ((vectors * powers) @ vectors.T).to(statistics)
+    root: Tensor = ((vectors * powers) @ vectors.T).to(statistics)
+    return root
