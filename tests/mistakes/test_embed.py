@@ -47,6 +47,11 @@ CASES = {
         "`anchr` is no column that recipe embed reads", "Did you mean `anchor`?", "'data.columns={anchr: anchor}'"
     ),
     "empty anchor": Case("row 1: `anchor` is empty", "data.on_bad_row=skip", rows=first(ROWS, anchor=" ")),
+    "labels that contradict each other": Case(
+        "has only rows whose text has several labels, the first rows.jsonl, row 1 (`cat`, `dog`)",
+        "Give each text one label",
+        rows=[{"text": "The same.", "label": name} for name in ("cat", "dog")],
+    ),
     "a number as text": Case("row 1: `positive` must be text, found 3", "Correct them", rows=first(ROWS, positive=3)),
     "the same text twice": Case(
         "`anchor` and `positive` are the same text", "Leave the row out", rows=first(ROWS, positive="where is 0")

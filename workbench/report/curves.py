@@ -19,9 +19,9 @@ _STEP = Axis("step", "count")
 def of_run(run: RunRecord) -> list[Plot]:
     """The plots of one run; a plot without data says so by its empty drawing."""
     lengths = [] if run.reads_pictures else [_lengths(run)]  # all pictures are cut into as many patches
-    if run.crossvalidates:
-        return [_members(run), _learning_rate(run), _gradient_norm(run), _memory(run), *lengths]
     opened = [_open_share(run)] if OPENED in run.metrics else []
+    if run.crossvalidates:
+        return [_members(run), *opened, _learning_rate(run), _gradient_norm(run), _memory(run), *lengths]
     return [_loss(run), *opened, _learning_rate(run), _gradient_norm(run), _speed(run), _memory(run), *lengths]
 
 

@@ -255,7 +255,7 @@ def averaged(metrics: Sequence[pd.DataFrame]) -> pd.DataFrame:
     mean = grouped.mean()
     mean[_ADDED] = grouped[_ADDED].sum(min_count=1)[_ADDED]
     mean[_HIGHEST] = grouped[_HIGHEST].max()[_HIGHEST]
-    return mean[list(COLUMNS)]
+    return mean[[*COLUMNS, *([OPENED] if OPENED in mean else [])]]
 
 
 def merged_records(members: Mapping[str, pd.DataFrame]) -> pd.DataFrame:

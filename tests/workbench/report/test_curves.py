@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from workbench.report import curves
-from workbench.report.run_record import COLUMNS, OPENED, RunRecord
+from workbench.report.run_record import COLUMNS, OPENED, RunRecord, merged_records
 
 
 @pytest.mark.parametrize(
@@ -30,3 +31,18 @@ def test_the_caption_says_from_when_on_all_rows_are_open(shares: list[float], to
     run = RunRecord(Path("run"), "run", "", config, {}, metrics, {}, pd.DataFrame())
     (plot,) = (plot for plot in curves.of_run(run) if plot.title == "Rows open by data.curriculum")
     assert plot.caption == f"Each step draws among those that are open. {told}"
+
+
+def test_a_cross_validation_shows_the_rows_that_its_adapters_have_open() -> None:
+    """Their mean, one round after another; the adapter of all rows has its own."""
+    base = pd.DataFrame({"step": [1, 2], "loss": 1.0}, dtype=float).reindex(columns=COLUMNS)
+    shares = {"round-0/fold-0": [0.5, 1.0], "round-0/fold-1": [0.6, 1.0], "refit": [0.25, 0.75]}
+    members = {name: base.assign(**{OPENED: share}) for name, share in shares.items()}
+    found = merged_records(members)
+    assert found["step"].tolist() == [1, 2, 3, 4] and found[OPENED].tolist() == pytest.approx([0.55, 1, 0.25, 0.75])
+    config = {"recipe": "crossval", "data": {"format": "image"}}
+    run = RunRecord(Path("run"), "run", "", config, {}, found, {}, pd.DataFrame(), members)
+    titles = [plot.title for plot in curves.of_run(run)]
+    assert "Rows open by data.curriculum" in titles
+    without = replace(run, metrics=merged_records({name: base for name in shares}))
+    assert "Rows open by data.curriculum" not in [plot.title for plot in curves.of_run(without)]

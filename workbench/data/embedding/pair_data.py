@@ -44,13 +44,13 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PairSplits:
     """
     assert not config.data.streaming.on, "streamed rows are files of this machine by now"
     data = config.data
-    train = pair_records.read(data.train, data, limit=data.limit)
+    train = _of_one_class(pair_records.read(data.train, data, limit=data.limit))
     _require_loss(config, train)
     if data.own_share is None:
-        held_out = pair_records.read(data.held_out_files[""], data, form=train.form)
+        held_out = _of_one_class(pair_records.read(data.held_out_files[""], data, form=train.form))
     else:
         train, held_out = _split(train, share=data.own_share, seed=config.seed)
-    test = pair_records.read(data.test_files[""], data, form=train.form) if data.test else None
+    test = _of_one_class(pair_records.read(data.test_files[""], data, form=train.form)) if data.test else None
     for other in (held_out, test):
         if other is not None:
             train = _without_overlap(train, other, drop=data.overlap == "drop")
@@ -151,6 +151,24 @@ def _without_overlap(train: PairSource, other: PairSource, *, drop: bool) -> Pai
         f"good: {first.place} equals {place_of[first.key]} but for case and punctuation.\n"
         "  Write data.overlap=drop to leave them out of training."
     )
+
+
+def _of_one_class(source: PairSource) -> PairSource:
+    """Labelled rows without texts that have several labels, of which nothing says which is theirs."""
+    if source.form != "labelled":
+        return source
+    labels: dict[str, set[str]] = {}
+    for record in source.records:
+        labels.setdefault(record.key, set()).add(record.label)
+    sure_N = np.asarray([len(labels[record.key]) == 1 for record in source.records])
+    if sure_N.all():
+        return source
+    first = source.records[int(sure_N.argmin())]
+    named = ", ".join(f"`{label}`" for label in sorted(labels[first.key])[:3])
+    what = f"whose text has several labels, the first {first.place} ({named})"
+    if not sure_N.any():
+        raise DataError(f"{source.name}: has only rows {what}. Give each text one label.")
+    return source.subset(sure_N, f"{int((~sure_N).sum())} rows {what}")
 
 
 def _without_partners(train: PairSource) -> set[str]:

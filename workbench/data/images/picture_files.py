@@ -56,6 +56,13 @@ class PictureFile:
         except _UNREADABLE as error:
             raise DataError(f"{self.name}: cannot be read ({_why(error)}). Copy it again, or remove it.") from None
 
+    def loaded(self) -> PictureFile:
+        """The same picture with its bytes in memory; one that cannot be read says why where it is decoded."""
+        try:
+            return self if self.path is None else PictureFile(self.name, content=self.read())
+        except DataError:
+            return self
+
     def decode(self, *, max_pixels: int) -> Pixels:
         """Pixels (H, W, 3), read-only, as `decoding.decode` gives them."""
         return np.asarray(self.image(max_pixels=max_pixels))

@@ -42,10 +42,10 @@ CORES = len(os.sched_getaffinity(0))
 CHUNK = 32
 """Pictures that a process is given at a time."""
 PATIENCE = 1.0
-"""Seconds of decoding that are left, at the pace of the first chunks, from which `auto` starts processes; as TRIAL of
-processor time, since on a busy machine starting a process takes as many times longer as decoding does."""
+"""Seconds of work that are left, at the pace of the first pictures, from which `auto` starts processes: the time of
+reading files, and processor time, since on a busy machine starting a process takes as many times longer as decoding."""
 TRIAL = 0.1
-"""Seconds for which `auto` decodes in this process before it judges."""
+"""Seconds of such work that `auto` does in this process before it judges."""
 
 
 @dataclass(frozen=True)
@@ -188,16 +188,27 @@ def _write(files: Sequence[PictureFile], work: Work, path: Path, workers: int | 
         work = replace(work, path=path, offset=file.tell())
         if files:  # a disk that is too full fails here, not after hours
             os.posix_fallocate(file.fileno(), work.offset, math.prod(shape))
-    chunks = [range(start, min(start + CHUNK, len(files))) for start in range(0, len(files), CHUNK)]
+    if workers == 0 or (workers == "auto" and CORES < 2):
+        return decoding_processes.fill(range(len(files)), files, work)
     mistakes: Mistakes = {}
-    here = workers in ("auto", 0)
-    began = time.thread_time()
-    while chunks and here:
-        chunk = chunks.pop(0)
-        mistakes |= decoding_processes.fill(chunk, files[chunk.start : chunk.stop], work)
-        if workers == "auto" and (spent := time.thread_time() - began) > TRIAL:
-            here = CORES < 2 or spent / chunk.stop * (len(files) - chunk.stop) < PATIENCE
+    done = _fill_few(files, work, mistakes) if workers == "auto" else 0
+    chunks = [range(start, min(start + CHUNK, len(files))) for start in range(done, len(files), CHUNK)]
     if chunks:
         others = CORES - 1 if workers == "auto" else workers
         mistakes |= decoding_processes.fill_by_several(chunks, files, work, others=others)
     return mistakes
+
+
+def _fill_few(files: Sequence[PictureFile], work: Work, mistakes: Mistakes) -> int:
+    """Fill pictures in this process for as long as others would not save time; returns how many."""
+    spent_s = 0.0
+    for index, file in enumerate(files):
+        if spent_s > TRIAL and spent_s / index * (len(files) - index) > PATIENCE:
+            return index
+        began_s = time.monotonic()
+        held = file.loaded()
+        spent_s += time.monotonic() - began_s
+        began_s = time.thread_time()
+        mistakes |= decoding_processes.fill(range(index, index + 1), [held], work)
+        spent_s += time.thread_time() - began_s
+    return len(files)

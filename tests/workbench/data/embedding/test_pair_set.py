@@ -104,6 +104,18 @@ def test_a_class_with_one_text_is_left_out_and_told(tmp_path: Path) -> None:
     assert {record.label for record in found.train.records} == {"cat", "dog"}
 
 
+def test_a_text_with_two_labels_is_left_out_and_told(tmp_path: Path) -> None:
+    """Also where it differs by case: it would be a negative of itself, and the last label would be its class."""
+    rows = [{"text": f"{name} {n}", "label": name} for n in range(10) for name in ("cat", "dog")]
+    found = load(tmp_path, [*rows, {"text": "Cat 3", "label": "dog"}, {"text": "cat 4", "label": "cat"}])
+    texts = [record.texts[0] for split in (found.train, found.held_out) for record in split.records]
+    assert "cat 3" not in texts and "Cat 3" not in texts and texts.count("cat 4") == 2 and len(texts) == 20
+    assert [each.partition(" (")[0] for each in found.train.skipped] == [
+        "2 rows whose text has several labels, the first rows.jsonl, row 7"
+    ]
+    assert "(`cat`, `dog`)" in found.train.skipped[0]
+
+
 def test_a_class_of_two_texts_is_not_split(tmp_path: Path) -> None:
     rows = [{"text": f"{name} {n}", "label": name} for n in range(10) for name in ("cat", "dog")]
     found = load(tmp_path, [*rows, {"text": "a fox", "label": "fox"}, {"text": "the fox", "label": "fox"}])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from PIL.Image import Resampling
 
 from tests.workbench.data.images.pictures import encoded, photograph
 from workbench.config.picture_prepare_config import PrepareConfig
+from workbench.data.images import decoding_processes, picture_store
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.images.picture_format import PictureFormat
 from workbench.data.images.picture_store import StoredPictures, store
@@ -59,6 +62,41 @@ def test_workers_change_nothing(files: list[PictureFile], tmp_path: Path, worker
     here, there = (stored(broken, tmp_path / str(count), workers=count) for count in (0, workers))
     np.testing.assert_array_equal(here.pixels, there.pixels)
     assert here.mistakes == there.mistakes and list(here.mistakes) == [70]
+
+
+@pytest.mark.parametrize(
+    ("reading_s", "decoding_s", "started"), [(0.02, 0, True), (0, 0.02, True), (0.002, 0.002, False)]
+)
+def test_processes_start_where_reading_or_decoding_takes_long(
+    files: list[PictureFile],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reading_s: float,
+    decoding_s: float,
+    started: bool,
+) -> None:
+    """By clocks that tell that much for each picture; a slow disk takes no processor time."""
+    clock, spent = itertools.count(), itertools.count()
+    clocks = {"monotonic": lambda: next(clock) * reading_s, "thread_time": lambda: next(spent) * decoding_s}
+    monkeypatch.setattr(picture_store, "time", SimpleNamespace(**clocks))
+    monkeypatch.setattr(picture_store, "CORES", 3)
+    asked = []
+
+    def by_several(chunks: list[range], files: list[PictureFile], work: Any, *, others: int) -> dict[int, str]:
+        asked.append(others)
+        return {
+            place: text
+            for chunk in chunks
+            for place, text in real(chunk, files[chunk.start : chunk.stop], work).items()
+        }
+
+    real = decoding_processes.fill
+    monkeypatch.setattr(decoding_processes, "fill_by_several", by_several)
+    broken = [*files[:3], PictureFile("gone.png", tmp_path / "gone.png"), *files[3:]]
+    found = stored(broken, tmp_path / "auto", workers="auto")
+    plain = stored(broken, tmp_path / "here")
+    np.testing.assert_array_equal(found.pixels, plain.pixels)
+    assert found.mistakes == plain.mistakes and list(found.mistakes) == [3] and asked == [2] * started
 
 
 def test_mistakes_are_told_by_place_and_leave_black_pictures(files: list[PictureFile], tmp_path: Path) -> None:
