@@ -9,11 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from workbench.data.batching import Indices
 from workbench.data.embedding.pair_set import PairSet
+from workbench.errors import FileError
 from workbench.evaluation import embeddings
 from workbench.losses.embedding_losses import leading
 from workbench.recipes.embed_run import EmbedRun
@@ -48,7 +50,12 @@ def with_negatives(pairs: EmbedRun) -> PairSet:
             )
             files.write_bytes(path, save({"unit_NK": found.unit_NK}))
         run.ranks.wait()
-    unit_NK = load_file(path)["unit_NK"].numpy()
+    try:
+        unit_NK = load_file(path)["unit_NK"].numpy()
+    except (SafetensorError, OSError, KeyError) as error:
+        raise FileError(
+            f"{path}: damaged ({error}). Delete it, and write --resume to mine the same negatives."
+        ) from None
     return train.with_negatives([units[units != NONE] for units in unit_NK])
 
 

@@ -90,7 +90,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Ju
     template = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
     assert isinstance(template, ChatEncoder), "recipe mlm alone hides tokens"
     data = tokenized.load(config.data, tokenizer, JudgedEncoder(template), seed=config.seed)
-    pairs = JudgedSplits(*(None if split is None else _judged(split, config) for split in data))  # type: ignore[arg-type]
+    pairs = JudgedSplits(*(None if split is None else _judged(split, config, tokenizer) for split in data))  # type: ignore[arg-type]
     require_ends(data)
     splits = [pairs.train, pairs.held_out, *([pairs.test] if pairs.test else [])]
     preflight.require_backbone(config, splits, tasks.of(config))
@@ -105,14 +105,14 @@ def scored_rows(config: RunConfig, tokenizer: PreTrainedTokenizerBase, template:
     split = tokenized.read_files(config.data.test_files, config.data, tokenizer, encoder)
     if split is None:
         split = tokenized.load(config.data, tokenizer, encoder, seed=config.seed).held_out
-    return _judged(split, config)
+    return _judged(split, config, tokenizer)
 
 
-def _judged(split: TokenizedSet, config: RunConfig) -> JudgedSet:
+def _judged(split: TokenizedSet, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> JudgedSet:
     found = judged(split, pairs=config.prefer.pairs)
     if config.prefer.loss != "kto":
         return found
-    return replace(found, others=mismatched(found.answers, config.data))
+    return replace(found, others=mismatched(found.answers, config.data, bos=tokenizer.bos_token_id))
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,15 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from workbench.adapters import anatomy
-from workbench.config import RunConfig, tasks
+from workbench.config import DataConfig, RunConfig, tasks
+from workbench.config.basic_sections import MARGIN
 from workbench.config.tasks import Task
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.judged_encoder import JudgedEncoder
 from workbench.data.text.judged_set import JudgedSet, JudgedSplits, judged
 from workbench.data.text.row_encoder import row_encoder
+from workbench.data.text.tokenized_set import Splits
 from workbench.errors import BackboneError
 from workbench.evaluation import reward_scores
 from workbench.evaluation.result_store import ModelResults
@@ -60,10 +62,21 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Ju
     tokenizer = backbones.tokenizer(config.model)
     reward_model.settle_padding(tokenizer)
     template = chat_encoder(config, tokenizer)
-    data = tokenized.load(config.data, tokenizer, JudgedEncoder(template), seed=config.seed)
+    data = read(config, tokenizer, template)
     pairs = JudgedSplits(*(None if split is None else judged(split, pairs=True) for split in data))  # type: ignore[arg-type]
     splits = [pairs.train, pairs.held_out, *([pairs.test] if pairs.test else [])]
     return tokenizer, template, pairs, preflight.require_backbone(config, splits, tasks.of(config))
+
+
+def read(config: RunConfig, tokenizer: PreTrainedTokenizerBase, template: ChatEncoder) -> Splits:
+    """All answers of each split."""
+    scored = without_margins(config.data)
+    return tokenized.load(config.data, tokenizer, JudgedEncoder(template), seed=config.seed, scored=scored)
+
+
+def without_margins(data: DataConfig) -> DataConfig:
+    """The same for rows that are scored, which no margin changes: their file needs none."""
+    return data.model_copy(update={"columns": {name: own for name, own in data.columns.items() if name != MARGIN}})
 
 
 def chat_encoder(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:

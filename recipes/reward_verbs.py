@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from workbench.config import DataConfig, RunConfig
-from workbench.config.basic_sections import MARGIN
+from workbench.config import RunConfig
 from workbench.data.text import tokenized
 from workbench.data.text.judged_encoder import JudgedEncoder
 from workbench.data.text.judged_set import JudgedSet, judged
@@ -62,7 +61,7 @@ def load(run: Path, config: RunConfig) -> RewardModel:
 def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
     """Scores of the saved model on data.test where `config` names it, else on the held-out pairs."""
     model = load(run, config)
-    data = _without_margins(config.data)
+    data = reward.without_margins(config.data)
     rows = tokenized.read_files(data.test_files, data, model.tokenizer, JudgedEncoder(model.template))
     if rows is None:
         rows = held_out(model, config).answers
@@ -71,14 +70,13 @@ def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
 
 def held_out(model: RewardModel, config: RunConfig) -> JudgedSet:
     """The held-out pairs."""
-    data = tokenized.load(config.data, model.tokenizer, JudgedEncoder(model.template), seed=config.seed)
-    return judged(data.held_out, pairs=True)
+    return judged(reward.read(config, model.tokenizer, model.template).held_out, pairs=True)
 
 
 def predict(run: Path, source: str, config: RunConfig) -> tuple[pd.DataFrame, Sequence[str]]:
     """The reward of every answer of a file of judged answers, and rows left out; judgements are ignored."""
     model = load(run, config)
-    rows = tokenized.read(source, _without_margins(config.data), model.tokenizer, JudgedEncoder(model.template))
+    rows = tokenized.read(source, reward.without_margins(config.data), model.tokenizer, JudgedEncoder(model.template))
     reward_S = reward_scores.read(model, rows)
     columns = {
         "row": [rows.place(row) for row in range(len(rows))],
@@ -86,8 +84,3 @@ def predict(run: Path, source: str, config: RunConfig) -> tuple[pd.DataFrame, Se
         "reward": reward_S,
     }
     return pd.DataFrame(columns), rows.skipped
-
-
-def _without_margins(data: DataConfig) -> DataConfig:
-    """The same for rows that are scored, which no margin changes: their file needs none."""
-    return data.model_copy(update={"columns": {name: own for name, own in data.columns.items() if name != MARGIN}})

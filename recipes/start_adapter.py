@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from workbench.adapters import Bottleneck
 from workbench.config import RunConfig
 from workbench.errors import ConfigError, FileError
 from workbench.models import backbones, exported
@@ -48,7 +49,7 @@ def require(config: RunConfig) -> None:
             f"{start} --out merged`, and model.id=merged in place of prefer.start."
         )
     mine, theirs = config.adapter.model_dump(mode="json"), begun.adapter.model_dump(mode="json")
-    free = {"dropout"}
+    free = {"dropout", "rate_ratio"}  # how it trains, not what it is
     different = [key for key in mine if key not in free and mine[key] != theirs.get(key)]
     if different:
         key = different[0]
@@ -63,8 +64,9 @@ def require(config: RunConfig) -> None:
                 f"{getattr(config.model, key)}. Write model.{key}={getattr(begun.model, key)}."
             )
     blocks = backbones.hub_config(config.model).get_text_config(decoder=True).num_hidden_layers
-    # Blocks that never train get no adapter, so that there is no place for what that run learnt of them.
-    if config.freeze.never(blocks) > begun.freeze.never(blocks):
+    # Blocks that never train get no adapter, so that there is no place for what that run learnt of them; bottlenecks
+    # stand in all blocks, and are frozen there.
+    if not isinstance(config.adapter, Bottleneck) and config.freeze.never(blocks) > begun.freeze.never(blocks):
         raise ConfigError(
             f"prefer.start={start} has an adapter in all but the first {begun.freeze.never(blocks)} blocks, and "
             f"freeze.policy={config.freeze.policy} leaves this run none in the first {config.freeze.never(blocks)}. "

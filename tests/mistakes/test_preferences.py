@@ -194,7 +194,6 @@ OF_SETTINGS = {
     "prefer.ld_alpha=0.2": ("prefer.ld_alpha is for prefer.length=desensitised", "Write that too"),
     "prefer.beta=0": ("prefer.beta", "greater than 0"),
     "prefer.loss=ipo 'data.columns={margin: m}'": ("data.columns.margin is for prefer.loss=dpo|hinge", "Leave it out"),
-    "prefer.loss=kto batch.size=1": ("needs two at least", "batch.size=2 or more"),
     "data.format=messages": ("data.format=messages judges no answers", "leave it out"),
     "data.loss_on=all": ("nothing else carries loss", "leave data.loss_on out"),
     "data.clean=[refusal]": ("data.clean is for rows of one answer", "Leave data.clean out"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ import workbench
 from tests.stopping import stop_after
 from workbench.data.text.judged_set import ROW, TOKEN
 from workbench.errors import ConfigError, Stopped
-from workbench.recipes import CONFIGS, prefer, serve
+from workbench.recipes import CONFIGS, prefer, serve, start_adapter
 from workbench.recipes.load import load
+from workbench.schema import dump_yaml, read_yaml
 
 BETA = 0.3
 RECIPE = """
@@ -220,6 +222,41 @@ def test_a_start_in_blocks_that_never_train_is_refused(trained: Path, recipe: Pa
     words = [f"prefer.start={trained}", "freeze.policy=static", "freeze.layers=2", "freeze.cache=off"]
     with pytest.raises(ConfigError, match="leaves this run none in the first 2"):
         prefer.prepare(load(str(recipe), words))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        ({"method": "lora+", "rate_ratio": 16.0}, ["adapter.method=lora+", "adapter.rate_ratio=4"]),
+        ({"method": "houlsby"}, ["adapter={method: houlsby}", "freeze.policy=static", "freeze.layers=2"]),
+    ],
+    ids=["another ratio of rates", "bottlenecks in frozen blocks"],
+)
+def test_a_start_that_differs_in_how_it_trains_is_taken(
+    trained: Path, recipe: Path, tmp_path: Path, theirs: dict[str, Any], words: list[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    values = read_yaml(copy / "config.yaml")
+    own = {key: each for key, each in values["adapter"].items() if key in ("rank", "alpha") and len(theirs) == 2}
+    (copy / "config.yaml").write_text(dump_yaml({**values, "adapter": {**own, **theirs}}))
+    start_adapter.require(load(str(recipe), [f"prefer.start={copy}", "freeze.cache=off", *words]))
+
+
+@pytest.mark.slow
+def test_a_search_finds_settings_of_preferences(recipe: Path, tmp_path: Path) -> None:
+    space = "search.space={prefer.beta: [0.1, 0.5], train.learning_rate: {low: 1.0e-3, high: 1.0e-2, log: true}}"
+    words = ["recipe=search", "search.of=prefer", space, "search.trials=4", "search.eta=2", "search.rungs=1"]
+    found = run(recipe, tmp_path / "search", *words, "search.rows=4", "train.steps=4", "evaluate.every=2")
+    assert scores(found)["after"]["margin"] > 0 and (found / "adapter" / "adapter_model.safetensors").exists()
+    members = json.loads((found / "search.json").read_text())["members"]
+    assert len(members) == 4 and {each["settings"]["prefer.beta"] for each in members} == {0.1, 0.5}
+
+
+@pytest.mark.slow
+def test_kto_takes_one_answer_a_step(recipe: Path, tmp_path: Path) -> None:
+    found = run(recipe, tmp_path / "run", "prefer.loss=kto", "batch.size=1", "train.steps=2")
+    assert losses(found)[0] == pytest.approx(0.5, abs=1e-5)
 
 
 @pytest.mark.slow

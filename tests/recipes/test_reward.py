@@ -96,6 +96,16 @@ def test_judgements_are_learnt(taught: Path) -> None:
     assert "nats per token" not in page and "Answers<" not in page
 
 
+def test_equal_rewards_count_half_and_scored_rows_need_no_margins(folder: Path, train: Train) -> None:
+    rows = [{name: value for name, value in pair(n).items() if name != "strength"} for n in range(100, 110)]
+    (folder / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [f"data.held_out={folder / 'held_out.jsonl'}", "data.columns={margin: strength}"]
+    _, _, pairs, _ = reward.prepare(load(folder / "recipe.yaml", words))
+    assert pairs.train.margins.max() == 3 and not pairs.held_out.margins.any()
+    even = reward_scores.summary(pairs.held_out, np.zeros(20), centre=0.0)
+    assert even["accuracy"] == even["longer"] == 0.5 and even["accuracy_low"] < 0.5 < even["accuracy_high"]
+
+
 def test_verbs_agree_with_the_run(taught: Path, folder: Path, tmp_path: Path) -> None:
     assert evaluate(taught, []) == _scores(taught)["after"]
     found = predict(taught, str(folder / "pairs.jsonl"), out=tmp_path / "said.parquet", max_new_tokens=1)

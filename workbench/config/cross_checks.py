@@ -29,7 +29,7 @@ from workbench.config.run_sections import RunSections
 
 _ONLY_FOR = {
     "masking": ("mlm",),
-    "prefer": ("prefer", "sweep"),
+    "prefer": ("prefer", "sweep", "search"),
     "classes": ("classify", "crossval"),
     "image": ("classify", "crossval"),
     "duplicates": ("crossval",),

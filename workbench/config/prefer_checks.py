@@ -13,11 +13,11 @@ def mistakes(config: RunSections) -> Iterator[str]:
     """Contradictions to recipe prefer, one sentence for each."""
     margin = any(MARGIN in own.columns for own in config.data.training_files.values())
     if config.recipe != "prefer":
-        if margin and config.recipe not in ("sweep", "reward"):
+        if margin and config.recipe not in ("sweep", "search", "reward"):
             where = f"is for recipe=prefer|reward; recipe={config.recipe} compares no answers"
             yield f"data.columns.margin {where}. Leave it out."
         return
-    yield from config.prefer.misfits(margin=margin, batch=config.batch.size)
+    yield from config.prefer.misfits(margin=margin)
     yield from _of_rows(config)
     yield from _of_training(config)
 

@@ -95,12 +95,11 @@ class PreferConfig(Section):
         """The reference where there is one."""
         return self.reference or self.start or BACKBONE
 
-    def misfits(self, *, margin: bool, batch: int) -> Iterator[str]:
+    def misfits(self, *, margin: bool) -> Iterator[str]:
         """Contradictions within the section and with the rest of the run, one sentence for each.
 
         Args:
             margin: Whether a column gives margins.
-            batch: Examples of a step.
         """
         if self.reference is not None and not self.compares:
             yield f"prefer.loss={self.loss} compares with no reference. Leave prefer.reference out."
@@ -123,9 +122,4 @@ class PreferConfig(Section):
             yield (
                 f"data.columns.margin is for prefer.loss={'|'.join(WITH_MARGIN)}; {self.loss} has no such term. "
                 "Leave it out."
-            )
-        if self.loss == "kto" and batch < 2:
-            yield (
-                f"batch.size={batch}: prefer.loss=kto estimates its reference point from the answers of a step, "
-                "and needs two at least. Write batch.size=2 or more."
             )

@@ -47,7 +47,7 @@ def _content(rows: TokenizedSet) -> Iterator[np.ndarray[Any, Any]]:
 def summary(rows: JudgedSet, reward_S: Floats, *, centre: float) -> dict[str, float]:
     """The scores by name, as scores.json holds them; `loss` first, that of training without margins and weights.
 
-    Accuracy counts equal rewards as wrong, and has Wilson's 95 % interval. `log_loss` (nats), `brier` and
+    Equal rewards count half in the accuracy, which has Wilson's 95 % interval. `log_loss` (nats), `brier` and
     `calibration_error` (Guo et al. 2017) judge sigmoid(r_chosen - r_rejected) as the probability that the judgement
     falls so. `longer` is the share of pairs whose longer answer has the higher reward, `longer_chosen` that of those
     whose longer answer is the better one: a model that is far above it rewards length.
@@ -55,11 +55,12 @@ def summary(rows: JudgedSet, reward_S: Floats, *, centre: float) -> dict[str, fl
     chosen_P, rejected_P = reward_S.reshape(-1, 2).T
     gap_P = chosen_P - rejected_P
     log_loss = float(-special.log_expit(gap_P).mean())
-    hits = class_scores.accuracy_interval(int((gap_P > 0).sum()), len(gap_P))
+    right = float((gap_P > 0).mean() + (gap_P == 0).mean() / 2)
+    hits = class_scores.accuracy_interval(round(right * len(gap_P)), len(gap_P))
     p_P2 = np.stack([special.expit(gap_P), special.expit(-gap_P)], axis=1)
     found = {
         "loss": log_loss + centre * float(((chosen_P + rejected_P) ** 2).mean()),
-        "accuracy": hits.mean,
+        "accuracy": right,
         "accuracy_low": hits.low,
         "accuracy_high": hits.high,
         "log_loss": log_loss,
@@ -70,7 +71,7 @@ def summary(rows: JudgedSet, reward_S: Floats, *, centre: float) -> dict[str, fl
     }
     longer_P = np.diff(rows.answer_tokens.reshape(-1, 2))[:, 0] * -1.0
     if (unlike_P := longer_P != 0).any():
-        agrees_P = (longer_P[unlike_P] > 0) == (gap_P[unlike_P] > 0)
+        agrees_P = (1 + np.sign(longer_P[unlike_P]) * np.sign(gap_P[unlike_P])) / 2
         found |= {"longer": float(agrees_P.mean()), "longer_chosen": float((longer_P[unlike_P] > 0).mean())}
     return {name: round(value, 6) for name, value in found.items()}
 
@@ -84,5 +85,5 @@ def calibration_error(gap_P: Floats) -> float:
 def baseline(rows: JudgedSet) -> dict[str, float]:
     """Scores of a model that gives all answers one reward: a fresh head says nothing to compare with."""
     even = summary(rows, np.zeros(2 * len(rows)), centre=0.0)
-    wanted = ("loss", "log_loss", "brier", "longer_chosen")
-    return {name: even[name] for name in wanted if name in even} | {"accuracy": 0.5}
+    wanted = ("loss", "log_loss", "brier", "longer_chosen", "accuracy")
+    return {name: even[name] for name in wanted if name in even}

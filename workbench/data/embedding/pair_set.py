@@ -188,14 +188,17 @@ class PairSet:
         return np.unique(np.concatenate([one * count + other, other * count + one]))
 
     def subset(self, keep: Indices) -> PairSet:
-        """The rows that `keep` indexes."""
+        """The rows that `keep` indexes, with their texts alone."""
         numbers = np.arange(len(self))[keep]
+        negatives = [self.negatives[number] for number in numbers]
+        used = np.unique(np.concatenate([self.anchor_N[numbers], self.positive_N[numbers], *negatives]))
         return replace(
             self,
             records=tuple(self.records[number] for number in numbers),
-            anchor_N=self.anchor_N[numbers],
-            positive_N=self.positive_N[numbers],
-            negatives=tuple(self.negatives[number] for number in numbers),
+            units=self.units.subset(used),
+            anchor_N=np.searchsorted(used, self.anchor_N[numbers]),
+            positive_N=np.searchsorted(used, self.positive_N[numbers]),
+            negatives=tuple(np.searchsorted(used, each) for each in negatives),
             class_N=self.class_N[numbers],
             score_N=self.score_N[numbers],
         )
@@ -243,4 +246,4 @@ def encode(
 
 def first_units(rows: PairSet, count: int) -> TextUnits:
     """The first so many texts of a set."""
-    return TextUnits(rows.units.texts[:count], rows.units.tokens[:count])
+    return rows.units.subset(np.arange(min(count, len(rows.units.texts))))

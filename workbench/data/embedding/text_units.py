@@ -27,8 +27,13 @@ class TextUnits:
     texts: tuple[str, ...]
     """With the instruction before each."""
     tokens: tuple[Indices, ...]
-    truncated: int = 0
-    """Number of texts that were cut to data.max_tokens."""
+    cut: tuple[bool, ...]
+    """Whether each was cut to data.max_tokens."""
+
+    @property
+    def truncated(self) -> int:
+        """Number of texts that were cut."""
+        return sum(self.cut)
 
     @cached_property
     def lengths(self) -> Indices:
@@ -49,6 +54,11 @@ class TextUnits:
             rows_B=indices,
         )
 
+    def subset(self, numbers: Indices) -> TextUnits:
+        """The texts `numbers`, in this order."""
+        texts, tokens, cut = ([each[number] for number in numbers] for each in (self.texts, self.tokens, self.cut))
+        return TextUnits(tuple(texts), tuple(tokens), tuple(cut))
+
     def arrays(self) -> Iterator[npt.NDArray[Any]]:
         """The tokens of each text."""
         return iter(self.tokens)
@@ -66,7 +76,7 @@ def units(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, max_token
         if not ids:
             raise DataError(f"The text {excerpt(text)} has no token of this backbone. Leave it out.")
     tokens = tuple(np.asarray(ids, dtype=np.int64) for ids in cut)
-    return TextUnits(tuple(texts), tokens, sum(len(ids) > max_tokens for ids in encoded))
+    return TextUnits(tuple(texts), tokens, tuple(len(ids) > max_tokens for ids in encoded))
 
 
 def numbered(texts: Iterable[str]) -> dict[str, int]:

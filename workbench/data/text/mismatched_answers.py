@@ -21,23 +21,27 @@ _AT_ONCE = 1000
 """Rows of a record batch."""
 
 
-def mismatched(answers: TokenizedSet, config: DataConfig) -> TokenizedSet:
+def mismatched(answers: TokenizedSet, config: DataConfig, *, bos: int | None = None) -> TokenizedSet:
     """For each answer its prompt with the answer of the nearest row before (the first follows the last) to another one.
 
-    Which that is depends on the rows alone, so that a reference is asked once. Prompts are cut on the left.
+    Which that is depends on the rows alone, so that a reference is asked once. Prompts are cut on the left,
+    behind the token that begins a text.
+
+    Args:
+        bos: That token, where there is one.
 
     Raises:
         DataError: All rows have one prompt.
         FileError: The rows cannot be written.
     """
     partner = _partners(answers)
-    digest = hashlib.sha256(f"1 {config.max_tokens}".encode())
+    digest = hashlib.sha256(f"2 {config.max_tokens} {bos}".encode())
     for part in (answers.digests, answers.lengths, answers.supervised, partner):
         digest.update(np.ascontiguousarray(part).tobytes())
     digest.update(str(answers.fingerprint).encode() + answers.rows.tobytes() + answers.table._fingerprint.encode())
     path = cache_folder() / "tokens" / f"{digest.hexdigest()[:32]}-mismatched.arrow"
     if not path.exists():
-        encoded_rows.write(path, _chunks(answers, partner, config.max_tokens), config)
+        encoded_rows.write(path, _chunks(answers, partner, config.max_tokens, bos), config)
     table = Dataset.from_file(str(path))
     return TokenizedSet(
         table, np.arange(len(table)), answers.source, answers.fingerprint, chat=answers.chat, collate=answers.collate
@@ -59,20 +63,21 @@ def _partners(answers: TokenizedSet) -> Indices:
     return found
 
 
-def _chunks(answers: TokenizedSet, partner: Indices, max_tokens: int) -> Iterator[EncodedChunk]:
+def _chunks(answers: TokenizedSet, partner: Indices, max_tokens: int, bos: int | None) -> Iterator[EncodedChunk]:
     for start in range(0, len(answers), _AT_ONCE):
         numbers = range(start, min(start + _AT_ONCE, len(answers)))
-        columns = [_columns(answers, number, int(partner[number]), max_tokens) for number in numbers]
+        columns = [_columns(answers, number, int(partner[number]), max_tokens, bos) for number in numbers]
         rows = {name: [each[name] for each in columns] for name in FEATURES}
         yield EncodedChunk(pyarrow.RecordBatch.from_pydict(rows, schema=FEATURES.arrow_schema), [], Emptied())
 
 
-def _columns(answers: TokenizedSet, number: int, partner: int, max_tokens: int) -> dict[str, object]:
+def _columns(answers: TokenizedSet, number: int, partner: int, max_tokens: int, bos: int | None) -> dict[str, object]:
     asked, given = answers[number], answers[partner]
     start, stop = _answer_start(asked), _answer_start(given)
     excess = max(0, start + len(given.input_ids) - stop - max_tokens)
-    ids = np.concatenate([asked.input_ids[excess:start], given.input_ids[stop:]])
-    loss = np.concatenate([asked.supervised[excess:start], given.supervised[stop:]])
+    first = int(asked.input_ids[0] == bos)
+    ids = np.concatenate([asked.input_ids[:first], asked.input_ids[first + excess : start], given.input_ids[stop:]])
+    loss = np.concatenate([asked.supervised[:first], asked.supervised[first + excess : start], given.supervised[stop:]])
     return {
         "input_ids": ids,
         "supervised": loss,

@@ -31,10 +31,21 @@ CODE_VERSION = 3
 """Part of the cache key, beside the columns: raise it when rendering or masking changes."""
 
 
-def load(config: DataConfig, tokenizer: PreTrainedTokenizerBase, template: RowEncoder, *, seed: int) -> Splits:
-    """Read, render, tokenise and split; refuses data that would teach or measure nothing."""
+def load(
+    config: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    template: RowEncoder,
+    *,
+    seed: int,
+    scored: DataConfig | None = None,
+) -> Splits:
+    """Read, render, tokenise and split; refuses data that would teach or measure nothing.
+
+    Args:
+        scored: How held-out and test files are read; None: as the training file.
+    """
     held_out, test = (
-        read_files(files, config, tokenizer, template) for files in (config.held_out_files, config.test_files)
+        read_files(files, scored or config, tokenizer, template) for files in (config.held_out_files, config.test_files)
     )
     files = config.training_files
     parts = {name: _split(each, held_out, test, tokenizer, template, seed=seed) for name, each in files.items()}

@@ -130,10 +130,12 @@ def test_a_batch_of_one_row_has_mined_negatives(tmp_path: Path) -> None:
         load(tmp_path, rows, batch=1)
 
 
-def test_numbers_of_texts_survive_a_subset(tmp_path: Path) -> None:
+def test_a_subset_has_its_own_texts_alone(tmp_path: Path) -> None:
     train = load(tmp_path, pairs(20)).train
     part = train.subset(np.arange(4))
-    texts = part.texts(np.arange(4))
+    texts, of_whole = part.texts(np.arange(4)), train.texts(np.arange(4))
+    assert list(part.units.texts) == [train.units.texts[unit] for unit in of_whole.every]
+    assert [part.units.texts[unit] for unit in texts.passages] == [train.units.texts[u] for u in of_whole.passages]
     assert np.array_equal(part.known(texts.anchor_B, texts.positive_B), np.eye(4, dtype=bool))
 
 

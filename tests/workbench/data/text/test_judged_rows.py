@@ -157,4 +157,10 @@ def test_other_answers_stand_behind_each_prompt(tmp_path: Path, encoder: JudgedE
         partners = [row for row in range(len(found)) if found.digests[row] != found.digests[number]]
         answers = [found[row].input_ids[found[row].supervised].tolist() for row in partners]
         assert other.input_ids[other.supervised].tolist() in answers
-    assert mismatched(found, DataConfig(train="rows.jsonl", max_tokens=40)).lengths.max() <= 40
+    short = DataConfig(train="rows.jsonl", max_tokens=40)
+    cut, begun = mismatched(found, short), mismatched(found, short, bos=int(found[0].input_ids[0]))
+    assert cut.lengths.max() <= 40 and cut.lengths.tolist() == begun.lengths.tolist()
+    assert any(cut[row].input_ids[0] != found[row].input_ids[0] for row in range(len(cut)))
+    for row in range(len(begun)):  # a text that is cut on the left begins as texts do
+        assert begun[row].input_ids[0] == found[row].input_ids[0]
+        assert begun[row].input_ids[1:].tolist() == cut[row].input_ids[1:].tolist()
