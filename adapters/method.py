@@ -99,6 +99,12 @@ class Method(Tagged):
     """Facts for each name that `method` may have."""
     method: str
 
+    @classmethod
+    def described(cls, name: str) -> str:
+        """What a method trains, and its paper."""
+        about = METHODS[name].about[name]
+        return f"{about.trains} ({about.paper})"
+
     @property
     def facts(self) -> MethodInfo:
         """Facts about the method that is configured."""

@@ -98,7 +98,9 @@ class WaveFt(Sparse):
     }
     method: Literal["waveft"] = "waveft"
     coefficients: PositiveInt = 2592
+    """Numbers that train in each layer."""
     scale: float = Field(default=25.0, gt=0)
+    """Factor of the update."""
     wavelet: str = "db1"
     """Name of the wavelet, such as db1 (Haar), sym4 or coif2."""
 

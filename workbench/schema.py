@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 from ruamel.yaml import YAML
 from ruamel.yaml.composer import MaxDepthExceededError
 from ruamel.yaml.constructor import SafeConstructor
@@ -61,6 +63,28 @@ class Tagged(Section):
     def misplaced(cls, values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         """Place and cure of settings that other sections of the family have."""
         return ()
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """That of any section of the family."""
+        if "choices" not in cls.__dict__:
+            return handler(core_schema)
+        sections = [handler(section.__pydantic_core_schema__) for section in dict.fromkeys(cls.choices.values())]
+        if cls.untagged not in cls.choices:
+            own = handler(core_schema)
+            handler.resolve_ref_schema(own)["properties"][cls.tag] = {"const": cls.untagged, "default": cls.untagged}
+            sections.insert(0, own)
+        return {"anyOf": sections}
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Values of the key that chooses."""
+        return list(dict.fromkeys([cls.untagged, *cls.choices]))
+
+    @classmethod
+    def described(cls, name: str) -> str:
+        """The section of that value of the key, in a line."""
+        return (inspect.getdoc(cls.section_for({cls.tag: name})) or "").split("\n")[0]
 
     @model_validator(mode="wrap")
     @classmethod
@@ -256,6 +280,20 @@ def _siblings(section: type[Section], path: Sequence[int | str], values: Any) ->
         (section,) = [c for c in _choices(section.model_fields[part].annotation) if issubclass(c, Section)]
         section = section.section_for(values)
     return list(section.model_fields)
+
+
+def families(section: type[Section], place: str = "") -> dict[str, type[Tagged]]:
+    """The families of sections below a section, by their place, such as `adapter`; `[]` stands for items of a list."""
+    found: dict[str, type[Tagged]] = {}
+    for name, field in section.model_fields.items():
+        for choice in _choices(field.annotation):
+            if not issubclass(choice, Section):
+                continue
+            at = f"{place}{name}" + "[]" * (getattr(field.annotation, "__origin__", None) is tuple)
+            if issubclass(choice, Tagged) and "choices" in choice.__dict__:
+                found[at] = choice
+            found |= families(choice, f"{at}.")
+    return found
 
 
 def _choices(annotation: Any) -> list[type]:

@@ -341,6 +341,40 @@ def ls(
 
 
 @app.command()
+def explain(
+    setting: Annotated[
+        str, typer.Argument(help="A key or section, such as batch.size or freeze; a word to look for.")
+    ] = "",
+) -> None:
+    """Say what a setting does: its values, default, meaning and paper; without a name, all sections."""
+    from workbench.cli import reference_table
+    from workbench.config import reference
+
+    if setting:
+        reference_table.show(reference.look_up(setting), setting)
+    else:
+        reference_table.show_sections()
+
+
+@app.command()
+def schema(
+    out: Annotated[Path | None, typer.Option(help="File to write; without it the schema is printed.")] = None,
+) -> None:
+    """Write the JSON Schema of recipes, by which editors complete and check them."""
+    import json
+
+    from workbench.config import reference
+    from workbench.runs.files import write_bytes
+
+    text = json.dumps(reference.json_schema(), indent=1)
+    if out is None:
+        typer.echo(text)
+        return
+    write_bytes(out, text.encode())
+    typer.echo(f"{out} written. First line of a recipe: # yaml-language-server: $schema={out}")
+
+
+@app.command()
 def cp(recipe: Recipe, file: Annotated[Path, typer.Argument(help="The YAML file to write.")]) -> None:
     """Copy a shipped recipe, to change it."""
     from workbench.recipes import copy

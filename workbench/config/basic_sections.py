@@ -36,6 +36,8 @@ Every = PositiveInt | Share
 
 
 class ModelConfig(Section):
+    """The pretrained backbone, and how its weights are held."""
+
     id: str = Field(default="starter", min_length=1)
     """`starter` (shipped, 6 M parameters; `starter/vision` for pictures), a folder, or a Hugging Face hub id."""
     revision: str | None = None
@@ -72,6 +74,8 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
+    """Rows to train on, to hold out and to test on, and what is done to them before."""
+
     train: str = ""
     """A jsonl, json, csv, parquet or txt file, a folder of them, or a hub data set id (owner/name). With format image
     also a folder of class folders, a zip archive of one or a folder inside it, or idx files."""
@@ -214,11 +218,15 @@ def _by_name(files: str | dict[str, str]) -> dict[str, str]:
 
 
 class MaskingConfig(Section):
+    """Words that recipe mlm hides, for the backbone to guess."""
+
     share: Share = 0.15
     """Share of a row's tokens that recipe mlm hides and predicts; of these 80 % become the mask token, 10 % another."""
 
 
 class BatchConfig(Section):
+    """Rows of an optimizer step, and how they are computed."""
+
     size: PositiveInt = 32
     """Examples per optimizer step, summed over ranks and micro-batches."""
     growth: PositiveInt | None = None
@@ -232,6 +240,8 @@ class BatchConfig(Section):
 
 
 class TrainConfig(Section):
+    """Length of the run, learning rate and what bounds a step."""
+
     epochs: PositiveFloat | None = None
     """Passes over the training rows; null: 1, or where `budget` limits the run, as many as it allows."""
     steps: PositiveInt | None = None
@@ -249,6 +259,8 @@ class TrainConfig(Section):
 
 
 class EvaluateConfig(Section):
+    """When held-out rows are scored, and what is asked of them."""
+
     every: Every | None = 0.25
     """Held-out loss while training: every so many steps, or share of the run; null: only before and after."""
     answers: Annotated[int, Field(ge=0)] = 64
@@ -270,6 +282,8 @@ class EvaluateConfig(Section):
 
 
 class SaveConfig(Section):
+    """Checkpoints, and which values ship."""
+
     every: Every | None = 0.25
     """A checkpoint every so many steps, or share of the run; null: only at the end and on request."""
     keep: PositiveInt = 2

@@ -29,6 +29,8 @@ RARE = 0.25
 
 
 class ClassesConfig(Section):
+    """Labels of rows, how texts become one input, and unequal classes."""
+
     kind: Kind = "one"
     """Kind of label: one class, several classes (or none), a number, or which of two responses won (a, b, tie)."""
     text: str | None = None

@@ -15,6 +15,8 @@ Strength = Annotated[float, Field(gt=0, le=1)]
 
 
 class CorrectionConfig(Section):
+    """Predictions corrected by those of similar rows, where out-of-fold rows show a gain."""
+
     neighbours: PositiveInt | tuple[PositiveInt, ...] | None = None
     """Nearest labelled rows with which a row's prediction is to agree; of a list, [5, 20], the number with the lowest
     out-of-fold loss; null: off.

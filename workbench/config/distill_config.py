@@ -32,6 +32,8 @@ _LAYERS = re.compile(r"(every|first|last)-([1-9]\d*)")
 
 
 class TeacherConfig(Section):
+    """The model, run or runs that teach."""
+
     id: str | Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """A run directory (a fine-tuned model; of a cross-validation all adapters together), several of them over one
     backbone, a folder or hub id of a model, or `backbone`: the student's own, its adapter off."""
@@ -46,6 +48,8 @@ class TeacherConfig(Section):
 
 
 class StudentConfig(Section):
+    """Blocks of the teacher's architecture that the student has."""
+
     layers: Literal["all"] | str | tuple[NonNegativeInt, ...] = "all"
     """Which layers of the backbone the student has: every-N, first-N, last-N, or a list, the first layer being 0."""
     weights: Literal["pretrained", "random"] = "pretrained"
@@ -101,6 +105,8 @@ class MatchConfig(Section):
 
 
 class CacheConfig(Section):
+    """A teacher's logits on disk."""
+
     folder: Path | None = None
     """Folder of the teacher's outputs for the training rows; null: the teacher runs in every step."""
     k: PositiveInt = 64
@@ -112,6 +118,8 @@ class CacheConfig(Section):
 
 
 class OnPolicyConfig(Section):
+    """Answers that the student writes and the teacher judges."""
+
     share: Share = 0.0
     """Share of the rows whose answer the student writes itself, for the teacher to judge (GKD, Agarwal et al. 2024)."""
     max_new_tokens: PositiveInt = 64
@@ -121,6 +129,8 @@ class OnPolicyConfig(Section):
 
 
 class DistillConfig(Section):
+    """A student that learns from a teacher, beside or in place of labels."""
+
     of: Literal["sft", "mlm", "classify"] = "sft"
     """The recipe by which the student is trained and scored."""
     teacher: TeacherConfig = TeacherConfig()

@@ -28,6 +28,8 @@ NEGATIVE, NEGATIVES = "negative", "negatives"
 
 
 class EmbedConfig(Section):
+    """Sentence embeddings: loss, pooling, negatives."""
+
     loss: Literal["auto", "contrastive", "triplet", "cosent", "cosine"] = "auto"
     """`contrastive`: the positive among all others of the global batch and given negatives (InfoNCE, multiple
     negatives ranking); `triplet`: nearer than the given negatives by a margin; `cosent`, `cosine`: similarities ordered

@@ -13,6 +13,8 @@ from workbench.schema import Section
 
 
 class DuplicatesConfig(Section):
+    """Rows that are alike: kept in one fold, thinned out or weighted."""
+
     on_duplicate: Literal["together", "keep_one", "weight", "ignore"] = "together"
     """Near-duplicates share a fold (`together`), share it and weigh 1/size each (`weight`), or all but one are left
     out (`keep_one`). `ignore` looks for none."""
@@ -48,6 +50,8 @@ class DuplicatesConfig(Section):
 
 
 class FoldsConfig(Section):
+    """Folds of a cross-validation, and how they train."""
+
     k: Annotated[int, Field(ge=2)] = 5
     """Folds; each is validated by a model that trained on the others."""
     repeats: PositiveInt = 1
@@ -73,6 +77,8 @@ class FoldsConfig(Section):
 
 
 class EnsembleConfig(Section):
+    """How the adapters of the folds answer together."""
+
     merge: Literal["auto", "mean", "geometric", "rank", "greedy"] = "auto"
     """How the adapters' probabilities are combined. `auto`: the mean, or the geometric mean or greedily chosen weights
     where they are better on out-of-fold rows, which needs folds.seeds or folds.repeats above 1 to tell."""

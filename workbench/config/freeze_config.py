@@ -46,7 +46,7 @@ class LayerPlan(NamedTuple):
 
 
 class FreezeConfig(Tagged):
-    """Base of every policy, and the policy `none`: everything trains that the adapter's method lets train.
+    """Everything trains that the adapter's method lets train: the policy `none`, and the base of every other.
 
     A subclass has `policy: Literal[...]`, its settings and `plan`.
     """

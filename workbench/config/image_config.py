@@ -15,6 +15,8 @@ from workbench.schema import Section
 
 
 class ImageConfig(Section):
+    """Pictures: where they stand in a row, their size, what is done to them."""
+
     column: str = Field(default="image", min_length=1)
     """Column of a table that holds the picture: a path (from the table's folder), bytes, or both as `datasets` do."""
     size: Annotated[int, Field(ge=8)] | None = None

@@ -75,6 +75,8 @@ _WRITE_GRADIENTS = ("lars", "schedule_free")
 
 
 class OptimizerConfig(Section):
+    """The optimizer, its settings, and what is done to gradients."""
+
     name: Name = "adamw"
     """Optimizer; each needs its own train.learning_rate.
 

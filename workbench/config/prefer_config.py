@@ -23,6 +23,8 @@ SMOOTHING = 0.1
 
 
 class PreferConfig(Section):
+    """Learning from judged answers: loss, reference, start."""
+
     loss: Literal["dpo", "ipo", "hinge", "cdpo", "robust", "kto", "orpo", "simpo", "cpo"] = "dpo"
     """dpo, ipo, hinge (SLiC), cdpo (conservative), robust, orpo, simpo, cpo: of pairs (chosen, rejected); kto: of
     single answers (label), or of both answers of pairs, each by itself."""

@@ -18,6 +18,8 @@ _UNABLE: dict[Kind, str] = {
 
 
 class PseudoLabelConfig(Section):
+    """Rows without labels that fold adapters label, kept where that helps."""
+
     unlabelled: str | None = Field(default=None, min_length=1)
     """A file, folder or hub data set whose rows are labelled by the folds' own models; null: none.
 

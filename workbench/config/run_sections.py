@@ -54,8 +54,10 @@ class RunSections(Section):
     plugins: tuple[Path, ...] = ()
     """Python files of yours, run first, that add adapter methods. Only files you trust."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Start of every random number: order of rows, fresh weights, dropout, folds."""
     model: ModelConfig = ModelConfig()
     adapter: SerializeAsAny[Method] = Lora()
+    """What trains over the backbone: a method, with settings of its own."""
     data: DataConfig
     masking: MaskingConfig = MaskingConfig()
     prefer: PreferConfig = PreferConfig()
@@ -78,12 +80,16 @@ class RunSections(Section):
     batch: BatchConfig = BatchConfig()
     train: TrainConfig = TrainConfig()
     regularise: RegulariseConfig = RegulariseConfig()
+    """Noise and penalties while training: NEFTune, stochastic depth, label smoothing, mixout, R-Drop and more."""
     layer_drop: LayerDropConfig = LayerDropConfig()
+    """Blocks that are left out of a step at random."""
     token_drop: TokenDropConfig = TokenDropConfig()
+    """Tokens that the blocks in the middle do not compute."""
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     budget: BudgetConfig = BudgetConfig()
     freeze: SerializeAsAny[FreezeConfig] = FreezeConfig()
+    """Layers that train in a step: a policy, with settings of its own."""
     average: AverageConfig = AverageConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     save: SaveConfig = SaveConfig()

@@ -11,6 +11,8 @@ from workbench.schema import Section
 
 
 class ScheduleConfig(Section):
+    """Learning rate over the run, as a factor on train.learning_rate."""
+
     name: Literal[
         "linear", "cosine", "polynomial", "rex", "inverse_sqrt", "one_cycle", "wsd", "constant", "plateau"
     ] = "linear"

@@ -19,7 +19,9 @@ class Range(Section):
     """Numbers from `low` to `high`, both included."""
 
     low: float
+    """Lowest value."""
     high: float
+    """Highest value."""
     log: bool = False
     """Draw the logarithm evenly, so that each order of magnitude counts alike."""
     integer: bool = False
@@ -58,6 +60,8 @@ Choices = Annotated[tuple[Any, ...], Field(min_length=1)]
 
 
 class SearchConfig(Section):
+    """A search for the best settings by halving."""
+
     of: Literal["sft", "mlm", "prefer", "classify"] = "sft"
     """The recipe that every member runs."""
     space: dict[str, Range | Choices] = Field(default_factory=dict)

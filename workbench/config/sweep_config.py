@@ -11,6 +11,8 @@ from workbench.schema import Section
 
 
 class SweepConfig(Section):
+    """Runs of all combinations of some settings."""
+
     of: Literal["sft", "mlm", "prefer", "classify"] = "sft"
     """The recipe that every member runs."""
     over: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default_factory=dict)

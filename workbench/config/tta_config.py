@@ -56,6 +56,8 @@ _SETTINGS: Mapping[str, ViewName] = {
 
 
 class TtaConfig(Section):
+    """Views of a row that are predicted and averaged (test-time augmentation), where that helps."""
+
     views: tuple[ViewName, ...] = ()
     """Other forms of a row that are read beside the plain one; empty: off.
 

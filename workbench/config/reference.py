@@ -1,0 +1,158 @@
+"""Reference of every setting, read from the sections: its key, values, default and meaning."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from workbench.config.run_config import RunConfig
+from workbench.errors import ConfigError
+from workbench.schema import families
+
+Node = Mapping[str, Any]
+"""A part of a JSON schema."""
+
+_BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+_TYPES = {"integer": "a whole number", "number": "a number", "string": "text", "object": "keys and values"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key of a recipe."""
+
+    key: str
+    """Its place, such as `batch.size`; NAME stands for a name that the user chooses, `[]` for items of a list."""
+    values: str
+    """What may be written there."""
+    default: str
+    """Its value where the recipe does not name it; empty where it must."""
+    meaning: str
+    of: tuple[str, ...] = ()
+    """Values of the section's choosing key, such as `adapter.method`, that have it; empty: all."""
+    is_section: bool = False
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a recipe, for editors: keys, types, bounds, defaults, descriptions.
+
+    Settings that do not go together, and files that are not there, are found by `workbench check` alone.
+    """
+    title = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Recipe of peft-workbench"}
+    return {**RunConfig.model_json_schema(), **title}
+
+
+def settings() -> list[Setting]:
+    """Every setting, sections before their keys. What sections of a family share with one meaning is one setting."""
+    schema, choosing = RunConfig.model_json_schema(), families(RunConfig)
+    found: dict[tuple[str, str], Setting] = {}
+    for setting in _settings(schema, "", (), schema["$defs"]):
+        family = choosing.get(_section(setting.key))
+        if family and setting.key.endswith(f".{family.tag}"):
+            meaning = "Which of these sections it is; each has keys of its own."
+            setting = Setting(setting.key, " | ".join(family.names()), family.untagged, meaning)
+        of = (*found[place].of, *setting.of) if (place := (setting.key, setting.meaning)) in found else setting.of
+        of = tuple(dict.fromkeys(of))
+        found[place] = replace(setting, of=() if family and len(of) == len(family.names()) else of)
+    return list(found.values())
+
+
+def choices(key: str) -> dict[str, str]:
+    """What each value is of a key that chooses among sections, such as `adapter.method`; empty for other keys."""
+    family = families(RunConfig).get(_section(key))
+    if family is None or key != f"{_section(key)}.{family.tag}":
+        return {}
+    return {name: family.described(name) for name in family.names()}
+
+
+def look_up(words: str) -> list[Setting]:
+    """Settings that a person means: the key itself, a section with its keys, or all whose last part it is.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    known = settings()
+    exact = [each for each in known if each.key == words or _section(each.key) == words]
+    if found := exact or [each for each in known if each.key.rpartition(".")[2] == words]:
+        return found
+    if found := [each for each in known if words.lower() in each.meaning.lower()]:
+        return found
+    keys = dict.fromkeys(part for each in known for part in (each.key, each.key.rpartition(".")[2]))
+    near = difflib.get_close_matches(words, list(keys), n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(f'`{key}`' for key in near)}?" if near else ""
+    raise ConfigError(
+        f"explain {words}: no setting has that name or speaks of it.{hint} `workbench explain` lists all."
+    )
+
+
+def _section(key: str) -> str:
+    return key.rpartition(".")[0]
+
+
+def _settings(node: Node, prefix: str, of: tuple[str, ...], known: Node) -> Iterator[Setting]:
+    """Settings below a section of the schema, whose `$ref`s `known` resolves."""
+    required = node.get("required", ())
+    for name, value in node["properties"].items():
+        key = f"{prefix}{name}"
+        inner = list(_sections(value, key, known))
+        meaning = value.get("description") or (inner[0][1].get("description", "") if inner else "")
+        default = "" if name in required else _shown(value.get("default"))
+        is_section = bool(inner) and all(place == key for place, _ in inner)
+        yield Setting(key, _values(value, known), default, " ".join(meaning.split("\n\n")[0].split()), of, is_section)
+        for place, section in inner:
+            yield from _settings(section, f"{place}.", _tags(section) if len(inner) > 1 else (), known)
+
+
+def _sections(node: Node, key: str, known: Node) -> Iterator[tuple[str, Node]]:
+    """Sections that may stand at a key, or below a name or in a list there, each with its place."""
+    node = _resolved(node, known)
+    if "properties" in node:
+        yield key, node
+    for each in node.get("anyOf", ()):
+        yield from _sections(each, key, known)
+    if isinstance(names := node.get("additionalProperties"), Mapping):
+        yield from _sections(names, f"{key}.NAME", known)
+    if isinstance(items := node.get("items"), Mapping):
+        yield from _sections(items, f"{key}[]", known)
+
+
+def _tags(section: Node) -> tuple[str, ...]:
+    """Names that choose this section of its family."""
+    first: Node = next(iter(section["properties"].values()))
+    return tuple(first.get("enum", (first.get("const", first.get("default")),)))
+
+
+def _resolved(node: Node, known: Node) -> Node:
+    return known[node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+
+
+def _values(node: Node, known: Node) -> str:
+    """The values that a node allows, in words."""
+    node = _resolved(node, known)
+    if "anyOf" in node:
+        return " | ".join(dict.fromkeys(_values(each, known) for each in node["anyOf"]))
+    if "enum" in node or "const" in node:
+        return " | ".join(map(_shown, node.get("enum", [node.get("const")])))
+    if "properties" in node:
+        return "keys of its own"
+    if (kind := node.get("type")) == "array":
+        items = node.get("items") or (node.get("prefixItems") or [{}])[0]
+        return f"a list of: {_values(items, known)}"
+    if kind in ("boolean", "null"):
+        return "true | false" if kind == "boolean" else "null"
+    if kind == "string" and "path" in node.get("format", ""):
+        return "a path"
+    bounds = [f"{word} {_shown(node[bound])}" for bound, word in _BOUNDS.items() if bound in node]
+    return ", ".join([_TYPES.get(kind, "any value"), *bounds])
+
+
+def _shown(value: Any) -> str:
+    """As it stands in YAML."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_shown(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(map(_shown, value)) + "]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
