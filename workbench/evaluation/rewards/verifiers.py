@@ -13,7 +13,7 @@ from workbench.data.rows import excerpt
 from workbench.data.text.answer import Answer
 from workbench.data.time_limit import time_limit
 from workbench.errors import ConfigError, DataError
-from workbench.evaluation.rewards.json_schema import JsonSchema
+from workbench.evaluation.rewards import json_schema
 from workbench.schema import did_you_mean
 
 _MARK = "####"
@@ -107,14 +107,14 @@ class JsonVerifier:
     """1 where an answer, or its last fenced block, is JSON that fits a schema, else 0."""
 
     def __init__(self, config: JsonReward) -> None:
-        self._schema = JsonSchema(config.json_schema)
+        self._schema = json_schema.validator(config.json_schema)
 
     def __call__(self, answers: Sequence[Answer]) -> list[float]:
         return [self._score(fenced(answer.text)) for answer in answers]
 
     def _score(self, text: str) -> float:
         try:
-            return float(self._schema.fits(json.loads(text, parse_constant=_refuse)))
+            return float(self._schema.is_valid(json.loads(text, parse_constant=_refuse)))
         except (ValueError, RecursionError):
             return 0.0
 
