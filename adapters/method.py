@@ -101,7 +101,7 @@ class Method(Tagged):
 
     @classmethod
     def described(cls, name: str) -> str:
-        """What a method trains, and its paper."""
+        """Parameters that a method trains, and its paper."""
         about = METHODS[name].about[name]
         return f"{about.trains} ({about.paper})"
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import typer
 
 from workbench.config import reference
-from workbench.config.reference import Setting
+from workbench.config.reference import SettingReference
 
 
-def show(found: Sequence[Setting], words: str) -> None:
+def show(found: Sequence[SettingReference], words: str) -> None:
     """A setting in full; of several a line each."""
     exact = [each for each in found if each.key == words and not each.is_section]
     if exact or len(found) == 1:
@@ -33,7 +33,7 @@ def show_sections() -> None:
     show(found, "")
 
 
-def _whole(setting: Setting) -> None:
+def _whole(setting: SettingReference) -> None:
     typer.echo(setting.key)
     lines = {
         "values": setting.values,

@@ -375,6 +375,24 @@ def schema(
 
 
 @app.command()
+def doctor() -> None:
+    """Say what this machine and environment can do, and what is known to go wrong on it."""
+    from workbench.runs.process_memory import importing
+
+    with importing():
+        from workbench.recipes.doctor import examine
+
+    found = examine()
+    for finding in found:
+        mark = "FAULT" if finding.is_fault else "look" if finding.cure else "ok"
+        typer.echo(f"{mark:6}{finding.subject:15} {finding.fact}")
+        if finding.cure:
+            typer.echo(f"{'':22}{finding.cure}")
+    if faults := sum(finding.is_fault for finding in found):
+        raise ConfigError(f"{faults} of these make runs fail: each says what to do.")
+
+
+@app.command()
 def cp(recipe: Recipe, file: Annotated[Path, typer.Argument(help="The YAML file to write.")]) -> None:
     """Copy a shipped recipe, to change it."""
     from workbench.recipes import copy

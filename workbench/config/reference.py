@@ -19,13 +19,13 @@ _TYPES = {"integer": "a whole number", "number": "a number", "string": "text", "
 
 
 @dataclass(frozen=True)
-class Setting:
+class SettingReference:
     """One key of a recipe."""
 
     key: str
     """Its place, such as `batch.size`; NAME stands for a name that the user chooses, `[]` for items of a list."""
     values: str
-    """What may be written there."""
+    """Values that may be written there."""
     default: str
     """Its value where the recipe does not name it; empty where it must."""
     meaning: str
@@ -43,15 +43,15 @@ def json_schema() -> dict[str, Any]:
     return {**RunConfig.model_json_schema(), **title}
 
 
-def settings() -> list[Setting]:
+def settings() -> list[SettingReference]:
     """Every setting, sections before their keys. What sections of a family share with one meaning is one setting."""
     schema, choosing = RunConfig.model_json_schema(), families(RunConfig)
-    found: dict[tuple[str, str], Setting] = {}
+    found: dict[tuple[str, str], SettingReference] = {}
     for setting in _settings(schema, "", (), schema["$defs"]):
         family = choosing.get(_section(setting.key))
         if family and setting.key.endswith(f".{family.tag}"):
             meaning = "Which of these sections it is; each has keys of its own."
-            setting = Setting(setting.key, " | ".join(family.names()), family.untagged, meaning)
+            setting = SettingReference(setting.key, " | ".join(family.names()), family.untagged, meaning)
         of = (*found[place].of, *setting.of) if (place := (setting.key, setting.meaning)) in found else setting.of
         of = tuple(dict.fromkeys(of))
         found[place] = replace(setting, of=() if family and len(of) == len(family.names()) else of)
@@ -59,14 +59,14 @@ def settings() -> list[Setting]:
 
 
 def choices(key: str) -> dict[str, str]:
-    """What each value is of a key that chooses among sections, such as `adapter.method`; empty for other keys."""
+    """Meanings of the values of a key that chooses among sections, such as `adapter.method`; empty for other keys."""
     family = families(RunConfig).get(_section(key))
     if family is None or key != f"{_section(key)}.{family.tag}":
         return {}
     return {name: family.described(name) for name in family.names()}
 
 
-def look_up(words: str) -> list[Setting]:
+def look_up(words: str) -> list[SettingReference]:
     """Settings that a person means: the key itself, a section with its keys, or all whose last part it is.
 
     Raises:
@@ -74,9 +74,9 @@ def look_up(words: str) -> list[Setting]:
     """
     known = settings()
     exact = [each for each in known if each.key == words or _section(each.key) == words]
-    if found := exact or [each for each in known if each.key.rpartition(".")[2] == words]:
-        return found
-    if found := [each for each in known if words.lower() in each.meaning.lower()]:
+    word = words.lower()
+    by_name = [each for each in known if each.key.rpartition(".")[2] == word]
+    if found := exact or by_name or [each for each in known if word in each.meaning.lower()]:
         return found
     keys = dict.fromkeys(part for each in known for part in (each.key, each.key.rpartition(".")[2]))
     near = difflib.get_close_matches(words, list(keys), n=3, cutoff=0.5)
@@ -90,7 +90,7 @@ def _section(key: str) -> str:
     return key.rpartition(".")[0]
 
 
-def _settings(node: Node, prefix: str, of: tuple[str, ...], known: Node) -> Iterator[Setting]:
+def _settings(node: Node, prefix: str, of: tuple[str, ...], known: Node) -> Iterator[SettingReference]:
     """Settings below a section of the schema, whose `$ref`s `known` resolves."""
     required = node.get("required", ())
     for name, value in node["properties"].items():
@@ -99,7 +99,9 @@ def _settings(node: Node, prefix: str, of: tuple[str, ...], known: Node) -> Iter
         meaning = value.get("description") or (inner[0][1].get("description", "") if inner else "")
         default = "" if name in required else _shown(value.get("default"))
         is_section = bool(inner) and all(place == key for place, _ in inner)
-        yield Setting(key, _values(value, known), default, " ".join(meaning.split("\n\n")[0].split()), of, is_section)
+        yield SettingReference(
+            key, _values(value, known), default, " ".join(meaning.split("\n\n")[0].split()), of, is_section
+        )
         for place, section in inner:
             yield from _settings(section, f"{place}.", _tags(section) if len(inner) > 1 else (), known)
 

@@ -57,7 +57,7 @@ class RunSections(Section):
     """Start of every random number: order of rows, fresh weights, dropout, folds."""
     model: ModelConfig = ModelConfig()
     adapter: SerializeAsAny[Method] = Lora()
-    """What trains over the backbone: a method, with settings of its own."""
+    """Parameters that train over the backbone: a method, with settings of its own."""
     data: DataConfig
     masking: MaskingConfig = MaskingConfig()
     prefer: PreferConfig = PreferConfig()

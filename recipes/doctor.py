@@ -1,0 +1,185 @@
+"""`workbench doctor`: what this machine and environment can do, and what is known to go wrong on it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import torch
+from packaging.requirements import Requirement
+
+from workbench.data.text.tokenized import cache_folder
+from workbench.models import backbones
+from workbench.runs import run_directory
+
+LITTLE_DISK = 5 * 10**9
+"""Free bytes below which a run with checkpoints of a billion parameters may end in a full disk."""
+LITTLE_SHARED = 256 << 20
+"""Bytes of /dev/shm below which processes that share tensors fail, as in a container with its default of 64 MiB."""
+DRIVER = Path("/proc/driver/nvidia/version")
+
+
+@dataclass(frozen=True)
+class MachineFact:
+    """One fact about the machine or the environment."""
+
+    subject: str
+    fact: str
+    cure: str = ""
+    """The problem, and what to do; empty where nothing is."""
+    is_fault: bool = False
+    """Whether runs fail because of it; else they are slower, or some settings are refused."""
+
+
+def examine() -> list[MachineFact]:
+    """All findings, faults first."""
+    checks: list[Callable[[], Iterator[MachineFact]]] = [
+        packages,
+        processor,
+        accelerator,
+        threads,
+        memory,
+        disks,
+        quantisation,
+        extras,
+    ]
+    found = [finding for check in checks for finding in check()]
+    return sorted(found, key=lambda each: (not each.is_fault, not each.cure))
+
+
+def packages() -> Iterator[MachineFact]:
+    """Packages that the workbench needs, in the versions that it goes with."""
+    name = "peft-workbench"
+    yield MachineFact(name, f"{metadata.version(name)}, Python {run_directory.versions()['python']}")
+    wrong = list(_unmet(metadata.requires(name) or []))
+    versions = ", ".join(
+        f"{package} {version}"
+        for package, version in run_directory.versions().items()
+        if package not in ("python", name)
+    )
+    cure = f"{'; '.join(wrong)}. Write: pip install -c constraints.txt -e ." if wrong else ""
+    yield MachineFact("packages", versions, cure, is_fault=bool(wrong))
+
+
+def _unmet(requirements: list[str]) -> Iterator[str]:
+    for requirement in map(Requirement, requirements):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            yield f"{requirement.name} is not installed"
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            yield f"{requirement.name} {version} is there, {requirement.specifier} is needed"
+
+
+def processor() -> Iterator[MachineFact]:
+    """The device that computes, and its precision."""
+    hardware = run_directory.hardware()
+    size = f"{hardware['memory_bytes'] / 2**30:.0f} GiB"
+    yield MachineFact("device", f"{hardware['device']}: {hardware['name']}, {hardware['cores']} cores, {size}")
+    native = backbones.has_bfloat16_units(backbones.device())
+    fact = (
+        "computed in hardware: model.weights=auto takes it" if native else "emulated: model.weights=auto takes float32"
+    )
+    yield MachineFact("bfloat16", fact)
+
+
+def accelerator() -> Iterator[MachineFact]:
+    """Devices besides the processor, and a driver that torch was not built for."""
+    if torch.cuda.is_available():
+        for number in range(torch.cuda.device_count()):
+            free, total = torch.cuda.mem_get_info(number)
+            yield MachineFact(
+                f"cuda:{number}",
+                f"{torch.cuda.get_device_name(number)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free",
+            )
+        if torch.distributed.is_nccl_available():
+            yield MachineFact("NCCL", ".".join(map(str, torch.cuda.nccl.version())))
+        else:
+            yield MachineFact(
+                "NCCL", "not in this torch", "Several devices talk by gloo, slowly. Install torch from pytorch.org."
+            )
+    elif DRIVER.exists():
+        yield MachineFact(
+            "accelerator",
+            f"an NVIDIA driver is there, torch {torch.__version__} does not use it",
+            "Install a build of torch for its CUDA version (pytorch.org); `nvidia-smi` shows it.",
+            is_fault=True,
+        )
+
+
+def threads() -> Iterator[MachineFact]:
+    """Cores that torch may use."""
+    allowed, used = len(psutil.Process().cpu_affinity()), torch.get_num_threads()
+    cure = ""
+    if used < allowed // 2:
+        cure = f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', '')} leaves cores idle. Unset it for a single run."
+    yield MachineFact("threads", f"{used} compute, on {allowed} cores that this process may use", cure)
+
+
+def memory() -> Iterator[MachineFact]:
+    """Free memory, and what processes share."""
+    free = psutil.virtual_memory()
+    yield MachineFact("memory", f"{free.available / 2**30:.1f} of {free.total / 2**30:.1f} GiB free")
+    shared = Path("/dev/shm")
+    if shared.exists() and (total := shutil.disk_usage(shared).total) < LITTLE_SHARED:
+        yield MachineFact(
+            "/dev/shm",
+            f"{total / 2**20:.0f} MiB",
+            "Processes share tensors there: start the container with --shm-size=2g.",
+        )
+
+
+def disks() -> Iterator[MachineFact]:
+    """Room for runs and for caches."""
+    for subject, folder in (("runs here", Path.cwd()), ("cache", cache_folder())):
+        there = next(each for each in (folder, *folder.parents) if each.exists())
+        free = shutil.disk_usage(there).free
+        if not os.access(there, os.W_OK):
+            yield MachineFact(
+                subject, f"{there} cannot be written", "Set WORKBENCH_CACHE, or work in another folder.", is_fault=True
+            )
+        else:
+            cure = "Checkpoints may fill it: save.keep=1, or --out on another disk." if free < LITTLE_DISK else ""
+            yield MachineFact(subject, f"{folder}: {free / 1e9:.0f} GB free", cure)
+
+
+def quantisation() -> Iterator[MachineFact]:
+    """Whether 4-bit weights work here, by quantising some."""
+    try:
+        from bitsandbytes import functional
+
+        value = torch.linspace(-1, 1, 4096, device=backbones.device())
+        packed, state = functional.quantize_4bit(value, quant_type="nf4")
+        error = (functional.dequantize_4bit(packed, state) - value).abs().max().item()
+    except Exception as error_:  # of a library with native code: whatever it raises, it does not work
+        yield MachineFact("nf4, int8", f"bitsandbytes fails: {error_}", "Take model.weights=bfloat16 or float32.")
+        return
+    yield MachineFact("nf4, int8", f"work; largest error of nf4 {error:.2f} of the largest value")
+
+
+def extras() -> Iterator[MachineFact]:
+    """Programs and packages that some settings need."""
+    compiler = next((name for name in ("g++", "clang++", "c++") if shutil.which(name)), None)
+    cure = "" if compiler else "train.compile=true needs one: install g++."
+    yield MachineFact("C++ compiler", compiler or "none", cure)
+    if find_spec("torchvision") is not None:
+        try:
+            import_module("torchvision")
+        except Exception as error:  # built for another torch, which shows in many ways
+            yield MachineFact(
+                "torchvision",
+                f"does not import: {error}",
+                "Uninstall it, or install the build for this torch.",
+                is_fault=True,
+            )
+    if (given := os.environ.get("HF_HUB_OFFLINE")) not in (None, "", "0"):
+        yield MachineFact("hub", f"HF_HUB_OFFLINE={given}: only what was fetched before is found")

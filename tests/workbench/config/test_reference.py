@@ -1,0 +1,102 @@
+"""Settings are told as the sections have them, and editors accept what the workbench accepts."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from workbench import recipes
+from workbench.adapters import METHODS
+from workbench.cli import reference_table
+from workbench.config import RunConfig, reference
+from workbench.config.freeze_config import POLICIES
+from workbench.config.reference import SettingReference
+from workbench.errors import ConfigError
+from workbench.recipes.load import load
+from workbench.schema import load_yaml, read_yaml
+
+
+@pytest.fixture(scope="module")
+def settings() -> list[SettingReference]:
+    return reference.settings()
+
+
+@pytest.fixture(scope="module")
+def editor() -> Draft202012Validator:
+    """The check that an editor makes with the schema."""
+    schema = reference.json_schema()
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
+
+
+def test_every_setting_has_a_meaning(settings: list[SettingReference]) -> None:
+    assert [each.key for each in settings if not each.meaning or not each.values] == []
+
+
+def test_every_key_of_a_run_is_there_with_the_default_that_it_has(settings: list[SettingReference]) -> None:
+    run = load("sft/quickstart")
+    known = {each.key: each.default for each in settings if not each.of}
+    plain: dict[str, Any] = {}
+    for section, fields in RunConfig.model_fields.items():
+        names = getattr(type(getattr(run, section)), "model_fields", None)
+        plain |= {f"{section}.{name}": field for name, field in names.items()} if names else {section: fields}
+    assert plain.keys() <= {each.key for each in settings}
+    for key, field in plain.items():
+        default = field.get_default(call_default_factory=True)
+        if isinstance(default, (int, float, str)) and key in known and key not in ("adapter.method", "freeze.policy"):
+            assert load_yaml(known[key]) == default or known[key] == str(default), key
+
+
+def test_methods_and_policies_are_those_that_there_are(settings: list[SettingReference]) -> None:
+    for key, there in (("adapter.method", {*METHODS}), ("freeze.policy", {"none", *POLICIES})):
+        assert reference.choices(key).keys() == there and all(reference.choices(key).values())
+        (setting,) = reference.look_up(key)
+        assert set(setting.values.split(" | ")) == there
+    assert reference.choices("batch.size") == {}
+    of = {name for each in settings if each.key == "adapter.rank" for name in each.of}
+    assert of == {name for name, section in METHODS.items() if "rank" in section.model_fields}
+
+
+@pytest.mark.parametrize("name", recipes.shipped())
+def test_an_editor_accepts_every_shipped_recipe_and_no_other_key(name: str, editor: Draft202012Validator) -> None:
+    values = read_yaml(recipes.find(name))
+    assert [error.message for error in editor.iter_errors(values)] == []
+    for section in (
+        name for name, value in values.items() if isinstance(value, dict) and name not in ("sweep", "search")
+    ):
+        wrong = copy.deepcopy(values)
+        wrong[section]["wrnog"] = 1
+        assert not editor.is_valid(wrong), section
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["batch: {size: 0}", "adapter: {method: lroa}", "freeze: {policy: lsa}", "adapter: {method: lora, block: 2}"],
+)
+def test_an_editor_marks_what_the_workbench_refuses(wrong: str, editor: Draft202012Validator) -> None:
+    right = {"recipe": "sft", "data": {"train": "rows.jsonl"}}
+    assert editor.is_valid(right) and not editor.is_valid({**right, **load_yaml(wrong)})
+
+
+def test_a_word_finds_keys_then_meanings_else_is_told_what_is_near() -> None:
+    assert [each.key for each in reference.look_up("batch.size")] == ["batch.size"]
+    assert {each.key for each in reference.look_up("batch")} > {"batch", "batch.size", "batch.packing"}
+    assert {each.key for each in reference.look_up("learning_rate")} == {"train.learning_rate"}
+    assert [each.key for each in reference.look_up("NEFTune")] == ["regularise.neftune"]
+    assert [each.key for each in reference.look_up("LD-DPO")] == ["prefer.length"]
+    with pytest.raises(ConfigError, match=r"Did you mean `batch\.size`"):
+        reference.look_up("bach.size")
+
+
+def test_what_is_printed_is_whole_for_one_key_and_a_line_each_for_several(capsys: pytest.CaptureFixture[str]) -> None:
+    reference_table.show(reference.look_up("freeze.policy"), "freeze.policy")
+    told = capsys.readouterr().out
+    assert told.startswith("freeze.policy\n  values     none | ") and "LISA (Pan et al. 2024" in told
+    reference_table.show(reference.look_up("batch"), "batch")
+    assert "batch.size = 32  " in capsys.readouterr().out
+    reference_table.show_sections()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(RunConfig.model_fields) + 1 and max(map(len, lines)) <= 120
