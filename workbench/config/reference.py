@@ -146,7 +146,7 @@ def _values(node: Node, known: Node) -> str:
     if kind == "string" and "path" in node.get("format", ""):
         return "a path"
     bounds = [f"{word} {_shown(node[bound])}" for bound, word in _BOUNDS.items() if bound in node]
-    return ", ".join([_TYPES.get(kind, "any value"), *bounds])
+    return ", ".join([_TYPES.get(str(kind), "any value"), *bounds])
 
 
 def _shown(value: Any) -> str:
