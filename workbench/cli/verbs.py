@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from workbench.cli import answering_verbs
+from workbench.cli.arguments import Overrides, Recipe, RunFolder, Trusted
 from workbench.errors import ConfigError, Stopped, WorkbenchError
 
 app = typer.Typer(
@@ -20,11 +22,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # importing rich is half of what --help would take
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Recipe = Annotated[str, typer.Argument(help="A YAML file, or a shipped recipe such as sft/quickstart.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, such as train.epochs=3.", show_default=False)]
-RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
-Trusted = Annotated[bool, typer.Option("--trust", help="Execute the Python code that the run's config.yaml names.")]
 
 
 @app.command()
@@ -201,76 +198,10 @@ def distill_cache(recipe: Recipe, overrides: Overrides = None) -> None:
         typer.echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
 
 
-@app.command()
-def evaluate(run: RunFolder, overrides: Overrides = None, trust: Trusted = False) -> None:
-    """Score a finished run again, on its held-out rows or on data.test=FILE."""
-    from workbench.cli import render
-    from workbench.recipes.serve import evaluate as score
-
-    render.scores(score(run, overrides or (), trust=trust))
-
-
-@app.command()
-def predict(
-    run: RunFolder,
-    input: Annotated[str, typer.Argument(help="Rows to answer; answers they hold are ignored.")],
-    out: Annotated[Path, typer.Option(help="A .jsonl, .csv or .parquet file to write.")],
-    overrides: Overrides = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
-    trust: Trusted = False,
-) -> None:
-    """Answer every row of a file; data.on_bad_row=skip leaves out those that cannot be read."""
-    from workbench.recipes.serve import predict as answer
-
-    found = answer(run, input, overrides or (), out=out, max_new_tokens=max_new_tokens, trust=trust)
-    typer.echo(f"{found.rows} answers in {out}")
-    for reason in found.left_out[:20]:
-        typer.echo(f"left out: {reason}", err=True)
-    if (more := len(found.left_out) - 20) > 0:
-        typer.echo(f"left out: {more} more", err=True)
-
-
-@app.command()
-def generate(
-    run: RunFolder,
-    prompt: Annotated[str, typer.Argument(help="What a user would say.")],
-    max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
-    trust: Trusted = False,
-) -> None:
-    """Stream one greedy answer."""
-    from workbench.recipes.serve import generate as stream
-
-    stream(run, prompt, max_new_tokens=max_new_tokens, trust=trust)
-
-
-@app.command()
-def sample(
-    run: RunFolder,
-    prompts: Annotated[str, typer.Argument(help="Rows to answer; answers they hold are ignored.")],
-    score: Annotated[
-        list[str],
-        typer.Option(
-            help="number, unit_tests, my.py[:function], a run of recipe reward, or '{kind: ..., ...}'; a sum."
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="A .jsonl file to write.")],
-    overrides: Overrides = None,
-    to: Annotated[str, typer.Option(help="Rows to write: best, accepted, pairs or all.")] = "best",
-    n: Annotated[int, typer.Option("--n", min=1, help="Answers to each prompt.")] = 8,
-    temperature: Annotated[float, typer.Option(help="Logits are divided by it.")] = 1.0,
-    max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
-    least: Annotated[float | None, typer.Option(help="Lowest reward of an answer that is kept.")] = None,
-    margin: Annotated[float, typer.Option(min=0, help="By how much the rewards of a pair differ at least.")] = 0.0,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    trust: Trusted = False,
-) -> None:
-    """Sample answers, score them, and write rows for SFT (best, accepted) or preferences (pairs); repeat to resume."""
-    from workbench.cli import sample_table
-    from workbench.recipes.sample import SampleSettings
-    from workbench.recipes.sample import sample as write
-
-    settings = SampleSettings(to, n, temperature, max_new_tokens, seed, least, margin)
-    sample_table.show(write(run, prompts, overrides or (), score, settings, out=out, trust=trust), out)
+app.command()(answering_verbs.evaluate)
+app.command()(answering_verbs.predict)
+app.command()(answering_verbs.generate)
+app.command()(answering_verbs.sample)
 
 
 @app.command()

@@ -1,0 +1,31 @@
+"""A run against another one, from the command's side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from workbench.recipes.win_rate import Contest, win_rate
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Path:
+    path = tmp_path / "asked.jsonl"
+    path.write_text(
+        "".join(json.dumps({"question": f"What comes after {n}?", "answer": n + 1}) + "\n" for n in range(4))
+    )
+    return path
+
+
+def test_a_run_and_itself_are_even(trained: Path, asked: Path, tmp_path: Path) -> None:
+    word = "{kind: regex, pattern: 'It is'}"
+    contest = Contest((word,), max_new_tokens=12, out=tmp_path / "answers.jsonl")
+    found = win_rate(trained, trained, [f"data.test={asked}"], contest)
+    assert (found["win_rate"], found["ties"], found["reward"]) == (0.5, 1, found["reward_other"])
+    assert found["win_rate_low"] < 0.5 < found["win_rate_high"]
+    rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert len(rows) == 4 and all(row["answer"] == row["other"] and row["win"] == 0.5 for row in rows)
+    judged = win_rate(trained, trained, [f"data.test={asked}"], Contest(judge="sed s/.*/1/", max_new_tokens=2))
+    assert judged["win_rate"] == 0.5 and judged["order_agreement"] == 0
