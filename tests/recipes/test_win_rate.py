@@ -14,7 +14,7 @@ from workbench.recipes.win_rate import Contest, win_rate
 def asked(tmp_path: Path) -> Path:
     path = tmp_path / "asked.jsonl"
     path.write_text(
-        "".join(json.dumps({"question": f"What comes after {n}?", "answer": n + 1}) + "\n" for n in range(4))
+        "".join(json.dumps({"question": f"What comes after {n}?", "answer": str(n + 1)}) + "\n" for n in range(4))
     )
     return path
 

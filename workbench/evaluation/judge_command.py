@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 from workbench.data.rows import excerpt
 from workbench.data.text.answer import Answer
@@ -42,8 +43,8 @@ def verdicts(command: str, pairs: Sequence[tuple[Answer, Answer]], *, timeout: f
     return [VERDICTS[verdict] for verdict in found]
 
 
-def _line(first: Answer, second: Answer) -> dict[str, object]:
-    asked = {"prompt": first.prompt, "messages": list(first.messages), "row": dict(first.row)}
+def _line(first: Answer, second: Answer) -> dict[str, Any]:
+    asked: dict[str, Any] = {"prompt": first.prompt, "messages": list(first.messages), "row": dict(first.row)}
     return asked | {"first": first.text, "second": second.text}
 
 
