@@ -89,6 +89,34 @@ class Olora(FromWeights):
 
 
 @register
+class Corda(FromWeights):
+    """LoRA from the parts of each weight that the task's inputs excite most, or least."""
+
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "corda": MethodInfo(
+            "lora, from what data excite of the weights", "Yang et al. 2024, arXiv:2406.05223", token_rows=True
+        ),
+    }
+    method: Literal["corda"] = "corda"
+    mode: Literal["ipm", "kpm"] = "ipm"
+    """`ipm` trains the parts that the training rows excite most, for the task; `kpm` those that they excite least."""
+
+    def initialise(self, model: PeftModel, sample: Sample | None) -> None:
+        """Set A and B from one pass over the sample, and remember them."""
+        from workbench.adapters.corda import covariances, oriented_parts
+        from workbench.adapters.shifted_lora import shift
+        from workbench.adapters.svd import leading_parts
+
+        if model.device.type == "meta":  # what is shipped is known from shapes
+            shift(model, lambda weight_OI, rank, _: leading_parts(weight_OI, rank))
+            return
+        if sample is None:
+            raise ConfigError("adapter.method=corda starts from training rows: give adapters.attach a sample.")
+        seen = iter(covariances(model, sample()))
+        shift(model, lambda weight_OI, rank, scale: oriented_parts(weight_OI / scale, next(seen), rank, mode=self.mode))
+
+
+@register
 class Eva(LowRank):
     """LoRA whose A, and whose rank in each layer, come from principal components of the layers' inputs; B is zero."""
 

@@ -18,7 +18,7 @@ OFFERED: dict[str, tuple[str, ...]] = {
     "LN_TUNING": ("layernorm",),
     "LOHA": ("loha",),
     "LOKR": ("lokr",),
-    "LORA": ("lora", "rslora", "dora", "lora+", "pissa", "olora", "eva", "loftq"),
+    "LORA": ("lora", "rslora", "dora", "lora+", "pissa", "olora", "corda", "eva", "loftq"),
     "MISS": ("miss",),
     "OFT": ("oft",),
     "OSF": ("osf",),
@@ -46,13 +46,11 @@ LORA_OPTIONS: dict[str, str] = {
     "Take adapter.method=lora.",
     "arrow": "it trains nothing, but chooses among trained adapters. Take adapter.method=lora for each, "
     "and add them up with `workbench combine`.",
-    "corda": "its start from covariances is not built yet. Take adapter.method=eva, which starts from inputs, "
-    "or adapter.method=pissa, which starts from weights.",
     "kasa": "it changes the frozen weights themselves. Take adapter.method=pissa.",
     "layer-replication": "it makes another, deeper backbone, which no setting of an adapter does here. "
     "Take adapter.method=lora.",
-    "lora-ga": "its start from gradients of the frozen weights is not built yet. Take adapter.method=eva, which starts "
-    "from inputs, or adapter.method=pissa, which starts from weights.",
+    "lora-ga": "its start from gradients of the frozen weights is not built yet. "
+    "Take adapter.method=corda, which starts from weights and what their inputs do, or adapter.method=eva.",
     "qalora": "PEFT has it for GPTQ weights alone. Take adapter.method=lora with model.weights=nf4.",
 }
 """Options of PEFT's LoRA that are methods to those who know them, and that are not offered."""

@@ -36,7 +36,7 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     if not run.resumed:
         shutil.rmtree(run.path / "members", ignore_errors=True)
         (run.path / search_board.TABLE).unlink(missing_ok=True)
-    board, judges = search_board.read(config, run), judging_rows(config, len(task.shared.rows["held_out"]))
+    board = search_board.read(config, run)
     task.shared.plan_time()
     timed = InTime(callback, run)
     try:
@@ -44,7 +44,7 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
             callback.say(in_words(board, wave))
             began = time.monotonic()
             try:
-                losses = WaveTraining(task, board, wave, judges, timed).losses()
+                losses = WaveTraining(task, board, wave, timed).losses()
             except Stopped:
                 board.paused(wave, time.monotonic() - began)
                 raise
@@ -87,14 +87,19 @@ def ship(task: SweepTask, board: Board, callback: Callback) -> Scores:
 class WaveTraining:
     """Trains the members of a wave: those that a bank can hold in one, the others one after another."""
 
-    def __init__(
-        self, task: SweepTask, board: Board, wave: WaveRecord, judges: Indices | None, callback: Callback
-    ) -> None:
-        self.task, self.board, self.judges, self.callback = task, board, judges, callback
+    def __init__(self, task: SweepTask, board: Board, wave: WaveRecord, callback: Callback) -> None:
+        self.task, self.board, self.callback = task, board, callback
         trials = board.trials
         self.entries = [SweepMember(trials[each], board.member(trials[each])) for each in wave.trials]
         self.shares = dict(zip(wave.trials, [board.halving.shares[rung] for rung in wave.rungs], strict=True))
         self.begun = dict(zip(wave.trials, wave.begun, strict=True))
+        held_out = len(task.shared.rows["held_out"])
+        self.judges = {
+            trial: judging_rows(board.config, held_out, rung=rung)
+            for trial, rung in zip(wave.trials, wave.rungs, strict=True)
+            if rung < board.halving.top
+        }
+        """Held-out rows on which each that does not come to its end is compared; None: all."""
 
     def losses(self) -> list[float]:
         """Held-out loss of each member where it is compared, infinite where it failed."""
@@ -134,7 +139,7 @@ class WaveTraining:
                 yield number, self._at_the_end(entry)
             else:
                 with loaded.bank.only(name):
-                    yield number, member.judged(partial(loaded.held_out_loss, self.judges))
+                    yield number, member.judged(partial(loaded.held_out_loss, self.judges[number]))
 
     def _alone(self, entry: SweepMember) -> float:
         """The loss of a member that trains as a run of its own."""
@@ -147,7 +152,8 @@ class WaveTraining:
                 if not own.adapter.exists():
                     single.train()
                 return self._at_the_end(entry)
-            task = self.task if self.judges is None else self.task.on_held_out(self.judges)
+            judges = self.judges[entry.trial.number]
+            task = self.task if judges is None else self.task.on_held_out(judges)
             judge: Any = task.single(entry.trial.config, own)
             live, trainer = single.begun(single.placement.unread(single.backbone, single.score_before))
             trainer.member.until = share
@@ -208,9 +214,12 @@ def trainings_left(board: Board, run: Run) -> float:
     return rest / (board.seconds / board.trained) if board.trained else rest
 
 
-def judging_rows(config: RunConfig, rows: int) -> Indices | None:
-    """Held-out rows that decide who goes on, by chance but always the same; None: all of them."""
-    wanted = config.search.rows
+def judging_rows(config: RunConfig, rows: int, *, rung: int) -> Indices | None:
+    """Held-out rows that decide who goes on from a rung, by chance but always the same; None: all of them.
+
+    Those of a rung are among those of the next one.
+    """
+    wanted = config.search.rows_at(rung)
     if wanted is None or wanted >= rows:
         return None
     return np.sort(np.random.default_rng(config.seed).permutation(rows)[:wanted])

@@ -13,7 +13,7 @@ from workbench.training.limits import total_steps
 from workbench.training.search import proposals
 from workbench.training.search.halving import Halving
 
-EARLY = 5
+EARLY = 4
 """Steps before which a comparison says little."""
 
 

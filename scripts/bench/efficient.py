@@ -115,11 +115,12 @@ ARMS: dict[str, dict[str, list[str]]] = {
 
 def main() -> None:
     arguments = _arguments()
+    tasks = {name: task for name, task in TASKS.items() if arguments.task in (None, name)}
     _write_rows(arguments.out)
     wanted = {
         (name, arm, seed): Wanted(read_yaml(recipes.find(task.recipe)), words)
         for seed in range(arguments.seeds)
-        for name, task in TASKS.items()
+        for name, task in tasks.items()
         for arm, words in _runs(task, arguments, seed)
     }
     found = standing.finish_here({_folder(*key): run for key, run in wanted.items()}, arguments.out)
@@ -137,10 +138,10 @@ def main() -> None:
             {each: arm(name, score, each) for each in _wanted(arguments) if (name, each, 0) in wanted},
             task.scores[score],
         )
-        for name, task in TASKS.items()
+        for name, task in tasks.items()
         for score in task.scores
     }
-    print(standing.markdown(list(_lines(measured, list(_wanted(arguments))))))
+    print(standing.markdown(list(_lines(tasks, measured, list(_wanted(arguments))))))
     machine = measuring.machine("cpu", ("torch", "transformers", "peft"))
     told = {
         f"{name}, {score}": {"lengths": each.control.lengths, **each.arms} for (name, score), each in measured.items()
@@ -171,16 +172,18 @@ class Measured:
         return self.gain(arm, self.control.lengths[1].scores), self.gain(arm, over)
 
 
-def _lines(measured: Mapping[tuple[str, str], Measured], arms: Sequence[str]) -> Iterator[list[object]]:
+def _lines(
+    tasks: Mapping[str, Task], measured: Mapping[tuple[str, str], Measured], arms: Sequence[str]
+) -> Iterator[list[object]]:
     """The table: for each task the cost, and for each of its scores the gains."""
     head: list[object] = ["technique"]
-    for name, task in TASKS.items():
+    for name, task in tasks.items():
         head.append(f"{name}: cost")
         head += [f"{name}, {score}, {at}" for score in task.scores for at in ("equal steps", "equal time")]
     yield [*head, "pays"]
     for arm in arms:
         line: list[object] = [arm]
-        for name, task in TASKS.items():
+        for name, task in tasks.items():
             own = [measured[name, score] for score in task.scores]
             line.append(f"{own[0].control.cost(own[0].arms[arm]):.2f}" if arm in own[0].arms else "")
             line += [told for each in own for told in _told(each, arm)]
@@ -223,8 +226,9 @@ def _own(task: Task, word: str) -> str:
 
 
 def _wanted(arguments: argparse.Namespace) -> dict[str, list[str]]:
-    sections = [arguments.only] if arguments.only else list(ARMS)
-    return {arm: words for section in sections for arm, words in ARMS[section].items()}
+    sections, parts = [arguments.only] if arguments.only else list(ARMS), arguments.arms or [""]
+    named = {arm: words for section in sections for arm, words in ARMS[section].items()}
+    return {arm: words for arm, words in named.items() if any(part in arm for part in parts)}
 
 
 def _write_rows(out: Path) -> None:
@@ -248,6 +252,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encoder", required=True, help="folder of a small encoder, such as all-MiniLM-L6-v2")
     parser.add_argument("--only", choices=list(ARMS), help="techniques of one section")
+    parser.add_argument("--arms", action="append", help="part of the names of techniques to run; all without it")
+    parser.add_argument("--task", choices=list(TASKS), help="one of the tasks; both without it")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/efficient"))
     parser.add_argument("--json", type=Path, help="write everything that was measured to this file")

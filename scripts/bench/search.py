@@ -4,10 +4,11 @@
     python scripts/bench/search.py quality [--seeds 3]        # 32 settings by halving, and all of them to their end
     python scripts/bench/search.py optuna                     # the same by Optuna, a process each
 
-`cost` takes search/quickstart as it is shipped. `quality` and `optuna` take classify/quickstart with fewer and smaller
-steps and a list of 32 settings: in a sweep, which trains each to its end, in a search, and in a study of Optuna whose
-trials are processes, two at a time, that its own pruner stops. Every run is a process of its own, measured from
-outside; processor time is what a busy machine does not change. What is finished below --out is not run again.
+`cost` takes search/quickstart as it is shipped. `quality` and `optuna` take sft/quickstart with its questions alone,
+without the passages, and a list of 32 settings: in a sweep, which trains each to its end, in a search, and in a study
+of Optuna whose trials are processes, two at a time, that its own pruner stops. Every run is a process of its own,
+measured from outside; processor time is what a busy machine does not change. What is finished below --out is not run
+again.
 """
 
 from __future__ import annotations
@@ -30,17 +31,19 @@ SPACE: dict[str, list[float]] = {
     "schedule.warmup": [0.0, 0.1],
 }
 TRIALS, JOBS = 32, 2
+ROWS = {"train": 1200, "held_out": 100}
+"""Questions of each split."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("cost", "quality", "optuna"))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=27)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--eta", type=int, default=3)
-    parser.add_argument("--rungs", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=24, help="held-out rows that decide who goes on")
+    parser.add_argument("--steps", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--eta", type=int, default=2)
+    parser.add_argument("--rungs", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=64, help="held-out rows of the last comparison")
     parser.add_argument("--out", type=Path, default=Path("runs/search"))
     arguments = parser.parse_args()
     arguments.out = arguments.out.resolve()
@@ -104,24 +107,25 @@ def _optuna(arguments: argparse.Namespace) -> None:
 def _words(kind: str, arguments: argparse.Namespace, seed: int) -> list[str]:
     """Recipe and settings of a grid, a search or a plain run."""
     own = [f"seed={seed}", f"train.steps={arguments.steps}", "train.epochs=null", f"batch.size={arguments.batch}"]
-    own += [f"data.held_out={_held_out(arguments.out)}", "batch.tokens_per_device=8192", "evaluate.every=100000"]
-    own += ["evaluate.probe=0", "evaluate.dynamics=false", "save.every=null"]
+    own += [f"data.{split}={_questions(arguments.out, split)}" for split in ROWS]
+    own += ["data.overlap=drop", "batch.tokens_per_device=4096", "evaluate.every=100000", "evaluate.answers=0"]
+    own += ["evaluate.dynamics=false", "save.every=null"]
     if kind == "plain":
-        return ["classify/quickstart", *own]
-    section: dict[str, Any] = {"of": "classify", "over": SPACE}
+        return ["sft/quickstart", *own]
+    section: dict[str, Any] = {"of": "sft", "over": SPACE}
     if kind == "search":
-        section = {"of": "classify", "space": SPACE, "trials": TRIALS, "rows": arguments.rows}
+        section = {"of": "sft", "space": SPACE, "trials": TRIALS, "rows": arguments.rows}
         section |= {"eta": arguments.eta, "rungs": arguments.rungs}
     recipe = "search" if kind == "search" else "sweep"
-    return ["classify/quickstart", f"recipe={recipe}", f"{recipe}={json.dumps(section)}", *own]
+    return ["sft/quickstart", f"recipe={recipe}", f"{recipe}={json.dumps(section)}", *own]
 
 
-def _held_out(folder: Path) -> Path:
-    """Each fourth of the held-out questions."""
-    path = folder / "held_out.csv"
-    head, *rows = (starter.FOLDER / "banking77_held_out.csv").read_text(encoding="utf-8").splitlines(keepends=True)
-    path.write_text("".join([head, *rows[::4]]), encoding="utf-8")
-    return path
+def _questions(folder: Path, split: str) -> Path:
+    """The first of the shipped questions, without their passages."""
+    lines = (starter.FOLDER / f"fairytaleqa_{split}.jsonl").read_text(encoding="utf-8").splitlines()[: ROWS[split]]
+    rows = [json.loads(line) for line in lines]
+    asked = [{"prompt": f"{row['question']}\n", "completion": row["answer"]} for row in rows]
+    return standing.write_rows(asked, folder / f"{split}.jsonl")
 
 
 def _run(*words: str) -> Any:

@@ -195,7 +195,8 @@ def test_a_rank_above_a_weights_shorter_side_is_refused(llama: PreTrainedModel) 
 
 
 @pytest.mark.parametrize(
-    "settings", [{"method": "pissa", "decomposition": "randomised"}, {"method": "olora"}, {"method": "eva"}]
+    "settings",
+    [{"method": "pissa", "decomposition": "randomised"}, {"method": "olora"}, {"method": "eva"}, {"method": "corda"}],
 )
 def test_a_resumed_run_starts_from_the_same_bits(settings: dict[str, Any]) -> None:
     """It attaches again, and only then reads what training had made of A and B."""
@@ -268,6 +269,38 @@ def test_layers_whose_inputs_never_vary_have_no_adapter_and_are_not_named(
     assert "base_model.model.model.layers.0.self_attn.o_proj" not in _layers(model)
     adapters.save(model, tmp_path)
     assert _layers(adapters.load(bare, tmp_path)).keys() == _layers(model).keys()
+
+
+# CorDA.
+
+
+@pytest.mark.parametrize("mode", ["ipm", "kpm"])
+def test_corda_takes_the_parts_that_the_inputs_excite_most_or_least(llama: PreTrainedModel, mode: str) -> None:
+    """Of W C, with C the covariance of the layer's inputs: what is left has the other singular values, and no more."""
+    model = adapters.attach(llama, _config("corda", mode=mode), seed=0, sample=lambda: iter([{"input_ids": IDS}]))
+    caught: dict[str, Tensor] = {}
+    for name, layer in _layers(model).items():
+        layer.register_forward_pre_hook(
+            lambda _, given, name=name: caught.update({name: given[0][0].detach().double()})
+        )
+    logits = model.eval()(input_ids=IDS).logits
+    with model.disable_adapter():
+        torch.testing.assert_close(logits, model(input_ids=IDS).logits, rtol=1e-4, atol=1e-5)
+    for name, layer in _layers(model).items():
+        x_NI = caught[name]
+        covariance = x_NI.T @ x_NI / len(x_NI)
+        covariance += 0.01 * covariance.diagonal().mean() * torch.eye(len(covariance), dtype=torch.float64)
+        weight = dense_weight(layer.get_base_layer()).double()
+        whole = torch.linalg.svdvals(weight @ covariance)
+        rest = torch.linalg.svdvals((weight - _update(layer).double()) @ covariance)
+        kept = whole[RANK:] if mode == "ipm" else whole[:-RANK]
+        torch.testing.assert_close(rest[: len(kept)], kept, rtol=1e-3, atol=1e-4 * float(whole[0]))
+        assert float(rest[len(kept) :].max()) < 1e-4 * float(whole[0])
+
+
+def test_corda_needs_a_sample(llama: PreTrainedModel) -> None:
+    with pytest.raises(ConfigError, match="corda starts from training rows"):
+        adapters.attach(llama, _config("corda"), seed=0)
 
 
 def test_eva_needs_a_sample(llama: PreTrainedModel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,14 @@ def test_a_search_ends_in_time_with_what_came_to_its_end(
     assert [(len(wave["trials"]), wave["rungs"][0]) for wave in waves] == [(2, 0), (1, 2)]
     assert table(path)["best"] is not None and table(path)["trained"] == 1.25
     assert json.loads((path / "scores.json").read_text())["after"]["loss"] > 0
+
+
+def test_rows_of_a_comparison_are_among_those_of_the_next_one(sections: dict[str, Any]) -> None:
+    config = RunConfig.model_validate({**sections, "search": {**sections["search"], "rungs": 4, "rows": 40}})
+    found = [searching.judging_rows(config, 100, rung=rung) for rung in range(4)]
+    sets = [set(each.tolist()) for each in found if each is not None]
+    assert [len(each) for each in sets] == [8, 10, 20, 40] and all(a <= b for a, b in itertools.pairwise(sets))
+    assert searching.judging_rows(config, 40, rung=3) is None, "there are no more"
 
 
 def test_there_is_no_time_at_all(sections: dict[str, Any], tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from pydantic import Field, PositiveInt, ValidationError, field_validator, model
 from workbench.config.sweep_config import flat
 from workbench.schema import ROOT, Mistakes, Section, explain
 
+LEAST_ROWS = 8
+"""Held-out rows of a comparison, where there are as many."""
 _RANGE_KEYS = ("low", "high", "log", "integer")
 _EXAMPLE = "{low: 1.0e-4, high: 1.0e-2, log: true}"
 
@@ -68,13 +70,15 @@ class SearchConfig(Section):
     """Keys of a run, each with a list of values or with a range: {low: 1.0e-4, high: 1.0e-2, log: true}."""
     trials: Annotated[int, Field(ge=2, le=1000)] = 32
     """Settings that are tried."""
-    eta: Annotated[int, Field(ge=2)] = 4
-    """One of so many members goes on each time that they are compared."""
-    rungs: Annotated[int, Field(ge=1, le=10)] = 2
+    eta: Annotated[int, Field(ge=2)] = 2
+    """One of so many members goes on each time that they are compared. Half of them is safest: early comparisons are
+    rough, and more frequent ones cost no more."""
+    rungs: Annotated[int, Field(ge=1, le=10)] = 5
     """Times that members are compared before the end: after 1 / eta of a member's steps, before that after
     1 / eta^2, and so on. The schedule of each is that of its whole training."""
     rows: PositiveInt | None = 64
-    """Held-out rows that decide who goes on; null: all. Those at the end of their training are compared on all."""
+    """Held-out rows of the last comparison before the end; each earlier one has 1 / eta as many, but no fewer than 8,
+    since members differ more and are more. null: all. Those at the end of their training are compared on all."""
     sampler: Literal["random", "tpe"] = "random"
     """How settings are proposed: by chance, or where earlier ones did well (Bergstra et al. 2011)."""
     at_once: PositiveInt | None = None
@@ -97,6 +101,14 @@ class SearchConfig(Section):
     def settings(self) -> float:
         """Number of different settings in the space."""
         return math.prod(each.size if isinstance(each, Range) else len(each) for each in self.space.values())
+
+    def rows_at(self, rung: int) -> int | None:
+        """Held-out rows of a comparison before the end; None: all."""
+        return (
+            None
+            if self.rows is None
+            else max(min(LEAST_ROWS, self.rows), self.rows // self.eta ** (self.rungs - 1 - rung))
+        )
 
     @property
     def most_at_once(self) -> int:

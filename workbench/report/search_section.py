@@ -81,7 +81,7 @@ def _share(share: float) -> str:
 
 def _notes(rows: Sequence[Mapping[str, Any]], table: Mapping[str, Any], scores: Mapping[str, Any]) -> list[str]:
     ended = sum(row["losses"][-1] is not None for row in rows)
-    judges = "all held-out rows" if table["rows"] is None else f"{table['rows']:,} held-out rows"
+    judges = "all held-out rows" if table["rows"] is None else f"up to {table['rows']:,} held-out rows"
     notes = [
         f"{len(rows)} settings took the steps of {table['trained']:.3g} trainings; {ended} came to the end. Before "
         f"that, members were compared on {judges}, at the end on all of them."

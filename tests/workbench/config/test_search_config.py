@@ -42,6 +42,14 @@ def test_ends_of_the_space_are_runs_of_the_recipe_with_the_seed_of_the_search() 
     assert trial.name == "000-learning_rate=0.0012345,rank=8" and trial.config.train.learning_rate == 0.0012345
 
 
+def test_each_comparison_has_eta_times_the_rows_of_the_one_before_it_from_a_least_number_on() -> None:
+    section = search("search.rows=60", "search.eta=2", "search.rungs=5").search
+    assert [section.rows_at(rung) for rung in range(5)] == [8, 8, 15, 30, 60]
+    few = search("search.rows=5", "search.rungs=3").search
+    assert [few.rows_at(rung) for rung in range(3)] == [5, 5, 5]
+    assert search("search.rows=null").search.rows_at(0) is None
+
+
 def test_a_space_of_many_choices_is_checked_key_by_key() -> None:
     space = {"adapter.rank": list(range(1, 65)), "train.learning_rate": RATE, "schedule.warmup": [0.0, 0.1, 0.2, 0.3]}
     assert len(search_expansion.ends(search(search={"space": space}))) == 1 + 63 + 2 + 3
