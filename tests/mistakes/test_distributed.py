@@ -13,6 +13,12 @@ CASES = {
     "no such key": Case("check my.yaml distributed.sequences=2", "distributed.sequences", "Did you mean `sequence`?"),
     "no device": Case("check my.yaml distributed.sequence=0", "distributed.sequence", "greater than 0"),
     "one device": Case("run my.yaml distributed.sequence=2", "groups of 2 devices, and there is one", "--devices 2"),
+    "copies of deepspeed": Case(
+        "check my.yaml distributed.zero=3 distributed.replicas=2", "replicas=2 copies", "Write engine=fsdp2 and zero=3"
+    ),
+    "copies on one device": Case(
+        "run my.yaml 'distributed={engine: fsdp2, zero: 3, replicas: 2}'", "distributed.replicas=2", "--devices 4"
+    ),
     "heads": Case("check my.yaml distributed.sequence=3", "stories has 8, with 4 of keys", "sequence=2|4"),
     "rows by classes": Case(f"{PARTS} recipe=classify", "recipe=classify reads", "Write recipe=sft"),
     "pairs": Case(f"{PARTS} recipe=prefer", "recipe=prefer reads", "distributed.sequence=1"),

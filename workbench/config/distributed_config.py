@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,9 @@ class DistributedConfig(Section):
     engine: Literal["deepspeed", "fsdp2"] = "deepspeed"
     """Sharding engine. fsdp2 is torch's, with stages 2 and 3: a device holds a share of every weight, and a block whole
     while it computes (zero=3) or from its forward to its backward pass (zero=2)."""
+    replicas: PositiveInt = 1
+    """Copies of all weights, with engine=fsdp2: devices of a copy share them, such as those of one machine, and only
+    gradients travel between copies."""
     sequence: PositiveInt = 1
     """Devices that compute the same rows together, each a part of the tokens, and in attention a part of the heads
     (Ulysses): for rows that are too long for one device. Others share the rows of a step."""
@@ -39,8 +43,8 @@ class DistributedConfig(Section):
 
     @property
     def together(self) -> int:
-        """Devices that compute the same rows; how many there are is a multiple of it."""
-        return self.sequence
+        """The fewest devices that have as many copies, and parts of rows, as are asked for."""
+        return math.lcm(self.sequence, self.replicas * (2 if self.replicas > 1 else 1))
 
     @property
     def sharded(self) -> bool:
@@ -57,6 +61,11 @@ class DistributedConfig(Section):
             raise ValueError(f"offload_optimizer=nvme needs zero=3, and zero is {self.zero}.")
         if "nvme" in (self.offload_optimizer, self.offload_parameters) and self.nvme is None:
             raise ValueError("offloading to nvme needs a folder on a fast disk. Write nvme=FOLDER.")
+        if self.replicas > 1 and self.engine != "fsdp2":
+            raise ValueError(
+                f"replicas={self.replicas} copies weights that devices share by engine=fsdp2. "
+                "Write engine=fsdp2 and zero=3, or leave replicas out."
+            )
         if self.engine == "fsdp2":
             if self.zero not in (2, 3):
                 raise ValueError(f"engine=fsdp2 shares what zero=2 or zero=3 does, and zero is {self.zero}.")

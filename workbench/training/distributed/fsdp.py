@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -51,7 +51,7 @@ class ShardedReader:
         device = backbones.device()
         _connect()
         options: dict[str, Any] = {
-            "mesh": init_device_mesh(device.type, (ranks.world,)),
+            "mesh": _mesh(section, ranks),
             "reshard_after_forward": section.zero != 2,
             "mp_policy": MixedPrecisionPolicy(
                 param_dtype=compute if compute in HALVES else None,
@@ -180,6 +180,14 @@ def _cut(tensor: Tensor, like: nn.Parameter) -> Tensor:
     assert isinstance(like, DTensor)
     whole = tensor.to(device=like.device_mesh.device_type, dtype=like.dtype)
     return distribute_tensor(whole, like.device_mesh, like.placements)
+
+
+def _mesh(section: DistributedConfig, ranks: Ranks) -> DeviceMesh:
+    """Processes that share weights; of several copies, neighbours share one, as they are on one machine."""
+    kind, copies = backbones.device().type, section.replicas
+    if copies == 1:
+        return init_device_mesh(kind, (ranks.world,))
+    return init_device_mesh(kind, (copies, ranks.world // copies), mesh_dim_names=("replicas", "shares"))
 
 
 def _homes(model: nn.Module, parameter: nn.Parameter) -> list[tuple[nn.Module, str]]:

@@ -23,6 +23,12 @@ PARTS = {
     "lora fsdp2": "{sequence: 2, engine: fsdp2, zero: 3}",
 }
 """Layouts whose rows are in parts, by method and by what is tried with it."""
+FOUR = {
+    "in parts of two groups": ("lora padded", "{sequence: 2}"),
+    "in two copies": ("full padded", "{engine: fsdp2, zero: 3, replicas: 2}"),
+    "in parts over two copies": ("lora fsdp2", "{sequence: 2, engine: fsdp2, zero: 2, replicas: 2}"),
+}
+"""Layouts of four processes."""
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +83,15 @@ def test_a_run_in_parts_goes_on_bit_for_bit(pair: Path) -> None:
     assert torch.equal(found, wanted)
 
 
-def test_two_groups_of_two(pair: Path) -> None:
-    job = ("two groups", [*words("lora padded"), "distributed.sequence=2"], None)
-    layouts.in_processes(pair, [job], processes=4)
-    require_same(pair / "two groups", pair / "lora padded alone")
+@pytest.fixture(scope="module")
+def four(pair: Path) -> Path:
+    """Runs of four processes beside those of one."""
+    jobs = [(f"{name} {way}", [*words(name), f"distributed={layout}"], None) for way, (name, layout) in FOUR.items()]
+    layouts.in_processes(pair, jobs, processes=4)
+    return pair
+
+
+@pytest.mark.parametrize("way", FOUR)
+def test_two_groups_of_two(four: Path, way: str) -> None:
+    name, _ = FOUR[way]
+    require_same(four / f"{name} {way}", four / f"{name} alone")
