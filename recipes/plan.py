@@ -151,11 +151,6 @@ def _require_known(config: RunConfig, devices: int) -> None:
             f"recipe={config.recipe}: each device trains a share of the members by itself. Plan that share: leave "
             "--devices out, and write as many folds or values as one device gets."
         )
-    if config.distributed.engine == "fsdp2":
-        raise ConfigError(
-            "distributed.engine=fsdp2: `plan` knows what DeepSpeed holds. Leave engine out: with the same zero a "
-            "device holds about as much."
-        )
 
 
 def _of_reference(config: RunConfig, parts: DryRunParts) -> Iterator[str]:

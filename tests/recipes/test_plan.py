@@ -200,5 +200,3 @@ def test_what_cannot_be_planned_is_refused() -> None:
         plan(load("distill/quickstart", ["distill.peers=2", "distill.teacher.id=null", "model.id=starter"]))
     with pytest.raises(ConfigError, match="each device trains a share of the members"):
         plan(load("crossval/quickstart"), devices=2)
-    with pytest.raises(ConfigError, match="`plan` knows what DeepSpeed holds"):
-        plan(load("sft/quickstart", ["distributed={engine: fsdp2, zero: 3}"]), devices=2)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from workbench.planning.dispatch_mode import DispatchMode
 
@@ -55,7 +56,9 @@ class LiveBytes(DispatchMode):
 
 
 def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
-    """Those of the tensors in nested lists that are on the CPU."""
+    """Those of the tensors in nested lists that are on the CPU; of a tensor in shares this process's."""
+    if isinstance(value, DTensor):
+        value = value.to_local()
     if isinstance(value, Tensor):
         if value.device.type == "cpu" and value.layout == torch.strided:
             yield value.untyped_storage()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import chain
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench.models import weight_storage
 from workbench.planning.dry_trainings import Model
 from workbench.planning.zero_memory import Contents
+from workbench.training.distributed.sharding import blocks_apart
 
 
 def contents(fit: Model, *, optimizer: int) -> Contents:
@@ -28,7 +29,14 @@ def contents(fit: Model, *, optimizer: int) -> Contents:
         frozen=tuple((_elements(each, element), each.nbytes) for each in frozen.values()),
         whole=sum(each.nbytes for key, each in rest.items() if key not in known),
         optimizer=optimizer / max(sum(trained), 1),
+        blocks=tuple(_of_block(block) for block in blocks_apart(fit.model)),
     )
+
+
+def _of_block(block: nn.Module) -> tuple[int, int]:
+    """Bytes of its weights, and elements of those that train."""
+    weights = list(block.parameters())
+    return sum(each.nbytes for each in weights), sum(each.numel() for each in weights if each.requires_grad)
 
 
 def _elements(parameter: Tensor, element: int) -> int:

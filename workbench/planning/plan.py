@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.config.distributed_config import DistributedConfig
 from workbench.models.adapter_sizes import AdapterSize
-from workbench.planning import zero_memory
+from workbench.planning import fsdp_memory, zero_memory
 from workbench.planning.dry_run import GRADIENTS, MASTERS, OPTIMIZER, WEIGHTS, DryRun
 from workbench.planning.memory_ledger import ACTIVATIONS
 from workbench.planning.step_time import StepWork, Timed
@@ -69,8 +69,9 @@ class Plan:
 
     def held(self, moment: Moment) -> HeldBytes:
         """Bytes of the model's state at a moment of a step."""
-        passes = self.dry_run.micro_batches
-        return zero_memory.states(self.contents, self.distributed, devices=self.devices, moment=moment, passes=passes)
+        passes, how = self.dry_run.micro_batches, self.distributed
+        memory = fsdp_memory if how.engine == "fsdp2" else zero_memory
+        return memory.states(self.contents, how, devices=self.devices, moment=moment, passes=passes)
 
     @property
     def at_peak(self) -> dict[str, int]:
@@ -128,9 +129,11 @@ class Plan:
         """Bytes by purpose in each part of a step, activations at their most."""
         found = {moment: self.held(moment) for moment in zero_memory.MOMENTS}
         most = self.dry_run.at_peak.get(ACTIVATIONS, 0)
-        # The loss computes the gradient of a head in the forward pass, unless its weights are cut.
-        found["forward"].device[ACTIVATIONS] = most - (4 * self.contents.head if self.distributed.zero == 3 else 0)
-        left = zero_memory.left_at_first_bucket(self.contents, self.distributed)
+        # The loss computes the gradient of a head in the forward pass, unless DeepSpeed has cut its weights.
+        how = self.distributed
+        cut = how.zero == 3 and how.engine == "deepspeed"
+        found["forward"].device[ACTIVATIONS] = most - (4 * self.contents.head if cut else 0)
+        left = zero_memory.left_at_first_bucket(self.contents, how)
         found["backward"].device[ACTIVATIONS] = round(self.dry_run.at_gradients * left)
         return found
 

@@ -33,6 +33,8 @@ def seconds(contents: Contents, how: DistributedConfig, rates: Rates, *, devices
     others, share = (devices - 1) / devices, 1 / devices
     if how.zero in (0, 1):
         travels = 2.0 * gradients
+    elif how.engine == "fsdp2":  # gathered for both passes at once, or for each
+        travels = passes * (gradients + (1.0 if how.zero == 2 else 2.0) * contents.weight_bytes)
     elif how.zero == 2:
         travels = passes * gradients + trained
     else:

@@ -47,6 +47,8 @@ class Contents:
     """Bytes that every device holds whatever the stage: buffers, constants of quantised weights."""
     optimizer: float = 8.0
     """Bytes of the optimizer's state for each element that trains."""
+    blocks: tuple[tuple[int, int], ...] = ()
+    """Bytes of the weights of each block, and elements that train; of blocks that share none with others."""
     gradient: int = 4
     """Bytes of an element's gradient, as micro-batches add up to it."""
 

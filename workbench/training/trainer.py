@@ -354,7 +354,7 @@ class Trainer:
         self.masters.refresh()
         self.model.train()
         self.step_noise.install()
-        if not self.placement.cuts_weights:
+        if self.placement.keeps_weights:
             fused_lora.fuse(self.model)
         if self.config.train.compile:
             for layer in anatomy.decoder_layers(self.model):

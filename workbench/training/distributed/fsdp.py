@@ -62,10 +62,13 @@ class ShardedReader:
         }
         self.module = _Called(model, auxiliary)
         for part in place_model(self.module):  # masters are never here for more than one block
-            for parameter in part.parameters():
-                if parameter.requires_grad and not isinstance(parameter, DTensor):
+            whole = [parameter for parameter in part.parameters() if not isinstance(parameter, DTensor)]
+            for parameter in whole:
+                if parameter.requires_grad:
                     parameter.data = parameter.data.float()
             fully_shard(part, **options)
+            for parameter in whole:  # others stand in their places, and somebody may know them still
+                parameter.data = parameter.data.new_empty(0)
 
     def __call__(self, work: Callable[[], T]) -> T:
         """Call `work`, which reads the model, in all processes together; the model's shares are released afterwards."""

@@ -40,6 +40,11 @@ class Placement:
         return layout_settings.cuts_weights(self.config)
 
     @property
+    def keeps_weights(self) -> bool:
+        """Whether a layer may keep its weight for the backward pass; DeepSpeed puts another in its place."""
+        return not self.cuts_weights or self.config.engine == "fsdp2"
+
+    @property
     def groups(self) -> Ranks:
         """The groups of processes that deal the rows of a step among them, each row to all processes of one."""
         return sequence.dealt(self.config, self.ranks)

@@ -30,12 +30,17 @@ def place_model(model: nn.Module) -> Iterator[nn.Module]:
     A block that shares a weight with the rest, such as BERT's embeddings with its head, is no part.
     """
     here: set[nn.Module] = set()
-    for part in (*filter(_apart(model), anatomy.decoder_layers(model)), model):
+    for part in (*blocks_apart(model), model):
         for module in part.modules():
             if module not in here:
                 backbones.bring(module)
                 here.add(module)
         yield part
+
+
+def blocks_apart(model: nn.Module) -> Iterator[nn.Module]:
+    """The blocks of a model that share no weight with the rest."""
+    return filter(_apart(model), anatomy.decoder_layers(model))
 
 
 def _apart(model: nn.Module) -> Callable[[nn.Module], bool]:

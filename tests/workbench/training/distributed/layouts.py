@@ -115,6 +115,22 @@ class Held(LiveBytes):
         self._made.pop(address, None)
 
 
+@contextmanager
+def counted_shares() -> Iterator[list[int]]:
+    """Inside the block, the most bytes of tensors that each step holds; of FSDP2, which empties storages."""
+    peaks, step = list[int](), Trainer.step
+    with Held() as held:
+
+        def stepping(self: Trainer, rows: Indices) -> dict[str, Any]:
+            held.most = 0
+            record = step(self, rows)
+            peaks.append(held.most)
+            return record
+
+        with patch.object(Trainer, "step", stepping):
+            yield peaks
+
+
 class _Begun(Exception):
     """What was to be counted is."""
 
@@ -133,7 +149,7 @@ def counted_before() -> Iterator[list[int]]:
             yield peaks
 
 
-COUNTED = {"steps": counted, "start": counted_before}
+COUNTED = {"steps": counted, "shares": counted_shares, "start": counted_before}
 
 
 def main() -> None:
@@ -144,7 +160,8 @@ def main() -> None:
         if origin is not None and ranks.first:
             halfway(folder / origin, folder / name)
         ranks.wait()
-        with COUNTED[sys.argv[3]]() if sys.argv[3:] else nullcontext() as peaks:
+        way = "shares" if name.startswith("fsdp2") and sys.argv[3:] == ["steps"] else "".join(sys.argv[3:])
+        with COUNTED[way]() if way else nullcontext() as peaks:
             workbench.run(str(folder / "recipe.yaml"), words, out=folder / name, resume=origin is not None, quiet=True)
         if peaks is not None:
             (folder / f"{name}.{ranks.rank}.json").write_text(json.dumps(min(peaks[1:] or peaks)))

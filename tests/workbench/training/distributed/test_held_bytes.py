@@ -1,4 +1,4 @@
-"""What each of two processes of DeepSpeed holds in a step, counted storage by storage, against the plan."""
+"""What each of two processes holds in a step, counted storage by storage, against the plan."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ CASES: dict[str, list[str]] = {
     "zero2, optimizer on the host": ["distributed={zero: 2, offload_optimizer: cpu}"],
     "in parts": ["distributed.sequence=2"],
     "in parts, lora": ["distributed.sequence=2", "adapter={method: lora}", *BF16],
+    "fsdp2": ["distributed={engine: fsdp2, zero: 3}"],
+    "fsdp2, kept whole": ["distributed={engine: fsdp2, zero: 2}"],
+    "fsdp2, lora, bfloat16": ["distributed={engine: fsdp2, zero: 3}", "adapter={method: lora}", *BF16],
     "zero3, all on the host": ["distributed={zero: 3, offload_optimizer: cpu, offload_parameters: cpu}"],
 }
 
@@ -49,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         },
         "adapter": {"method": "full"},
         "batch": {"size": 4, "tokens_per_device": 128},
-        "train": {"steps": 8, "learning_rate": 1e-3},
+        "train": {"steps": 5, "learning_rate": 1e-3},
         "evaluate": {"every": None, "answers": 0},
         "save": {"every": None},
     }
