@@ -29,6 +29,7 @@ CASES = {
     ),
     "dropout": Case(f"{PARTS} adapter.dropout=0.1", "adapter.dropout draws", "adapter.dropout=0"),
     "noise": Case(f"{PARTS} regularise.neftune=5", "regularise draws", "regularise={}"),
+    "labels that are drawn": Case(f"{PARTS} optimizer.name=sophia", "optimizer.name=sophia", "optimizer.name=adamw"),
     "compiled": Case(f"{PARTS} train.compile=true", "train.compile does not know", "train.compile=false"),
     "losses of rows": Case(
         f"{PARTS} data.sampling.by=selective",

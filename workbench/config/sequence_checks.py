@@ -26,6 +26,8 @@ def _of_models(config: RunSections) -> Iterator[tuple[str, str]]:
         yield f"does not go with adapter.method={method}: a row's virtual tokens are in no part", "adapter.method=lora"
     if config.freeze.policy != "none":
         yield f"was not tried with freeze.policy={config.freeze.policy}", "freeze.policy=none"
+    if config.optimizer.name == "sophia":
+        yield "has no device that sees whole rows, for which optimizer.name=sophia draws", "optimizer.name=adamw"
     if config.train.compile:
         yield "sends heads around inside of blocks, which train.compile does not know", "train.compile=false"
 

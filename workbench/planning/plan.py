@@ -70,8 +70,8 @@ class Plan:
     def held(self, moment: Moment) -> HeldBytes:
         """Bytes of the model's state at a moment of a step."""
         passes, how = self.dry_run.micro_batches, self.distributed
-        memory = fsdp_memory if how.engine == "fsdp2" else zero_memory
-        return memory.states(self.contents, how, devices=self.devices, moment=moment, passes=passes)
+        states = fsdp_memory.states if how.engine == "fsdp2" else zero_memory.states
+        return states(self.contents, how, devices=self.devices, moment=moment, passes=passes)
 
     @property
     def at_peak(self) -> dict[str, int]:

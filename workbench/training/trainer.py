@@ -78,8 +78,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.train, loss, auxiliary, *_ = self.signal
-        self.device = backbones.device()
-        self.ranks = self.run.ranks
+        self.device, self.ranks = backbones.device(), self.run.ranks
         self.placement = Placement(self.config.distributed, self.ranks)
         self.loss = self.placement.within(loss)
         rows = packing.arranged(self.config, self.freezer.backbone, self.signal, self.compute, self.width)
