@@ -63,7 +63,7 @@ TASKS = {
     ),
 }
 TRAIN_ROWS, HELD_OUT_ROWS = 64, 48
-"""Of the questions, the shortest."""
+"""The shortest of the questions."""
 ARMS: dict[str, dict[str, list[str]]] = {
     "freeze": {
         "half of the blocks frozen": ["freeze.policy=static"],
@@ -159,7 +159,7 @@ class Measured:
 
     @property
     def digits(self) -> int:
-        """Of a gain."""
+        """A gain."""
         return 3 if self.factor < 0 else 1
 
     def gain(self, arm: Arm, over: Sequence[float] | equal_compute.Floats | None) -> equal_compute.Floats | None:

@@ -20,7 +20,7 @@ VERDICTS = {"1": 1, "2": 2, "0": 0}
 
 
 def verdicts(command: str, pairs: Sequence[tuple[Answer, Answer]], *, timeout: float) -> list[int]:
-    """What a program says of pairs of answers: 1, 2 or 0.
+    """Judgements of pairs of answers by a program: 1, 2 or 0.
 
     It reads lines `{"prompt": ..., "messages": [...], "first": ..., "second": ..., "row": {...}}` from its standard
     input, and writes a line `1`, `2` or `0` for each.

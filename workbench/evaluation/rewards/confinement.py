@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 Instruction = tuple[int, int, int, int]
-"""Of a filter: code, instructions to jump over where a comparison is true, and where it is false, and a number."""
+"""An instruction of a filter: code, instructions to jump over where a comparison is true, and where not, a number."""
 
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Machine: its place in a pair of numbers, and its name in a filter."""

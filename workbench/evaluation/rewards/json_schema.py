@@ -18,7 +18,7 @@ _NOTES = ("$schema", "$id", "$comment", "$defs", "definitions", "title", "descri
 
 
 def validator(source: Path | Mapping[str, Any]) -> Validator:
-    """What tells whether values are as a schema says; of the draft that the schema names, else 2020-12.
+    """The check of values against a schema; of the draft that the schema names, else 2020-12.
 
     Args:
         source: The schema, or a JSON file that holds it.

@@ -106,7 +106,7 @@ _MADE: dict[type[RewardSource], Callable[..., Reward]] = {
     UnitTestReward: UnitTestVerifier,
     ModelReward: RewardEnsemble,
 }
-"""What scores answers, from the section of its kind."""
+"""The reward that scores answers, from the section of its kind."""
 
 
 def _checked(part: Part, answers: Sequence[Answer]) -> list[float]:

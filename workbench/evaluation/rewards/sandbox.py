@@ -27,7 +27,7 @@ _ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """What untrusted code may take."""
+    """Limits of untrusted code."""
 
     seconds: int = 5
     """Processor time; twice as much by the clock."""
