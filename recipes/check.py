@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
+from transformers import PretrainedConfig
 
 from workbench.adapters.target_modules import about_experts
 from workbench.config import RunConfig, search_expansion, sweep_expansion, tasks
@@ -40,7 +41,7 @@ from workbench.recipes.inspection import SHOWN, Inspection, pieces
 from workbench.recipes.sft import read_template
 from workbench.recipes.sweep_tasks import require_members
 from workbench.runs.ranks import ALONE, Ranks
-from workbench.training import layer_drop, preflight
+from workbench.training import layer_drop, packing, prefix_sharing, preflight
 from workbench.training.freezing.layer_map import stack
 from workbench.training.limits import total_steps
 from workbench.training.sampling.order import row_order
@@ -83,6 +84,7 @@ def _inspected(config: RunConfig) -> Found:
         *layer_drop.always_computed(found.config, model),
         *found.config.token_drop.in_words(),
         *filter(None, [about_experts(model, config.adapter)]),
+        *_shared(found, model.config),
     ]
     return replace(found, blocks=_blocks(found), notes=notes)
 
@@ -127,6 +129,14 @@ def _extremes(rows: Examples, curriculum: CurriculumConfig) -> list[str]:
     difficulty_N = rows.lengths if rows.difficulty is None else rows.difficulty
     ends = {"Lowest": int(difficulty_N.argmin()), "highest": int(difficulty_N.argmax())}
     return ["  " + ", ".join(f"{end} {difficulty_N[row]:g} ({rows.place(row)})" for end, row in ends.items()) + "."]
+
+
+def _shared(found: Found, backbone: PretrainedConfig) -> list[str]:
+    """Sentence on what all rows begin with, where a step computes that once."""
+    if not isinstance(found, Inspection):
+        return []
+    why = packing.refusal(backbone, longest=int(found.data.train.lengths.max()), reads_packed=True)
+    return prefix_sharing.in_words(found.config, found.data.train, why=why)
 
 
 def _blocks(found: Found) -> int | None:

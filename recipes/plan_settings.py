@@ -16,8 +16,9 @@ def of_one_device(config: RunConfig, devices: int, *, accelerated: bool) -> RunC
     parts = config.distributed.sequence
     rows = -(-config.batch.size // max(1, devices // parts))
     batch = config.batch.model_copy(update={"size": rows})
-    if accelerated and batch.packing == "auto":  # rows are packed on CPUs
-        batch = batch.model_copy(update={"packing": False})
+    for key in ("packing", "shared_prefix") if accelerated else ():
+        if getattr(batch, key) == "auto":  # rows are packed on CPUs
+            batch = batch.model_copy(update={key: False})
     if accelerated and batch.tokens_per_device == "auto":
         whole = rows * config.data.max_tokens if parts == 1 else -(-config.data.max_tokens // parts)
         batch = batch.model_copy(update={"tokens_per_device": whole})

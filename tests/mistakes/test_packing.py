@@ -1,4 +1,4 @@
-"""Mistakes with `batch.packing` end in status 2 and a message with place and cure, before training."""
+"""Mistakes with `batch.packing` and `batch.shared_prefix` end in status 2 and a message with place and cure, before training."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from tests.mistakes.cases import Case, assert_refused
 
 ON = "check my.yaml batch.packing=true"
+SHARE = "check my.yaml batch.shared_prefix=true"
 CASES = {
     "no such choice": Case("check my.yaml batch.packing=always", "batch.packing", "auto"),
     "a teacher": Case(f"{ON} recipe=distill distill.teacher.id=backbone", "recipe=distill", "batch.packing=auto"),
@@ -28,6 +29,16 @@ CASES = {
     "noise": Case(f"{ON} regularise.neftune=5", "draw their noise for padded rows", "leave the two out"),
     "compiled": Case(f"{ON} train.compile=true", "compile again for each combination", "train.compile=false"),
     "cut weights": Case(f"{ON} distributed.zero=3", "weights that are whole", "distributed.zero=0"),
+    "no such sharing": Case("check my.yaml batch.shared_prefix=always", "batch.shared_prefix", "auto"),
+    "sharing by an encoder": Case(f"{SHARE} recipe=mlm", "recipe=mlm", "batch.shared_prefix=auto"),
+    "sharing in padded rows": Case(
+        f"{SHARE} batch.packing=false", "batch.packing=false forbids it", "batch.packing=auto"
+    ),
+    "sharing with dropout": Case(f"{SHARE} adapter.dropout=0.1", "draws for each row", "adapter.dropout=0"),
+    "sharing with another kernel": Case(f"{SHARE} model.attention=eager", "attention=eager", "model.attention=auto"),
+    "sharing in a sweep": Case(
+        "check my.yaml recipe=sweep sweep.over.batch.shared_prefix=[true,false]", "never changes the result", "Leave it"
+    ),
 }
 
 

@@ -76,6 +76,7 @@ def compare(ledgers: list[MemoryLedger], tmp_path: Path) -> Callable[..., tuple[
             pytest.param(words, marks=pytest.mark.slow)
             for words in (
                 ["batch.packing=true", "adapter.dropout=0.1"],
+                ["batch.shared_prefix=true", "model.weights=float32"],
                 ["model.weights=float32"],
                 ["model.weights=bfloat16", "train.checkpointing=true"],
                 ["model.weights=bfloat16", "adapter={method: full}"],

@@ -45,6 +45,7 @@ _WHY = {
     "adapter.method": f"the members share one method. {_APART}",
     "batch.tokens_per_device": "it never changes the result. Leave it out of the {recipe}.",
     "batch.packing": "it never changes the result. Leave it out of the {recipe}.",
+    "batch.shared_prefix": "it never changes the result. Leave it out of the {recipe}.",
 }
 """Why members cannot differ in a key, or in the keys of a section."""
 _SHARED = "it is the same for all members. Write it beside the {recipe}, not in it."

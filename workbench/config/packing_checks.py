@@ -1,4 +1,4 @@
-"""Settings under which the rows of a micro-batch cannot be packed into one sequence."""
+"""Settings under which the rows of a micro-batch cannot be packed into one sequence, or share their beginning."""
 
 from __future__ import annotations
 
@@ -11,9 +11,26 @@ ABLE = ("sft", "mlm", "prefer", "classify")
 
 
 def mistakes(config: RunSections) -> Iterator[str]:
-    """Contradictions to `batch.packing=true`, one sentence for each."""
-    for why, cure in unpackable(config) if config.batch.packing is True else ():
-        yield f"batch.packing=true {why}. Write batch.packing=auto{cure and f', or {cure}'}."
+    """Contradictions to `batch.packing=true` and `batch.shared_prefix=true`, one sentence for each."""
+    for key, reasons in {"packing": unpackable, "shared_prefix": unsharable}.items():
+        for why, cure in reasons(config) if getattr(config.batch, key) is True else ():
+            yield f"batch.{key}=true {why}. Write batch.{key}=auto{cure and f', or {cure}'}."
+
+
+def unsharable(config: RunSections) -> Iterator[tuple[str, str]]:
+    """Yield each reason for which what rows begin with cannot be computed once for them, and what to write instead."""
+    if config.recipe != "sft":
+        yield f"is for recipe=sft, and recipe={config.recipe} computes each row by itself", ""
+        return
+    if config.batch.packing is False:
+        yield "lays rows one after another, and batch.packing=false forbids it", "batch.packing=auto"
+    if config.adapter.noise:
+        yield "computes a token once for many rows, and adapter.dropout draws for each row", "adapter.dropout=0"
+    if config.model.dropout:
+        yield "computes a token once for many rows, and model.dropout draws for each row", "model.dropout=false"
+    if config.distributed.sequence > 1:
+        yield "keeps a row's tokens together, and distributed.sequence parts them", "distributed.sequence=1"
+    yield from unpackable(config)
 
 
 def unpackable(config: RunSections) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,9 @@ none of T x T; attention that does not know packed rows cannot use it, and fails
 
 class Arrangement(ABC):
     """Cuts a global batch into micro-batches, and lays out their rows."""
+
+    prefix: int = 0
+    """Tokens at the beginning of all rows that a micro-batch holds once."""
 
     @property
     @abstractmethod
@@ -47,6 +51,18 @@ class Arrangement(ABC):
     @abstractmethod
     def pairs(self, lengths_B: Indices) -> int:
         """Pairs of tokens that its attention computes."""
+
+    def worth(self, tokens: int) -> int:
+        """Tokens worth a forward pass, where so many are worth one of padded rows."""
+        return tokens
+
+    def facts(self) -> dict[str, Any]:
+        """How rows lie, for the manifest."""
+        return {"packed": self.packed, "shared_tokens": self.prefix}
+
+    def in_words(self) -> str:
+        """Rows, and what is special about how they lie."""
+        return "rows"
 
     @abstractmethod
     def lay(self, padded: MicroBatch) -> MicroBatch:

@@ -70,10 +70,14 @@ class MicroBatch:
     sequences: int = 1
     row_tokens: Indices | None = None
     """Tokens of each row (B,) where an example has several."""
+    row_N: Tensor | None = None
+    """The row of each label (N,) int64 where its place does not tell, as several rows share their first tokens."""
 
     @property
     def row_of_label(self) -> Tensor:
         """The row of each label (N,), counted in the batch."""
+        if self.row_N is not None:
+            return self.row_N
         if self.labels_N.ndim > 1:  # weight and targets of a row
             return torch.arange(len(self.labels_N))
         if "row_lengths" in self.inputs:  # packed
@@ -135,6 +139,7 @@ class MicroBatch:
             labels_N=move(self.labels_N),
             lengths_B=None if self.lengths_B is None else move(self.lengths_B),
             weights_N=None if self.weights_N is None else move(self.weights_N),
+            row_N=None if self.row_N is None else move(self.row_N),
         )
 
 

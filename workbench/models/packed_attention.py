@@ -1,4 +1,4 @@
-"""Attention over rows that lie one after another in a single sequence: no row sees another.
+"""Attention over rows that lie one after another in a single sequence: no row sees another, but what all begin with.
 
 Legend: T tokens of all rows, H heads of queries, K of keys and values, D width of a head.
 """
@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig
@@ -66,6 +67,7 @@ def attend(
     attention_mask: Tensor | None,
     *,
     row_lengths: Tensor | None = None,
+    prefix_tokens: Tensor | None = None,
     sequence: SequenceGroup | None = None,
     is_causal: bool | None = None,
     **settings: Any,
@@ -74,24 +76,31 @@ def attend(
 
     Args:
         row_lengths: Tokens of each packed row (B,) int64, on the host; None: rows are padded.
+        prefix_tokens: Tokens at the beginning of the sequence that every row sees before its own, which alone
+            `row_lengths` counts; None: rows share none. int64, on the host.
         sequence: The processes that hold parts of the tokens; rows are causal then. None: all tokens are here.
     """
     if sequence is not None:
         query, key, value = (sequence.to_heads(each) for each in (query_BHTD, key_BKTD, value_BKTD))
-        settings |= {"row_lengths": row_lengths, "is_causal": is_causal}
+        settings |= {"row_lengths": row_lengths, "prefix_tokens": prefix_tokens, "is_causal": is_causal}
         attended_BTHD, _ = attend(module, query, key, value, None, **settings)
         return sequence.to_tokens(attended_BTHD), None
     if row_lengths is None:
         inputs = (query_BHTD, key_BKTD, value_BKTD, attention_mask)
         return short_row_attention.attend(module, *inputs, is_causal=is_causal, **settings)
     lengths: list[int] = row_lengths.tolist()
-    assert query_BHTD.shape[0] == 1 and query_BHTD.shape[2] == sum(lengths), "packed rows are one sequence"
-    groups = list(_groups(lengths, together=query_BHTD.dtype in HALVES))
-    sizes = [sum(group) for group in groups]
-    parts = zip(groups, *(each.split(sizes, dim=2) for each in (query_BHTD, key_BKTD, value_BKTD)), strict=True)
+    shared: int = 0 if prefix_tokens is None else prefix_tokens.tolist()  # as a plan reads it, too
+    assert query_BHTD.shape[0] == 1 and query_BHTD.shape[2] == shared + sum(lengths), "packed rows are one sequence"
+    groups = list(_groups(lengths, together=shared > 0 or query_BHTD.dtype in HALVES))
+    sizes = [shared, *map(sum, groups)]
+    first, *parts = zip(*(each.split(sizes, dim=2) for each in (query_BHTD, key_BKTD, value_BKTD)), strict=True)
     causal: bool = getattr(module, "is_causal", True) if is_causal is None else is_causal
     alone = partial(short_row_attention.attend, module, is_causal=causal, **settings)
-    attended = [_of_group(group, alone, rows, causal=causal) for group, *rows in parts]
+    if shared:
+        assert causal, "what rows share sees none of them"
+        attended = [_after(first, group, alone, rows) for group, rows in zip(groups, parts, strict=True)]
+        return torch.cat([alone(*first, None)[0], *attended], dim=1), None
+    attended = [_of_group(group, alone, rows, causal=causal) for group, rows in zip(groups, parts, strict=True)]
     return torch.cat(attended, dim=1), None
 
 
@@ -108,10 +117,34 @@ def _of_group(lengths: list[int], attend: _Attend, rows: Sequence[Tensor], *, ca
     """Attention (1, T, H, D) of neighbours, which are padded to the longest of them."""
     if len(lengths) == 1:
         return attend(*rows, None)[0]
-    # Places are counted by numpy: a plan's tensors have no values, and so no number of true ones.
-    lengths_B, column_BL = np.array(lengths), np.broadcast_to(np.arange(max(lengths)), (len(lengths), max(lengths)))
-    real_BL = column_BL < lengths_B[:, None]
-    place_BL = torch.tensor((lengths_B.cumsum() - lengths_B)[:, None] + np.minimum(column_BL, lengths_B[:, None] - 1))
+    place_BL, real_BL = _places(lengths)
     mask = None if causal else torch.tensor(real_BL)[:, None, None]  # nobody looks ahead, into padding
     padded_BHLD = [each[0][:, place_BL].transpose(0, 1) for each in rows]
     return attend(*padded_BHLD, mask)[0].flatten(0, 1)[torch.tensor(np.flatnonzero(real_BL))][None]
+
+
+def _after(first: Sequence[Tensor], lengths: list[int], attend: _Attend, rows: Sequence[Tensor]) -> Tensor:
+    """Attention (1, T, H, D) of neighbours that see what is `first`, then themselves; padded to the longest of them.
+
+    Args:
+        first: Query, key and value of what they share.
+        rows: The same of the neighbours.
+    """
+    place_BL, real_BL = _places(lengths)
+    query_BHLD, *own = (each[0][:, place_BL].transpose(0, 1) for each in rows)
+    begun = (each.expand(len(lengths), -1, -1, -1) for each in first[1:])
+    seen = [torch.cat(pair, dim=2) for pair in zip(begun, own, strict=True)]
+    longest, shared = query_BHLD.shape[2], first[0].shape[2]
+    mask = torch.tensor(np.tri(longest, shared + longest, shared, dtype=bool))[None, None]
+    return attend(query_BHLD, *seen, mask)[0].flatten(0, 1)[torch.tensor(np.flatnonzero(real_BL))][None]
+
+
+def _places(lengths: list[int]) -> tuple[Tensor, npt.NDArray[np.bool_]]:
+    """Places (B, L) of the tokens of neighbours, padded to the longest, in their sequence, and which are no padding.
+
+    They are counted by numpy: a plan's tensors have no values, and so no number of true ones.
+    """
+    lengths_B, column_BL = np.array(lengths), np.broadcast_to(np.arange(max(lengths)), (len(lengths), max(lengths)))
+    start_B = lengths_B.cumsum() - lengths_B
+    place_BL = torch.tensor(start_B[:, None] + np.minimum(column_BL, lengths_B[:, None] - 1))
+    return place_BL, column_BL < lengths_B[:, None]

@@ -12,7 +12,7 @@ from workbench.data.arrangement import PACKED, PADDED, Arrangement
 from workbench.data.batching import Indices, global_batch, steps_per_epoch
 from workbench.errors import ConfigError
 from workbench.models import backbones, packed_attention
-from workbench.training import capacity
+from workbench.training import capacity, prefix_sharing
 from workbench.training.signal import TrainingSignal
 
 STEPS = 16
@@ -29,16 +29,22 @@ def arranged(
         width: Hidden size of the backbone.
 
     Raises:
-        ConfigError: `batch.packing=true`, and the rows cannot be packed.
+        ConfigError: `batch.packing=true` or `batch.shared_prefix=true`, and the rows cannot lie so.
     """
-    lengths, wanted = signal.train.lengths, config.batch.packing
-    why = refusal(backbone.config, longest=int(lengths.max()), reads_packed=signal.reads_packed)
+    tokens = capacity.tokens_per_device(config, signal.train, backbones.device(), width=width)
+    why = refusal(backbone.config, longest=int(signal.train.lengths.max()), reads_packed=signal.reads_packed)
+    other = _apart(config, signal.train.lengths, why=why, tokens=tokens, compute=compute)
+    return prefix_sharing.arranged(config, signal.train, other, why=why, tokens=tokens, compute=compute)
+
+
+def _apart(config: RunConfig, lengths: Indices, *, why: str | None, tokens: int, compute: torch.dtype) -> Arrangement:
+    """How rows are laid out that share nothing."""
+    wanted = config.batch.packing
     if wanted is True:
         require(why)
         return PACKED
     if wanted is False or why is not None or any(unpackable(config)):
         return PADDED
-    tokens = capacity.tokens_per_device(config, signal.train, backbones.device(), width=width)
     share = padding(lengths, batch=config.batch.size, tokens=tokens, seed=config.seed)
     return PACKED if pays(share, compute=compute) else PADDED
 

@@ -18,7 +18,7 @@ from workbench.data.text import text_checks
 from workbench.data.text.tokenized_set import Splits
 from workbench.errors import ConfigError
 from workbench.models import backbones, packed_attention
-from workbench.training import capacity, layer_drop, packing, token_drop
+from workbench.training import capacity, layer_drop, packing, prefix_sharing, token_drop
 from workbench.training.distributed import sequence
 from workbench.training.freezing.layer_map import LayerMap, stack
 from workbench.training.optim import optimizers
@@ -69,10 +69,12 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
     model = backbones.skeleton(config.model, task=task, trainable=isinstance(config.adapter, Full))
     if not config.reads_pictures:
         _require_positions(config, splits, model)
-    if config.batch.packing is True:
+    for key, require in (("packing", packing.require), ("shared_prefix", prefix_sharing.require)):
+        if getattr(config.batch, key) is not True:
+            continue
         first_token = task.head == "classes" and model.config.model_type in packed_attention.ENCODERS
         longest = int(splits[0].lengths.max())
-        packing.require(packing.refusal(model.config, longest=longest, reads_packed=not first_token))
+        require(packing.refusal(model.config, longest=longest, reads_packed=not first_token))
     sequence.require(config, model.config, longest=int(splits[0].lengths.max()))
     adapters.require_fit(model, config.adapter)
     require_recomputable(config, model)

@@ -145,7 +145,7 @@ class Trainer:
         self.prepare()
         if member.live:
             left = math.ceil(member.until * member.total - member.progress.step)
-            self.callback.say(f"Training: {left:,} steps of {self.config.batch.size} rows.")
+            self.callback.say(f"Training: {left:,} steps of {self.config.batch.size} {self.arrangement.in_words()}.")
             self.run.deadline.begin(member.progress.share)
         began = time.monotonic() - member.progress.elapsed_s
         with closing(Prefetcher(pin=self.device.type == "cuda")) as self.ahead:
@@ -226,7 +226,7 @@ class Trainer:
                 f"device.\n  Write batch.tokens_per_device={tokens} --resume"
             )
         self.callback.say(f"Out of memory: going on with {tokens} tokens in a forward pass.")
-        self.run.note(batch=dict(tokens_per_device=tokens, steps=self.member.total, packed=self.arrangement.packed))
+        self.run.note(batch=dict(tokens_per_device=tokens, steps=self.member.total, **self.arrangement.facts()))
         if self.config.batch.tokens_per_device == "auto":
             self._remembered.write(tokens)
         self._free_memory()
@@ -364,11 +364,11 @@ class Trainer:
             capacity.recompute_activations(self.model)
         remembered = self.run.manifest.get("batch", {}).get("tokens_per_device") if self.run.resumed else None
         auto = self.config.batch.tokens_per_device == "auto"
-        if auto and remembered:
-            tokens = int(remembered)
-        elif auto and self.device.type != "cpu" and self.config.distributed.sequence == 1:
+        if auto:
+            tokens = int(remembered or self.arrangement.worth(tokens))
+        if auto and not remembered and self.device.type != "cpu" and self.config.distributed.sequence == 1:
             tokens = min(self.ranks.gathered(self._largest_that_fits(tokens)))
-        self.run.note(batch=dict(tokens_per_device=tokens, steps=self.member.total, packed=self.arrangement.packed))
+        self.run.note(batch=dict(tokens_per_device=tokens, steps=self.member.total, **self.arrangement.facts()))
         self.tokens = tokens
 
     def _largest_that_fits(self, tokens: int) -> int:
