@@ -1,4 +1,4 @@
-"""Mistakes with `batch.packing` and `batch.shared_prefix` end in status 2 and a message with place and cure, before training."""
+"""Mistakes with how rows lie end in status 2 and a message with place and cure, before training."""
 
 from __future__ import annotations
 

@@ -216,13 +216,10 @@ def test_a_rare_class_is_told_with_the_setting_that_answers_it() -> None:
     assert unequal(cast(Any, _Rows(np.repeat(np.eye(3), [60, 60, 40], axis=0))), labels, config) == []
 
 
-def test_it_says_what_all_rows_begin_with(inspect: Inspect, tmp_path: Path, questions: Path) -> None:
-    rows = [json.loads(line) for line in questions.read_text().splitlines()]
-    begun = [
-        {"prompt": "Answer as the oldest of the story tellers would: " + row["question"], "completion": row["answer"]}
-        for row in rows
-    ]
-    found = inspect(data={"train": _write(tmp_path / "begun.jsonl", begun)})
-    assert any("begin with the same" in note and "batch.shared_prefix" in note for note in found.notes)
-    apart = inspect(data={"train": _write(tmp_path / "begun.jsonl", begun)}, batch={"shared_prefix": False})
-    assert not any("begin with the same" in note for note in [*apart.notes, *inspect().notes])
+def test_it_says_what_all_rows_begin_with(inspect: Inspect, tmp_path: Path) -> None:
+    begun = "You are the oldest of all story tellers. Answer in one sentence, and only that. "
+    rows = [{"prompt": f"{begun}How many after {n}?", "completion": f"{n + 1} it is."} for n in range(40)]
+    path = _write(tmp_path / "begun.jsonl", rows)
+    for shared, told in (("auto", True), (False, False)):
+        found = inspect(data={"train": path}, batch={"shared_prefix": shared})
+        assert any("begin with the same" in note for note in found.notes) == told

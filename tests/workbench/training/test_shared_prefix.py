@@ -14,8 +14,10 @@ from safetensors.torch import load_file
 
 from tests.conftest import trains
 from tests.stopping import stop_after
+from tests.workbench.data.test_shared_prefix import Rows
 from workbench.config import RunConfig
 from workbench.data.arrangement import PACKED
+from workbench.data.batching import Row
 from workbench.data.shared_prefix import SharedPrefix
 from workbench.errors import ConfigError, Stopped
 from workbench.training import prefix_sharing
@@ -102,11 +104,13 @@ def test_auto_decides_by_the_rows(train: Callable[..., Path], questions: Path) -
     assert not shared(train(*few, "adapter.dropout=0.1", name="dropout"))
 
 
-def test_rows_with_nothing_in_common_are_refused(train: Callable[..., Path], tmp_path: Path) -> None:
-    path = tmp_path / "texts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"{n} is", "completion": " a number."}) + "\n" for n in range(40)))
+def test_rows_with_nothing_in_common_are_refused() -> None:
+    rows: Any = Rows([Row(np.arange(first, first + 9), np.ones(9, bool)) for first in (3, 4)])
+    config = RunConfig.model_validate({"recipe": "sft", "data": {"train": "a.jsonl"}, "batch": {"shared_prefix": True}})
     with pytest.raises(ConfigError, match=r"no first token in common.*shared_prefix=auto"):
-        train("batch.shared_prefix=true", f"data.train={path}", "data.format=prompt_completion", name="refused")
+        prefix_sharing.arranged(config, rows, PACKED, why=None, tokens=99, compute=torch.float32)
+    with pytest.raises(ConfigError, match="has no sdpa"):
+        prefix_sharing.arranged(config, rows, PACKED, why="it has no sdpa", tokens=99, compute=torch.float32)
 
 
 def test_what_is_saved_is_a_count_of_the_first_steps() -> None:
