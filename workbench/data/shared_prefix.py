@@ -69,7 +69,7 @@ class SharedPrefix(Packed):
                 "position_ids": torch.cat([column_L[:shared], column_L.expand_as(ids_BL)[rest_BL]])[None],
                 MASK: torch.zeros(NO_MASK, dtype=torch.bool),
                 "row_lengths": rests_B,
-                "prefix_tokens": torch.tensor(shared),
+                "prefix_tokens": torch.tensor([shared]),
             },
             positions_N=torch.where(place_N < shared, place_N, start_B[row_N] + place_N - shared),
             lengths_B=None,

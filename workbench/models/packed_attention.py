@@ -77,7 +77,7 @@ def attend(
     Args:
         row_lengths: Tokens of each packed row (B,) int64, on the host; None: rows are padded.
         prefix_tokens: Tokens at the beginning of the sequence that every row sees before its own, which alone
-            `row_lengths` counts; None: rows share none. int64, on the host.
+            `row_lengths` counts (1,) int64, on the host; None: rows share none.
         sequence: The processes that hold parts of the tokens; rows are causal then. None: all tokens are here.
     """
     if sequence is not None:
@@ -89,13 +89,13 @@ def attend(
         inputs = (query_BHTD, key_BKTD, value_BKTD, attention_mask)
         return short_row_attention.attend(module, *inputs, is_causal=is_causal, **settings)
     lengths: list[int] = row_lengths.tolist()
-    shared: int = 0 if prefix_tokens is None else prefix_tokens.tolist()  # as a plan reads it, too
+    shared = 0 if prefix_tokens is None else sum(prefix_tokens.tolist())
     assert query_BHTD.shape[0] == 1 and query_BHTD.shape[2] == shared + sum(lengths), "packed rows are one sequence"
     groups = list(_groups(lengths, together=shared > 0 or query_BHTD.dtype in HALVES))
     sizes = [shared, *map(sum, groups)]
     first, *parts = zip(*(each.split(sizes, dim=2) for each in (query_BHTD, key_BKTD, value_BKTD)), strict=True)
     causal: bool = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    alone = partial(short_row_attention.attend, module, is_causal=causal, **settings)
+    alone: _Attend = partial(short_row_attention.attend, module, is_causal=causal, **settings)
     if shared:
         assert causal, "what rows share sees none of them"
         attended = [_after(first, group, alone, rows) for group, rows in zip(groups, parts, strict=True)]

@@ -85,7 +85,7 @@ def test_half_precision_rounds_little(model: PreTrainedModel) -> None:
 
 
 def test_it_is_planned_without_values() -> None:
-    lengths_B, shared = torch.tensor(OWN), torch.tensor(PREFIX)
+    lengths_B, shared = torch.tensor(OWN), torch.tensor([PREFIX])
     with FakeTensorMode():
         rows = [torch.empty(1, 2, PREFIX + sum(OWN), 8, dtype=torch.bfloat16) for _ in range(3)]
         attended, _ = packed_attention.attend(
