@@ -26,6 +26,7 @@ from workbench.recipes import (
     distill_verbs,
     embed_verbs,
     prefer_verbs,
+    reinforce_verbs,
     reward_verbs,
     row_difficulty,
     search_checks,
@@ -73,6 +74,7 @@ def _inspected(config: RunConfig) -> Found:
         "crossval": crossval_verbs.inspect,
         "embed": embed_verbs.inspect,
         "reward": reward_verbs.inspect,
+        "reinforce": reinforce_verbs.inspect,
     }
     found = ways.get(config.recipe, _text)(config)
     model = backbones.skeleton(found.config.model, task=_task(found))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from workbench.config import RunConfig, plugins
 from workbench.config.distill_config import TEACHER
 from workbench.distillation import teacher_sources
@@ -28,8 +30,13 @@ def require_same(config: RunConfig, run: Run) -> None:
         provenance.note_files(run, "reference", token_reference.named(wanted, config).files)
     if config.recipe == "prefer":
         provenance.note_files(run, "reference", preference_reference.files(config))
+    if config.reinforce.start is not None:
+        adapter = Path(config.reinforce.start).expanduser() / "adapter"
+        found = provenance.digests(adapter, title=config.reinforce.start) if adapter.is_dir() else {}
+        provenance.note_files(run, "start", found)
     if config.rewards:
-        provenance.note_files(run, "rewards", rewards.digests(config.rewards))
+        failed = run.before.get("status") == "failed" and str(run.before.get("reason")).startswith("rewards")
+        provenance.note_files(run, "rewards", rewards.digests(config.rewards), corrected=failed)
     if config.recipe == "distill" and config.distill.teacher.id is not None:
         try:
             taught_by = _teacher(teacher_sources.find(config.distill.teacher, config.model))

@@ -16,6 +16,9 @@ from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.tasks import HIDDEN, Task
 from workbench.data.embedding import pair_data
 from workbench.data.text import tokenized
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.encoded_rows import RowEncoder
+from workbench.data.text.prompt_encoder import PromptEncoder
 from workbench.errors import ConfigError
 from workbench.evaluation import reward_scores
 from workbench.evaluation.agreement import Agreement, agreement, hidden_states
@@ -68,7 +71,10 @@ def merge(run: Path, *, out: Path, weights: str, trust: bool = False) -> Merged:
     if config.recipe == "reward":
         return _merge_rewards(run, config, out=out, weights=weights)
     unmerged = exported.load(run, config)
-    held_out = tokenized.load(config.data, unmerged.tokenizer, unmerged.template, seed=config.seed).held_out
+    template: RowEncoder = unmerged.template
+    if config.recipe == "reinforce" and isinstance(template, ChatEncoder):
+        template = PromptEncoder(template, config.data.columns)
+    held_out = tokenized.load(config.data, unmerged.tokenizer, template, seed=config.seed).held_out
     wanted = hidden_states(unmerged.model, unmerged.head, held_out, rows=ROWS)
 
     model = _merged(run, config, unmerged.tokenizer, tasks.of(config))

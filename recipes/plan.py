@@ -363,6 +363,7 @@ WAYS: dict[str, Callable[[RunConfig, Run], DryRunParts]] = {
     "sft": _text,
     "mlm": _text,
     "prefer": _text,
+    "reinforce": _text,
     "classify": _classes,
     "distill": _student,
     "crossval": _bank,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,10 +16,13 @@ from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import Splits
 from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel
-from workbench.recipes import prefer, sft
+from workbench.recipes import prefer, reinforce, sft
 from workbench.recipes.prefer import PreferenceRun
 from workbench.recipes.preference_reference import AnswerNumbers
+from workbench.recipes.reinforce import ReinforceRun
 from workbench.recipes.sft import TextRun
+from workbench.reinforcement import log_probs
+from workbench.reinforcement.rollouts import RolloutRows
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Silent
 from workbench.training.signal import TrainingSignal
@@ -45,6 +49,8 @@ def prepare(config: RunConfig, run: Run) -> PlannedText:
     """The rows of a run, which is refused where it would fail or teach nothing."""
     if config.recipe == "prefer":
         return _judged(config)
+    if config.recipe == "reinforce":
+        return _rolled_out(config)
     tokenizer, template, data = sft.prepare(config, run)
     return PlannedText(
         tokenizer, template, data, lambda own, run: TextRun(own, run, Silent(), tokenizer, template, data)
@@ -55,8 +61,32 @@ def notes(config: RunConfig) -> Iterator[str]:
     """Yield a sentence on what a plan leaves out."""
     if config.recipe == "prefer" and config.prefer.compares:
         yield "What the reference reads before the first step is not counted: a forward pass over each answer."
+    if config.recipe == "reinforce":
+        yield (
+            "Writing and rewarding the answers of each step is not counted, in time and memory; each answer is taken "
+            "to be as long as it may be."
+        )
     if config.recipe == "prefer" and config.prefer.loss == "kto":
         yield "The look from which kto's reference point comes is not counted: a forward pass over a step's answers."
+
+
+class PlannedRollouts(ReinforceRun):
+    """A run whose answers nobody writes: each is as long as it may be."""
+
+    def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
+        section = self.config.reinforce
+        rows = RolloutRows(self.data.train, section)
+        read = partial(log_probs.read, live.model, live.head, section.temperature)
+        return self.signal(rows, read)._replace(meter=None)
+
+
+def _rolled_out(config: RunConfig) -> PlannedText:
+    tokenizer, template, data, _ = reinforce.prepare(config)
+
+    def make(own: RunConfig, run: Run) -> TextRun:
+        return PlannedRollouts(own, run, Silent(), tokenizer, template, data, judges=[])
+
+    return PlannedText(tokenizer, template, data, make)
 
 
 def _judged(config: RunConfig) -> PlannedText:

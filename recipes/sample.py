@@ -23,7 +23,7 @@ from workbench.data.text.formats import Example
 from workbench.data.text.prompts import read_questions
 from workbench.errors import ConfigError
 from workbench.evaluation import answer_signals, rewards, sampling
-from workbench.evaluation.sampling import Sampler
+from workbench.evaluation.sampling import AnswerSampler
 from workbench.models import exported
 from workbench.models.exported import ExportedModel
 from workbench.recipes import sample_rows, serve
@@ -155,7 +155,7 @@ def _write_answers(
     if model.model.config.is_encoder_decoder:  # type: ignore[union-attr]
         raise ConfigError(f"{run}: sample draws answers of causal backbones, and this is an encoder-decoder.")
     prompts = [serve.question_ids(model, question) for question in questions]
-    sampler = Sampler(model.model, known=len(model.tokenizer), stop=model.stop, temperature=settings.temperature)
+    sampler = AnswerSampler(model.model, known=len(model.tokenizer), stop=model.stop, temperature=settings.temperature)
     for number, batch in enumerate(_batches(sampler, prompts, settings)):
         if number in progress.answers:
             continue
@@ -170,7 +170,7 @@ def _write_answers(
         progress.keep_answers(number, answers)
 
 
-def _batches(sampler: Sampler, prompts: Sequence[Indices], settings: SampleSettings) -> list[list[int]]:
+def _batches(sampler: AnswerSampler, prompts: Sequence[Indices], settings: SampleSettings) -> list[list[int]]:
     found = sampler.batches(prompts, answers=settings.n, tokens=settings.max_new_tokens)
     return [[int(row) for row in batch] for batch in found]
 

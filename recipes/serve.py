@@ -14,6 +14,7 @@ from transformers import TextStreamer
 
 from workbench import evaluation
 from workbench.config import RunConfig
+from workbench.config.tasks import WRITING
 from workbench.data.batching import Indices
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
@@ -21,7 +22,15 @@ from workbench.data.text.formats import Example
 from workbench.data.text.prompts import read_prompts
 from workbench.errors import ConfigError
 from workbench.models import exported
-from workbench.recipes import classify_verbs, crossval_verbs, embed_verbs, prefer_verbs, reward_verbs, streamed_rows
+from workbench.recipes import (
+    classify_verbs,
+    crossval_verbs,
+    embed_verbs,
+    prefer_verbs,
+    reinforce_verbs,
+    reward_verbs,
+    streamed_rows,
+)
 from workbench.recipes.sft import score
 from workbench.runs import files, run_directory
 from workbench.runs.trust import Trust
@@ -58,6 +67,8 @@ def evaluate(run: Path, overrides: Sequence[str], *, trust: bool = False) -> dic
         return prefer_verbs.evaluate(run, config)
     if config.recipe == "reward":
         return reward_verbs.evaluate(run, config)
+    if config.recipe == "reinforce":
+        return reinforce_verbs.evaluate(run, config, trust=Trust(trust))
     model = exported.load(run, config)
     split = tokenized.read_files(config.data.test_files, config.data, model.tokenizer, model.template)
     if split is None:
@@ -163,11 +174,11 @@ def generate(run: Path, prompt: str, *, max_new_tokens: int, trust: bool = False
 
 def require_text(config: RunConfig, run: Path) -> None:
     """Raise ConfigError where a run trains no model that writes text."""
-    if config.recipe not in ("sft", "prefer"):
+    if config.recipe not in WRITING:
         raise ConfigError(
             f"{run}: recipe {config.recipe} trains no model that writes text. `workbench evaluate` scores it"
             + _PREDICTS.get(config.recipe, "; ")
-            + "answers come from recipes sft and prefer."
+            + "answers come from recipes sft, prefer and reinforce."
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from peft import PeftModel, set_peft_model_state_dict
 from safetensors import SafetensorError
@@ -12,6 +12,7 @@ from torch import nn
 
 from workbench.adapters import Bottleneck
 from workbench.config import RunConfig
+from workbench.config.tasks import WRITING
 from workbench.errors import ConfigError, FileError
 from workbench.models import backbones, exported
 from workbench.runs import run_directory
@@ -21,67 +22,84 @@ METHODS = ("lora", "rslora", "lora+", "dora", "ia3", "houlsby", "pfeiffer", "par
 """Methods that leave the backbone's weights as they are, so that an adapter's own tensors are all of it."""
 
 
+class Start(NamedTuple):
+    """The run that training goes on from."""
+
+    section: Literal["prefer", "reinforce"]
+    """Section of the configuration that names it."""
+    run: str | None
+    """None: training starts with a fresh adapter."""
+    trust: bool
+
+
+def wanted(config: RunConfig) -> Start:
+    """The start that the section of the recipe names."""
+    if config.recipe == "reinforce":
+        return Start("reinforce", config.reinforce.start, config.reinforce.trust)
+    return Start("prefer", config.prefer.start, config.prefer.trust)
+
+
 def require(config: RunConfig) -> None:
     """Refuse a start that is not there, or is of another backbone or form.
 
     Raises:
         ConfigError: says what to write.
     """
-    start, section = config.prefer.start, config.prefer
+    section, start, trusted = wanted(config)
+    key = f"{section}.start"
     if start is None:
         return
     path = Path(start).expanduser()
     if not (path / "config.yaml").is_file():
         raise ConfigError(
-            f"prefer.start={start} is no run directory (no config.yaml). Name a finished run, or leave it out; the "
+            f"{key}={start} is no run directory (no config.yaml). Name a finished run, or leave it out; the "
             "folder of a merged model goes into model.id."
         )
-    begun = run_directory.shipped_config(path, Trust(section.trust, "prefer.trust=true"))
-    if begun.recipe not in ("sft", "prefer"):
-        raise ConfigError(
-            f"prefer.start={start}: recipe {begun.recipe} trains no model that answers. Name one of recipe sft."
-        )
+    begun = run_directory.shipped_config(path, Trust(trusted, f"{section}.trust=true"))
+    if begun.recipe not in WRITING:
+        raise ConfigError(f"{key}={start}: recipe {begun.recipe} trains no model that answers. Name one of recipe sft.")
     exported.require_saved(path, begun)
     if config.adapter.method not in METHODS or begun.adapter.method not in METHODS:
         method = begun.adapter.method if begun.adapter.method not in METHODS else config.adapter.method
         raise ConfigError(
-            f"prefer.start: adapter.method={method} changes the backbone itself when it starts. Write `workbench merge "
-            f"{start} --out merged`, and model.id=merged in place of prefer.start."
+            f"{key}: adapter.method={method} changes the backbone itself when it starts. Write `workbench merge "
+            f"{start} --out merged`, and model.id=merged in place of {key}."
         )
     mine, theirs = config.adapter.model_dump(mode="json"), begun.adapter.model_dump(mode="json")
     free = {"dropout", "rate_ratio"}  # how it trains, not what it is
-    different = [key for key in mine if key not in free and mine[key] != theirs.get(key)]
+    different = [name for name in mine if name not in free and mine[name] != theirs.get(name)]
     if different:
-        key = different[0]
+        name = different[0]
         raise ConfigError(
-            f"prefer.start={start} has adapter.{key}={theirs.get(key)}, and this run {mine[key]}. Write "
-            f"adapter.{key}={theirs.get(key)}, or merge that run and write its folder as model.id."
+            f"{key}={start} has adapter.{name}={theirs.get(name)}, and this run {mine[name]}. Write "
+            f"adapter.{name}={theirs.get(name)}, or merge that run and write its folder as model.id."
         )
-    for key in ("id", "revision", "new_tokens"):
-        if getattr(config.model, key) != getattr(begun.model, key):
+    for name in ("id", "revision", "new_tokens"):
+        if getattr(config.model, name) != getattr(begun.model, name):
             raise ConfigError(
-                f"prefer.start={start} is an adapter over model.{key}={getattr(begun.model, key)}, and this run has "
-                f"{getattr(config.model, key)}. Write model.{key}={getattr(begun.model, key)}."
+                f"{key}={start} is an adapter over model.{name}={getattr(begun.model, name)}, and this run has "
+                f"{getattr(config.model, name)}. Write model.{name}={getattr(begun.model, name)}."
             )
     blocks = backbones.hub_config(config.model).get_text_config(decoder=True).num_hidden_layers
     # Blocks that never train get no adapter, so that there is no place for what that run learnt of them; bottlenecks
     # stand in all blocks, and are frozen there.
     if not isinstance(config.adapter, Bottleneck) and config.freeze.never(blocks) > begun.freeze.never(blocks):
         raise ConfigError(
-            f"prefer.start={start} has an adapter in all but the first {begun.freeze.never(blocks)} blocks, and "
+            f"{key}={start} has an adapter in all but the first {begun.freeze.never(blocks)} blocks, and "
             f"freeze.policy={config.freeze.policy} leaves this run none in the first {config.freeze.never(blocks)}. "
             "Write section freeze as that run has it, or merge that run and write its folder as model.id."
         )
 
 
 def load(config: RunConfig, model: nn.Module) -> None:
-    """Give a fresh adapter the values of `prefer.start`, which `require` found to be alike.
+    """Give a fresh adapter the values of the start, which `require` found to be alike.
 
     Raises:
         FileError: its file is damaged.
     """
-    assert config.prefer.start is not None and isinstance(model, PeftModel)
-    file = Path(config.prefer.start).expanduser() / "adapter" / "adapter_model.safetensors"
+    start = wanted(config).run
+    assert start is not None and isinstance(model, PeftModel)
+    file = Path(start).expanduser() / "adapter" / "adapter_model.safetensors"
     try:
         tensors = load_file(str(file))
     except (SafetensorError, OSError) as error:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
 from workbench.config.distill_config import TeacherConfig
-from workbench.config.tasks import TEXT
+from workbench.config.tasks import TEXT, WRITING
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation import teacher_sources, teachers
 from workbench.distillation.teacher_sources import TeacherSource
@@ -180,7 +180,7 @@ def _named_in_errors(wanted: Wanted) -> Iterator[None]:
 
 
 def _require_same_kind(key: str, source: TeacherSource, config: RunConfig) -> None:
-    if len(source.adapters) > 1 or (source.config is not None and source.config.recipe not in ("sft", "prefer")):
+    if len(source.adapters) > 1 or (source.config is not None and source.config.recipe not in WRITING):
         assert source.config is not None
         raise ConfigError(
             f"{key}={source.name}: its run is of recipe={source.config.recipe}, which predicts no tokens as this one "

@@ -16,7 +16,7 @@ from workbench.data.text import formats, judged_answers
 from workbench.data.text.formats import Example
 from workbench.errors import ConfigError
 from workbench.evaluation import answer_signals, sampling
-from workbench.evaluation.sampling import Sampler
+from workbench.evaluation.sampling import AnswerSampler
 from workbench.recipes import sample_rows
 from workbench.recipes.sample import SampledRows, SampleSettings, sample
 from workbench.recipes.sample_rows import AnswerGroup, ScoredAnswer
@@ -100,15 +100,15 @@ def test_a_command_that_was_stopped_goes_on_equally(
 ) -> None:
     whole = _sample(trained, asked, "whole.jsonl", to="all")
     batches: list[int] = []
-    answer = Sampler.answer
+    answer = AnswerSampler.answer
 
-    def counted(self: Sampler, prompts: Sequence[Indices], draws: Sequence[Any]) -> list[list[Indices]]:
+    def counted(self: AnswerSampler, prompts: Sequence[Indices], draws: Sequence[Any]) -> list[list[Indices]]:
         batches.append(len(prompts))
         if stopped != "scoring" and len(batches) == 3:
             raise KeyboardInterrupt
         return answer(self, prompts, draws)
 
-    monkeypatch.setattr(Sampler, "answer", counted)
+    monkeypatch.setattr(AnswerSampler, "answer", counted)
     broken = asked.with_name("broken")
     broken.touch()
     with pytest.raises((KeyboardInterrupt, ConfigError)):

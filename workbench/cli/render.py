@@ -77,7 +77,9 @@ def _next(run: Path) -> None:
     values = shipped_values(run)
     recipe, section = values.get("recipe"), values.get("adapter") or {"method": "lora"}
     method = METHODS[section["method"]].model_validate(section)
-    commands = {f'workbench generate {run} "..."': "ask it something"} if recipe in ("sft", "prefer") else {}
+    commands = (
+        {f'workbench generate {run} "..."': "ask it something"} if recipe in ("sft", "prefer", "reinforce") else {}
+    )
     if recipe != "mlm":
         name, does = embed_table.PREDICTS.get(str(recipe), ("answers.csv", "answer every row of a file"))
         commands[f"workbench predict {run} FILE --out {name}"] = does
@@ -159,7 +161,7 @@ def _searched(run: Path) -> None:
 def _answered(predictions: pd.DataFrame) -> None:
     for _, row in predictions.iloc[:: max(1, len(predictions) // 3)].head(3).iterrows():
         _out.print(Text(f"\n... {row['prompt'][-160:].strip()}", style="dim"))
-        for name in ("reference", "before", "after"):
+        for name in (name for name in ("reference", "before", "after") if name in row):
             _out.print(Text.assemble((f"{name:>10}  ", "bold"), row[name] or "(nothing)"))
 
 

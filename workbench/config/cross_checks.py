@@ -16,6 +16,7 @@ from workbench.config import (
     length_checks,
     prefer_checks,
     regularise_checks,
+    reinforce_checks,
     reward_checks,
     sampling_checks,
     sequence_checks,
@@ -44,6 +45,7 @@ _ONLY_FOR = {
     "embed": ("embed",),
     "reward": ("reward",),
     "rewards": ("reinforce",),
+    "reinforce": ("reinforce",),
 }
 """Sections that only some recipes read."""
 
@@ -82,6 +84,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from labelled_checks.mistakes(config)
     yield from embed_checks.mistakes(config) if config.recipe == "embed" else ()
     yield from reward_checks.mistakes(config) if config.recipe == "reward" else ()
+    yield from reinforce_checks.mistakes(config) if config.recipe == "reinforce" else ()
 
 
 def unable(model: ModelConfig, adapter: Method) -> str | None:

@@ -36,6 +36,7 @@ from workbench.config.optimizer_config import OptimizerConfig
 from workbench.config.prefer_config import PreferConfig
 from workbench.config.pseudo_label_config import PseudoLabelConfig
 from workbench.config.regularise_config import RegulariseConfig
+from workbench.config.reinforce_config import ReinforceConfig
 from workbench.config.reward_config import RewardConfig
 from workbench.config.rewards_config import RewardSource
 from workbench.config.schedule_config import ScheduleConfig
@@ -49,7 +50,9 @@ from workbench.schema import Section
 class RunSections(Section):
     """The sections of a run, each valid by itself; `RunConfig` adds that they go together."""
 
-    recipe: Literal["sft", "mlm", "prefer", "classify", "crossval", "sweep", "search", "distill", "embed", "reward"]
+    recipe: Literal[
+        "sft", "mlm", "prefer", "classify", "crossval", "sweep", "search", "distill", "embed", "reward", "reinforce"
+    ]
     """Which file of `recipes/` runs this."""
     plugins: tuple[Path, ...] = ()
     """Python files of yours, run first, that add adapter methods. Only files you trust."""
@@ -77,6 +80,7 @@ class RunSections(Section):
     rewards: tuple[SerializeAsAny[RewardSource], ...] = ()
     """How good answers are: the weighted sum of these. Each has a kind: function, number, regex, json, unit_tests or
     model."""
+    reinforce: ReinforceConfig = ReinforceConfig()
     batch: BatchConfig = BatchConfig()
     train: TrainConfig = TrainConfig()
     regularise: RegulariseConfig = RegulariseConfig()
@@ -109,6 +113,16 @@ class RunSections(Section):
             self.recipe, self.recipe
         )
         return of in ("classify", "crossval")
+
+    @property
+    def steps_on_rows(self) -> int:
+        """Optimizer steps one after another on the same rows."""
+        return self.reinforce.updates if self.recipe == "reinforce" else 1
+
+    @property
+    def rows_of_draw(self) -> int:
+        """Rows that the model reads for each example that a step draws."""
+        return self.reinforce.answers if self.recipe == "reinforce" and not self.reinforce.pairs else 1
 
     @property
     def by_block(self) -> bool:

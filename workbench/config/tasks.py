@@ -80,6 +80,8 @@ _CLASSES: dict[str, tuple[str, tuple[tuple[Any, Any], ...]]] = {
     "hidden": ("model without a head", ((MODEL_MAPPING, AutoModel),)),
 }
 
+WRITING = ("sft", "prefer", "reinforce")
+"""Recipes whose models write answers."""
 TEXT, MASKED, HIDDEN = Task("text"), Task("masked"), Task("hidden")
 
 
@@ -92,4 +94,4 @@ def of(config: RunConfig) -> Task:
     """The task that the recipe of `config` trains; recipe classify learns it from its data instead."""
     if config.recipe == "reward":
         return classes(("reward",), seed=config.seed, problem="regression")
-    return {"sft": TEXT, "prefer": TEXT, "mlm": MASKED, "embed": HIDDEN}[config.recipe]
+    return {"sft": TEXT, "prefer": TEXT, "reinforce": TEXT, "mlm": MASKED, "embed": HIDDEN}[config.recipe]

@@ -58,7 +58,7 @@ class RowOrder:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of one pass over the rows."""
-        return steps_per_epoch(len(self.train), self.config.batch.size)
+        return steps_per_epoch(len(self.train), self.config.batch.size) * self.config.steps_on_rows
 
     def epoch(self, step: int) -> int:
         """The pass over the rows that step `step` (from 0) belongs to."""
@@ -73,7 +73,7 @@ class RowOrder:
         if self._paces:
             return self._paced_step(step).rows
         size, seed = self.config.batch.size, self.config.seed
-        draws = global_batch(step, rows=len(self.train), size=size, seed=seed)
+        draws = global_batch(step // self.config.steps_on_rows, rows=len(self.train), size=size, seed=seed)
         return self.train.sample(draws, epoch=self.epoch(step))
 
     def metrics(self, step: int) -> dict[str, float]:

@@ -5,19 +5,23 @@ Legend: S answers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 from scipy import stats
 
 GRAM = 4
-"""Words that are compared together."""
+"""Words, or tokens, that are compared together."""
 
 
 def repetition(text: str) -> float:
     """Share of an answer's runs of four words that it had before; 0 where it is shorter."""
-    words = text.split()
-    grams = [tuple(words[start : start + GRAM]) for start in range(len(words) - GRAM + 1)]
+    return repeated(text.split())
+
+
+def repeated(parts: Sequence[Hashable]) -> float:
+    """The same of its words, or its tokens."""
+    grams = [tuple(parts[start : start + GRAM]) for start in range(len(parts) - GRAM + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 

@@ -36,7 +36,7 @@ def draws(key: Sequence[int], *, answers: int, tokens: int) -> Floats:
     return np.stack([np.random.default_rng([*key, answer]).random(tokens) for answer in range(answers)])
 
 
-class Sampler:
+class AnswerSampler:
     """Draws answers of a causal model from softmax(logits / temperature), over ids that the tokenizer knows.
 
     Args:

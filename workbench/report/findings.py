@@ -7,7 +7,14 @@ from typing import Literal
 
 from workbench.config.classes_config import rarest
 from workbench.evaluation import frozen_probe
-from workbench.report import class_section, crossval_section, embed_section, preference_section, reward_section
+from workbench.report import (
+    class_section,
+    crossval_section,
+    embed_section,
+    preference_section,
+    reinforce_section,
+    reward_section,
+)
 from workbench.report.run_record import RunRecord
 from workbench.runs import units
 
@@ -35,6 +42,8 @@ def verdict(record: RunRecord) -> str:
         return preference_section.verdict(record)
     if record.rewards:
         return reward_section.verdict(record)
+    if record.reinforces:
+        return reinforce_section.verdict(record)
     before, after = record.scores["before"]["loss"], record.scores["after"]["loss"]
     if abs(loss) < 0.005 * before:
         text = f"Held-out loss hardly moved: {before:.2f} nats per token before, {after:.2f} after"
@@ -60,6 +69,7 @@ def findings(record: RunRecord) -> list[Finding]:
         _left_out(record),
     ]
     stages = [Finding(tone, text) for tone, text in crossval_section.sentences(record)]
+    stages += [Finding(tone, text) for tone, text in reinforce_section.signs(record)]
     return stages + [finding for finding in found if finding]
 
 

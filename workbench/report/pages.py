@@ -22,6 +22,7 @@ from workbench.report import (
     neighbours,
     picture_section,
     preference_section,
+    reinforce_section,
     reward_section,
     run_record,
     search_section,
@@ -77,9 +78,10 @@ def write(run: Path) -> Path:
             *curves.of_run(this),
             *mixture_plot.plots(this),
             *preference_section.plots(this),
+            *reinforce_section.plots(this),
         ],
-        samples=[] if this.classifies or this.embeds or this.rewards else _samples(this.predictions),
-        searches=embed_section.searches(this) or reward_section.wrong(this),
+        samples=[] if this.classifies or this.embeds or this.rewards or this.reinforces else _samples(this.predictions),
+        searches=embed_section.searches(this) or reward_section.wrong(this) or reinforce_section.answers(this),
         classifies=this.classifies,
         classified=class_section.classified(this),
         pictures=picture_section.pictured(this),
@@ -146,7 +148,7 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
     """Rows of the score table, the known scores first."""
     own = class_section.SCORES if run.classifies else embed_section.SCORES if run.embeds else None
     own = {**SCORES, **preference_section.SCORES} if run.prefers else own
-    own = reward_section.SCORES if run.rewards else own
+    own = reward_section.SCORES if run.rewards else reinforce_section.SCORES if run.reinforces else own
     loss = {"loss": (f"Loss, {run.unit}", "low")}
     known = SCORES if own is None else {**loss, **own, **loss}
     measured = dict.fromkeys(name for scores in run.scores.values() for name in scores)

@@ -90,6 +90,11 @@ class RunRecord:
         return self.config.get("recipe") == "reward"
 
     @property
+    def reinforces(self) -> bool:
+        """Whether the run learnt from rewards of its own answers."""
+        return self.config.get("recipe") == "reinforce"
+
+    @property
     def reads_pictures(self) -> bool:
         """Whether the rows are pictures, which a backbone cuts into patches instead of tokens."""
         return bool(self.config.get("data", {}).get("format") == "image")
@@ -112,6 +117,8 @@ class RunRecord:
         """Unit of the losses."""
         if self.embeds or self.rewards:
             return "per row"
+        if self.reinforces:
+            return "minus the reward"
         if self.prefers:
             return "per example"
         if not self.classifies:

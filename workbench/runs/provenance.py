@@ -40,8 +40,11 @@ def note_data(run: Run, sets: Mapping[str, Mapping[str, Any] | None]) -> None:
     run.note(data={**before, **sets})
 
 
-def note_files(run: Run, kind: str, found: Mapping[str, str]) -> None:
+def note_files(run: Run, kind: str, found: Mapping[str, str], *, corrected: bool = False) -> None:
     """Note files that a run reads, of one kind such as `backbone`, by their names with their digests.
+
+    Args:
+        corrected: They ended the run with an error, and may be others now.
 
     Raises:
         ResumeError: One is not what it was when the run began, is gone, or is new.
@@ -53,7 +56,7 @@ def note_files(run: Run, kind: str, found: Mapping[str, str]) -> None:
         for name in sorted({*then, *found})
         if then.get(name) != found.get(name)
     ]
-    _refuse(run, changed)
+    _refuse(run, [] if corrected else changed)
     run.note(inputs={**before, kind: dict(found)})
 
 

@@ -59,7 +59,7 @@ def tokens_per_device(config: RunConfig, train: Examples, device: torch.device, 
     if wanted != "auto":
         return wanted
     own = longest_part(config, train)
-    whole_batch = own * config.batch.size
+    whole_batch = own * config.batch.size * config.rows_of_draw
     if device.type != "cpu":
         # Processes that compute rows together cannot each try how many fit: one row at a time is what they are for.
         return whole_batch if config.distributed.sequence == 1 else own

@@ -50,4 +50,4 @@ def total_steps(config: RunConfig, draws: int) -> int | None:
         if not config.budget.unlimited:
             return None
         epochs = 1.0
-    return max(1, round(epochs * steps_per_epoch(draws, config.batch.size)))
+    return max(1, round(epochs * steps_per_epoch(draws, config.batch.size) * config.steps_on_rows))

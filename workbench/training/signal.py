@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+from workbench.adapters.method import TrainHook
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.losses.drawn_labels import LabelDraws
 from workbench.losses.label_losses import LabelTap
@@ -66,6 +67,8 @@ class TrainingSignal(NamedTuple):
     """A look at the rows of each step before their losses."""
     whole: GlobalLoss | None = None
     """A loss that compares the rows of a global batch, where it is no sum over them; `loss` then only tries memory."""
+    keeps: Mapping[str, TrainHook] = MappingProxyType({})
+    """Parts of the rows and the loss that keep a state, by the name of their file in a checkpoint."""
     reference: ReferenceLosses | None = None
     """Losses of another model on the rows, where `data.sampling.by=tokens` compares with them."""
     draws: LabelDraws | None = None

@@ -23,7 +23,7 @@ from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError
 from workbench.models import backbones, fused_lora
 from workbench.runs.run_directory import Run
-from workbench.training import capacity, packing, preflight, row_losses, step_figures
+from workbench.training import capacity, failures, packing, preflight, row_losses, step_figures
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
 from workbench.training.cached_gradients import CachedGradients
 from workbench.training.callbacks import Callback
@@ -160,7 +160,7 @@ class Trainer:
         member = self.member
         while member.live:
             self._follow_policy()
-            record = member.finish_step(self.step(member.batch()), began=began)
+            record = member.finish_step(self.step(failures.rows(member)), began=began)
             self.accelerator.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])
             self.callback.step(record, total=member.total)
             stopping = self.ranks.any(self.callback.stop_requested())
@@ -330,7 +330,7 @@ class Trainer:
         hooks: dict[str, TrainHook] = self.row_losses.hooks
         hooks |= freeze_callbacks.observers(self.freezer, self.masters.named(), self._observed_batch)
         hooks |= {"noise": self.noise} if self.config.optimizer.noise_scale else {}
-        return hooks | self.sharpness.hooks | self.choice.hooks
+        return hooks | self.sharpness.hooks | self.choice.hooks | dict(self.signal.keeps)
 
     def _observed_batch(self) -> MicroBatch:
         """Run the model on the first rows, for a policy that observes activations; returns these rows."""

@@ -15,7 +15,7 @@ from workbench import adapters
 from workbench.adapters import DeepPrompt, Lora, Method, Prompt
 from workbench.data.batching import Indices
 from workbench.evaluation import sampling
-from workbench.evaluation.sampling import Floats, Sampler, picked
+from workbench.evaluation.sampling import AnswerSampler, Floats, picked
 
 PROMPTS = [np.asarray(ids) for ids in ([1, 403, 407, 261], [1, 268, 388, 342, 432, 398, 299, 280], [1, 410])]
 TOKENS, STOPS, TEMPERATURE = 5, [2, *range(20, 30), *range(400, 450)], 1.5
@@ -39,7 +39,7 @@ def written_out(model: nn.Module, prompt: Indices, draws_T: Floats, *, known: in
 
 
 def sampled(model: nn.Module, prompts: list[Indices], numbers: list[Floats], *, known: int) -> list[list[list[int]]]:
-    sampler = Sampler(model, known=known, stop=STOPS, temperature=TEMPERATURE)
+    sampler = AnswerSampler(model, known=known, stop=STOPS, temperature=TEMPERATURE)
     return [[each.tolist() for each in group] for group in sampler.answer(prompts, numbers)]
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from workbench.data.batching import MicroBatch, Row, collate
+from workbench.data.rows import read_rows
 from workbench.data.text.answer_masks import AnswerMasker, Conversation, assistants, wholes, written_out
 from workbench.data.text.chat_tokenizer import ChatTokenizer
 from workbench.data.text.formats import Conversion, Example
@@ -119,6 +120,8 @@ class ChatEncoder:
 
     conversion: Conversion | None = None
     """Rows are read as their format says."""
+    reader = staticmethod(read_rows)
+    """They are those of the file."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str | None = None) -> None:
         if not tokenizer.is_fast:

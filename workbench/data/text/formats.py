@@ -11,7 +11,7 @@ from typing import Any
 from workbench.config import DataConfig
 from workbench.config.basic_sections import MARGIN, WEIGHT
 from workbench.data import row_weights
-from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint
+from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint, read_rows
 from workbench.data.text.messages import Message, last_answer_only, message_of, messages_of, tools_of, without_loss
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
@@ -64,6 +64,7 @@ def read(
     limit: int | None = None,
     weighted: bool = False,
     conversion: Conversion | None = None,
+    reader: Callable[[str], Iterator[RawRow]] = read_rows,
 ) -> Iterator[Example]:
     """Iterate over the examples of a file, a folder or a hub data set, in their order.
 
@@ -74,6 +75,7 @@ def read(
         limit: Rows to read; None for all.
         weighted: Whether to read how often each counts, where `config.columns` says in which column; else once each.
         conversion: Converts columns in place of the format's own conversion.
+        reader: Yields the raw rows of `source`.
 
     Raises:
         DataError: As `convert_rows`; or no format fits the columns.
@@ -93,7 +95,8 @@ def read(
 
         return convert
 
-    return convert_rows(source, converter, refuse=config.on_bad_row == "refuse", skipped=skipped, limit=limit)
+    refuse = config.on_bad_row == "refuse"
+    return convert_rows(source, converter, refuse=refuse, skipped=skipped, limit=limit, reader=reader)
 
 
 def convert(row: RawRow, config: DataConfig) -> Example | None:
@@ -344,8 +347,13 @@ def _rank(reply: Any) -> float:
     return rank if isinstance(rank, int | float) else float("inf")
 
 
-Conversion = Callable[[str, str, Columns], Example]
-"""From the name of the rows' format, a place and columns to an example."""
+Conversion = Callable[[str, str, Columns], Example | None]
+"""From the name of the rows' format, a place and columns to an example; None for an answer that is not trained on."""
+
+
+def of_format(name: str, place: str, columns: Columns) -> Example | None:
+    """The example of a row of the format `name`, as that format reads it."""
+    return next(each for each in _FORMATS if each.name == name).convert(place, columns)
 
 
 @dataclass(frozen=True, slots=True)

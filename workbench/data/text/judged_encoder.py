@@ -10,6 +10,7 @@ import numpy as np
 
 from workbench.config import DataConfig
 from workbench.data.batching import MicroBatch, Row
+from workbench.data.rows import read_rows
 from workbench.data.text import chat, judged_answers
 from workbench.data.text.chat import ChatEncoder, Encoded, LossOn
 from workbench.data.text.formats import Conversion, Example
@@ -24,6 +25,8 @@ class JudgedEncoder:
 
     conversion: Conversion = judged_answers.convert
     """How rows are read."""
+    reader = staticmethod(read_rows)
+    """They are those of the file."""
 
     @property
     def identity(self) -> list[Any]:

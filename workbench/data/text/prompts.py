@@ -38,7 +38,7 @@ def read_questions(
         raise DataError(f"{source}: holds no rows to answer. Write it again, or name another one.")
     for row in rows:
         try:
-            example = _question(row, config)
+            example = question(row, config)
         except DataError as error:
             if config.on_bad_row == "refuse":
                 raise
@@ -49,15 +49,16 @@ def read_questions(
                 yield example, row.columns
 
 
-def _question(row: RawRow, config: DataConfig) -> Example | None:
+def question(row: RawRow, config: DataConfig) -> Example | None:
     """A row without its last answer; None for an answer that is labelled as not preferred."""
     columns = formats.renamed(row.columns, config.columns)
     bare = config.model_copy(update={"columns": {}})
-    example = formats.convert(RawRow(row.place, _with_answer(columns), row.mistake), bare)
-    return None if example is None else _without_answer(example)
+    example = formats.convert(RawRow(row.place, with_answer(columns), row.mistake), bare)
+    return None if example is None else without_answer(example)
 
 
-def _with_answer(columns: dict[str, Any]) -> dict[str, Any]:
+def with_answer(columns: dict[str, Any]) -> dict[str, Any]:
+    """Columns with an answer, so that they fit their format: a placeholder where they have none."""
     for question, answer in _ANSWERS.items():
         if question in columns and not {answer, "answers", "chosen"} & {name for name in columns if columns[name]}:
             columns = {**columns, answer: _PLACEHOLDER}
@@ -70,7 +71,12 @@ def _with_answer(columns: dict[str, Any]) -> dict[str, Any]:
     return columns
 
 
-def _without_answer(example: Example) -> Example:
+def without_answer(example: Example) -> Example:
+    """The example without its last answer.
+
+    Raises:
+        DataError: Nothing comes before that.
+    """
     if example.text:
         prompt = [piece for piece in example.text if not piece[1]]
         return replace(example, text=tuple(prompt or [(text, False) for text, _ in example.text]))
@@ -81,3 +87,10 @@ def _without_answer(example: Example) -> Example:
             f"{example.place}: the answer comes first; there is nothing to answer. Write the question before it."
         )
     return replace(example, messages=example.messages[:last])
+
+
+def with_placeholder(example: Example) -> Example:
+    """A prompt with an answer that only takes its place."""
+    if example.text:
+        return replace(example, text=(*((text, False) for text, _ in example.text), (_PLACEHOLDER, True)))
+    return replace(example, messages=(*example.messages, {"role": "assistant", "content": _PLACEHOLDER}))

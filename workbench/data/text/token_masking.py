@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs, padded
+from workbench.data.rows import read_rows
 from workbench.data.text.chat import Encoded, LossOn, outcomes
 from workbench.data.text.formats import Conversion, Example
 from workbench.errors import BackboneError, DataError, WorkbenchError
@@ -35,6 +36,8 @@ class MlmEncoder:
 
     conversion: Conversion | None = None
     """Rows are read as their format says."""
+    reader = staticmethod(read_rows)
+    """They are those of the file."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, share: float, seed: int) -> None:
         if tokenizer.mask_token_id is None:

@@ -116,7 +116,13 @@ def read(
     if not notes.exists():
         skipped: list[str] = []
         examples = formats.read(
-            path, config, skipped=skipped, limit=limit, weighted=weighted, conversion=template.conversion
+            path,
+            config,
+            skipped=skipped,
+            limit=limit,
+            weighted=weighted,
+            conversion=template.conversion,
+            reader=template.reader,
         )
         chunks = encoded_rows.chunks(examples, skipped)
         encode = partial(encoded_rows.encode, config=config, encoder=template)

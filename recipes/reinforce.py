@@ -1,0 +1,242 @@
+"""Reinforcement: prompts in, an adapter whose own answers earn higher rewards, its scores and a report out.
+
+The loop is that of every recipe; what differs is that the model writes the rows of a step when the step begins.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from workbench import evaluation
+from workbench.config import RunConfig, tasks
+from workbench.data.batching import Indices, MicroBatch
+from workbench.data.text import tokenized
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.prompt_encoder import PromptEncoder
+from workbench.data.text.row_encoder import row_encoder
+from workbench.data.text.text_checks import require_ends
+from workbench.data.text.tokenized_set import Splits, TokenizedSet
+from workbench.errors import BackboneError, ConfigError
+from workbench.evaluation import answer_signals, rewards
+from workbench.evaluation.result_store import ModelResults, stored_results
+from workbench.evaluation.sampling import AnswerSampler
+from workbench.models import backbones
+from workbench.models.backbones import Backbone
+from workbench.models.exported import ExportedModel
+from workbench.recipes import start_adapter, warm_up
+from workbench.recipes.sft import TextRun, read_template
+from workbench.recipes.single_run import Scored
+from workbench.reinforcement import log_probs
+from workbench.reinforcement.objective import ReinforceObjective
+from workbench.reinforcement.rollouts import LogProbReader, RolloutRows, Rollouts
+from workbench.reinforcement.row_judge import RowJudge
+from workbench.runs import files, provenance
+from workbench.runs.run_directory import Run
+from workbench.training import preflight
+from workbench.training.callbacks import Callback
+from workbench.training.signal import TrainingSignal
+
+Scores = dict[str, Any]
+KEPT = "rollout"
+"""Name of the answers of the present step in a checkpoint."""
+
+
+def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
+    """Train as `config` says; returns scores before and after, as they stand in scores.json."""
+    # Data first: it is the cheapest thing to get wrong, and needs no weights.
+    tokenizer, template, data, _ = prepare(config)
+    judging = judges(config, data, tokenizer)
+    provenance.note_data(run, {name: split and split.facts() for name, split in data._asdict().items()})
+    config = warm_up.warmed_up(config, run, callback)
+    reinforce = ReinforceRun(config, run, callback, tokenizer, template, data, judges=judging)
+    reinforce.train()
+    return reinforce.finish()
+
+
+def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Splits, list[str]]:
+    """Tokenizer, form of the rows, prompts, and names of the modules that get an adapter; refuses what would fail."""
+    hub = backbones.hub_config(config.model)
+    if hub.is_encoder_decoder:
+        raise BackboneError(
+            f"model.id={config.model.id}: {type(hub).__name__} is an encoder-decoder, which recipe reinforce does not "
+            "train. Take a causal backbone."
+        )
+    if not config.rewards:
+        raise ConfigError(
+            "rewards: recipe reinforce learns from rewards, and there are none. Write for example "
+            "rewards='[{kind: number, answer: answer}]', or a function of your own: [{file: my_reward.py}]."
+        )
+    tokenizer = backbones.tokenizer(config.model)
+    template = row_encoder(config, hub, tokenizer, template=read_template(config))
+    assert isinstance(template, ChatEncoder), "recipe mlm alone hides tokens"
+    data = tokenized.load(config.data, tokenizer, PromptEncoder(template, config.data.columns), seed=config.seed)
+    require_ends(data)
+    splits = [RolloutRows(split, config.reinforce) for split in data if split is not None]
+    modules = preflight.require_backbone(config, splits, tasks.of(config))
+    start_adapter.require(config)
+    warm_up.require(config)
+    return tokenizer, template, data, modules
+
+
+def judges(config: RunConfig, data: Splits, tokenizer: PreTrainedTokenizerBase) -> list[RowJudge]:
+    """The rewards of the run, for the rows of each table."""
+    found = rewards.build(config.rewards)
+    tables = {id(split.table): split for split in data if split is not None}
+    judging = [RowJudge(found, split, config.data, tokenizer) for split in tables.values()]
+    for judge in judging:
+        judge.require(config.rewards)
+    return judging
+
+
+def scored_rows(config: RunConfig, tokenizer: PreTrainedTokenizerBase, template: ChatEncoder) -> TokenizedSet:
+    """The prompts of `data.test` where there are any, else the held-out ones."""
+    encoder = PromptEncoder(template, config.data.columns)
+    split = tokenized.read_files(config.data.test_files, config.data, tokenizer, encoder)
+    return split or tokenized.load(config.data, tokenizer, encoder, seed=config.seed).held_out
+
+
+@dataclass(frozen=True)
+class RewardedAnswer:
+    """An answer to a held-out prompt."""
+
+    place: str
+    prompt: str
+    answer: str
+    reward: float
+
+
+@dataclass(frozen=True)
+class ReinforceRun(TextRun):
+    """A run that learns from rewards of its own answers."""
+
+    judges: list[RowJudge] = field(kw_only=True)
+
+    def assemble(self, model: nn.Module, backbone: Backbone) -> ExportedModel:
+        live = super().assemble(model, backbone)
+        if self.config.reinforce.start is not None:
+            start_adapter.load(self.config, model)
+            if not self.run.ranks.agreed((self.run.path / "before.json").exists()):
+                live.model.eval()
+                self.write_before(live)
+                live.model.train()
+        return live
+
+    def score_before(self, backbone: Backbone) -> bool:
+        if self.config.reinforce.start is not None:  # what training starts from is there once the adapter is
+            return False
+        return super().score_before(backbone)
+
+    def write_before(self, start: ExportedModel) -> None:
+        scoring = stored_results(self.config, self.run, self.callback.stop_requested, model="before")
+        scores, answers = self.score_start(start, scoring)
+        found = {each.place: [each.answer, each.reward] for each in answers}
+        files.write_json(self.run.path / "before.json", {"scores": scores, "answers": found})
+        scoring.store.clear()
+
+    def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
+        section, device = self.config.reinforce, backbones.device()
+        read = partial(log_probs.read, live.model, live.head, section.temperature)
+        rows = Rollouts(
+            self.data.train,
+            section,
+            AnswerSampler(live.model, known=len(self.tokenizer), stop=live.stop, temperature=section.temperature),
+            self._judge(self.data.train),
+            own=log_probs.own(live.model, live.head, section.temperature, device=device),
+            reference=self._reference(live, backbone),
+            seed=self.config.seed,
+            stop=live.stop,
+        )
+        return self.signal(rows, read)._replace(keeps={KEPT: rows})
+
+    def signal(self, rows: RolloutRows, read: Callable[[MicroBatch], Tensor]) -> TrainingSignal:
+        """The loss of answers that were written."""
+        objective = ReinforceObjective(self.config.reinforce, rows, device=backbones.device())
+
+        def loss(batch: MicroBatch, scale: float) -> Tensor:
+            count = (
+                len(next(iter(batch.inputs.values()))) if batch.rows_B is None else len(batch.rows_B) * batch.sequences
+            )
+            return objective(read(batch), batch.labels_N, rows=count, scale=scale)
+
+        return TrainingSignal(rows, loss, known=False, reads_packed=True, meter=objective.meter)
+
+    def _reference(self, live: ExportedModel, backbone: Backbone) -> LogProbReader:
+        """The model that training starts from."""
+        temperature, device = self.config.reinforce.temperature, backbones.device()
+        if self.config.reinforce.start is not None:
+            return log_probs.as_now(live.model, live.head, temperature, device=device)
+        return log_probs.without_adapter(live.model, backbone.model, live.head, temperature, device=device)
+
+    def _judge(self, rows: TokenizedSet) -> RowJudge:
+        return next(each for each in self.judges if each.table is rows.table)
+
+    def held_out_loss(self, live: ExportedModel) -> tuple[float, Mapping[str, float]]:
+        answers, _ = self._answered(live, self.data.held_out, None)
+        mean = float(np.mean([each.reward for each in answers]))
+        return -mean, {"held_out_reward[mean]": mean}
+
+    def score(self, model: ExportedModel, rows: TokenizedSet, scoring: ModelResults | None = None) -> Scored:
+        with self.scoring_time(rows):
+            answers, named = self._answered(model, rows, scoring)
+        tokens = [self.tokenizer(each.answer, add_special_tokens=False)["input_ids"] for each in answers]
+        scores = _with_interval(np.asarray([each.reward for each in answers]))
+        scores["loss"] = -scores["reward"]
+        if len(named) > 1:
+            scores |= {f"reward[{name}]": float(values.mean()) for name, values in named.items()}
+        scores["answer_tokens"] = float(np.mean([len(ids) for ids in tokens]))
+        scores["repetition"] = float(np.mean([answer_signals.repetition(each.answer) for each in answers]))
+        return Scored({name: round(value, 6) for name, value in scores.items()}, answers)
+
+    def _answered(
+        self, model: ExportedModel, rows: TokenizedSet, scoring: ModelResults | None
+    ) -> tuple[list[RewardedAnswer], dict[str, Any]]:
+        """Greedy answers to `evaluate.answers` prompts, evenly spaced, and their rewards by name."""
+        count = min(self.config.evaluate.answers or len(rows), len(rows))
+        chosen: Indices = np.unique(np.linspace(0, len(rows) - 1, num=count, dtype=np.int64))
+        prompts = [rows[int(row)].input_ids[:-1] for row in chosen]
+        stop = model.stop or evaluation.stop_tokens(self.tokenizer, self.data.train)
+        most = self.config.reinforce.max_new_tokens
+        written = evaluation.complete(
+            model.model, prompts, self.tokenizer, stop=stop, max_new_tokens=most, scoring=scoring
+        )
+        judge = self._judge(rows)
+        named = judge.of_texts(rows.rows[chosen].tolist(), written)
+        answers = [
+            RewardedAnswer(rows.place(int(row)), judge.text(prompt), text, float(reward))
+            for row, prompt, text, reward in zip(chosen, prompts, written, judge.total(named), strict=True)
+        ]
+        return answers, named
+
+    def write_predictions(self, model: ExportedModel, outputs: Any, before: Mapping[str, Any]) -> None:
+        start = before["answers"]
+        table = [
+            {
+                "row": each.place,
+                "prompt": each.prompt,
+                "before": start[each.place][0],
+                "after": each.answer,
+                "reward_before": start[each.place][1],
+                "reward_after": each.reward,
+            }
+            for each in outputs
+        ]
+        buffer = io.BytesIO()
+        pd.DataFrame(table).to_parquet(buffer)
+        files.write_bytes(self.run.path / "predictions.parquet", buffer.getvalue())
+
+
+def _with_interval(reward_N: Any) -> dict[str, float]:
+    """Mean reward with its 95 % interval over prompts."""
+    mean = float(reward_N.mean())
+    half = 1.96 * float(reward_N.std(ddof=1)) / math.sqrt(len(reward_N)) if len(reward_N) > 1 else 0.0
+    return {"reward": mean, "reward_low": mean - half, "reward_high": mean + half}

@@ -1,0 +1,125 @@
+"""Learn to add from rewards alone, with this workbench and with TRL's GRPOTrainer: reward over time.
+
+    python scripts/bench/reinforce.py --seeds 3
+    python scripts/bench/reinforce.py --seeds 1 --steps 4          # whether it runs
+
+The sums of `reinforce/quickstart` by the starter, all of its weights, from the same warm-up (recipe sft, some steps):
+51 prompts x 8 answers of at most 4 tokens, two steps on each, Dr. GRPO's advantages and normalisation, AdamW with the
+same rate, clipping and precision. Each run is a process of its own with one thread, ours and theirs in turn. The
+random numbers differ, and so do the orders of the prompts: three seeds are three curves, not one. Seconds are those of
+training, by the clock and by the processor; a busy machine changes the former.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import measuring
+
+from workbench.data import starter
+
+HERE = Path(__file__).parent
+PROMPTS, ANSWERS, TOKENS, UPDATES, RATE = 51, 8, 4, 2, 5.0e-4
+LEVELS = (0.3, 0.5, 0.7, 0.8)
+"""Mean rewards of which the table says when they were first reached, as a mean over WINDOW steps."""
+WINDOW = 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=60)
+    arguments = parser.parse_args()
+    print(measuring.machine("cpu", ("torch", "transformers", "trl")))
+    with tempfile.TemporaryDirectory(prefix="bench-reinforce-") as name:
+        for seed in range(arguments.seeds):
+            folder = Path(name) / str(seed)
+            folder.mkdir()
+            ours = _ours(folder, seed, arguments.steps)
+            theirs = _theirs(folder, seed, arguments.steps)
+            for side, curve in {"workbench": ours, "TRL": theirs}.items():
+                _print(seed, side, curve)
+
+
+def _ours(folder: Path, seed: int, steps: int) -> list[dict[str, float]]:
+    """Reward and seconds of each step; the warm-up is left in the folder for the other side."""
+    command = [sys.executable, "-m", "workbench.cli.verbs", "run", "reinforce/quickstart", f"seed={seed}"]
+    words = [f"train.steps={steps}", "evaluate.every=null", "save.every=null", "--out", str(folder / "ours")]
+    processor = _run([*command, *words], folder / "ours.log")
+    lines = [json.loads(line) for line in (folder / "ours" / "metrics.jsonl").read_text().splitlines()]
+    total = lines[-1]["elapsed_s"]
+    # Processor time is known of the whole process alone: the steps share it as they share the clock.
+    share = processor / total if total else 0.0
+    return [
+        {"reward": line["reward[mean]"], "elapsed_s": line["elapsed_s"], "processor_s": line["elapsed_s"] * share}
+        for line in lines
+    ]
+
+
+def _theirs(folder: Path, seed: int, steps: int) -> list[dict[str, float]]:
+    rows = folder / "train.jsonl"
+    rows.write_text((starter.FOLDER / "arithmetic_train.jsonl").read_text())
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": PROMPTS * ANSWERS,
+        "num_generations": ANSWERS,
+        "num_iterations": UPDATES,
+        "max_completion_length": TOKENS,
+        "max_steps": steps,
+        "learning_rate": RATE,
+        "lr_scheduler_type": "linear",
+        "warmup_steps": 0,
+        "loss_type": "dr_grpo",
+        "scale_rewards": "none",
+        "beta": 0.0,
+        "epsilon": 0.2,
+        "temperature": 1.0,
+        "seed": seed,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "use_cpu": True,
+        "disable_tqdm": True,
+    }
+    script = [sys.executable, str(HERE / "peer_grpo.py"), str(folder / "ours" / "start" / "adapter")]
+    _run([*script, str(rows), str(folder / "theirs"), json.dumps(settings)], folder / "theirs.log")
+    return [json.loads(line) for line in (folder / "theirs" / "metrics.jsonl").read_text().splitlines()]
+
+
+def _run(command: Sequence[str], log: Path) -> float:
+    """Run a command with one thread; returns its processor time in seconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with log.open("w") as file:
+        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{log.read_text()[-3000:]}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def _print(seed: int, side: str, curve: list[dict[str, float]]) -> None:
+    """The first and the last rewards, and when levels were reached."""
+    rewards = [step["reward"] for step in curve]
+    smooth = [sum(rewards[max(0, at - WINDOW + 1) : at + 1]) / min(WINDOW, at + 1) for at in range(len(rewards))]
+    reached = []
+    for level in LEVELS:
+        at = next((number for number, value in enumerate(smooth) if value >= level), None)
+        reached.append("-" if at is None else f"{curve[at]['elapsed_s']:.0f}/{curve[at]['processor_s']:.0f}")
+    every = max(1, len(curve) // 6)
+    course = " ".join(f"{value:.2f}" for value in smooth[::every])
+    total = f"{curve[-1]['elapsed_s']:.0f} s, {curve[-1]['processor_s']:.0f} s processor"
+    print(f"seed {seed} {side:9} {rewards[0]:.3f} -> {smooth[-1]:.3f} in {total}; reward by sixths: {course}")
+    levels = ", ".join(f"{level} at {each} s" for level, each in zip(LEVELS, reached, strict=True))
+    print(f"                 first reached (clock/processor): {levels}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Mistakes with recipe reinforce end in status 2 and a message with place and cure, before a weight is read."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.mistakes.cases import RowsCase, assert_rows_refused
+
+RECIPE = """
+recipe: reinforce
+model: {id: stories, weights: float32}
+adapter: {method: lora, rank: 2}
+data: {train: rows.jsonl, held_out: 0.2, max_tokens: 64}
+rewards: [{kind: number}]
+reinforce: {answers: 2, max_new_tokens: 4}
+batch: {size: 4}
+train: {steps: 2}
+evaluate: {every: null}
+"""
+ROWS = [{"question": f"What comes after {n}?", "answer": str(n + 1)} for n in range(20)]
+Case = partial(RowsCase, rows=ROWS, other=[{"a": "b"}])
+
+CASES = {
+    "no rewards": Case("recipe reinforce learns from rewards, and there are none", "kind: number", "rewards=[]"),
+    "one answer": Case("reinforce.answers", "greater than or equal to 2", "reinforce.answers=1"),
+    "an unknown method": Case("reinforce.method", "'grpo'", "reinforce.method=ppo"),
+    "an unknown key": Case("reinforce.epsilon", "unknown key", "reinforce.epsilon=0.2"),
+    "no temperature": Case("reinforce.temperature", "greater than 0", "reinforce.temperature=0"),
+    "a clip above 1": Case("reinforce.clip", "less than 1", "reinforce.clip=1.5"),
+    "all answers are too long": Case(
+        "reinforce.overlong_buffer=9 would punish every answer", "max_new_tokens is 4", "reinforce.overlong_buffer=9"
+    ),
+    "a baseline of pairs": Case(
+        "reinforce.method=online_dpo compares two whole answers",
+        "leave reinforce.baseline out",
+        "reinforce.method=online_dpo reinforce.baseline=group",
+    ),
+    "pairs without beta": Case("needs beta above 0", "Write 0.1", "reinforce.method=online_dpo reinforce.beta=0"),
+    "a divergence of nothing": Case(
+        "reinforce.kl=reward adds nothing where reinforce.beta is 0",
+        "Leave it out",
+        "reinforce.method=dapo reinforce.kl=reward",
+    ),
+    "dropout between updates": Case(
+        "dropout changes them in each pass", "Write adapter.dropout=0", "reinforce.updates=2 adapter.dropout=0.1"
+    ),
+    "full against itself": Case(
+        "adapter.method=full trains the backbone itself", "reinforce.beta=0", "adapter.method=full"
+    ),
+    "full from an adapter": Case(
+        "adapter.method=full has none", "model.id=RUN/adapter", "adapter.method=full reinforce.start=one"
+    ),
+    "loss on all": Case("learns from the answers that it writes", "leave data.loss_on out", "data.loss_on=all"),
+    "a curriculum": Case("recipe=reinforce reads prompts", "leave data.curriculum out", "data.curriculum.by=length"),
+    "sampled rows": Case("recipe=reinforce reads prompts", "leave data.sampling out", "data.sampling.by=tilted"),
+    "new tokens": Case("never drawn before they were learnt", "recipe=sft", "'model.new_tokens=[<a>]'"),
+    "smoothed labels": Case(
+        "recipe=reinforce compares log-probabilities as they are", "Leave it out", "regularise.label_smoothing=0.1"
+    ),
+    "kept outputs": Case("new in each step", "Write freeze.cache=off", "freeze.policy=static freeze.layers=2"),
+    "noise scale": Case("answers to one prompt are compared", "Leave it out", "optimizer.noise_scale=2"),
+    "ZeRO": Case("writes with the whole model", "Leave section distributed out", "distributed.zero=2"),
+    "dropped blocks": Case("recipe=reinforce compares them as they are", "Write recipe=sft", "layer_drop.rate=0.2"),
+    "section elsewhere": Case(
+        "reinforce is for recipe=reinforce", "Leave reinforce out", "recipe=sft rewards=[] reinforce.updates=2"
+    ),
+    "prefer's section": Case("prefer is for recipe=prefer", "Leave prefer out", "prefer.beta=0.3"),
+    "an encoder-decoder": Case("which recipe reinforce does not train", "Take a causal backbone", "model.id=t5"),
+    "a start that is none": Case(
+        "reinforce.start=nowhere is no run directory", "Name a finished run", "reinforce.start=nowhere"
+    ),
+    "no prompt": Case("row 1: `question` is empty", "data.on_bad_row=skip", rows=[{**ROWS[0], "question": ""}, *ROWS]),
+    "no column for the reward": Case(
+        "row 1: no column `solution`, which the reward",
+        "Name another one in rewards",
+        "'rewards=[{kind: number, answer: solution}]'",
+    ),
+    "a prompt that is too long": Case(
+        "data.max_tokens=8", "data.truncate=left", "data.max_tokens=8 data.truncate=right"
+    ),
+    "no room for an answer": Case("made for at most", "data.max_tokens", "reinforce.max_new_tokens=100000"),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_a_mistake_is_told(
+    case: RowsCase,
+    tmp_path: Path,
+    stories: str,
+    encoder_decoder: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    links = {"stories": stories, "t5": encoder_decoder}
+    assert_rows_refused(case, RECIPE, links, tmp_path, monkeypatch, capsys)

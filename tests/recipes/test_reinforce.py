@@ -1,0 +1,189 @@
+"""Recipe reinforce on a real small backbone: what is written, read and learnt, invariances, and a run that goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+import workbench
+from tests.stopping import stop_after
+from workbench.errors import ConfigError, Stopped
+from workbench.recipes import check, reinforce, serve
+from workbench.recipes.load import load
+from workbench.reinforcement.rollout import Rollout
+
+RECIPE = """
+recipe: reinforce
+model: {{id: {model}, weights: float32, compute: float32}}
+adapter: {{method: lora, rank: 4, alpha: 8}}
+data: {{train: {folder}/prompts.jsonl, held_out: 0.2, max_tokens: 96}}
+rewards: [{{file: {folder}/reward.py}}]
+reinforce: {{answers: 4, max_new_tokens: 6, updates: 2, beta: 0.1}}
+batch: {{size: 4}}
+train: {{steps: 4, learning_rate: 2.0e-2}}
+evaluate: {{every: null, answers: 3}}
+save: {{every: null}}
+"""
+REWARD = """
+def reward(answers):
+    return [sum(letter in "aeiou" for letter in each.text) / (1 + len(each.text)) for each in answers]
+"""
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
+    """A recipe, beside prompts and a reward of vowels."""
+    folder = tmp_path_factory.mktemp("reinforce")
+    rows = [{"question": f"What comes after {n}?" + " Think." * (n % 3)} for n in range(20)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "reward.py").write_text(REWARD)
+    path = folder / "recipe.yaml"
+    path.write_text(RECIPE.format(model=short_stories, folder=folder))
+    return path
+
+
+def run(recipe: Path, out: Path, *overrides: str, resume: bool = False) -> Path:
+    return workbench.run(recipe, overrides, out=out, resume=resume, quiet=True)
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_clocks(run: Path) -> list[dict[str, Any]]:
+    clocks = ("tokens_per_second", "data_wait", "peak_bytes", "elapsed_s")
+    return [{name: each for name, each in line.items() if name not in clocks} for line in metrics(run)]
+
+
+def adapter(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "adapter" / "adapter_model.safetensors")
+
+
+def same(one: Path, other: Path) -> bool:
+    mine, theirs = adapter(one), adapter(other)
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def rolled_out(run: Path, step: int) -> Rollout:
+    return Rollout.from_state(load_file(run / "checkpoints" / f"step-{step:08d}" / "rollout.safetensors"))
+
+
+@pytest.fixture(scope="module")
+def trained(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of two rollouts with two updates each. Read only."""
+    return run(recipe, tmp_path_factory.mktemp("grpo") / "run", "save.every=2", "save.keep=9")
+
+
+def test_tells_rewards_answers_and_updates(trained: Path) -> None:
+    first, second, third, _ = metrics(trained)
+    assert first["update[kl]"] == pytest.approx(0, abs=1e-6) and first["update[clipped]"] == 0
+    assert second["update[kl]"] > 0 and first["reward[mean]"] == second["reward[mean]"] != third["reward[mean]"]
+    assert first["reward[spread]"] > 0 and 1 <= first["answers[tokens]"] <= 6
+    assert first["supervised_tokens"] == 16
+    scores = json.loads((trained / "scores.json").read_text())
+    assert scores["before"].keys() == scores["after"].keys() >= {"reward", "reward_low", "answer_tokens", "repetition"}
+    page = (trained / "report.html").read_text()
+    assert "The mean reward of held-out answers" in page and "Answers with the lowest rewards" in page
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_log_probabilities_are_those_of_the_model_and_of_the_backbone(trained: Path, recipe: Path) -> None:
+    """By transformers and PEFT alone, from prompts and answers as they stand in a checkpoint."""
+    config = load(str(recipe), [])
+    prompts = reinforce.prepare(config)[2].train
+    found = rolled_out(trained, 4)
+    base = AutoModelForCausalLM.from_pretrained(config.model.id)
+    shipped = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(config.model.id), trained / "adapter")
+    assert found.old_ST is not None and found.reference_ST is not None
+    differs = 0.0
+    for slot, prompt in enumerate(np.repeat(found.prompts_P.numpy(), found.each)):
+        asked, answer = prompts[int(prompt)].input_ids[:-1], found.answer(slot)
+        ids = torch.from_numpy(np.concatenate([asked, answer]))[None]
+        read = []
+        for model in (base, shipped.eval()):
+            with torch.no_grad():
+                logits = model(ids).logits[0, len(asked) - 1 : -1].double()
+            read.append(logits.log_softmax(-1).gather(1, ids[0, len(asked) :, None])[:, 0])
+        torch.testing.assert_close(found.reference_ST[slot, : len(answer)].double(), read[0], rtol=0, atol=1e-4)
+        differs = max(differs, float((found.old_ST[slot, : len(answer)].double() - read[1]).abs().max()))
+    assert differs > 1e-4  # the shipped adapter has taken two steps since
+    assert (found.reference_ST[~found.mask_ST] == 0).all()
+
+
+def test_the_same_run_twice_has_the_same_bits(trained: Path, recipe: Path, tmp_path: Path) -> None:
+    again = run(recipe, tmp_path / "again")
+    assert same(trained, again)
+    assert [line["reward[mean]"] for line in metrics(again)] == [line["reward[mean]"] for line in metrics(trained)]
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_goes_on_after_a_stop_with_the_same_bits(trained: Path, recipe: Path, tmp_path: Path, step: int) -> None:
+    """Between two rollouts, and between two updates on one."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+        stop_after(patch, step)
+        run(recipe, tmp_path / "run")
+    assert same(trained, run(recipe, tmp_path / "run", resume=True))
+    assert without_clocks(tmp_path / "run") == without_clocks(trained)
+
+
+@pytest.mark.parametrize("tokens", [60, 1000])
+def test_micro_batches_do_not_matter(trained: Path, recipe: Path, tmp_path: Path, tokens: int) -> None:
+    found = metrics(run(recipe, tmp_path / "run", f"batch.tokens_per_device={tokens}"))
+    for mine, theirs in zip(found, metrics(trained), strict=True):
+        assert mine["reward[mean]"] == theirs["reward[mean]"]
+        assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize("method", ["dr_grpo", "dapo", "rloo", "reinforce++", "online_dpo"])
+def test_every_method_learns(recipe: Path, tmp_path: Path, method: str) -> None:
+    overrides = ["reinforce.updates=1", f"reinforce.method={method}", "train.steps=2", "reinforce.measure_kl=true"]
+    first, second = metrics(run(recipe, tmp_path / "run", *overrides, "evaluate.answers=1"))
+    assert first["grad_norm"] > 0 and second["update[kl]"] > 0
+    if method == "online_dpo":
+        assert first["loss"] == pytest.approx(np.log(2) * (1 - first["answers[no signal]"]), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_rewards_rise(recipe: Path, tmp_path: Path) -> None:
+    overrides = ["train.steps=30", "reinforce.beta=0", "reinforce.updates=1", "batch.size=8", "schedule.name=constant"]
+    found = [line["reward[mean]"] for line in metrics(run(recipe, tmp_path / "run", *overrides))]
+    assert np.mean(found[-5:]) > 1.3 * np.mean(found[:3])
+
+
+def test_a_reward_that_fails_loses_nothing(trained: Path, recipe: Path, tmp_path: Path) -> None:
+    """It is named, what was learnt is saved, and once it is corrected the run ends as if nothing had happened."""
+    broken = tmp_path / "broken"
+    failing = REWARD.replace("def reward", "def good") + (
+        f"from pathlib import Path\ncalls = []\ndef reward(answers):\n    calls.append(1)\n"
+        f"    return good(answers) if len(calls) < 3 or not Path({str(broken)!r}).exists() else 1 / 0\n"
+    )
+    (tmp_path / "reward.py").write_text(failing)
+    broken.touch()
+    here = f"rewards=[{{file: {tmp_path}/reward.py}}]"
+    with pytest.raises(ConfigError, match=r"reward.*ZeroDivisionError"):  # after scores of the start, and a rollout
+        run(recipe, tmp_path / "run", here)
+    assert (tmp_path / "run" / "checkpoints" / "step-00000002").is_dir()
+    broken.unlink()
+    assert same(trained, run(recipe, tmp_path / "run", here, resume=True))
+
+
+def test_check_shows_answers_with_their_rewards(recipe: Path) -> None:
+    found = check.check(load(str(recipe), []))
+    title, (prompt, answer) = found.examples[0][0], found.examples[0][1]
+    assert "prompts.jsonl, row" in title and "reward" in title
+    assert "What comes after" in prompt[0] and not prompt[1] and answer[1]
+
+
+def test_evaluates_by_the_rewards_of_the_run(trained: Path, recipe: Path) -> None:
+    found = serve.evaluate(trained, [], trust=True)
+    scores = json.loads((trained / "scores.json").read_text())["after"]
+    assert found["reward"] == pytest.approx(scores["reward"], abs=1e-6)

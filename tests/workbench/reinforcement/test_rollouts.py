@@ -1,0 +1,194 @@
+"""Answers of a step as examples: which prompts are answered, what is learnt of each, and what a checkpoint holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from workbench.config import DataConfig
+from workbench.config.reinforce_config import ReinforceConfig
+from workbench.data.batching import Indices, MicroBatch
+from workbench.data.text import tokenized
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.prompt_encoder import PromptEncoder
+from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.evaluation.sampling import Floats
+from workbench.losses import advantages
+from workbench.reinforcement.rollouts import LogProbReader, Rollouts
+
+STOP, COUNT = 2, 8
+
+
+class Scribe:
+    """Writes answers of as many tokens as their first random number says, and ends each where there is room."""
+
+    def batches(self, prompts: Sequence[Indices], *, answers: int, tokens: int) -> list[Indices]:
+        return [np.asarray([row]) for row in reversed(range(len(prompts)))]
+
+    def answer(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[Indices]]:
+        return [[self._one(draws_T) for draws_T in draws_GT] for draws_GT in draws]
+
+    def _one(self, draws_T: Floats) -> Indices:
+        length = 1 + int(draws_T[0] * len(draws_T))
+        ids = 3 + (draws_T[:length] * 100).astype(np.int64)
+        if length < len(draws_T):
+            ids[-1] = STOP
+        return ids
+
+
+class Lengths:
+    """Rewards an answer for its length; those to some rows all alike."""
+
+    def __init__(self, dull: Sequence[int] = ()) -> None:
+        self.dull = set(dull)
+        self.asked: list[int] = []
+
+    def named(self, rows: Sequence[int], answers: Sequence[Indices]) -> dict[str, Floats]:
+        self.asked += rows
+        pairs = zip(rows, answers, strict=True)
+        return {"length": np.asarray([0.0 if row in self.dull else float(len(answer)) for row, answer in pairs])}
+
+    def total(self, named: Mapping[str, Floats]) -> Floats:
+        return 2 * named["length"]
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory, stories: str) -> TokenizedSet:
+    path = tmp_path_factory.mktemp("prompts") / "rows.jsonl"
+    rows = [{"question": f"What is {n}?" + " Please." * (n % 3), "answer": "An answer." * n} for n in range(COUNT)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer = AutoTokenizer.from_pretrained(stories)
+    config = DataConfig(train=str(path))
+    return tokenized.read(str(path), config, tokenizer, PromptEncoder(ChatEncoder(tokenizer), {}))
+
+
+def flat(batch: MicroBatch) -> torch.Tensor:
+    return torch.full((len(batch.labels_N),), -1.0)
+
+
+def rollouts(prompts: TokenizedSet, judge: Lengths | None = None, **settings: Any) -> Rollouts:
+    config = ReinforceConfig.model_validate({"answers": 4, "max_new_tokens": 6, "beta": 0, **settings})
+    reader = LogProbReader(flat, nullcontext, torch.device("cpu"))
+    scribe: Any = Scribe()
+    return Rollouts(prompts, config, scribe, judge or Lengths(), own=reader, reference=reader, seed=3, stop=[STOP])
+
+
+DRAWS = np.asarray([5, 1, 6])
+
+
+def test_a_prompt_is_a_row_without_its_answer(prompts: TokenizedSet, stories: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(stories)
+    for row in (0, 4, 5):
+        ids, supervised = prompts[row].input_ids, prompts[row].supervised
+        assert supervised.tolist() == [False] * (len(ids) - 1) + [True] and ids[-1] == STOP
+        text = tokenizer.decode(ids[:-1])
+        assert f"What is {row}?" in text and text.endswith("Assistant:\n") and "An answer" not in text
+
+
+def test_answers_are_those_of_seed_step_prompt_and_number(prompts: TokenizedSet) -> None:
+    one, other = rollouts(prompts), rollouts(prompts)
+    examples = one.sample(DRAWS, epoch=0)
+    assert examples.tolist() == [4 * row + answer for row in DRAWS for answer in range(4)]
+    other.sample(DRAWS, epoch=1)
+    assert not torch.equal(one.now.tokens_ST, other.now.tokens_ST)
+    other.sample(DRAWS, epoch=0)
+    assert torch.equal(one.now.tokens_ST, other.now.tokens_ST)
+    before = one.now
+    one.sample(DRAWS, epoch=0)
+    assert one.now is before  # a second update is on the same answers
+
+
+def test_a_batch_has_prompt_and_answer_and_knows_its_place(prompts: TokenizedSet) -> None:
+    found = rollouts(prompts)
+    examples = found.sample(DRAWS, epoch=0)
+    batch = found.batch(examples[[6, 0]])
+    for row, (prompt, slot) in enumerate([(1, 6), (5, 0)]):
+        asked, answer = prompts[prompt].input_ids[:-1], found.now.answer(slot)
+        ids = batch.inputs["input_ids"][row, : len(asked) + len(answer)]
+        assert ids.tolist() == [*asked, *answer]
+        own = batch.labels_N[batch.labels_N[:, 1] == row]
+        assert own[:, 0].tolist() == answer.tolist() and own[:, 2].unique().tolist() == [slot]
+        assert own[:, 3].tolist() == list(range(len(answer)))
+    assert found.lengths[examples].tolist() == [
+        len(prompts[int(prompt)].input_ids) - 1 + len(found.now.answer(slot))
+        for slot, prompt in enumerate(np.repeat(DRAWS, 4))
+    ]
+
+
+def test_before_a_step_answers_are_as_long_as_they_may_be(prompts: TokenizedSet) -> None:
+    found = rollouts(prompts)
+    longest = prompts.lengths - 1 + 6
+    assert found.lengths.tolist() == np.repeat(longest, 4).tolist()
+    assert found.batch(np.arange(3)).inputs["input_ids"].shape == (3, longest[0])
+    assert rollouts(prompts, method="online_dpo").lengths.tolist() == (2 * longest).tolist()
+
+
+def test_advantages_follow_from_the_rewards_of_each_group(prompts: TokenizedSet) -> None:
+    found = rollouts(prompts)
+    found.sample(DRAWS, epoch=0)
+    total_PG = 2.0 * found.now.counts_S.view(3, 4).double()
+    wanted = advantages.of_group(total_PG, scaled=True).reshape(-1, 1)
+    assert found.now.advantage_ST is not None
+    torch.testing.assert_close(found.now.advantage_ST, wanted.expand(12, 6))
+    assert found.figures["reward[mean]"] == pytest.approx(float(total_PG.mean()))
+
+
+def test_kl_as_reward_is_taken_off_and_whitened(prompts: TokenizedSet) -> None:
+    """The model is the reference here, so that nothing is; advantages are whitened over all tokens."""
+    found = rollouts(prompts, method="reinforce++", beta=0.1)
+    found.sample(DRAWS, epoch=0)
+    mask = found.now.mask_ST
+    wanted = advantages.whitened(found.now.total_S[:, None].expand(mask.shape), mask)
+    assert found.now.advantage_ST is not None
+    torch.testing.assert_close(found.now.advantage_ST, wanted)
+
+
+def test_prompts_without_a_signal_are_replaced_by_others_a_few_times(prompts: TokenizedSet) -> None:
+    judge = Lengths(dull=[5, 0, 2])
+    found = rollouts(prompts, judge, resample=20)
+    found.sample(DRAWS, epoch=0)
+    taken = found.now.prompts_P.tolist()
+    assert taken[1:] == [1, 6] and taken[0] not in (5, 0, 2) and len(set(taken)) == 3
+    assert found.figures["answers[no signal]"] == 0 and found.figures["answers[replaced]"] > 0
+    assert found.now.of(DRAWS, 0)  # it is the answer to these draws
+    bounded = Lengths(dull=range(COUNT))
+    rollouts(prompts, bounded, resample=2).sample(DRAWS, epoch=0)
+    assert len(bounded.asked) == 4 * 3 * 3
+
+
+def test_long_answers_lose_reward_and_cut_ones_loss(prompts: TokenizedSet) -> None:
+    found = rollouts(prompts, overlong_buffer=2, drop_cut=True, normalise="token")
+    examples = found.sample(DRAWS, epoch=0)
+    counts = found.now.counts_S
+    assert (counts == 6).any() and (counts < 4).any()
+    penalty = advantages.overlong(counts, limit=6, buffer=2)
+    torch.testing.assert_close(found.now.total_S, 2.0 * counts + penalty)
+    assert torch.equal(found.now.cut_S, counts == 6)
+    assert found.supervised[examples].tolist() == (counts * (counts < 6)).tolist()
+
+
+def test_pairs_are_the_best_and_the_worst(prompts: TokenizedSet) -> None:
+    found = rollouts(prompts, method="online_dpo", beta=0.1)
+    examples = found.sample(DRAWS, epoch=0)
+    assert examples.tolist() == DRAWS.tolist()
+    batch = found.batch(examples)
+    counts_PG = found.now.counts_S.view(3, 4)
+    tokens = np.bincount(batch.labels_N[:, 1].numpy()).reshape(3, 2)
+    assert tokens[:, 0].tolist() == counts_PG.amax(1).tolist() and tokens[:, 1].tolist() == counts_PG.amin(1).tolist()
+
+
+def test_goes_on_from_a_checkpoint(prompts: TokenizedSet) -> None:
+    found, other = rollouts(prompts, updates=2), rollouts(prompts, Lengths(dull=range(COUNT)), updates=2)
+    examples = found.sample(DRAWS, epoch=0)
+    other.load(found.state())
+    assert np.array_equal(other.sample(DRAWS, epoch=0), examples)  # nothing is written or judged again
+    for mine, theirs in zip(vars(found.now).values(), vars(other.now).values(), strict=True):
+        assert mine is theirs or (isinstance(mine, dict) and mine.keys() == theirs.keys())
+    assert found.figures == other.figures and np.array_equal(found.lengths, other.lengths)

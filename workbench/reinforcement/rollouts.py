@@ -1,0 +1,340 @@
+"""Prompts as training examples, whose answers the model writes as it is when a step draws them.
+
+What is written, scored and read is a function of (seed, step, prompt, answer) and the weights: a run that was stopped
+goes on with the same bits, from the answers that its checkpoint holds or from new ones like them.
+
+Legend: P prompts, G answers to each, S = P x G answers, T most tokens of an answer, N labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from workbench.config.reinforce_config import ReinforceConfig
+from workbench.data.batching import Indices, MicroBatch, Row, micro_batches
+from workbench.data.text.judged_set import ROW
+from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.evaluation import sampling
+from workbench.evaluation.sampling import AnswerSampler
+from workbench.losses import advantages
+from workbench.reinforcement import rollout
+from workbench.reinforcement.rollout import Floats, Group, Rollout
+from workbench.training import capacity
+from workbench.training.preference_objective import dense
+
+SEED = 7
+"""Sets random numbers of answers apart from all others of a run."""
+
+
+class Judge(Protocol):
+    """Tells how good answers to the rows of a table are."""
+
+    def named(self, rows: Sequence[int], answers: Sequence[Indices]) -> dict[str, Floats]:
+        """Rewards of answers by their names, from the number of each one's row and its tokens."""
+
+    def total(self, named: Mapping[str, Floats]) -> Floats:
+        """The weighted sum of rewards."""
+
+
+@dataclass(frozen=True)
+class LogProbReader:
+    """Reads log-probabilities of answers, without gradients."""
+
+    log_probs: Callable[[MicroBatch], Tensor]
+    """log p (N,) of the predicted tokens of a micro-batch on the device."""
+    active: Callable[[], AbstractContextManager[None]]
+    """Inside, the model is the one that is asked, in evaluation mode."""
+    device: torch.device
+
+
+class RolloutRows:
+    """Answers to prompts, as examples: each answer is one, or the best and the worst one to a prompt together.
+
+    Nothing writes them here: they are as long as they may be.
+
+    Args:
+        prompts: Rows of a prompt and the token that ends an answer.
+    """
+
+    def __init__(self, prompts: TokenizedSet, config: ReinforceConfig) -> None:
+        self.prompts, self.config = prompts, config
+        self.now = rollout.blank(config.max_new_tokens)
+        """The answers of the present step."""
+        self.figures: dict[str, float] = {}
+        """Figures of these answers for metrics.jsonl."""
+        longest = prompts.lengths - 1 + config.max_new_tokens
+        self._longest = longest * 2 if config.pairs else np.repeat(longest, config.answers)
+        self._lengths, self._supervised = self._longest, np.ones(len(self._longest), dtype=np.int64)
+        self._place: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def lengths(self) -> Indices:
+        """Tokens of each example: those of the present step as they are, and the most that others take."""
+        return self._lengths
+
+    @property
+    def longest_sequences(self) -> Indices:
+        """The most tokens of an answer and its prompt, of each example."""
+        return self._longest // 2 if self.config.pairs else self._longest
+
+    @property
+    def supervised(self) -> Indices:
+        """Weight of each example in the mean loss."""
+        return self._supervised
+
+    @property
+    def difficulty(self) -> None:
+        """Nobody has said how hard a prompt is."""
+        return None
+
+    def place(self, index: int) -> str:
+        """File and row of the prompt of example `index`."""
+        return self.prompts.place(index if self.config.pairs else index // self.config.answers)
+
+    def sample(self, draws: Indices, *, epoch: int) -> Indices:
+        """The examples of the answers to the prompts `draws`."""
+        return self._examples(draws)
+
+    def _examples(self, prompts: Indices) -> Indices:
+        """All examples of prompts."""
+        if self.config.pairs:
+            return prompts
+        each = self.config.answers
+        examples: Indices = (prompts[:, None] * each + np.arange(each)).ravel()
+        return examples
+
+    def seen(self, *, epoch: int, step: int) -> Self:
+        """The examples themselves, whose answers `sample` has replaced."""
+        return self
+
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        """The rows of the examples `indices`, padded, with labels (N, 4) as those of judged answers.
+
+        The number of an answer is its place in the rollout. Before a step is drawn, answers are as long as they may be.
+        """
+        slots = np.asarray([slot for index in indices for slot in self._slots(int(index))], dtype=np.int64)
+        each = len(slots) // len(indices)
+        prompts = np.repeat(indices if self.config.pairs else indices // self.config.answers, each)
+        rows = [self._row(int(prompt), int(slot)) for prompt, slot in zip(prompts, slots, strict=True)]
+        batch = self.prompts.collate(rows, epoch=epoch)
+        row_N = batch.row_of_label.numpy()
+        count_B = np.bincount(row_N, minlength=len(rows))
+        place_N = np.arange(len(row_N)) - np.repeat(np.cumsum(count_B) - count_B, count_B)
+        columns = [batch.labels_N.numpy(), row_N, slots[row_N], place_N]
+        return replace(
+            batch,
+            labels_N=torch.from_numpy(np.stack(columns, axis=1)),
+            rows_B=indices,
+            sequences=each,
+            row_tokens=np.asarray([len(row.input_ids) for row in rows]),
+        )
+
+    def _use(self, found: Rollout) -> None:
+        """Make these the answers of the present step."""
+        self.now = found
+        if int(found.epoch) < 0:  # of no step
+            return
+        prompts = found.prompts_P.numpy()
+        self._place = {int(prompt): number for number, prompt in enumerate(prompts)}
+        asked = self.prompts.lengths[prompts] - 1
+        lengths_S = np.repeat(asked, found.each) + found.counts_S.numpy()
+        self._lengths, self._supervised = self._longest.copy(), np.ones(len(self._longest), dtype=np.int64)
+        if self.config.pairs:
+            self._lengths[prompts] = lengths_S[self._pairs(found)].sum(1)
+        else:
+            examples = self._examples(prompts)
+            self._lengths[examples] = lengths_S
+            self._supervised[examples] = self._weights(found)
+        self.figures = found.figures()
+
+    def _weights(self, found: Rollout) -> Indices:
+        """Weight of each answer (S,) in the mean."""
+        if self.config.settings.normalise != "token":
+            return np.ones(len(found.counts_S), dtype=np.int64)
+        count_S = found.counts_S.numpy() * (~found.cut_S.numpy() if self.config.drop_cut else 1)
+        return count_S if count_S.any() else np.ones_like(count_S)
+
+    def _pairs(self, found: Rollout) -> Indices:
+        """Places of the best and the worst answer to each prompt (P, 2), the first of equals."""
+        total_PG = found.total_PG
+        ends_P2 = torch.stack([total_PG.argmax(1), total_PG.argmin(1)], dim=1)
+        pairs: Indices = (torch.arange(len(total_PG))[:, None] * found.each + ends_P2).numpy()
+        return pairs
+
+    def _slots(self, index: int) -> list[int]:
+        """Places in the rollout of the answers of an example."""
+        each = 2 if self.config.pairs else 1
+        if int(self.now.epoch) < 0:
+            return [0] * each
+        if self.config.pairs:
+            found: list[int] = self._pairs(self.now)[self._place[index]].tolist()
+            return found
+        prompt, answer = divmod(index, self.config.answers)
+        return [self._place[prompt] * self.config.answers + answer]
+
+    def _row(self, prompt: int, slot: int) -> Row:
+        row, answer = self.prompts[prompt], self.now.answer(slot)
+        asked = row.input_ids[:-1]
+        supervised = np.arange(len(asked) + len(answer)) >= len(asked)
+        return row._replace(input_ids=np.concatenate([asked, answer]), supervised=supervised)
+
+
+class Rollouts(RolloutRows):
+    """Answers that a model writes where a step draws their prompts.
+
+    Args:
+        prompts: As of `RolloutRows`.
+        sampler: Draws the answers; `stop` are the tokens that end one.
+        own: Reads their log-probabilities before the first update.
+        reference: Reads those of the reference.
+        seed: Of the run.
+    """
+
+    def __init__(
+        self,
+        prompts: TokenizedSet,
+        config: ReinforceConfig,
+        sampler: AnswerSampler,
+        judge: Judge,
+        *,
+        own: LogProbReader,
+        reference: LogProbReader,
+        seed: int,
+        stop: Sequence[int],
+    ) -> None:
+        super().__init__(prompts, config)
+        self._sampler, self._judge, self._own, self._reference = sampler, judge, own, reference
+        self._seed, self._stop = seed, stop
+
+    def sample(self, draws: Indices, *, epoch: int) -> Indices:
+        """The examples of the answers to the prompts `draws`, which are written where the step is new."""
+        if not self.now.of(draws, epoch):
+            self._use(self._written(draws, epoch))
+        if not self._complete:
+            self._use(self._read(self.now))
+        return self._examples(self.now.prompts_P.numpy())
+
+    @property
+    def _complete(self) -> bool:
+        """Whether the present answers were read."""
+        return (self.now.reference_ST is not None or not self.config.refers) and (
+            self.now.advantage_ST is not None or self.config.pairs
+        )
+
+    def on_gradients(self) -> None:
+        """Nothing: gradients stay as they are."""
+
+    def after_step(self, step: int) -> None:
+        """Nothing: answers stay what they are until a step has other prompts."""
+
+    def state(self) -> dict[str, Tensor]:
+        """The answers of the present step, for a checkpoint."""
+        return self.now.state()
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on with these answers."""
+        self._use(Rollout.from_state(state))
+
+    def _written(self, draws: Indices, epoch: int) -> Rollout:
+        """Answers to the prompts of a step; prompts whose answers have one reward are replaced, a few times."""
+        groups = self._groups(draws, key=[epoch, int(draws[0]), 0])
+        replaced = 0
+        for attempt in range(1, self.config.settings.resample + 1):
+            dull = [number for number, group in enumerate(groups) if group.dull]
+            others = self._others([group.prompt for group in groups], len(dull), key=[epoch, int(draws[0]), attempt])
+            if not len(others):
+                break
+            fresh = self._groups(others, key=[epoch, int(draws[0]), attempt])
+            for number, group in zip(dull, fresh, strict=False):
+                groups[number] = group
+            replaced += len(fresh)
+        limit = self.config.max_new_tokens
+        return rollout.rolled_out(groups, draws, epoch, limit=limit, stop=self._stop, replaced=replaced)
+
+    def _others(self, taken: Sequence[int], count: int, *, key: Sequence[int]) -> Indices:
+        """So many prompts that the step has not, as far as there are any."""
+        order = np.random.default_rng([self._seed, SEED, *key]).permutation(len(self.prompts))
+        return order[~np.isin(order, taken)][:count]
+
+    def _groups(self, prompts: Indices, *, key: Sequence[int]) -> list[Group]:
+        """Answers to prompts, with their rewards."""
+        each, limit = self.config.answers, self.config.max_new_tokens
+        asked = [self.prompts[int(prompt)].input_ids[:-1] for prompt in prompts]
+        draws = [
+            sampling.draws([self._seed, SEED, *key, int(prompt)], answers=each, tokens=limit) for prompt in prompts
+        ]
+        written: dict[int, list[Indices]] = {}
+        for batch in self._sampler.batches(asked, answers=each, tokens=limit):
+            found = self._sampler.answer([asked[row] for row in batch], [draws[row] for row in batch])
+            written.update(zip(batch.tolist(), found, strict=True))
+        answers = [answer for row in range(len(prompts)) for answer in written[row]]
+        named = self._judge.named(np.repeat(self.prompts.rows[prompts], each).tolist(), answers)
+        total = self._judge.total(named) + self._penalty(answers)
+        return [
+            Group(
+                int(prompt),
+                written[row],
+                {name: values[row * each : (row + 1) * each] for name, values in named.items()},
+                total[row * each : (row + 1) * each],
+            )
+            for row, prompt in enumerate(prompts)
+        ]
+
+    def _penalty(self, answers: Sequence[Indices]) -> Floats:
+        """Reward (S,) that long answers lose, <= 0."""
+        tokens = torch.tensor([len(answer) for answer in answers])
+        if not self.config.buffer:
+            return np.zeros(len(tokens))
+        found: Floats = advantages.overlong(tokens, limit=self.config.max_new_tokens, buffer=self.config.buffer).numpy()
+        return found
+
+    def _read(self, found: Rollout) -> Rollout:
+        """The answers with their log-probabilities and advantages."""
+        config = self.config
+        old_ST = self._log_probs(self._own) if config.remembers else None
+        reference_ST = self._log_probs(self._reference) if config.refers else None
+        read = replace(found, old_ST=old_ST, reference_ST=reference_ST)
+        return replace(read, advantage_ST=None if config.pairs else advantage(read, config))
+
+    def _log_probs(self, reader: LogProbReader) -> Tensor:
+        """Log-probabilities (S, T) of the present answers; 0 where there is none or nobody needs it."""
+        examples, limit = self._examples(self.now.prompts_P.numpy()), self.config.max_new_tokens
+        found_ST = torch.zeros(len(self.now.counts_S), limit)
+        with torch.no_grad(), reader.active():
+            for indices in micro_batches(examples, self.lengths, tokens=capacity.FORWARD_TOKENS):
+                batch = self.batch(indices).to(reader.device)
+                labels_N = batch.labels_N
+                rows = len(indices) * batch.sequences
+                log_p_BT = dense(reader.log_probs(batch), labels_N, rows=rows, longest=limit)
+                slots = torch.zeros(rows, dtype=torch.int64, device=labels_N.device)
+                slots = slots.scatter(0, labels_N[:, ROW], labels_N[:, 2])
+                found_ST[slots.cpu()] = log_p_BT.float().cpu()
+        return found_ST
+
+
+def advantage(found: Rollout, config: ReinforceConfig) -> Tensor:
+    """Advantage (S, T) of each token, float64; the divergence from the reference taken off where it is a reward."""
+    settings, mask_ST = config.settings, found.mask_ST
+    loss_ST = torch.zeros(mask_ST.shape, dtype=torch.float64)
+    if settings.kl == "reward" and settings.beta:
+        assert found.old_ST is not None and found.reference_ST is not None
+        loss_ST = settings.beta * (found.old_ST.double() - found.reference_ST.double()).masked_fill(~mask_ST, 0)
+    if settings.baseline == "batch":
+        return advantages.whitened(found.total_S[:, None] - advantages.to_come(loss_ST, mask_ST), mask_ST)
+    reward_PG = (found.total_S - loss_ST.sum(1)).view_as(found.total_PG)
+    if settings.baseline == "leave_one_out":
+        value_PG = advantages.leave_one_out(reward_PG)
+    else:
+        value_PG = advantages.of_group(reward_PG, scaled=settings.baseline == "group_scaled")
+    return value_PG.reshape(-1, 1).expand_as(mask_ST).contiguous()
