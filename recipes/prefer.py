@@ -26,7 +26,7 @@ from workbench.data.text.mismatched_answers import mismatched
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.text_checks import require_ends
 from workbench.data.text.tokenized_set import Splits, TokenizedSet
-from workbench.evaluation import GeneratedAnswer, preference_scores
+from workbench.evaluation import GeneratedAnswer, answer_signals, preference_scores
 from workbench.evaluation.result_store import ModelResults
 from workbench.models import backbones
 from workbench.models.backbones import Backbone
@@ -230,9 +230,12 @@ class PreferenceRun(TextRun):
         return Scored(found | self._of_answers(written), written)
 
     def _of_answers(self, written: list[GeneratedAnswer]) -> dict[str, float]:
-        """Scores of written answers, and their length in tokens."""
+        """Scores of written answers, their length in tokens, and how far they repeat themselves."""
         count = [len(self.tokenizer(each.answer, add_special_tokens=False)["input_ids"]) for each in written]
-        return evaluation.answer_scores(written) | ({"answer_tokens": float(np.mean(count))} if count else {})
+        if not count:
+            return {}
+        repeated = answer_signals.of_answers([each.answer for each in written])["repetition"]
+        return evaluation.answer_scores(written) | {"answer_tokens": float(np.mean(count)), "repetition": repeated}
 
     def _read(
         self, model: ExportedModel, name: str, scoring: ModelResults | None = None

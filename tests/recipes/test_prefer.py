@@ -93,7 +93,9 @@ def test_begins_with_no_preference_and_learns_one(trained: Path) -> None:
     assert after["accuracy_low"] < after["accuracy"] <= after["accuracy_high"]
     first = json.loads((trained / "metrics.jsonl").read_text().splitlines()[0])
     assert first["reward[margin]"] == pytest.approx(0, abs=1e-4) and "log_p[chosen]" in first
-    assert (trained / "predictions.parquet").exists() and "path" in (trained / "report.html").read_text()
+    page = (trained / "report.html").read_text()
+    assert (trained / "predictions.parquet").exists() and "path" in page
+    assert 0 <= after["repetition"] <= 1 and "of their runs of four words" in page
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

@@ -23,6 +23,7 @@ SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
     "log_p_good": ("Log-probability of a token of good answers, nats", "high"),
     "log_p_bad": ("Log-probability of a token of bad answers, nats", "low"),
     "answer_tokens": ("Tokens of written answers", "low"),
+    "repetition": ("Runs of four words that written answers repeat", "low"),
 }
 """Title of each score of judged answers, and which direction is better."""
 _STEP = Axis("step", "count")
@@ -38,6 +39,9 @@ def verdict(run: RunRecord) -> str:
     )
     if "answer_tokens" in after and "answer_tokens" in before:
         text += f"; written answers have {after['answer_tokens']:.0f} tokens, {before['answer_tokens']:.0f} before"
+    if "repetition" in after and "repetition" in before:
+        now, then = units.percent(after["repetition"]), units.percent(before["repetition"])
+        text += f", and repeat {now} of their runs of four words, {then} before"
     return f"{text}."
 
 
