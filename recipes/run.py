@@ -49,7 +49,7 @@ def run(config: RunConfig, *, out: Path, resume: bool, callback: Callback, began
     callback.say(f"Run directory: {directory.path}")
     clock = directory.path / "clock.json"
     try:
-        directory.deadline = deadline.start(config.budget, clock, began=began)
+        directory.deadline = deadline.start(config.budget, clock, began=began, agreed=ranks.agreed)
         with deadline.kept(directory.deadline, clock):
             if ranks.first:
                 inputs.require_same(config, directory)

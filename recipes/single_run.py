@@ -196,7 +196,7 @@ class SingleRun(ABC, Generic[M, R]):
             return
         test = int(self.rows["test"].lengths.sum()) if "test" in self.rows else 0
         clock.plan(deadline.plan(self.config, held_out=int(held_out.lengths.sum()), test=test, peers=peers))
-        if live is not None and not clock.knows("scoring"):
+        if live is not None and not self.run.ranks.agreed(clock.knows("scoring")):
             chosen = np.random.default_rng(0).permutation(len(held_out))
             some = held_out.subset(chosen[: max(1, SAMPLE_TOKENS // int(held_out.lengths.max()))])
             for _ in range(2):  # the first time is slower

@@ -19,6 +19,11 @@ CASES = {
     "copies on one device": Case(
         "run my.yaml 'distributed={engine: fsdp2, zero: 3, replicas: 2}'", "distributed.replicas=2", "--devices 4"
     ),
+    "a DeepSpeed of one's own, and more": Case(
+        "check my.yaml distributed.deepspeed=ds.json distributed.sequence=2",
+        "says everything itself",
+        "Leave out sequence",
+    ),
     "heads": Case("check my.yaml distributed.sequence=3", "stories has 8, with 4 of keys", "sequence=2|4"),
     "rows by classes": Case(f"{PARTS} recipe=classify", "recipe=classify reads", "Write recipe=sft"),
     "pairs": Case(f"{PARTS} recipe=prefer", "recipe=prefer reads", "distributed.sequence=1"),

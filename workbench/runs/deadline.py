@@ -77,6 +77,8 @@ class Deadline:
         clock: Seconds, that only grow.
         state: What `state` gave at the end of an earlier process.
         larger: What to write where so many seconds are needed.
+        agreed: From what this process finds to what the first of those that train together finds. All of them ask for
+            `share`, `fits_another`, `affords` and `begin` together.
     """
 
     def __init__(
@@ -88,13 +90,14 @@ class Deadline:
         clock: Callable[[], float] = time.monotonic,
         state: Mapping[str, Any] | None = None,
         larger: Callable[[float], str] = lambda seconds: f"budget.time={seconds:.0f}s",
+        agreed: Callable[[Any], Any] = lambda found: found,
     ) -> None:
         state = state or {"measured": {}, "steps": []}
         self.limit_s = limit_s
         self.began = (clock() if began is None else began) - spent_s
         """When the run would have begun, had nothing interrupted it; by the clock."""
         self._clock = clock
-        self._larger = larger
+        self._larger, self._agreed = larger, agreed
         self._plan = TimePlan({}, ())
         guess = {"report": PhaseTime(max(LEAST_REPORT, REPORT * (clock() - self.began - spent_s)), None)}
         self._measured: dict[str, PhaseTime] = guess | {
@@ -189,7 +192,7 @@ class Deadline:
         """
         if not self.limited:
             return done
-        more = self._more(done) if self.fits_another() else 0
+        more: int = self._agreed(self._more(done) if self._fits else 0)
         share = done + (1 - done) * part / (1 + more)
         return share if more else max(share, LANDED)
 
@@ -198,13 +201,15 @@ class Deadline:
 
         An evaluation after it may be the last one, whose time is kept: those before it are left out of the account.
         """
-        return self.rest > self._longest
+        return bool(self._agreed(self._fits)) if self.limited else True
 
     def affords(self, name: str) -> bool:
         """Whether an interruption of training takes no more than half of the time that is left for training."""
+        if not self.limited:
+            return True
         cost = self._seconds(name) * sum(pause.units for pause in self._plan.pauses if pause.name == name)
         rest = self.rest
-        return cost < min(rest / 2, rest - self._longest)
+        return bool(self._agreed(cost < min(rest / 2, rest - self._longest)))
 
     def state(self) -> dict[str, Any]:
         """All that a later process must know, as JSON."""
@@ -215,6 +220,11 @@ class Deadline:
             "steps": list(self._steps),
             "measured": {name: each._replace(step=each.step or self._first) for name, each in measured.items()},
         }
+
+    @property
+    def _fits(self) -> bool:
+        """Whether this process finds time for another step."""
+        return self.rest > self._longest
 
     @property
     def _longest(self) -> float:
@@ -264,11 +274,14 @@ class Deadline:
         return self._larger(5 * math.ceil((1.25 + SPARE) * needed / 5))
 
 
-def start(config: BudgetConfig, file: Path, *, began: float) -> Deadline:
+def start(
+    config: BudgetConfig, file: Path, *, began: float, agreed: Callable[[Any], Any] = lambda found: found
+) -> Deadline:
     """The clock of a run, going on from what `file` holds of earlier processes.
 
     Args:
         began: When this process began, by `time.monotonic`.
+        agreed: See `Deadline`.
 
     Raises:
         ConfigError: It is to end with its Slurm job, and runs in none.
@@ -281,7 +294,12 @@ def start(config: BudgetConfig, file: Path, *, began: float) -> Deadline:
     if config.time == "slurm":
         limits.append(spent + (time.monotonic() - began) + _slurm_end() - time.time())
     return Deadline(
-        min(limits), began=began, spent_s=spent, state=state, larger=lambda seconds: _larger(config, seconds)
+        min(limits),
+        began=began,
+        spent_s=spent,
+        state=state,
+        larger=lambda seconds: _larger(config, seconds),
+        agreed=agreed,
     )
 
 

@@ -306,3 +306,31 @@ def test_plans_count_what_each_set_and_model_costs() -> None:
     averaged = RunConfig.model_validate({**base, "average": {"method": "ema"}})
     assert deadline.plan(averaged, held_out=100, test=0).after["evaluation"] == 2
     assert deadline.plan(RunConfig.model_validate(base), held_out=100, test=0, peers=3).after["evaluation"] == 6
+
+
+def test_what_the_first_of_several_processes_finds_holds_for_all() -> None:
+    """Two clocks, of which the second runs ahead: it decides as the first does, whatever it finds itself."""
+    said: list[Any] = []
+    now = [0.0, 0.0]
+
+    def first_says(found: Any) -> Any:
+        said.append(found)
+        return found
+
+    clocks = [
+        Deadline(100.0, began=0.0, clock=lambda: now[0], agreed=first_says),
+        Deadline(100.0, began=0.0, clock=lambda: now[1], agreed=lambda _: said.pop(0)),
+    ]
+    shares: list[list[float]] = [[], []]
+    done = 0.0
+    for clock in clocks:
+        clock.begin(0.0)
+    for step in range(5):
+        now[:] = [10.0 * (step + 1), 19.5 * (step + 1)]
+        for each, clock in zip(shares, clocks, strict=True):
+            clock.stepped()
+            each.append(clock.share(done, 1.0))
+            assert clock.fits_another()
+        done = shares[0][-1]
+    assert shares[0] == shares[1] and not said
+    assert clocks[1].spent > 90  # alone, it would have ended

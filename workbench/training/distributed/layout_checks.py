@@ -64,8 +64,11 @@ def _together(config: RunConfig) -> Iterator[str]:
         yield f"recipe {config.recipe} trains on one device. Leave --devices out."
     if config.optimizer.noise_scale:
         yield "optimizer.noise_scale compares gradients of one device. Leave it out, or leave --devices out."
-    if config.budget.timed:
-        yield "budget.time is kept by one device only. Write train.steps or budget.tokens, or leave --devices out."
+    if config.budget.timed and config.recipe in SPREAD:
+        yield (
+            f"budget.time ends the trainings of recipe {config.recipe} on one device only. Write train.steps or "
+            "budget.tokens, or leave --devices out."
+        )
 
 
 def _sharded(config: RunConfig) -> Iterator[str]:

@@ -64,6 +64,8 @@ def pair(folder: Path) -> Path:
         (f"{name} in parts", [*words(name), f"distributed={layout}"], None) for name, layout in PARTS.items()
     ]
     jobs.append(("resumed", [*words("full packed"), f"distributed={PARTS['full packed']}"], "full packed in parts"))
+    timed = ["train.steps=null", "budget.time=15", "save.every=null", f"adapter={METHODS['lora']}"]
+    jobs.append(("timed", timed, None))
     layouts.in_processes(folder, jobs)
     return folder
 
@@ -81,6 +83,13 @@ def test_packed_rows_are_in_parts_too(pair: Path) -> None:
 def test_a_run_in_parts_goes_on_bit_for_bit(pair: Path) -> None:
     found, wanted = (weights(pair / name) for name in ("resumed", "full packed in parts"))
     assert torch.equal(found, wanted)
+
+
+def test_wall_clock_ends_all_processes_in_the_same_step(pair: Path) -> None:
+    manifest = json.loads((pair / "timed" / "manifest.json").read_text())
+    rates = [json.loads(line)["learning_rate"] for line in (pair / "timed" / "metrics.jsonl").read_text().splitlines()]
+    assert manifest["status"] == "done"
+    assert len(rates) > 3 and rates[-1] < 0.1 * max(rates)
 
 
 @pytest.fixture(scope="module")
