@@ -66,7 +66,7 @@ def with_answer(columns: dict[str, Any]) -> dict[str, Any]:
         turns = columns.get(name)
         if isinstance(turns, list) and turns and isinstance(turns[-1], dict):
             role = turns[-1].get("role", turns[-1].get("from"))
-            if role not in ("assistant", "gpt"):
+            if role not in ("assistant", "gpt") and columns.get("chosen") is None:  # which stands behind them
                 columns = {**columns, name: [*turns, {"role": "assistant", "content": _PLACEHOLDER}]}
     return columns
 

@@ -40,6 +40,8 @@ def _prompts(path: Path, *rows: Any, **data: Any) -> list[Example]:
         ({"conversations": [*SHAREGPT, *SHAREGPT]}, ["Who?", SECRET, "Who?"]),
         ({"text": "Good!", "label": SECRET}, ["Good!"]),
         ({"prompt": TURNS, "chosen": [{"role": "assistant", "content": SECRET}], "rejected": []}, ["Be kind.", "Who?"]),
+        ({"messages": TURNS, "chosen": SECRET, "rejected": "no"}, ["Be kind.", "Who?"]),
+        ({"conversations": SHAREGPT[:1], "chosen": SHAREGPT[1], "rejected": SHAREGPT[1]}, ["Who?"]),
     ],
 )
 def test_a_conversation_up_to_its_last_answer(tmp_path: Path, row: dict[str, Any], asked: list[str]) -> None:
