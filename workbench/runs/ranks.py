@@ -122,6 +122,11 @@ def joined() -> Ranks:
     return ranks
 
 
+def restarted() -> bool:
+    """Whether torchrun has started this process again, after one of those that trained together had failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
 def require_same(ranks: Ranks, digest: str) -> None:
     """Raise ConfigError in every process where they were given different configurations."""
     found = ranks.gathered(digest)

@@ -1,0 +1,52 @@
+"""Two groups of processes, each as torchrun starts them on a machine: one is killed, and the run goes on without it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+
+import workbench
+from tests.workbench.training.distributed.test_launcher import free_port, reach
+from tests.workbench.training.distributed.test_layouts import METHODS, write_recipe
+
+pytestmark = pytest.mark.slow
+
+WORDS = [f"adapter={METHODS['lora']}", "train.steps=60", "save.every=5"]
+
+
+def machine(folder: Path, port: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=2"]
+    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", "--rdzv-id=elastic"]
+    command += ["--rdzv-conf=last_call_timeout=20,keep_alive_interval=1,keep_alive_max_attempt=3"]
+    command += ["-m", "workbench.cli.verbs", "run", str(folder / "recipe.yaml"), *WORDS, "--out", str(folder / "run")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def test_the_run_goes_on_without_a_machine_that_was_killed(tmp_path: Path, stories: str) -> None:
+    write_recipe(tmp_path, Path(stories))
+    port = free_port()
+    stays = machine(tmp_path, port)
+    goes = machine(tmp_path, port)
+    try:
+        reach(stays, tmp_path / "run", step=7)
+        workers = psutil.Process(goes.pid).children(recursive=True)
+        assert workers, "it has joined"
+        for process in [*workers, psutil.Process(goes.pid)]:
+            process.kill()
+        _, said = stays.communicate(timeout=240)
+        assert stays.returncode == 0, said[-3000:]
+    finally:
+        stays.kill()
+        goes.kill()
+        goes.communicate()
+    workbench.run(str(tmp_path / "recipe.yaml"), WORDS, out=tmp_path / "alone", quiet=True)
+    found, wanted = (load_file(tmp_path / name / "adapter" / "adapter_model.safetensors") for name in ("run", "alone"))
+    for name, value in wanted.items():
+        assert float((found[name] - value).norm()) <= 1e-3 * float(value.norm())
