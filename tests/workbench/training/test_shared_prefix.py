@@ -78,6 +78,7 @@ def test_the_curve_is_that_of_rows_by_themselves(train: Callable[..., Path], way
     assert losses(found) == pytest.approx(losses(apart), rel=2e-5)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_has_the_same_bits_and_any_micro_batch_the_same_curve(
     train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
