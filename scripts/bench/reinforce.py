@@ -1,13 +1,15 @@
 """Learn to add from rewards alone, with this workbench and with TRL's GRPOTrainer: reward over time.
 
-    python scripts/bench/reinforce.py --seeds 3
-    python scripts/bench/reinforce.py --seeds 1 --steps 4          # whether it runs
+    python scripts/bench/reinforce.py
+    python scripts/bench/reinforce.py --seeds 0 --steps 4          # whether it runs
+    python scripts/bench/reinforce.py --seeds 0 --minutes 12       # as far as both come
 
 The sums of `reinforce/quickstart` by the starter, all of its weights, from the same warm-up (recipe sft, some steps):
-51 prompts x 8 answers of at most 4 tokens, two steps on each, Dr. GRPO's advantages and normalisation, AdamW with the
-same rate, clipping and precision. Each run is a process of its own with one thread, ours and theirs in turn. The
-random numbers differ, and so do the orders of the prompts: three seeds are three curves, not one. Seconds are those of
-training, by the clock and by the processor; a busy machine changes the former.
+34 prompts x 16 answers of at most 4 tokens, two steps on each, GRPO's advantages and normalisation, AdamW with the
+same rate and clipping. Ours computes in bfloat16 with float32 values to train, TRL in float32, as each does where
+nobody says otherwise. Each run is a process of its own with one thread, ours and theirs at the same time. The random
+numbers differ, and so do the orders of the prompts: three seeds are three curves, not one. Seconds are those of
+training by the clock, and of its process; a busy machine changes the former.
 """
 
 from __future__ import annotations
@@ -15,12 +17,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from signal import SIGTERM
+from threading import Timer
 from typing import Any
 
 import measuring
@@ -28,33 +33,44 @@ import measuring
 from workbench.data import starter
 
 HERE = Path(__file__).parent
-PROMPTS, ANSWERS, TOKENS, UPDATES, RATE = 51, 8, 4, 2, 5.0e-4
+PROMPTS, ANSWERS, TOKENS, UPDATES, RATE = 34, 16, 4, 2, 4.0e-4
 LEVELS = (0.3, 0.5, 0.7, 0.8)
 """Mean rewards of which the table says when they were first reached, as a mean over WINDOW steps."""
 WINDOW = 4
+STOPPED = 3
+"""Exit status of a run of ours that was asked to stop."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=75)
+    parser.add_argument("--minutes", type=float, default=60.0, help="after which both sides are stopped")
     arguments = parser.parse_args()
     print(measuring.machine("cpu", ("torch", "transformers", "trl")))
     with tempfile.TemporaryDirectory(prefix="bench-reinforce-") as name:
-        for seed in range(arguments.seeds):
+        for seed in arguments.seeds:
             folder = Path(name) / str(seed)
             folder.mkdir()
-            ours = _ours(folder, seed, arguments.steps)
-            theirs = _theirs(folder, seed, arguments.steps)
-            for side, curve in {"workbench": ours, "TRL": theirs}.items():
+            for side, curve in _both(folder, seed, arguments.steps, 60 * arguments.minutes).items():
                 _print(seed, side, curve)
 
 
-def _ours(folder: Path, seed: int, steps: int) -> list[dict[str, float]]:
-    """Reward and seconds of each step; the warm-up is left in the folder for the other side."""
+def _both(folder: Path, seed: int, steps: int, seconds: float) -> dict[str, list[dict[str, float]]]:
+    """Reward and seconds of each step of both sides, which run at the same time from one warm-up."""
+    warm_up = folder / "ours" / "start" / "adapter"
+    with ThreadPoolExecutor(2) as pool:
+        ours = pool.submit(_ours, folder, seed, steps, seconds)
+        while not warm_up.exists() and not ours.done():
+            time.sleep(0.5)
+        theirs = pool.submit(_theirs, folder, seed, steps, seconds)
+        return {"workbench": ours.result(), "TRL": theirs.result()}
+
+
+def _ours(folder: Path, seed: int, steps: int, seconds: float) -> list[dict[str, float]]:
     command = [sys.executable, "-m", "workbench.cli.verbs", "run", "reinforce/quickstart", f"seed={seed}"]
     words = [f"train.steps={steps}", "evaluate.every=null", "save.every=null", "--out", str(folder / "ours")]
-    processor = _run([*command, *words], folder / "ours.log")
+    processor = _run([*command, *words], folder / "ours.log", seconds)
     lines = [json.loads(line) for line in (folder / "ours" / "metrics.jsonl").read_text().splitlines()]
     total = lines[-1]["elapsed_s"]
     # Processor time is known of the whole process alone: the steps share it as they share the clock.
@@ -65,7 +81,7 @@ def _ours(folder: Path, seed: int, steps: int) -> list[dict[str, float]]:
     ]
 
 
-def _theirs(folder: Path, seed: int, steps: int) -> list[dict[str, float]]:
+def _theirs(folder: Path, seed: int, steps: int, seconds: float) -> list[dict[str, float]]:
     rows = folder / "train.jsonl"
     rows.write_text((starter.FOLDER / "arithmetic_train.jsonl").read_text())
     settings: dict[str, Any] = {
@@ -77,10 +93,11 @@ def _theirs(folder: Path, seed: int, steps: int) -> list[dict[str, float]]:
         "learning_rate": RATE,
         "lr_scheduler_type": "linear",
         "warmup_steps": 0,
-        "loss_type": "dr_grpo",
-        "scale_rewards": "none",
+        "loss_type": "grpo",
+        "scale_rewards": "group",
         "beta": 0.0,
         "epsilon": 0.2,
+        "epsilon_high": 0.28,
         "temperature": 1.0,
         "seed": seed,
         "bf16": False,
@@ -89,20 +106,23 @@ def _theirs(folder: Path, seed: int, steps: int) -> list[dict[str, float]]:
         "disable_tqdm": True,
     }
     script = [sys.executable, str(HERE / "peer_grpo.py"), str(folder / "ours" / "start" / "adapter")]
-    _run([*script, str(rows), str(folder / "theirs"), json.dumps(settings)], folder / "theirs.log")
+    _run([*script, str(rows), str(folder / "theirs"), json.dumps(settings)], folder / "theirs.log", seconds)
     return [json.loads(line) for line in (folder / "theirs" / "metrics.jsonl").read_text().splitlines()]
 
 
-def _run(command: Sequence[str], log: Path) -> float:
-    """Run a command with one thread; returns its processor time in seconds."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def _run(command: Sequence[str], log: Path, seconds: float) -> float:
+    """Run a command with one thread for so long at most; returns its processor time in seconds."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with log.open("w") as file:
-        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment, check=False)
-    if done.returncode:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+        limit = Timer(seconds, process.terminate)
+        limit.start()
+        _, status, usage = os.wait4(process.pid, 0)
+        limit.cancel()
+    process.returncode = os.waitstatus_to_exitcode(status)  # reaped here, where Popen does not see it
+    if process.returncode not in (0, STOPPED, -SIGTERM):
         sys.exit(f"{' '.join(command)}\n{log.read_text()[-3000:]}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return usage.ru_utime + usage.ru_stime
 
 
 def _print(seed: int, side: str, curve: list[dict[str, float]]) -> None:

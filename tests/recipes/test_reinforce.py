@@ -118,13 +118,14 @@ def test_log_probabilities_are_those_of_the_model_and_of_the_backbone(trained: P
     assert (found.reference_ST[~found.mask_ST] == 0).all()
 
 
+@pytest.mark.slow
 def test_the_same_run_twice_has_the_same_bits(trained: Path, recipe: Path, tmp_path: Path) -> None:
     again = run(recipe, tmp_path / "again")
     assert same(trained, again)
     assert [line["reward[mean]"] for line in metrics(again)] == [line["reward[mean]"] for line in metrics(trained)]
 
 
-@pytest.mark.parametrize("step", [2, 3])
+@pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_goes_on_after_a_stop_with_the_same_bits(trained: Path, recipe: Path, tmp_path: Path, step: int) -> None:
     """Between two rollouts, and between two updates on one."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
@@ -134,7 +135,7 @@ def test_goes_on_after_a_stop_with_the_same_bits(trained: Path, recipe: Path, tm
     assert without_clocks(tmp_path / "run") == without_clocks(trained)
 
 
-@pytest.mark.parametrize("tokens", [60, 1000])
+@pytest.mark.parametrize("tokens", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_micro_batches_do_not_matter(trained: Path, recipe: Path, tmp_path: Path, tokens: int) -> None:
     found = metrics(run(recipe, tmp_path / "run", f"batch.tokens_per_device={tokens}"))
     for mine, theirs in zip(found, metrics(trained), strict=True):
@@ -143,6 +144,7 @@ def test_micro_batches_do_not_matter(trained: Path, recipe: Path, tmp_path: Path
         assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dr_grpo", "dapo", "rloo", "reinforce++", "online_dpo"])
 def test_every_method_learns(recipe: Path, tmp_path: Path, method: str) -> None:
     overrides = ["reinforce.updates=1", f"reinforce.method={method}", "train.steps=2", "reinforce.measure_kl=true"]
@@ -159,6 +161,25 @@ def test_rewards_rise(recipe: Path, tmp_path: Path) -> None:
     assert np.mean(found[-5:]) > 1.3 * np.mean(found[:3])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_warms_up_by_sft_first(recipe: Path, tmp_path: Path, method: str) -> None:
+    """Training starts from what the rows taught, which is the reference, too, and a resumed run teaches it once."""
+    rows = [{"question": f"What comes after {n}?", "answer": f"It is {n + 1}."} for n in range(12)]
+    (tmp_path / "start.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [f"reinforce.warm_up={tmp_path}/start.jsonl", "reinforce.warm_up_steps=1", f"adapter.method={method}"]
+    words += ["reinforce.beta=0"] if method == "full" else []
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+        stop_after(patch, 2)
+        run(recipe, tmp_path / "run", *words)
+    began = (tmp_path / "run" / "start" / "metrics.jsonl").read_text()
+    found = metrics(run(recipe, tmp_path / "run", *words, resume=True))
+    assert len(found) == 4 and (tmp_path / "run" / "start" / "metrics.jsonl").read_text() == began
+    if method == "lora":
+        assert found[0]["update[kl]"] == pytest.approx(0, abs=1e-6) and found[3]["update[kl]"] > 0
+
+
+@pytest.mark.slow
 def test_a_reward_that_fails_loses_nothing(trained: Path, recipe: Path, tmp_path: Path) -> None:
     """It is named, what was learnt is saved, and once it is corrected the run ends as if nothing had happened."""
     broken = tmp_path / "broken"
@@ -183,6 +204,7 @@ def test_check_shows_answers_with_their_rewards(recipe: Path) -> None:
     assert "What comes after" in prompt[0] and not prompt[1] and answer[1]
 
 
+@pytest.mark.slow
 def test_evaluates_by_the_rewards_of_the_run(trained: Path, recipe: Path) -> None:
     found = serve.evaluate(trained, [], trust=True)
     scores = json.loads((trained / "scores.json").read_text())["after"]
