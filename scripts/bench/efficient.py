@@ -159,7 +159,7 @@ class Measured:
 
     @property
     def digits(self) -> int:
-        """A gain."""
+        """Digits of a gain behind the point."""
         return 3 if self.factor < 0 else 1
 
     def gain(self, arm: Arm, over: Sequence[float] | equal_compute.Floats | None) -> equal_compute.Floats | None:
