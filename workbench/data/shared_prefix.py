@@ -27,7 +27,7 @@ AT_ONCE = 256
 
 @dataclass(frozen=True)
 class SharedPrefix(Packed):
-    """What rows share lies before their rests, which lie one after another."""
+    """A beginning that rows share lies before their rests, which lie one after another."""
 
     prefix: int
     """Tokens that all rows begin with; each row has at least one more."""
@@ -37,7 +37,7 @@ class SharedPrefix(Packed):
         yield from super().cut(indices, self._rests(lengths), tokens=tokens - self.prefix)
 
     def tokens(self, lengths_B: Indices) -> int:
-        """What is shared counts once."""
+        """A shared beginning counts once."""
         return self.prefix + int(self._rests(lengths_B).sum())
 
     def pairs(self, lengths_B: Indices) -> int:
