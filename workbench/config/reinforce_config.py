@@ -42,6 +42,8 @@ _OF_RATIOS = ("baseline", "normalise", "clip_high", "kl", "drop_cut")
 
 
 class ReinforceConfig(Section):
+    """Learning from rewards of own answers: advantages, loss, reference, start."""
+
     method: Literal["grpo", "dr_grpo", "dapo", "rloo", "reinforce++", "online_dpo"] = "grpo"
     """A published combination of baseline, normalise, clip_high, beta, kl, resample and overlong_buffer, each of which
     may be written beside it. online_dpo: DPO of the best against the worst answer to each prompt."""
