@@ -27,7 +27,10 @@ def _seconds(value: Any) -> Any:
 class BudgetConfig(Section):
     """Limits of a run. The one that is used up first ends it, and the learning rate ends with it."""
 
-    time: Annotated[PositiveFloat | Literal["slurm"] | None, BeforeValidator(_seconds)] = None
+    time: Annotated[
+        PositiveFloat | Literal["slurm"] | None,
+        BeforeValidator(_seconds, json_schema_input_type=PositiveFloat | str | None),
+    ] = None
     """Wall clock from the start of the command to its end, reports and scores included: 90m, 1h30m, or seconds.
 
     `slurm`: until the end of the job that it runs in. How fast the machine is decides how many steps that is, so such
