@@ -17,7 +17,12 @@ from workbench.adapters import bank as banks
 from workbench.adapters.bank_layers import MemberRows
 from workbench.adapters.row_dropout import RowDraw, RowDropout, drawing
 
-ALIKE = {"oft": "drops nothing", "eva": "computes as lora", "loftq": "computes as pissa, and needs quantised weights"}
+ALIKE = {
+    "oft": "drops nothing",
+    "eva": "computes as lora",
+    "loftq": "computes as pissa, and needs quantised weights",
+    "corda": "computes as pissa, and starts from data",
+}
 DROPPING = sorted(name for name, config in METHODS.items() if "dropout" in config.model_fields and name not in ALIKE)
 SMALL: dict[str, dict[str, Any]] = {
     "boft": {"block": 4},

@@ -23,7 +23,7 @@ LORA: dict[str, Any] = {"method": "lora", "rank": 3, "alpha": 6}
 
 def held(fit: Trainer) -> int:
     """Bytes of all tensors of the optimizer's state."""
-    states = fit.member._optimizer.state.values()
+    states = fit.member.optimizer.state.values()
     return sum(value.nbytes for state in states for value in state.values() if isinstance(value, Tensor))
 
 
@@ -42,7 +42,7 @@ def test_what_is_frozen_for_good_has_no_master_no_gradient_and_no_state(family: 
     assert {freezer.layers[name] for name in changed} == {3, 4, 5}
     named = dict(fit.model.named_parameters())
     assert all(named[name].grad is None and not named[name].requires_grad for name in frozen)
-    assert set(fit.member._optimizer.state) == {named[name] for name in freezer.layers.keys() - frozen}
+    assert set(fit.member.optimizer.state) == {named[name] for name in freezer.layers.keys() - frozen}
 
 
 def test_optimizer_bytes_fall_by_the_share_that_is_frozen(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_badam_begins_anew_in_each_block(tmp_path: Path) -> None:
 
     def look(fit: Trainer) -> None:
         for name, each in fit.masters.named().items():
-            layer, state = fit.freezer.layers[name], fit.member._optimizer.state.get(each)
+            layer, state = fit.freezer.layers[name], fit.member.optimizer.state.get(each)
             assert (state is not None) == fit.freezer.plan.trains[layer] and name not in fit.member._evicted
             if state is not None and layer != 5:
                 turns.setdefault(layer, []).append(int(state["step"]))
@@ -106,7 +106,7 @@ def test_only_what_the_plan_lets_train_changes_in_a_step(
         values.append({name: each.detach().clone() for name, each in named.items()})
         trains = fit.freezer.plan.trains
         frozen_layers.append({layer for layer, on in enumerate(trains) if not on})
-        state = fit.member._optimizer.state
+        state = fit.member.optimizer.state
         for name, each in named.items():
             if not trains[fit.freezer.layers[name]]:
                 assert each not in state and not dict(fit.model.named_parameters())[name].requires_grad
@@ -151,7 +151,7 @@ def test_each_layer_learns_at_the_rate_of_freezeout(tmp_path: Path) -> None:
     rates: list[dict[int | None, float]] = []
 
     def look(fit: Trainer) -> None:
-        rates.append({group["layer"]: group["lr"] for group in fit.member._optimizer.param_groups})
+        rates.append({group["layer"]: group["lr"] for group in fit.member.optimizer.param_groups})
 
     config = configured(
         adapter=FULL,
@@ -178,7 +178,7 @@ def test_what_lisa_freezes_leaves_the_memory_and_comes_back_to_the_bit(adapter: 
     def look(fit: Trainer) -> None:
         named = fit.masters.named()
         for name, each in named.items():
-            state = fit.member._optimizer.state.get(each)
+            state = fit.member.optimizer.state.get(each)
             on = fit.freezer.plan.trains[fit.freezer.layers[name]]
             assert (state is not None) == on
             assert (name in fit.member._evicted) == (not on and name in trained)
