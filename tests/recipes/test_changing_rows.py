@@ -111,7 +111,7 @@ def test_two_processes_train_as_one_does(tmp_path: Path, stories: str) -> None:
     }
     for name, words in jobs.items():
         workbench.run(tmp_path / "recipe.yaml", words, out=tmp_path / f"{name} alone", quiet=True)
-    layouts.in_two_processes(tmp_path, [(name, words, None) for name, words in jobs.items()])
+    layouts.in_processes(tmp_path, [(name, words, None) for name, words in jobs.items()])
     for name in jobs:
         np.testing.assert_allclose(losses(tmp_path / name), losses(tmp_path / f"{name} alone"), rtol=1e-4, err_msg=name)
 

@@ -258,6 +258,6 @@ def test_two_processes_share_the_texts_of_a_batch(train: Train, taught: Path, tm
     words = ["train.steps=5", "adapter.dropout=0.3", "batch.tokens_per_device=90", "embed.mine=1"]
     alone = train("alone", taught.parent / "taught.jsonl", *words)
     shutil.copy(alone / "config.yaml", tmp_path / "recipe.yaml")
-    layouts.in_two_processes(tmp_path, [("two", [], None)])
+    layouts.in_processes(tmp_path, [("two", [], None)])
     assert _losses(tmp_path / "two") == pytest.approx(_losses(alone), rel=1e-5)
     assert _scores(tmp_path / "two")["after"]["loss"] == pytest.approx(_scores(alone)["after"]["loss"], rel=1e-4)

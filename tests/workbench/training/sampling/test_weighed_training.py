@@ -212,6 +212,6 @@ def test_two_processes_compute_what_one_does(
     jobs: list[tuple[str, list[str], str | None]] = [
         (f"{way} both", [*on, "batch.packing=false", "distributed={zero: 0}"], None) for way, on in ways.items()
     ]
-    layouts.in_two_processes(tmp_path, jobs)
+    layouts.in_processes(tmp_path, jobs)
     for way, one in alone.items():
         np.testing.assert_allclose(losses(tmp_path / f"{way} both"), losses(one), rtol=1e-5)
