@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         },
         "adapter": {"method": "full"},
         "batch": {"size": 4, "tokens_per_device": 128},
-        "train": {"steps": 5, "learning_rate": 1e-3},
+        "train": {"steps": 8, "learning_rate": 1e-3},
         "evaluate": {"every": None, "answers": 0},
         "save": {"every": None},
     }
