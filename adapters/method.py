@@ -41,6 +41,8 @@ class MethodInfo:
     """Reason for which a fresh adapter changes the outputs of the backbone; empty where it does not."""
     no_packing: str = ""
     """Reason for which the rows under it cannot lie in one sequence; empty where they can."""
+    draws: bool = False
+    """Whether each token of a row draws numbers of its own in training, besides dropout."""
     plans_steps: bool = False
     """Whether it has to know how many steps there will be."""
     no_freezing: str = ""

@@ -22,7 +22,9 @@ class Pvera(OnLinear):
     """
 
     about: ClassVar[dict[str, MethodInfo]] = {
-        "pvera": MethodInfo("vera, with noise of a size that it learns", "Fillioux et al. 2025, arXiv:2512.07703"),
+        "pvera": MethodInfo(
+            "vera, with noise of a size that it learns", "Fillioux et al. 2025, arXiv:2512.07703", draws=True
+        ),
     }
     method: Literal["pvera"] = "pvera"
     rank: PositiveInt = 256

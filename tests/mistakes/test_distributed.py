@@ -33,6 +33,7 @@ CASES = {
         f"{PARTS} freeze.policy=static freeze.layers=1", "freeze.policy=static", "freeze.policy=none"
     ),
     "dropout": Case(f"{PARTS} adapter.dropout=0.1", "adapter.dropout draws", "adapter.dropout=0"),
+    "noise of a method": Case(f"{PARTS} adapter.method=pvera", "adapter.method=pvera draws", "adapter.method=lora"),
     "noise": Case(f"{PARTS} regularise.neftune=5", "regularise draws", "regularise={}"),
     "labels that are drawn": Case(f"{PARTS} optimizer.name=sophia", "optimizer.name=sophia", "optimizer.name=adamw"),
     "compiled": Case(f"{PARTS} train.compile=true", "train.compile does not know", "train.compile=false"),

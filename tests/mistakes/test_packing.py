@@ -35,6 +35,10 @@ CASES = {
         f"{SHARE} batch.packing=false", "batch.packing=false forbids it", "batch.packing=auto"
     ),
     "sharing with dropout": Case(f"{SHARE} adapter.dropout=0.1", "draws for each row", "adapter.dropout=0"),
+    "sharing with noise": Case(f"{SHARE} adapter.method=pvera", "adapter.method=pvera draws", "adapter.method=lora"),
+    "sharing with labels that are drawn": Case(
+        f"{SHARE} optimizer.name=sophia", "optimizer.name=sophia draws", "optimizer.name=adamw"
+    ),
     "sharing with another kernel": Case(f"{SHARE} model.attention=eager", "attention=eager", "model.attention=auto"),
     "sharing in a sweep": Case(
         "check my.yaml recipe=sweep sweep.over.batch.shared_prefix=[true,false]", "never changes the result", "Leave it"

@@ -26,6 +26,17 @@ def unsharable(config: RunSections) -> Iterator[tuple[str, str]]:
         yield "lays rows one after another, and batch.packing=false forbids it", "batch.packing=auto"
     if config.adapter.noise:
         yield "computes a token once for many rows, and adapter.dropout draws for each row", "adapter.dropout=0"
+    if config.adapter.facts.draws:
+        method = config.adapter.method
+        yield (
+            f"computes a token once for many rows, and adapter.method={method} draws for each row",
+            "adapter.method=lora",
+        )
+    if config.optimizer.name == "sophia":
+        yield (
+            "computes a token once for many rows, and optimizer.name=sophia draws for each row",
+            "optimizer.name=adamw",
+        )
     if config.model.dropout:
         yield "computes a token once for many rows, and model.dropout draws for each row", "model.dropout=false"
     if config.distributed.sequence > 1:

@@ -36,6 +36,9 @@ def _of_noise(config: RunSections) -> Iterator[tuple[str, str]]:
     """Where tokens of whole rows draw."""
     if config.adapter.noise:
         yield "has no device that sees whole rows, for which adapter.dropout draws", "adapter.dropout=0"
+    if config.adapter.facts.draws:
+        method = config.adapter.method
+        yield f"has no device that sees whole rows, for which adapter.method={method} draws", "adapter.method=lora"
     if config.model.dropout:
         yield "has no device that sees whole rows, for which model.dropout draws", "model.dropout=false"
     if config.regularise.noisy or config.regularise.r_drop:

@@ -103,6 +103,8 @@ def test_auto_decides_by_the_rows(train: Callable[..., Path], questions: Path) -
     assert not shared(train(*few, f"data.train={questions}", name="questions"))
     assert not shared(train(*few, "batch.packing=false", name="padded"))
     assert not shared(train(*few, "adapter.dropout=0.1", name="dropout"))
+    assert not shared(train(*few, "adapter={method: pvera, rank: 8}", name="noise"))
+    assert not shared(train(*few, "optimizer.name=sophia", "batch.packing=true", name="drawn labels"))
 
 
 def test_rows_with_nothing_in_common_are_refused() -> None:
