@@ -38,6 +38,16 @@ CASES = {
         "leave reinforce.baseline out",
         "reinforce.method=online_dpo reinforce.baseline=group",
     ),
+    "a clip of pairs": Case(
+        "reinforce.method=online_dpo compares two whole answers",
+        "leave reinforce.clip out",
+        "reinforce.method=online_dpo reinforce.clip=0.3",
+    ),
+    "lengths of two kinds": Case(
+        "evaluate.max_new_tokens is for answers with a reference",
+        "Write reinforce.max_new_tokens",
+        "evaluate.max_new_tokens=9",
+    ),
     "pairs without beta": Case("needs beta above 0", "Write 0.1", "reinforce.method=online_dpo reinforce.beta=0"),
     "a divergence of nothing": Case(
         "reinforce.kl=reward adds nothing where reinforce.beta is 0",

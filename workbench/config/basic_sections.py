@@ -269,7 +269,8 @@ class EvaluateConfig(Section):
     answers: Annotated[int, Field(ge=0)] = 64
     """Held-out rows that are answered (greedy decoding) and scored with token F1 and ROUGE-L, before and after.
 
-    Recipes sft and prefer, whose reference is the chosen answer.
+    Recipes sft and prefer, whose reference is the chosen answer. Recipe reinforce: held-out prompts whose answers are
+    rewarded; 0: all of them.
     """
     max_new_tokens: PositiveInt = 64
     """Longest answer in tokens."""

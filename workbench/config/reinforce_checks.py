@@ -79,7 +79,12 @@ def _of_training(config: RunSections) -> Iterator[str]:
             "optimizer.noise_scale compares parts of a batch as if their rows were drawn one by one, and answers to "
             "one prompt are compared with each other. Leave it out."
         )
+    if config.evaluate.differs("max_new_tokens"):
+        yield (
+            "evaluate.max_new_tokens is for answers with a reference, and those of recipe=reinforce are as long as in "
+            "training. Write reinforce.max_new_tokens."
+        )
     if config.evaluate.dynamics is True:
         yield "evaluate.dynamics records losses of rows, and recipe=reinforce has new ones in each step. Leave it out."
     if config.distributed.sharded:
-        yield ("recipe=reinforce writes with the whole model, and distributed cuts it. Leave section distributed out.")
+        yield "recipe=reinforce writes with the whole model, and distributed cuts it. Leave section distributed out."

@@ -37,7 +37,7 @@ METHODS = {
     "reinforce++": Settings("batch", "token", beta=0.01, kl="reward"),
     ONLINE_DPO: Settings(beta=0.1),
 }
-_OF_RATIOS = ("baseline", "normalise", "clip_high", "kl", "drop_cut")
+_OF_RATIOS = ("baseline", "normalise", "clip", "clip_high", "kl", "drop_cut")
 """Keys of losses of single answers."""
 
 
