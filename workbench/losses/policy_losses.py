@@ -8,12 +8,12 @@ Legend: B answers, L their tokens, padded.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-Normalise = Literal["answer", "token", "constant", "whole"]
+from workbench.config.reinforce_config import Normalise
 
 
 class Clipped(NamedTuple):

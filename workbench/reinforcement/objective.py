@@ -98,7 +98,7 @@ class ReinforceObjective:
         if now.reference_ST is not None:
             kl_BT = policy_losses.divergence(log_p_BT, _rows(now.reference_ST, slot_B))
             figures["update[kl]"] = (kl_BT, mask_BT)
-        one = torch.ones(1)
+        one = torch.ones(1)  # float32, so that the mean of equal numbers is exact over any number of micro-batches
         self.meter.add(figures)
         self.meter.add({name: (value * one, one) for name, value in self._rollouts.figures.items()})
 

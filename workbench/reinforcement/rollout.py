@@ -16,6 +16,7 @@ from torch import Tensor
 
 from workbench.data.batching import Indices, padded
 from workbench.evaluation import answer_signals
+from workbench.losses import advantages
 
 Floats = npt.NDArray[np.float64]
 _REWARD = "reward["
@@ -110,8 +111,7 @@ class Rollout:
 
     def figures(self) -> dict[str, float]:
         """Figures for metrics.jsonl: rewards, lengths, and signs that a reward is outwitted."""
-        total_PG = self.total_PG
-        dull_P = (total_PG == total_PG[:, :1]).all(1)
+        dull_P = advantages.same(self.total_PG)
         answers = [self.answer(slot) for slot in range(len(self.counts_S))]
         rewards = {f"reward[{name}]": float(each.mean()) for name, each in self.rewards.items()}
         return {

@@ -20,11 +20,11 @@ from typing_extensions import Self
 
 from workbench.config.reinforce_config import ReinforceConfig
 from workbench.data.batching import Indices, MicroBatch, Row, micro_batches
-from workbench.data.text.judged_set import ROW
+from workbench.data.text.judged_set import ANSWER, ROW, with_answers
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import sampling
 from workbench.evaluation.sampling import AnswerSampler
-from workbench.losses import advantages
+from workbench.losses import advantages, policy_losses
 from workbench.reinforcement import rollout
 from workbench.reinforcement.rollout import Floats, Group, Rollout
 from workbench.training import capacity
@@ -127,14 +127,8 @@ class RolloutRows:
         each = len(slots) // len(indices)
         prompts = np.repeat(indices if self.config.pairs else indices // self.config.answers, each)
         rows = [self._row(int(prompt), int(slot)) for prompt, slot in zip(prompts, slots, strict=True)]
-        batch = self.prompts.collate(rows, epoch=epoch)
-        row_N = batch.row_of_label.numpy()
-        count_B = np.bincount(row_N, minlength=len(rows))
-        place_N = np.arange(len(row_N)) - np.repeat(np.cumsum(count_B) - count_B, count_B)
-        columns = [batch.labels_N.numpy(), row_N, slots[row_N], place_N]
         return replace(
-            batch,
-            labels_N=torch.from_numpy(np.stack(columns, axis=1)),
+            with_answers(self.prompts.collate(rows, epoch=epoch), slots),
             rows_B=indices,
             sequences=each,
             row_tokens=np.asarray([len(row.input_ids) for row in rows]),
@@ -160,10 +154,9 @@ class RolloutRows:
 
     def _weights(self, found: Rollout) -> Indices:
         """Weight of each answer (S,) in the mean."""
-        if self.config.settings.normalise != "token":
-            return np.ones(len(found.counts_S), dtype=np.int64)
-        count_S = found.counts_S.numpy() * (~found.cut_S.numpy() if self.config.drop_cut else 1)
-        return count_S if count_S.any() else np.ones_like(count_S)
+        counted_S = found.counts_S * ~found.cut_S if self.config.drop_cut else found.counts_S
+        weight_S: Indices = policy_losses.weights(counted_S, self.config.settings.normalise).numpy()
+        return weight_S if weight_S.any() else np.ones_like(weight_S)
 
     def _pairs(self, found: Rollout) -> Indices:
         """Places of the best and the worst answer to each prompt (P, 2), the first of equals."""
@@ -318,7 +311,7 @@ class Rollouts(RolloutRows):
                 rows = len(indices) * batch.sequences
                 log_p_BT = dense(reader.log_probs(batch), labels_N, rows=rows, longest=limit)
                 slots = torch.zeros(rows, dtype=torch.int64, device=labels_N.device)
-                slots = slots.scatter(0, labels_N[:, ROW], labels_N[:, 2])
+                slots = slots.scatter(0, labels_N[:, ROW], labels_N[:, ANSWER])
                 found_ST[slots.cpu()] = log_p_BT.float().cpu()
         return found_ST
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from workbench.config.reinforce_config import Normalise
 from workbench.losses import policy_losses
-from workbench.losses.policy_losses import Normalise, policy_loss
+from workbench.losses.policy_losses import policy_loss
 
 LENGTHS, LONGEST = [3, 1, 4], 6
 MASK = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]

@@ -172,18 +172,17 @@ def judged(rows: TokenizedSet, *, pairs: bool) -> JudgedSet:
 def labelled(rows: TokenizedSet, indices: Indices, each: int, *, epoch: int) -> MicroBatch:
     """The rows of some examples, `each` of them one after another, with labels (N, 4)."""
     answers = answer_rows(indices, each)
-    batch = rows.batch(answers, epoch=epoch)
+    batch = with_answers(rows.batch(answers, epoch=epoch), answers)
+    return replace(batch, rows_B=indices, sequences=each, row_tokens=rows.lengths[answers])
+
+
+def with_answers(batch: MicroBatch, answers_B: Indices) -> MicroBatch:
+    """The same rows with labels (N, 4), of which `answers_B` are the numbers of their answers."""
     row_N = batch.row_of_label.numpy()
-    count_B = np.bincount(row_N, minlength=len(answers))
+    count_B = np.bincount(row_N, minlength=len(answers_B))
     place_N = np.arange(len(row_N)) - np.repeat(np.cumsum(count_B) - count_B, count_B)
-    columns = [batch.labels_N.numpy(), row_N, answers[row_N], place_N]
-    return replace(
-        batch,
-        labels_N=torch.from_numpy(np.stack(columns, axis=1)),
-        rows_B=indices,
-        sequences=each,
-        row_tokens=rows.lengths[answers],
-    )
+    columns = [batch.labels_N.numpy(), row_N, answers_B[row_N], place_N]
+    return replace(batch, labels_N=torch.from_numpy(np.stack(columns, axis=1)))
 
 
 def answer_rows(indices: Indices, each: int) -> Indices:
