@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation
@@ -33,8 +33,9 @@ from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel
 from workbench.recipes import preference_reference, start_adapter
 from workbench.recipes.preference_reference import AnswerNumbers, Floats
-from workbench.recipes.sft import TextRun, answer, read_template
+from workbench.recipes.sft import answer, read_template
 from workbench.recipes.single_run import Scored
+from workbench.recipes.started_run import StartedRun
 from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preference_objective, preflight
@@ -116,7 +117,7 @@ def _judged(split: TokenizedSet, config: RunConfig, tokenizer: PreTrainedTokeniz
 
 
 @dataclass(frozen=True)
-class PreferenceRun(TextRun):
+class PreferenceRun(StartedRun):
     """A run that learns which answers are better."""
 
     pairs: JudgedSplits = field(kw_only=True)
@@ -146,21 +147,6 @@ class PreferenceRun(TextRun):
             data=self.data._replace(held_out=held_out.good),
             numbers=numbers,
         )
-
-    def assemble(self, model: nn.Module, backbone: Backbone) -> ExportedModel:
-        live = super().assemble(model, backbone)
-        if self.config.prefer.start is not None:
-            start_adapter.load(self.config, model)
-            if not self.run.ranks.agreed((self.run.path / "before.json").exists()) and self.placement.scores:
-                live.model.eval()
-                self.write_before(live)
-                live.model.train()
-        return live
-
-    def score_before(self, backbone: Backbone) -> bool:
-        if self.config.prefer.start is not None:  # what training starts from is there once the adapter is
-            return False
-        return super().score_before(backbone)
 
     def score_start(self, start: ExportedModel, scoring: ModelResults) -> Scored:
         """Scores by what was read of the reference, where that is the start: all margins are exactly 0."""

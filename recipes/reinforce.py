@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation
@@ -34,8 +34,9 @@ from workbench.models import backbones
 from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel
 from workbench.recipes import start_adapter, warm_up
-from workbench.recipes.sft import TextRun, read_template
+from workbench.recipes.sft import read_template
 from workbench.recipes.single_run import Scored
+from workbench.recipes.started_run import StartedRun
 from workbench.reinforcement import log_probs
 from workbench.reinforcement.objective import ReinforceObjective
 from workbench.reinforcement.rollouts import LogProbReader, RolloutRows, Rollouts
@@ -116,25 +117,10 @@ class RewardedAnswer:
 
 
 @dataclass(frozen=True)
-class ReinforceRun(TextRun):
+class ReinforceRun(StartedRun):
     """A run that learns from rewards of its own answers."""
 
     judges: list[RowJudge] = field(kw_only=True)
-
-    def assemble(self, model: nn.Module, backbone: Backbone) -> ExportedModel:
-        live = super().assemble(model, backbone)
-        if self.config.reinforce.start is not None:
-            start_adapter.load(self.config, model)
-            if not self.run.ranks.agreed((self.run.path / "before.json").exists()):
-                live.model.eval()
-                self.write_before(live)
-                live.model.train()
-        return live
-
-    def score_before(self, backbone: Backbone) -> bool:
-        if self.config.reinforce.start is not None:  # what training starts from is there once the adapter is
-            return False
-        return super().score_before(backbone)
 
     def write_before(self, start: ExportedModel) -> None:
         scoring = stored_results(self.config, self.run, self.callback.stop_requested, model="before")
