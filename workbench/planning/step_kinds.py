@@ -15,16 +15,18 @@ LOOKED_AT = 2048
 def kinds(config: RunConfig, *, steps: int, blocks: int) -> dict[int, float]:
     """A step (from 0) of each kind, and the share of steps that it stands for; the shares add up to 1.
 
-    Steps differ by whether SAM and the estimate of noise are due, and by the share of the blocks' work that they do. Of
-    the steps in which the same is due, the one with the most work and the one with the least stand for all, with shares
-    that make their mean right; so the largest is among them, and what grows evenly with the work is exact.
+    Steps differ by whether SAM, the estimate of noise and Sophia's of curvature are due, and by the share of the
+    blocks' work that they do. Of the steps in which the same is due, the one with the most work and the one with the
+    least stand for all, with shares that make their mean right; so the largest is among them, and what grows evenly
+    with the work is exact.
 
     Args:
         steps: Of the run.
         blocks: Of the backbone.
     """
     optimizer = config.optimizer
-    every = (optimizer.sam_every, optimizer.noise_scale or 1)
+    looks = optimizer.looks_every if optimizer.name == "sophia" else 1
+    every = (optimizer.sam_every, optimizer.noise_scale or 1, looks)
     looked = _looked_at(steps)
     due = [tuple(step % each == 0 for each in every) for step in looked]
     work = _work(config, steps=steps, blocks=blocks)

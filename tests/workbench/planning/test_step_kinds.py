@@ -24,6 +24,9 @@ def test_what_is_due_in_some_steps_happens_as_often_as_it_does() -> None:
     assert found == {0: 0.25, 1: 0.75}
     both = kinds(config(optimizer={"sam": 0.05, "sam_every": 2, "noise_scale": 3}), steps=600, blocks=8)
     assert both == pytest.approx({0: 1 / 6, 1: 1 / 3, 2: 1 / 3, 3: 1 / 6})
+    curved = kinds(config(optimizer={"name": "sophia", "curvature_every": 5}), steps=100, blocks=8)
+    assert curved == pytest.approx({0: 0.2, 1: 0.8})
+    assert kinds(config(optimizer={"name": "shampoo", "curvature_every": 5}), steps=100, blocks=8) == {0: 1.0}
 
 
 @pytest.mark.parametrize("ramp", [None, 5.0])
