@@ -46,7 +46,9 @@ def covariances(model: PeftModel, sample: Iterable[Mapping[str, Tensor]]) -> lis
         model.train(training)
         for handle in handles:
             handle.remove()
-    return [_damped(sums[name] / max(counts[name], 1)) for name, _ in layers]
+    for name, sum_II in sums.items():  # in place: of a large backbone they are larger than its weights
+        _damp(sum_II.div_(max(counts[name], 1)))
+    return list(sums.values())
 
 
 def oriented_parts(
@@ -65,7 +67,7 @@ def oriented_parts(
     return (root_R[:, None] * uncovered_RI).to(weight_OI), (U_OK[:, chosen] * root_R).to(weight_OI)
 
 
-def _damped(covariance_II: Tensor) -> Tensor:
-    """Invertible: with the mean of its diagonal, 1 where all inputs were zero or none came, on the diagonal."""
-    mean = float(covariance_II.diagonal().mean()) or 1.0
-    return covariance_II + DAMPING * mean * torch.eye(len(covariance_II), dtype=covariance_II.dtype)
+def _damp(covariance_II: Tensor) -> None:
+    """Make it invertible by the mean of its diagonal, or 1 where all inputs were zero or none came."""
+    diagonal_I = covariance_II.diagonal()
+    diagonal_I += DAMPING * (float(diagonal_I.mean()) or 1.0)
