@@ -259,14 +259,17 @@ def _folder(task: str, arm: str, seed: int) -> str:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--encoder", required=True, help="folder of a small encoder, such as all-MiniLM-L6-v2")
+    parser.add_argument("--encoder", help="folder of a small encoder, such as all-MiniLM-L6-v2, for the intents")
     parser.add_argument("--only", choices=list(ARMS), help="techniques of one section")
     parser.add_argument("--arms", action="append", help="part of the names of techniques to run; all without it")
     parser.add_argument("--task", choices=list(TASKS), help="one of the tasks; both without it")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/efficient"))
     parser.add_argument("--json", type=Path, help="write everything that was measured to this file")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.encoder is None and arguments.task != "questions":
+        parser.error("task intents needs --encoder FOLDER; --task questions needs none")
+    return arguments
 
 
 if __name__ == "__main__":
