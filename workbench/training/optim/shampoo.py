@@ -25,7 +25,7 @@ class Shampoo(torch.optim.Optimizer):
 
     Args:
         groups: Of matrices alone.
-        every: Steps of a matrix from one computation of its roots to the next; the first is after its first step.
+        every: Steps of a matrix from one computation of its roots to the next; the first is in its first step.
         eps: Added to Adam's root, and to the eigenvalues in units of the largest.
     """
 

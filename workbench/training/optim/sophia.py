@@ -79,7 +79,7 @@ def see_curvature(
     Args:
         step: From 0; the first is one of them.
         again: Adds the gradients of the same rows to those of the parameters.
-        draws: Of the loss; None where it cannot draw, which `require` has refused.
+        draws: Of the loss; None where it cannot draw, which the configuration's checks have refused.
         labels: Of the step.
     """
     if not isinstance(optimizer, Sophia) or step % optimizer.every:
