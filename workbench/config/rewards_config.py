@@ -158,7 +158,7 @@ class UnitTestReward(RewardSource):
     memory: ByteSize = ByteSize(512 * 2**20)
     """Address space of the process, such as 512MiB."""
     output: ByteSize = ByteSize(2**20)
-    """Bytes that it may print, and write into its folder."""
+    """Bytes that it may write into its folder; what it prints is dropped."""
     threads: PositiveInt | Literal["auto"] = "auto"
     """Answers that are tested at the same time; `auto`: as many as there are processors, 8 at most."""
 

@@ -109,11 +109,10 @@ def _run(folder: Path, asks: IO[bytes], tells: IO[bytes], limits: SandboxLimits)
 
 
 def _size(folder: Path) -> int:
-    """Bytes of all files below a folder that changes meanwhile; a folder counts as 4 KiB."""
+    """Bytes of the files in a folder that changes meanwhile, 4 KiB each at least; it has no folders."""
     total = 0
-    for place, folders, names in os.walk(folder):
-        total += 4096 * len(folders)
-        for name in names:
-            with suppress(OSError):
-                total += max(4096, os.lstat(os.path.join(place, name)).st_size)
+    with os.scandir(folder) as files:
+        for file in files:
+            with suppress(FileNotFoundError):
+                total += max(4096, file.stat(follow_symlinks=False).st_size)
     return total
