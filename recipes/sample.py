@@ -156,8 +156,11 @@ def _write_answers(
         raise ConfigError(f"{run}: sample draws answers of causal backbones, and this is an encoder-decoder.")
     prompts = [serve.question_ids(model, question) for question in questions]
     sampler = AnswerSampler(model.model, known=len(model.tokenizer), stop=model.stop, temperature=settings.temperature)
-    for number, batch in enumerate(_batches(sampler, prompts, settings)):
-        if number in progress.answers:
+    # By rows, not by batches, which on an accelerator depend on its memory.
+    there = {int(row) for answers in progress.answers.values() for row in answers}
+    for whole in _batches(sampler, prompts, settings):
+        batch = [row for row in whole if row not in there]
+        if not batch:
             continue
         draws = [
             sampling.draws([settings.seed, row], answers=settings.n, tokens=settings.max_new_tokens) for row in batch
@@ -167,7 +170,7 @@ def _write_answers(
             str(row): [_text(model, ids, chat=bool(questions[row].messages)) for ids in group]
             for row, group in zip(batch, written, strict=True)
         }
-        progress.keep_answers(number, answers)
+        progress.keep_answers(batch[0], answers)
 
 
 def _batches(sampler: AnswerSampler, prompts: Sequence[Indices], settings: SampleSettings) -> list[list[int]]:
@@ -214,7 +217,7 @@ def _fingerprint(sources: Sequence[RewardSource]) -> str:
 
 def _nothing(groups: Sequence[AnswerGroup], settings: SampleSettings) -> str:
     answers = [each for group in groups for each in group.answers]
-    if not any(each.finished and each.text for each in answers):
+    if settings.to != "all" and not any(each.finished and each.text for each in answers):
         return (
             f"None of {len(answers):,} answers ended within --max-new-tokens {settings.max_new_tokens}. Write a higher "
             "one, or --to all, which keeps unfinished ones. What is sampled is not kept for other lengths."

@@ -32,7 +32,7 @@ class SampleProgress:
             self._append({"identity": identity})
 
     def keep_answers(self, batch: int, answers: Any) -> None:
-        """Keep the answers to the prompts of a batch."""
+        """Keep the answers to the prompts of a batch, which no other one has the number of."""
         self.answers[batch] = answers
         self._append({"batch": batch, "answers": answers})
 

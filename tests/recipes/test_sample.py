@@ -121,6 +121,25 @@ def test_a_command_that_was_stopped_goes_on_equally(
     assert len(batches) - before == again  # of 6 batches
 
 
+def test_a_machine_that_puts_other_prompts_together_leaves_none_out(
+    trained: Path, asked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = _sample(trained, asked, "whole.jsonl", to="all")
+    answer, calls = AnswerSampler.answer, list[int]()
+
+    def stopped(self: AnswerSampler, prompts: Sequence[Indices], draws: Sequence[Any]) -> list[list[Indices]]:
+        calls.append(len(prompts))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return answer(self, prompts, draws)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(AnswerSampler, "answer", stopped)
+        _facts(trained, asked, "again.jsonl", to="all")
+    monkeypatch.setattr(sampling.capacity, "forward_tokens", lambda *_, **__: 400)
+    assert _sample(trained, asked, "again.jsonl", to="all") == whole
+
+
 def test_answers_of_another_command_are_refused(trained: Path, asked: Path) -> None:
     asked.with_name("broken").touch()
     with pytest.raises(ConfigError, match="RuntimeError: out of order"):
