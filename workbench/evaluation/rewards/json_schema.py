@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.data.rows import excerpt
 from workbench.errors import ConfigError
 from workbench.schema import did_you_mean
 
@@ -33,6 +34,8 @@ def validator(source: Path | Mapping[str, Any]) -> Validator:
 
     name = str(source) if isinstance(source, Path) else "json_schema"
     schema = _read(source) if isinstance(source, Path) else dict(source)
+    if not isinstance(schema, Mapping):
+        raise _error(name, f"is {excerpt(schema)}, and a schema is an object")
     kind = validators.validator_for(schema, default=Draft202012Validator)
     try:
         kind.check_schema(schema, format_checker=kind.FORMAT_CHECKER)

@@ -18,7 +18,9 @@ from workbench.schema import did_you_mean
 
 _MARK = "####"
 """GSM8K writes the result behind it."""
-_NUMBER = re.compile(r"(?:(?<![\w.)])[-\u2212])?(?:[0-9]+(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
+_NUMBER = re.compile(
+    r"(?:(?<![\w.)])[-\u2212])?(?:[0-9]+(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3}\b)?"
+)
 _FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:\n?```|\Z)", re.DOTALL)
 
 

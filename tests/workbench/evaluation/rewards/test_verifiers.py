@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,9 @@ from workbench.evaluation.rewards.verifiers import (
         "#### 1,234.50 in all, not 3": "1234.50",
         "It costs $18.": "18",
         "10-4": "4",
+        "1e-05 and 1e+16": "1e16",
+        "#### 2.5E-3": "0.0025",
+        "room 3e8b": "8",
         "x = -4": "-4",
         "the answer is \u22124.0": "-4.0",
         "1,23": "23",
@@ -143,3 +147,10 @@ def test_what_is_no_schema_is_refused(schema: dict[str, Any], message: str) -> N
     with pytest.raises(ConfigError) as error:
         JsonVerifier(JsonReward(json_schema=schema))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["true", "5", "[]", "null"])
+def test_a_file_with_something_else_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "schema.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"schema.json: is .*a schema is an object. Correct the schema"):
+        JsonVerifier(JsonReward(json_schema=tmp_path / "schema.json"))
