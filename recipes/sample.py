@@ -94,7 +94,7 @@ def sample(
     skipped: list[str] = []
     questions = list(read_questions(source, config.data, skipped))
     files.require_writable(out)
-    _require_columns(sources, questions)
+    rewards.require_columns(sources, ((question.place, columns) for question, columns in questions))
     progress = SampleProgress(out, _identity(run, source, overrides, settings))
     _write_answers(run, exported.load(run, config), [question for question, _ in questions], settings, progress)
     groups = _score(sources, questions, progress)
@@ -121,18 +121,6 @@ def _require(settings: SampleSettings, out: Path) -> None:
         raise ConfigError(f"--margin is for --to pairs, not for {settings.to}. Leave it out.")
     if not settings.temperature > 0:
         raise ConfigError(f"--temperature {settings.temperature:g}: expected a number above 0, such as 1.")
-
-
-def _require_columns(sources: Sequence[RewardSource], questions: Questions) -> None:
-    """Refuse rows without a column that a reward reads, before anything is sampled."""
-    for source in sources:
-        for question, columns in questions:
-            for name in source.columns:
-                if columns.get(name) is None:
-                    raise ConfigError(
-                        f"{question.place}: no column `{name}`, which the reward of kind={source.kind} reads. The row "
-                        f"has {', '.join(columns) or 'no column'}. Name another one in --score, or add it."
-                    )
 
 
 def _identity(run: Path, source: str, overrides: Sequence[str], settings: SampleSettings) -> dict[str, Any]:

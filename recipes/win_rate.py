@@ -51,8 +51,10 @@ def win_rate(
     against = run_directory.shipped_config(other, Trust(trust))
     for each, path in ((config, run), (against, other)):
         serve.require_text(each, path)
-    judge = None if contest.judge is not None else rewards.build(reward_words.read(contest.score))
-    questions = list(read_questions(_source(config), config.data))
+    sources = reward_words.read(contest.score)
+    judge = rewards.build(sources) if sources else None
+    questions = [question for file in _files(config) for question in read_questions(file, config.data)]
+    rewards.require_columns(sources, ((question.place, columns) for question, columns in questions))
     own, theirs = (_answers(*each, questions, contest) for each in ((run, config), (other, against)))
     found: dict[str, float] = {}
     if judge is not None:
@@ -90,15 +92,15 @@ def _require(contest: Contest) -> None:
     files.require_writable(contest.out)
 
 
-def _source(config: RunConfig) -> str:
-    """The file of prompts."""
-    named = [*config.data.test_files.values(), *config.data.held_out_files.values()]
-    if not named:
+def _files(config: RunConfig) -> list[str]:
+    """The files of prompts: of `data.test` where there are any, else of the held-out rows."""
+    found = [*(config.data.test_files or config.data.held_out_files).values()]
+    if not found:
         raise ConfigError(
             "--against: the run held out a share of its training file, and both runs answer the rows of a file. Write "
             "data.test=FILE."
         )
-    return named[0]
+    return found
 
 
 def _answers(run: Path, config: RunConfig, questions: Questions, contest: Contest) -> list[Answer]:

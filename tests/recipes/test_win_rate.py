@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from workbench.errors import DataError
+from workbench.models import exported
 from workbench.recipes.win_rate import Contest, win_rate
 
 
@@ -29,3 +31,19 @@ def test_a_run_and_itself_are_even(trained: Path, asked: Path, tmp_path: Path) -
     assert len(rows) == 4 and all(row["answer"] == row["other"] and row["win"] == 0.5 for row in rows)
     judged = win_rate(trained, trained, [f"data.test={asked}"], Contest(judge="sed s/.*/1/", max_new_tokens=2))
     assert judged["win_rate"] == 0.5 and judged["order_agreement"] == 0
+
+
+def test_prompts_of_all_files_are_answered(trained: Path, asked: Path) -> None:
+    second = asked.with_name("second.jsonl")
+    second.write_text(json.dumps({"question": "And then?", "answer": "Nothing."}) + "\n")
+    contest = Contest(("number",), max_new_tokens=1)
+    with pytest.raises(DataError, match=r"second.jsonl, row 1: .* holds no number"):
+        win_rate(trained, trained, [f"data.test={{one: {asked}, two: {second}}}"], contest)
+
+
+def test_a_missing_column_is_told_before_anything_is_answered(
+    trained: Path, asked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exported, "load", lambda *_: pytest.fail("a model was loaded"))
+    with pytest.raises(DataError, match=r"asked.jsonl, row 1: no column `right`"):
+        win_rate(trained, trained, [f"data.test={asked}"], Contest(("{kind: number, answer: right}",)))

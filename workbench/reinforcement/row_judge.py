@@ -14,8 +14,7 @@ from workbench.data.batching import Indices
 from workbench.data.rows import RawRow
 from workbench.data.text import prompts, tokenized
 from workbench.data.text.tokenized_set import TokenizedSet
-from workbench.evaluation.rewards import Answer, RewardSum, answer_to
-from workbench.evaluation.rewards.verifiers import column
+from workbench.evaluation.rewards import Answer, RewardSum, answer_to, require_columns
 from workbench.reinforcement.rollout import Floats
 
 
@@ -37,11 +36,7 @@ class RowJudge:
 
     def require(self, sources: Sequence[RewardSource]) -> None:
         """Raise DataError where a row has no column that a reward reads."""
-        for source in sources:
-            for name in source.columns:
-                for number, raw in enumerate(self._raw):
-                    if raw.columns.get(name) is None:
-                        column(self._answer(number, ""), name, kind=source.kind)
+        require_columns(sources, ((raw.place, raw.columns) for raw in self._raw))
 
     def named(self, rows: Sequence[int], answers: Sequence[Indices]) -> dict[str, Floats]:
         """Rewards of answers by their names, from the number of each one's row and its tokens.

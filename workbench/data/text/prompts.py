@@ -31,8 +31,10 @@ def read_questions(
         skipped: Reasons of rows that `config.on_bad_row` leaves out are appended.
 
     Raises:
-        DataError: A row has nothing to answer (the message names file and row), or there is no row.
+        DataError: A row has nothing to answer (the message names file and row), or no row is left.
     """
+    skipped = [] if skipped is None else skipped
+    found = 0
     rows = list(read_rows(source))
     if not rows:
         raise DataError(f"{source}: holds no rows to answer. Write it again, or name another one.")
@@ -42,11 +44,14 @@ def read_questions(
         except DataError as error:
             if config.on_bad_row == "refuse":
                 raise
-            if skipped is not None:
-                skipped.append(str(error))
+            skipped.append(str(error))
         else:
             if example is not None:
+                found += 1
                 yield example, row.columns
+    if not found:
+        reason = f"The last one: {skipped[-1]}" if skipped else "All are labelled as bad answers."
+        raise DataError(f"{source}: none of its rows can be answered. {reason}")
 
 
 def question(row: RawRow, config: DataConfig) -> Example | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from workbench.config.rewards_config import (
     FunctionReward,
@@ -22,7 +22,7 @@ from workbench.errors import ConfigError
 from workbench.evaluation.rewards.model_rewards import RewardEnsemble
 from workbench.evaluation.rewards.unit_tests import UnitTestVerifier
 from workbench.evaluation.rewards.user_function import UserFunction
-from workbench.evaluation.rewards.verifiers import JsonVerifier, NumberVerifier, PatternVerifier
+from workbench.evaluation.rewards.verifiers import JsonVerifier, NumberVerifier, PatternVerifier, column
 from workbench.runs import provenance, trust
 from workbench.runs.trust import Trust
 
@@ -86,6 +86,21 @@ def build(sources: Sequence[RewardSource], *, read_from: tuple[Path, Trust] | No
             for name, long, source in zip(names, numbered, sources, strict=True)
         ]
     )
+
+
+def require_columns(sources: Sequence[RewardSource], rows: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+    """Refuse rows without a column that a reward reads, before anything is answered.
+
+    Args:
+        rows: Place and columns of each, by their names in the file.
+
+    Raises:
+        DataError: A row lacks one; it is named.
+    """
+    for place, columns in rows:
+        for source in sources:
+            for name in source.columns:
+                column(Answer("", "", row=columns, place=place), name, kind=source.kind)
 
 
 def digests(sources: Sequence[RewardSource]) -> dict[str, str]:

@@ -96,3 +96,10 @@ def test_rows_with_nothing_to_answer_are_left_out_where_the_run_says_so(tmp_path
     found = list(read_prompts(str(path), DataConfig(train="-", on_bad_row="skip"), skipped))
     assert [example.messages[-1]["content"] for example in found] == ["Who?", "What?"]
     assert len(skipped) == 1 and "row 2: `question` is empty" in skipped[0]
+
+
+def test_a_file_of_which_no_row_is_left_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": ""}\n{"question": 3}\n')
+    with pytest.raises(DataError, match=r"rows.jsonl: none of its rows can be answered. The last one: .*row 2"):
+        list(read_prompts(str(path), DataConfig(train="-", on_bad_row="skip")))
