@@ -21,10 +21,10 @@ from workbench.recipes.prefer import PreferenceRun
 from workbench.recipes.preference_reference import AnswerNumbers
 from workbench.recipes.reinforce import ReinforceRun
 from workbench.recipes.sft import TextRun
-from workbench.reinforcement import log_probs
-from workbench.reinforcement.rollouts import RolloutRows
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Silent
+from workbench.training.reinforcement import log_probs
+from workbench.training.reinforcement.rollouts import RolloutRows
 from workbench.training.signal import TrainingSignal
 
 

@@ -18,7 +18,7 @@ from workbench import evaluation
 from workbench.config import RunConfig, tasks
 from workbench.config.prefer_config import PreferConfig
 from workbench.data.batching import Indices, MicroBatch
-from workbench.data.text import tokenized
+from workbench.data.text import answer_signals, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.judged_encoder import JudgedEncoder
 from workbench.data.text.judged_set import JudgedSet, JudgedSplits, judged
@@ -26,7 +26,7 @@ from workbench.data.text.mismatched_answers import mismatched
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.text_checks import require_ends
 from workbench.data.text.tokenized_set import Splits, TokenizedSet
-from workbench.evaluation import GeneratedAnswer, answer_signals, preference_scores
+from workbench.evaluation import GeneratedAnswer, preference_scores
 from workbench.evaluation.result_store import ModelResults
 from workbench.models import backbones
 from workbench.models.backbones import Backbone

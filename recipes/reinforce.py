@@ -20,15 +20,16 @@ from transformers import PreTrainedTokenizerBase
 from workbench import evaluation
 from workbench.config import RunConfig, tasks
 from workbench.data.batching import Indices, MicroBatch
-from workbench.data.text import tokenized
+from workbench.data.text import answer_signals, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.prompt_encoder import PromptEncoder
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.text_checks import require_ends
 from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.errors import BackboneError, ConfigError
-from workbench.evaluation import answer_signals, rewards
+from workbench.evaluation import rewards
 from workbench.evaluation.result_store import ModelResults, stored_results
+from workbench.evaluation.rewards.row_judge import RowJudge
 from workbench.evaluation.sampling import AnswerSampler
 from workbench.models import backbones
 from workbench.models.backbones import Backbone
@@ -37,14 +38,13 @@ from workbench.recipes import start_adapter, warm_up
 from workbench.recipes.sft import read_template
 from workbench.recipes.single_run import Scored
 from workbench.recipes.started_run import StartedRun
-from workbench.reinforcement import log_probs
-from workbench.reinforcement.objective import ReinforceObjective
-from workbench.reinforcement.rollouts import LogProbReader, RolloutRows, Rollouts
-from workbench.reinforcement.row_judge import RowJudge
 from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
+from workbench.training.reinforcement import log_probs
+from workbench.training.reinforcement.objective import ReinforceObjective
+from workbench.training.reinforcement.rollouts import LogProbReader, RolloutRows, Rollouts
 from workbench.training.signal import TrainingSignal
 
 Scores = dict[str, Any]

@@ -10,14 +10,15 @@ from torch import nn
 
 from workbench import adapters, evaluation
 from workbench.config import RunConfig, tasks
+from workbench.data.text import answer_draws
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.tokenized_set import Splits
-from workbench.evaluation import rewards, sampling
+from workbench.evaluation import rewards
+from workbench.evaluation.rewards.row_judge import RowJudge
 from workbench.evaluation.sampling import AnswerSampler
 from workbench.models import backbones, exported
 from workbench.recipes import reinforce
 from workbench.recipes.inspection import SHOWN, Inspection
-from workbench.reinforcement.row_judge import RowJudge
 from workbench.runs.run_directory import Run
 from workbench.runs.trust import Trust
 from workbench.training.callbacks import Silent
@@ -72,7 +73,7 @@ def _answered(config: RunConfig, data: Splits, judge: RowJudge) -> Shown:
     stop = evaluation.stop_tokens(tokenizer, train)
     sampler = AnswerSampler(model, known=len(tokenizer), stop=stop, temperature=section.temperature)
     numbers = [
-        sampling.draws([config.seed, int(row)], answers=ANSWERS, tokens=section.max_new_tokens) for row in chosen
+        answer_draws.draws([config.seed, int(row)], answers=ANSWERS, tokens=section.max_new_tokens) for row in chosen
     ]
     written = [answer for group in sampler.answer(prompts, numbers) for answer in group]
     rows = np.repeat(chosen, ANSWERS)

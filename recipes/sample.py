@@ -18,11 +18,12 @@ from workbench.config import reward_words
 from workbench.config.rewards_config import RewardSource
 from workbench.data.batching import Indices
 from workbench.data.rows import fingerprint
+from workbench.data.text import answer_draws, answer_signals
 from workbench.data.text.answer import answer_to
 from workbench.data.text.formats import Example
 from workbench.data.text.prompts import read_questions
 from workbench.errors import ConfigError
-from workbench.evaluation import answer_signals, rewards, sampling
+from workbench.evaluation import rewards
 from workbench.evaluation.sampling import AnswerSampler
 from workbench.models import exported
 from workbench.models.exported import ExportedModel
@@ -151,7 +152,8 @@ def _write_answers(
         if not batch:
             continue
         draws = [
-            sampling.draws([settings.seed, row], answers=settings.n, tokens=settings.max_new_tokens) for row in batch
+            answer_draws.draws([settings.seed, row], answers=settings.n, tokens=settings.max_new_tokens)
+            for row in batch
         ]
         written = sampler.answer([prompts[row] for row in batch], draws)
         answers = {

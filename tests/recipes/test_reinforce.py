@@ -18,7 +18,7 @@ from tests.stopping import stop_after
 from workbench.errors import ConfigError, Stopped
 from workbench.recipes import check, reinforce, serve
 from workbench.recipes.load import load
-from workbench.reinforcement.rollout import Rollout
+from workbench.training.reinforcement.rollout import Rollout
 
 RECIPE = """
 recipe: reinforce

@@ -12,10 +12,10 @@ import pytest
 
 from workbench.config import DataConfig
 from workbench.data.batching import Indices
-from workbench.data.text import formats, judged_answers
+from workbench.data.text import answer_signals, formats, judged_answers
 from workbench.data.text.formats import Example
 from workbench.errors import ConfigError
-from workbench.evaluation import answer_signals, sampling
+from workbench.evaluation import sampling
 from workbench.evaluation.sampling import AnswerSampler
 from workbench.recipes import sample_rows
 from workbench.recipes.sample import SampledRows, SampleSettings, sample

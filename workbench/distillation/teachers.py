@@ -24,13 +24,13 @@ from workbench.config.distill_config import DistillConfig
 from workbench.data import starter
 from workbench.data.batching import Indices, MicroBatch, micro_batches
 from workbench.data.text.tokenized_set import TokenizedSet
-from workbench.distillation.shared_model import SWITCHED, SharedModel
 from workbench.distillation.teacher_signals import TeacherLogits
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.losses.chunked import chunks
 from workbench.models import backbones, output_heads
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.output_heads import Head
+from workbench.models.shared_model import SWITCHED, SharedModel
 from workbench.runs import files
 from workbench.training import capacity
 

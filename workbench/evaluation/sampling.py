@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
@@ -20,20 +19,10 @@ from transformers.cache_utils import DynamicLayer
 
 from workbench.adapters import anatomy
 from workbench.data.batching import Indices, micro_batches
+from workbench.data.text.answer_draws import Floats
 from workbench.evaluation import generation
 from workbench.evaluation.scores import generation_config
 from workbench.training import capacity
-
-Floats = npt.NDArray[np.float64]
-
-
-def draws(key: Sequence[int], *, answers: int, tokens: int) -> Floats:
-    """Random numbers (G, T) in [0, 1) of the answers to a prompt; those of each answer depend on `key` and its number.
-
-    Args:
-        key: Numbers >= 0, such as seed, step and row.
-    """
-    return np.stack([np.random.default_rng([*key, answer]).random(tokens) for answer in range(answers)])
 
 
 class AnswerSampler:

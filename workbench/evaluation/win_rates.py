@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from workbench.evaluation import answer_signals, class_scores
+from workbench.data.text import answer_signals
+from workbench.evaluation import class_scores
 
 Floats = npt.NDArray[np.float64]
 

@@ -14,15 +14,16 @@ from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import DeepPrompt, Lora, Method, Prompt
 from workbench.data.batching import Indices
-from workbench.evaluation import sampling
-from workbench.evaluation.sampling import AnswerSampler, Floats, picked
+from workbench.data.text import answer_draws
+from workbench.data.text.answer_draws import Floats
+from workbench.evaluation.sampling import AnswerSampler, picked
 
 PROMPTS = [np.asarray(ids) for ids in ([1, 403, 407, 261], [1, 268, 388, 342, 432, 398, 299, 280], [1, 410])]
 TOKENS, STOPS, TEMPERATURE = 5, [2, *range(20, 30), *range(400, 450)], 1.5
 
 
 def draws(answers: int = 3) -> list[Floats]:
-    return [sampling.draws([7, row], answers=answers, tokens=TOKENS) for row in range(len(PROMPTS))]
+    return [answer_draws.draws([7, row], answers=answers, tokens=TOKENS) for row in range(len(PROMPTS))]
 
 
 @torch.no_grad()
@@ -103,5 +104,5 @@ def test_tokens_come_as_often_as_they_are_likely() -> None:
 
 
 def test_random_numbers_of_an_answer_do_not_depend_on_how_many_there_are() -> None:
-    few, many = (sampling.draws([3, 1], answers=count, tokens=6) for count in (2, 5))
+    few, many = (answer_draws.draws([3, 1], answers=count, tokens=6) for count in (2, 5))
     assert np.array_equal(few, many[:2]) and len(np.unique(many)) == many.size

@@ -10,15 +10,14 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from workbench.data.batching import Indices, padded
-from workbench.evaluation import answer_signals
+from workbench.data.text import answer_signals
+from workbench.data.text.answer_draws import Floats
 from workbench.losses import advantages
 
-Floats = npt.NDArray[np.float64]
 _REWARD = "reward["
 
 

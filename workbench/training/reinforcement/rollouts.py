@@ -20,18 +20,28 @@ from typing_extensions import Self
 
 from workbench.config.reinforce_config import ReinforceConfig
 from workbench.data.batching import Indices, MicroBatch, Row, micro_batches
+from workbench.data.text import answer_draws
+from workbench.data.text.answer_draws import Floats
 from workbench.data.text.judged_set import ANSWER, ROW, with_answers
 from workbench.data.text.tokenized_set import TokenizedSet
-from workbench.evaluation import sampling
-from workbench.evaluation.sampling import AnswerSampler
 from workbench.losses import advantages, policy_losses
-from workbench.reinforcement import rollout
-from workbench.reinforcement.rollout import Floats, Group, Rollout
 from workbench.training import capacity
 from workbench.training.preference_objective import dense
+from workbench.training.reinforcement import rollout
+from workbench.training.reinforcement.rollout import Group, Rollout
 
 SEED = 7
 """Sets random numbers of answers apart from all others of a run."""
+
+
+class Sampler(Protocol):
+    """Writes answers to prompts from random numbers."""
+
+    def batches(self, prompts: Sequence[Indices], *, answers: int, tokens: int) -> list[Indices]:
+        """Numbers of the prompts that are answered together."""
+
+    def answer(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[Indices]]:
+        """Answers to each prompt, as many as it has rows of random numbers (G, T)."""
 
 
 class Judge(Protocol):
@@ -198,7 +208,7 @@ class Rollouts(RolloutRows):
         self,
         prompts: TokenizedSet,
         config: ReinforceConfig,
-        sampler: AnswerSampler,
+        sampler: Sampler,
         judge: Judge,
         *,
         own: LogProbReader,
@@ -265,7 +275,7 @@ class Rollouts(RolloutRows):
         each, limit = self.config.answers, self.config.max_new_tokens
         asked = [self.prompts[int(prompt)].input_ids[:-1] for prompt in prompts]
         draws = [
-            sampling.draws([self._seed, SEED, *key, int(prompt)], answers=each, tokens=limit) for prompt in prompts
+            answer_draws.draws([self._seed, SEED, *key, int(prompt)], answers=each, tokens=limit) for prompt in prompts
         ]
         written: dict[int, list[Indices]] = {}
         for batch in self._sampler.batches(asked, answers=each, tokens=limit):

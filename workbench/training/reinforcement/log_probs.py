@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from workbench import losses
 from workbench.data.batching import MicroBatch
 from workbench.data.text.judged_set import TOKEN
-from workbench.distillation.shared_model import SharedModel
 from workbench.models.output_heads import Head
-from workbench.reinforcement.rollouts import LogProbReader
+from workbench.models.shared_model import SharedModel
+from workbench.training.reinforcement.rollouts import LogProbReader
 
 
 def read(model: nn.Module, head: Head, temperature: float, batch: MicroBatch) -> Tensor:

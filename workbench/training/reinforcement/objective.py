@@ -11,9 +11,9 @@ from torch import Tensor
 from workbench.config.reinforce_config import ReinforceConfig
 from workbench.data.text.judged_set import ANSWER, ROW
 from workbench.losses import policy_losses, preferences
-from workbench.reinforcement.rollout import Rollout
-from workbench.reinforcement.rollouts import RolloutRows
 from workbench.training.preference_objective import dense
+from workbench.training.reinforcement.rollout import Rollout
+from workbench.training.reinforcement.rollouts import RolloutRows
 from workbench.training.step_meter import StepMeter
 
 

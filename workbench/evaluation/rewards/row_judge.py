@@ -13,9 +13,10 @@ from workbench.config.rewards_config import RewardSource
 from workbench.data.batching import Indices
 from workbench.data.rows import RawRow
 from workbench.data.text import prompts, tokenized
+from workbench.data.text.answer import Answer, answer_to
+from workbench.data.text.answer_draws import Floats
 from workbench.data.text.tokenized_set import TokenizedSet
-from workbench.evaluation.rewards import Answer, RewardSum, answer_to, require_columns
-from workbench.reinforcement.rollout import Floats
+from workbench.evaluation.rewards.reward_sum import RewardSum, require_columns
 
 
 class RowJudge:

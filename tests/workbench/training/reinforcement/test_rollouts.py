@@ -16,12 +16,12 @@ from workbench.config import DataConfig
 from workbench.config.reinforce_config import ReinforceConfig
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.text import tokenized
+from workbench.data.text.answer_draws import Floats
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.prompt_encoder import PromptEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
-from workbench.evaluation.sampling import Floats
 from workbench.losses import advantages
-from workbench.reinforcement.rollouts import LogProbReader, Rollouts
+from workbench.training.reinforcement.rollouts import LogProbReader, Rollouts
 
 STOP, COUNT = 2, 8
 
@@ -76,8 +76,7 @@ def flat(batch: MicroBatch) -> torch.Tensor:
 def rollouts(prompts: TokenizedSet, judge: Lengths | None = None, **settings: Any) -> Rollouts:
     config = ReinforceConfig.model_validate({"answers": 4, "max_new_tokens": 6, "beta": 0, **settings})
     reader = LogProbReader(flat, nullcontext, torch.device("cpu"))
-    scribe: Any = Scribe()
-    return Rollouts(prompts, config, scribe, judge or Lengths(), own=reader, reference=reader, seed=3, stop=[STOP])
+    return Rollouts(prompts, config, Scribe(), judge or Lengths(), own=reader, reference=reader, seed=3, stop=[STOP])
 
 
 DRAWS = np.asarray([5, 1, 6])

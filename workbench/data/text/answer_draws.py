@@ -1,0 +1,22 @@
+"""Random numbers of answers that are drawn from a model's probabilities.
+
+Legend: G answers to a prompt, T most tokens of an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+def draws(key: Sequence[int], *, answers: int, tokens: int) -> Floats:
+    """Random numbers (G, T) in [0, 1) of the answers to a prompt; those of each answer depend on `key` and its number.
+
+    Args:
+        key: Numbers >= 0, such as seed, step and row.
+    """
+    return np.stack([np.random.default_rng([*key, answer]).random(tokens) for answer in range(answers)])
