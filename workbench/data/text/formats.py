@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +11,7 @@ from workbench.config import DataConfig
 from workbench.config.basic_sections import MARGIN, WEIGHT
 from workbench.data import row_weights
 from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint, read_rows
+from workbench.data.text.column_values import number_of, optional_string, string_of
 from workbench.data.text.messages import Message, last_answer_only, message_of, messages_of, tools_of, without_loss
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
@@ -22,10 +22,8 @@ __all__ = [
     "answered",
     "convert",
     "fingerprint",
-    "optional_string",
     "read",
     "renamed",
-    "string_of",
 ]
 
 Columns = Mapping[str, Any]
@@ -122,7 +120,7 @@ def _example(row: RawRow, row_format: _Format, renames: Mapping[str, str]) -> Ex
     if example is not None and WEIGHT in renames:
         example = replace(example, weight=row_weights.read(columns.get(WEIGHT), renames[WEIGHT]))
     if example is not None and MARGIN in renames:
-        example = replace(example, margin=_number(columns.get(MARGIN), renames[MARGIN]))
+        example = replace(example, margin=number_of(columns.get(MARGIN), renames[MARGIN]))
     return example
 
 
@@ -179,32 +177,6 @@ def renamed(columns: Columns, renames: Mapping[str, str]) -> dict[str, Any]:
     """`columns` under other names; `renames` maps each new name to the one in the file."""
     kept = {name: value for name, value in columns.items() if name not in renames.values()}
     return kept | {name: columns[in_file] for name, in_file in renames.items() if in_file in columns}
-
-
-def _number(value: Any, name: str) -> float:
-    try:
-        found = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        found = math.nan
-    if not math.isfinite(found):
-        raise DataError(f"`{name}` must be a finite number, found {excerpt(value)}.")
-    return found
-
-
-def string_of(columns: Columns, name: str, remedy: str = "write it in quotes") -> str:
-    value = columns.get(name)
-    if value is None:
-        raise DataError(f"`{name}` is missing or null.")
-    if not isinstance(value, str):
-        raise DataError(f"`{name}` must be a string, found {excerpt(value)}: {remedy}.")
-    if not value.strip():
-        raise DataError(f"`{name}` is empty.")
-    return value
-
-
-def optional_string(columns: Columns, name: str) -> str:
-    value = columns.get(name)
-    return string_of(columns, name) if value not in (None, "") else ""
 
 
 def chat_example(place: str, columns: Columns, messages: Sequence[Message]) -> Example:

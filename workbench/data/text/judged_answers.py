@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.data.rows import excerpt
-from workbench.data.text.formats import Example, answered, chat_example, dialogue, string_of
+from workbench.data.text.column_values import string_of
+from workbench.data.text.formats import Example, answered, chat_example, dialogue
 from workbench.data.text.messages import Message, last_answer_only
 from workbench.errors import DataError
 
