@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from workbench.adapters import METHODS
-from workbench.cli import embed_table, picture_table
+from workbench.cli import embed_table, fold_table, picture_table
 from workbench.errors import ConfigError
 from workbench.runs.files import read_json
 from workbench.runs.run_directory import shipped_values
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from workbench.data.batching import Indices
-    from workbench.data.labelled.fold_data import FoldData
     from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
     from workbench.data.text.tokenized_set import TokenizedSet
     from workbench.planning.plan import Plan
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 
 _out = Console(highlight=False, soft_wrap=False)
 
-CLASSES = 12
-"""Classes of a table of folds; of more, the rarest are shown."""
 FARTHEST = 8
 """Members of a search that are shown."""
 
@@ -221,8 +218,8 @@ def crossval_inspection(found: CrossvalInspection) -> None:
     data = found.data
     splits = {"train": data.rows, "test": data.test, "unlabelled": data.unlabelled}
     _labelled(found.examples, splits, found.pictures)
-    _out.print(_fold_table(data))
-    _out.print(_duplicates(data), markup=False)
+    _out.print(fold_table.sizes(data))
+    _out.print(fold_table.duplicates(data), markup=False)
     times = {"deals of the rows": len(data.folds.fold_RN), "seeds": found.config.folds.seeds}
     counts = [f"{data.folds.k} folds", *(f"{count} {name}" for name, count in times.items() if count > 1)]
     _out.print(f"\n{found.members} adapters ({', '.join(counts)}), each trained as follows.")
@@ -250,47 +247,6 @@ def _labelled(
         table.add_row(name, *(f"{number:,}" for number in numbers), cut, f"{len(split.skipped):,}")
     _out.print(table)
     _out.print(_histogram(there["train"].lengths))
-
-
-def _fold_table(data: FoldData) -> Table:
-    """Rows of each fold of the first deal, and of its classes or the mean of its numbers."""
-    from workbench.data.labelled.labels import counts
-
-    fold_labels = [data.rows.subset(data.folds.fold_RN[0] == fold).labels for fold in range(data.folds.k)]
-    table = Table("", box=None, title="Folds", title_justify="left")
-    for name in data.folds.names:
-        table.add_column(escape(f"fold {name}"), justify="right")
-    table.add_row("rows", *(f"{len(labels):,}" for labels in fold_labels))
-    if data.labels.kind == "number":
-        means = (
-            sum(float(label) for label in labels if isinstance(label, float)) / len(labels) for labels in fold_labels
-        )
-        table.add_row("mean label", *(f"{mean:.4g}" for mean in means))
-        return table
-    total = counts([label for label in data.rows.labels if label is not None])
-    own = [counts([label for label in labels if label is not None]) for labels in fold_labels]
-    names = sorted(total, key=lambda name: -total[name])
-    if len(names) > CLASSES:
-        table.title = f"Folds, with the {CLASSES} rarest of {len(names)} classes"
-    for name in names[-CLASSES:]:
-        table.add_row(Text(name), *(f"{each[name]:,}" for each in own))
-    return table
-
-
-def _duplicates(data: FoldData) -> str:
-    """Sentence on the duplicates among the training rows."""
-    found = data.duplicates
-    if found is None:
-        return "\nduplicates.on_duplicate=ignore: near-duplicates were not looked for."
-    sentence = f"\nDuplicates: {found.exact:,} equal rows, {found.clusters:,} clusters of near-duplicates"
-    if found.clusters:
-        sentence += (
-            f" with {found.clustered:,} rows (largest {found.largest:,}, least similar rows {found.least_similar:.2f})"
-        )
-    if data.conflicts:
-        sentence += f"; {len(data.conflicts):,} clusters carry different labels, such as {', '.join(data.conflicts[0])}"
-    leak = f"{data.leak:,} rows ({data.leak / max(1, found.rows):.1%})"
-    return f"{sentence}.\nFolds that ignore them would validate {leak} beside a near-duplicate that trains."
 
 
 def _plan(found: Found) -> None:
