@@ -8,17 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.mistakes.cases import RowsCase, assert_rows_refused, trained
+from tests.mistakes.conftest import RECIPE
 
-RECIPE = """
-recipe: sft
-model: {id: stories, weights: float32}
-adapter: {method: lora, rank: 2}
-data: {train: rows.jsonl, held_out: 0.2}
-batch: {size: 4}
-train: {steps: 1}
-evaluate: {every: null, answers: 0}
-save: {every: null}
-"""
 ROWS = [{"question": f"What comes after {n}?", "answer": f"#### {n + 1}", "n": n} for n in range(10)]
 CODE = """
 def raises(answers):
@@ -79,8 +70,8 @@ CASES = {
     "score: no reward model": sampled("is a run of recipe sft", "recipe reward", "--score one"),
     "score: no column": sampled("no column `right`", "Name another one", "--score '{kind: number, answer: right}'"),
     "score: no number in it": sampled(
-        "`question` holds no number", "Correct the row", "--score '{kind: number, answer: w}'"
-    ),
+        "`w` holds no number", "Correct the row", "--score '{kind: number, answer: w}'"
+    )._replace(other=[{**row, "w": "many"} for row in ROWS[:2]]),
     "score: no group": sampled(
         "has no group to compare", "leave `answer` out", "--score '{kind: regex, pattern: a, answer: answer}'"
     ),
@@ -94,7 +85,7 @@ CASES = {
         "`n` must be Python code", "name another column", "--score '{kind: unit_tests, tests: n}'"
     ),
     "score: little memory": sampled(
-        "memory may be too few", "Take another", "--score '{kind: unit_tests, memory: 1MiB}'"
+        "memory may be too few", "Take another", "--score '{kind: unit_tests, tests: question, memory: 1MiB}'"
     ),
     "score: raises": sampled("code.py, line 3: KeyError", "Correct the file", "--score code.py:raises"),
     "score: too few": sampled("returned 1 rewards for", "one for each answer", "--score code.py:short"),
@@ -118,23 +109,16 @@ CASES = {
     "against: no program": against(
         "'no-such' cannot be started", "Name a program", "data.test=other.jsonl --judge no-such"
     ),
-    "against: no verdicts": against("wrote 'first' in line 1", "1, 2 or 0", "data.test=other.jsonl --judge 's first'"),
+    "against: no verdicts": against(
+        "wrote 'first' in line 1", "1, 2 or 0", "data.test=other.jsonl --judge 'sed s/.*/first/'"
+    ),
     "against: no other": against("compare with another run", "Write --against", "--score number", "evaluate one"),
 }
-CASES["against: no verdicts"] = CASES["against: no verdicts"]._replace(
-    words="--max-new-tokens 2 data.test=other.jsonl --judge 'sed s/.*/first/'"
-)
-CASES["score: no number in it"] = CASES["score: no number in it"]._replace(
-    place="`w` holds no number", other=[{**row, "w": "many"} for row in ROWS[:2]]
-)
-CASES["score: little memory"] = CASES["score: little memory"]._replace(
-    words="--score '{kind: unit_tests, tests: question, memory: 1MiB}'"
-)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
-    """A run of a step. Read only."""
+    """A run of two steps. Read only."""
     return trained(RECIPE, ROWS, tmp_path_factory.mktemp("finished"), short_stories)
 
 
