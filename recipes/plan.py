@@ -112,7 +112,7 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
     own = plan_settings.of_one_device(config, devices, accelerated=accelerated)
     with tempfile.TemporaryDirectory() as folder, plan_blocks.planned_run(own, Path(folder)) as run:
         parts = WAYS[config.recipe](own, run)
-    fit, longest = parts.training, int(parts.training.train.lengths.max())
+    fit, longest = parts.training, capacity.longest_part(own, parts.training.train.lengths)
     auto = config.batch.tokens_per_device == "auto"
     return Plan(
         device="accelerator" if elsewhere else str(backbones.device()),

@@ -44,7 +44,7 @@ class Plan:
     tokens_per_device: int
     """In one forward pass at most, padding included."""
     longest: int
-    """Tokens of the longest row."""
+    """Tokens that one device computes of the longest row."""
     dry_run: DryRun
     """On one device, that holds everything."""
     work: StepWork

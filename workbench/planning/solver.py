@@ -199,7 +199,9 @@ class _Solver:
         """Plan of one device that holds everything; `seconds` are those that it computes."""
         key = (config.train.checkpointing, tokens)
         if key not in self._known:
-            alone = _with_layout(_with(config, "batch", tokens_per_device=tokens), DistributedConfig())
+            # Whatever is shared is arithmetic; parts of rows are other work.
+            layout = DistributedConfig(sequence=config.distributed.sequence)
+            alone = _with_layout(_with(config, "batch", tokens_per_device=tokens), layout)
             plan = self._make_plan(alone)
             timed = self._timing(plan)
             self._known[key] = replace(plan, seconds=timed.seconds, timed=timed)
@@ -325,5 +327,6 @@ def _changes(config: RunConfig, least: SolverChoice, make_plan: PlanMaker) -> It
     if least.plan.peak - least.plan.dry_run.at_peak.get(ACTIVATIONS, 0) < least.plan.memory:
         for tokens in (int(share * least.plan.longest) for share in SHORTER):
             if tokens >= 8:
-                shorter = _with(least.config, "data", max_tokens=tokens)
-                yield f"data.max_tokens={tokens}", _with(shorter, "batch", tokens_per_device=tokens)
+                whole = tokens * config.distributed.sequence
+                shorter = _with(least.config, "data", max_tokens=whole)
+                yield f"data.max_tokens={whole}", _with(shorter, "batch", tokens_per_device=tokens)

@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from workbench.config import RunConfig
-from workbench.data.batching import Examples, MicroBatch
+from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.text.tokenized import cache_folder
 from workbench.errors import ConfigError, TrainingError
 from workbench.runs import files
@@ -58,7 +58,7 @@ def tokens_per_device(config: RunConfig, train: Examples, device: torch.device, 
     wanted = config.batch.tokens_per_device
     if wanted != "auto":
         return wanted
-    own = longest_part(config, train)
+    own = longest_part(config, train.lengths)
     whole_batch = own * config.batch.size * config.rows_of_draw
     if device.type != "cpu":
         # Processes that compute rows together cannot each try how many fit: one row at a time is what they are for.
@@ -67,9 +67,9 @@ def tokens_per_device(config: RunConfig, train: Examples, device: torch.device, 
     return min(whole_batch, max(own, CPU_TOKENS, elements // width))
 
 
-def longest_part(config: RunConfig, train: Examples) -> int:
-    """Tokens that one device computes of the longest row."""
-    return -(-int(train.lengths.max()) // config.distributed.sequence)
+def longest_part(config: RunConfig, lengths: Indices) -> int:
+    """Tokens that one device computes of the longest of these rows."""
+    return -(-int(lengths.max()) // config.distributed.sequence)
 
 
 def available(device: torch.device) -> int:
@@ -96,7 +96,11 @@ def forward_tokens(device: torch.device, *, width: int) -> int:
 
 def require_longest_fits(config: RunConfig, train: Examples) -> None:
     """Raise ConfigError where the configured budget is below the longest row."""
-    own, wanted, devices = longest_part(config, train), config.batch.tokens_per_device, config.distributed.sequence
+    own, wanted, devices = (
+        longest_part(config, train.lengths),
+        config.batch.tokens_per_device,
+        config.distributed.sequence,
+    )
     if wanted != "auto" and wanted < own:
         share = f", of which each of {devices} devices computes {own}" if devices > 1 else ""
         raise ConfigError(

@@ -234,7 +234,7 @@ class Trainer:
     @property
     def _longest(self) -> int:
         """Tokens of the longest row that one device computes."""
-        return capacity.longest_part(self.config, self.train)
+        return capacity.longest_part(self.config, self.train.lengths)
 
     @property
     def _remembered(self) -> capacity.Remembered:

@@ -34,8 +34,8 @@ class DryRuns:
         """Weights, checkpointing and tokens of each dry run."""
 
     def __call__(self, config: RunConfig) -> Plan:
-        rows, wanted = ROWS // self._devices, config.batch.tokens_per_device
-        length = min(LENGTH, config.data.max_tokens)
+        parts, wanted = config.distributed.sequence, config.batch.tokens_per_device
+        rows, length = ROWS * parts // self._devices, min(LENGTH, config.data.max_tokens) // parts
         tokens = rows * length if wanted == "auto" else wanted
         checkpointing = config.train.checkpointing is True
         self.seen.append((config.model.weights, checkpointing, tokens))
@@ -101,6 +101,12 @@ def test_what_fits_as_it_is_is_tried_once() -> None:
     assert found.cure is None and found.require() is found
     assert found.config.batch.tokens_per_device == ROWS * LENGTH
     assert found.config.train.checkpointing is False and found.config.distributed.zero == 0
+
+
+def test_devices_that_compute_the_same_rows_have_a_part_of_their_tokens() -> None:
+    found, _ = choose(FIXED + 1000 * ROWS * LENGTH // 2, devices=2, distributed={"sequence": 2})
+    assert found.plan.fits and found.config.batch.tokens_per_device == ROWS * LENGTH // 2
+    assert found.config.distributed.sequence == 2
 
 
 @pytest.mark.parametrize("tokens", [101, 700, 3199])
