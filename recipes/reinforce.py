@@ -26,7 +26,7 @@ from workbench.data.text.prompt_encoder import PromptEncoder
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.text_checks import require_ends
 from workbench.data.text.tokenized_set import Splits, TokenizedSet
-from workbench.errors import BackboneError, ConfigError
+from workbench.errors import ConfigError
 from workbench.evaluation import rewards
 from workbench.evaluation.result_store import ModelResults, stored_results
 from workbench.evaluation.rewards.row_judge import RowJudge
@@ -66,12 +66,7 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
 
 def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Splits, list[str]]:
     """Tokenizer, form of the rows, prompts, and names of the modules that get an adapter; refuses what would fail."""
-    hub = backbones.hub_config(config.model)
-    if hub.is_encoder_decoder:
-        raise BackboneError(
-            f"model.id={config.model.id}: {type(hub).__name__} is an encoder-decoder, which recipe reinforce does not "
-            "train. Take a causal backbone."
-        )
+    hub = backbones.of_one_sequence(config.model, recipe="reinforce")
     if not config.rewards:
         raise ConfigError(
             "rewards: recipe reinforce learns from rewards, and there are none. Write for example "

@@ -22,7 +22,6 @@ from workbench.data.text.judged_encoder import JudgedEncoder
 from workbench.data.text.judged_set import JudgedSet, JudgedSplits, judged
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.tokenized_set import Splits
-from workbench.errors import BackboneError
 from workbench.evaluation import reward_scores
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.reward_scores import Floats
@@ -53,12 +52,7 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
 
 def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, JudgedSplits, list[str]]:
     """Tokenizer, form of the rows, data, and the names of the modules that get an adapter; refuses what would fail."""
-    hub = backbones.hub_config(config.model)
-    if hub.is_encoder_decoder:
-        raise BackboneError(
-            f"model.id={config.model.id}: {type(hub).__name__} is an encoder-decoder, which recipe reward does not "
-            "read. Take a causal backbone."
-        )
+    backbones.of_one_sequence(config.model, recipe="reward")
     tokenizer = backbones.tokenizer(config.model)
     reward_model.settle_padding(tokenizer)
     template = chat_encoder(config, tokenizer)

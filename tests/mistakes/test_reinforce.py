@@ -78,7 +78,7 @@ CASES = {
         "reinforce is for recipe=reinforce", "Leave reinforce out", "recipe=sft rewards=[] reinforce.updates=2"
     ),
     "prefer's section": Case("prefer is for recipe=prefer", "Leave prefer out", "prefer.beta=0.3"),
-    "an encoder-decoder": Case("which recipe reinforce does not train", "Take a causal backbone", "model.id=t5"),
+    "an encoder-decoder": Case("which recipe reinforce does not read", "Take a causal backbone", "model.id=t5"),
     "a start that is none": Case(
         "reinforce.start=nowhere is no run directory", "Name a finished run", "reinforce.start=nowhere"
     ),

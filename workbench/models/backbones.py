@@ -99,6 +99,22 @@ def hub_config(config: ModelConfig) -> PretrainedConfig:
     return found
 
 
+def of_one_sequence(config: ModelConfig, *, recipe: str, take: str = "a causal backbone") -> PretrainedConfig:
+    """The architecture of a backbone that reads a text as one sequence; raises BackboneError for an encoder-decoder.
+
+    Args:
+        recipe: Names what does not read those.
+        take: The backbones that it reads.
+    """
+    hub = hub_config(config)
+    if hub.is_encoder_decoder:
+        raise BackboneError(
+            f"model.id={config.id}: {type(hub).__name__} is an encoder-decoder, which recipe {recipe} does not read. "
+            f"Take {take}."
+        )
+    return hub
+
+
 def skeleton(config: ModelConfig, *, task: Task = TEXT, trainable: bool = False) -> PreTrainedModel:
     """The backbone's modules without their weights; refuses what `load` would refuse before it reads a weight."""
     hub, target = task.configured(hub_config(config)), device()

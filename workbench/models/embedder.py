@@ -68,15 +68,11 @@ def require_known_form(config: RunConfig) -> None:
         BackboneError: It reads pictures, or is an encoder-decoder.
         ConfigError: `embed.sizes` are larger than its embeddings, or `embed.pooling` says nothing of the text.
     """
-    hub, name = backbones.hub_config(config.model), f"model.id={config.model.id}"
-    if hub.is_encoder_decoder:
-        raise BackboneError(
-            f"{name}: {type(hub).__name__} is an encoder-decoder, which recipe embed does not read. Take an encoder or "
-            "a causal backbone."
-        )
+    hub = backbones.of_one_sequence(config.model, recipe="embed", take="an encoder or a causal backbone")
     model = backbones.skeleton(config.model, task=HIDDEN)
     if anatomy.reads_pictures(model):
-        raise BackboneError(f"{name}: {type(hub).__name__} reads pictures, and recipe embed texts. Take another one.")
+        name = f"model.id={config.model.id}: {type(hub).__name__}"
+        raise BackboneError(f"{name} reads pictures, and recipe embed texts. Take another one.")
     width = anatomy.hidden_size(model.config)
     if large := [size for size in config.embed.sizes if size > width]:
         raise ConfigError(
