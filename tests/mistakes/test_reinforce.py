@@ -57,6 +57,11 @@ CASES = {
     "dropout between updates": Case(
         "dropout changes them in each pass", "Write adapter.dropout=0", "reinforce.updates=2 adapter.dropout=0.1"
     ),
+    "mixed values between updates": Case(
+        "regularise.mixout moves values in each step",
+        "reinforce.updates=1 and kl=loss",
+        "reinforce.updates=2 regularise.mixout=0.1",
+    ),
     "full against itself": Case(
         "adapter.method=full trains the backbone itself", "reinforce.beta=0", "adapter.method=full"
     ),

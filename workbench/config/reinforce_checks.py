@@ -59,6 +59,11 @@ def _of_training(config: RunSections) -> Iterator[str]:
                 f"regularise.{key} is for recipe=sft|mlm: recipe=reinforce compares log-probabilities as they are. "
                 "Leave it out."
             )
+    if config.regularise.mixout and config.reinforce.remembers:
+        yield (
+            "regularise.mixout moves values in each step, and reinforce compares probabilities with those before the "
+            "first update. Leave it out, or write reinforce.updates=1 and kl=loss."
+        )
     if config.freeze.policy != "none" and config.freeze.cache != "off":
         yield (
             f"freeze.cache={config.freeze.cache} keeps what frozen blocks give, and answers of recipe=reinforce are "
