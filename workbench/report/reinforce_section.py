@@ -63,7 +63,7 @@ def signs(run: RunRecord) -> Iterator[Sign]:
         )
     _, dull = _ends(run, "answers[no signal]")
     if dull > MANY:
-        text = f"{units.percent(dull)} of the last prompts taught nothing: all their answers had one reward."
+        text = f"{units.percent(dull)} of the last prompts had one reward for all answers: comparison teaches nothing."
         yield Sign("plain", f"{text} reinforce.resample replaces such prompts.")
 
 
