@@ -21,8 +21,8 @@ class SelectConfig(Section):
     By the backbone before it trains. For recipe sft: a `band` of the `perplexity` of what carries loss (Marion et al.
     2023), or `ifd`, how little a prompt helps to foresee its answer: the highest are kept of those that it helps at all
     (Li et al. 2023). For recipes sft and classify `gradient`: rows whose steps would most lower the loss of `target`,
-    at four points of a short training on `warm_up` of the rows (LESS, Xia et al. 2024); it costs about as much as four
-    epochs on all rows."""
+    at four points of a short training on `warm_up` of the rows (LESS, Xia et al. 2024); that is four epochs on
+    all rows, one at a time, which takes twice as long as in batches, and longer where rows are short."""
     rows: PositiveInt | Share | None = None
     """Training rows that are kept, or their share."""
     tokens: PositiveInt | None = None
@@ -58,7 +58,7 @@ class SelectConfig(Section):
         if self.by == "gradient":
             return [
                 f"Choice: first an adapter trains on {self.warm_up:.0%} of the rows, and after each of its four epochs "
-                f"the gradient of every row is compared with those of {self.target}: about as long as four epochs."
+                f"the gradient of every row is compared with those of {self.target}: four epochs of single rows."
             ]
         return ["Choice: the run begins with reading all rows, a forward pass without gradients."]
 
