@@ -99,9 +99,7 @@ def _settings(node: Node, prefix: str, of: tuple[str, ...], known: Node) -> Iter
         meaning = value.get("description") or (inner[0][1].get("description", "") if inner else "")
         default = "" if name in required else _shown(value.get("default"))
         is_section = bool(inner) and all(place == key for place, _ in inner)
-        yield SettingReference(
-            key, _values(value, known), default, " ".join(meaning.split("\n\n")[0].split()), of, is_section
-        )
+        yield SettingReference(key, _values(value, known), default, " ".join(meaning.split()), of, is_section)
         for place, section in inner:
             yield from _settings(section, f"{place}.", _tags(section) if len(inner) > 1 else (), known)
 

@@ -87,6 +87,7 @@ def test_a_word_finds_keys_then_meanings_else_is_told_what_is_near() -> None:
     assert {each.key for each in reference.look_up("learning_rate")} == {"train.learning_rate"}
     assert [each.key for each in reference.look_up("NEFTune")] == ["regularise.neftune"]
     assert [each.key for each in reference.look_up("LD-DPO")] == ["prefer.length"]
+    assert [each.key for each in reference.look_up("Gauss-Newton-Bartlett")] == ["optimizer.name"], "far below"
     with pytest.raises(ConfigError, match=r"Did you mean `batch\.size`"):
         reference.look_up("bach.size")
 
