@@ -91,7 +91,8 @@ def attend(
     lengths: list[int] = row_lengths.tolist()
     shared = 0 if prefix_tokens is None else sum(prefix_tokens.tolist())
     assert query_BHTD.shape[0] == 1 and query_BHTD.shape[2] == shared + sum(lengths), "packed rows are one sequence"
-    groups = list(_groups(lengths, together=shared > 0 or query_BHTD.dtype in HALVES))
+    cut = _up_to(lengths, shared // 2) if shared else _groups(lengths, together=query_BHTD.dtype in HALVES)
+    groups = list(cut)
     sizes = [shared, *map(sum, groups)]
     first, *parts = zip(*(each.split(sizes, dim=2) for each in (query_BHTD, key_BKTD, value_BKTD)), strict=True)
     causal: bool = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -113,6 +114,17 @@ def _groups(lengths: Sequence[int], *, together: bool) -> Iterator[list[int]]:
             yield from ([row] for row in rows)
 
 
+def _up_to(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Neighbours that have so many tokens together at most; a longer row is alone."""
+    group: list[int] = []
+    for length in lengths:
+        if group and sum(group) + length > tokens:
+            yield group
+            group = []
+        group.append(length)
+    yield group
+
+
 def _of_group(lengths: list[int], attend: _Attend, rows: Sequence[Tensor], *, causal: bool) -> Tensor:
     """Attention (1, T, H, D) of neighbours, which are padded to the longest of them."""
     if len(lengths) == 1:
@@ -124,19 +136,20 @@ def _of_group(lengths: list[int], attend: _Attend, rows: Sequence[Tensor], *, ca
 
 
 def _after(first: Sequence[Tensor], lengths: list[int], attend: _Attend, rows: Sequence[Tensor]) -> Tensor:
-    """Attention (1, T, H, D) of neighbours that see what is `first`, then themselves; padded to the longest of them.
+    """Attention (1, T, H, D) of neighbours that see what is `first`, then themselves.
+
+    All of them are queries of one product, so that there is one copy of what they share; a mask hides neighbours.
 
     Args:
         first: Query, key and value of what they share.
         rows: The same of the neighbours.
     """
-    place_BL, real_BL = _places(lengths)
-    query_BHLD, *own = (each[0][:, place_BL].transpose(0, 1) for each in rows)
-    begun = (each.expand(len(lengths), -1, -1, -1) for each in first[1:])
-    seen = [torch.cat(pair, dim=2) for pair in zip(begun, own, strict=True)]
-    longest, shared = query_BHLD.shape[2], first[0].shape[2]
-    mask = torch.tensor(np.tri(longest, shared + longest, shared, dtype=bool))[None, None]
-    return attend(query_BHLD, *seen, mask)[0].flatten(0, 1)[torch.tensor(np.flatnonzero(real_BL))][None]
+    query, *own = rows
+    seen = [torch.cat(pair, dim=2) for pair in zip(first[1:], own, strict=True)]
+    shared, row_T = first[0].shape[2], np.repeat(np.arange(len(lengths)), lengths)
+    itself_TT = (row_T[:, None] == row_T) & np.tri(len(row_T), dtype=bool)
+    mask = np.concatenate([np.ones((len(row_T), shared), dtype=bool), itself_TT], axis=1)
+    return attend(query, *seen, torch.tensor(mask)[None, None])[0]
 
 
 def _places(lengths: list[int]) -> tuple[Tensor, npt.NDArray[np.bool_]]:

@@ -21,7 +21,7 @@ LEAST_TOKENS = 32
 LEAST_SAVED = {torch.float32: 0.2, torch.bfloat16: 0.2}
 """Share of the tokens that need not be computed from which it is faster on a CPU, by the type of products; never in
 others. Times as fast as rows by themselves, on one core with bfloat16 units (scripts/bench/shared_prefix.py): float32
-1.05 at 11 % saved, 1.10 at 23 %, 1.47 at 41 %; bfloat16 0.97 at 14 %, 1.09 at 25 %, 1.41 at 41 %."""
+1.06 at 11 % saved, 1.18 at 23 %, 1.43 at 41 %; bfloat16 1.01 at 14 %, 1.16 at 25 %, 1.37 at 41 %."""
 
 
 def arranged(
