@@ -14,7 +14,7 @@ from workbench.config import RunConfig
 from workbench.errors import ResumeError, Stopped, WorkbenchError
 from workbench.recipes import inputs, start_checks, streamed_rows
 from workbench.runs import deadline, files, process_memory, run_directory
-from workbench.runs.ranks import Ranks, joined, require_same, restarted
+from workbench.runs.ranks import Ranks, joined, launched, require_same, restarted
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
 
@@ -37,7 +37,7 @@ def run(config: RunConfig, *, out: Path, resume: bool, callback: Callback, began
     process_memory.keep()
     ranks = joined()
     # A machine that comes anew knows nothing of the restart that it takes part in.
-    resume = ranks.any(resume or (restarted() and (out / "config.yaml").exists()))
+    resume = ranks.any(resume or (restarted() and run_directory.began_since(out, launched())))
     asked = config.data
     config = streamed_rows.local(config, ranks, callback.say)
     solved = config.distributed.zero == "auto"

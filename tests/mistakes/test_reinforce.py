@@ -55,7 +55,12 @@ CASES = {
         "reinforce.method=dapo reinforce.kl=reward",
     ),
     "dropout between updates": Case(
-        "dropout changes them in each pass", "Write adapter.dropout=0", "reinforce.updates=2 adapter.dropout=0.1"
+        "noise changes them in each pass", "Write adapter.dropout=0", "reinforce.updates=2 adapter.dropout=0.1"
+    ),
+    "an adapter that draws, between updates": Case(
+        "noise changes them in each pass",
+        "a method without noise of its own",
+        "reinforce.updates=2 reinforce.beta=0.1 adapter.method=pvera",
     ),
     "mixed values between updates": Case(
         "regularise.mixout moves values in each step",

@@ -165,6 +165,11 @@ def _of_kept_outputs(config: RunSections) -> Iterator[str]:
             f"freeze.cache={freeze.cache} keeps what frozen blocks give, and freeze.policy={freeze.policy} freezes "
             "adapters with adapter.dropout among them. Write adapter.dropout=0, or freeze.cache=off."
         )
+    if not freeze.fixed and config.adapter.facts.draws:
+        yield (
+            f"freeze.cache={freeze.cache} keeps what frozen blocks give, and freeze.policy={freeze.policy} freezes "
+            f"adapters of adapter.method={config.adapter.method}, which draw numbers each time. Write freeze.cache=off."
+        )
     if config.recipe == "mlm":
         yield (
             f"freeze.cache={freeze.cache} keeps what frozen blocks give, and recipe=mlm hides other tokens in each "

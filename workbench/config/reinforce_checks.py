@@ -12,7 +12,9 @@ _OF_ROWS = ("sampling", "curriculum", "length_warm_up", "augment", "clean", "dec
 
 def mistakes(config: RunSections) -> Iterator[str]:
     """Contradictions between recipe reinforce and other sections, one sentence for each."""
-    yield from config.reinforce.misfits(noise=config.adapter.noise > 0 or config.model.dropout)
+    yield from config.reinforce.misfits(
+        noise=config.adapter.noise > 0 or config.adapter.facts.draws or config.model.dropout
+    )
     yield from _of_rows(config)
     yield from _of_training(config)
     if config.reinforce.start is not None and config.adapter.method == "full":

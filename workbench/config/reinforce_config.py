@@ -156,6 +156,7 @@ class ReinforceConfig(Section):
                 yield f"reinforce.{key} is for reinforce.warm_up, which names no rows. Leave it out, or name a file."
         if noise and self.remembers:
             yield (
-                "reinforce compares probabilities with those before the first update, and dropout changes them in each "
-                "pass. Write adapter.dropout=0 and model.dropout=false, or reinforce.updates=1 and kl=loss."
+                "reinforce compares probabilities with those before the first update, and noise changes them in each "
+                "pass. Write adapter.dropout=0 and model.dropout=false and a method without noise of its own, or "
+                "reinforce.updates=1 and kl=loss."
             )

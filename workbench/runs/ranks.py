@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -125,6 +126,11 @@ def joined() -> Ranks:
 def restarted() -> bool:
     """Whether torchrun has started this process again, after one of those that trained together had failed."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def launched() -> float:
+    """Time at which the program began that started this process, in seconds since 1970."""
+    return psutil.Process(os.getppid()).create_time()
 
 
 def require_same(ranks: Ranks, digest: str) -> None:

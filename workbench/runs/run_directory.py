@@ -175,6 +175,14 @@ def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) 
     return run
 
 
+def began_since(path: Path, time: float) -> bool:
+    """Whether a directory holds a run that began at this time (seconds since 1970) or later."""
+    if not (path / "config.yaml").exists():
+        return False
+    created = files.read_json(path / "manifest.json").get("created")
+    return isinstance(created, str) and datetime.fromisoformat(created).timestamp() >= int(time)
+
+
 def _locked(path: Path) -> IO[str]:
     """The lock of a run directory, held until it is closed."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,11 @@ def test_a_run_that_starts_anew_forgets_its_children_unless_they_hold_checkpoint
             (run.child("one").checkpoints / checkpoint).mkdir(parents=True)
     with pytest.raises(ResumeError, match="already holds a run"):
         run_directory.start(tmp_path / "run", CONFIG, resume=False)
+
+
+def test_a_restart_knows_the_run_that_its_launch_began(tmp_path: Path) -> None:
+    before = time.time()
+    assert not run_directory.began_since(tmp_path / "run", 0.0), "there is none"
+    run_directory.start(tmp_path / "run", CONFIG, resume=False).close()
+    assert run_directory.began_since(tmp_path / "run", before)
+    assert not run_directory.began_since(tmp_path / "run", time.time() + 2), "it was there before"

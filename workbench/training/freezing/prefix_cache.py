@@ -156,8 +156,10 @@ class PrefixCacheManager:
         backbone, blocks = freezer.backbone, freezer.blocks
         with self._trial_context():
             obstacle = cache_estimate.refusal(backbone, blocks=blocks, depth=depth)
-        obstacle = obstacle or cache_estimate.nondeterministic(
-            backbone, blocks=blocks, depth=depth, changing=_changing(config)
+        obstacle = (
+            obstacle
+            or _drawing(config)
+            or cache_estimate.nondeterministic(backbone, blocks=blocks, depth=depth, changing=_changing(config))
         )
         if self._profile is None:
             self._profile = cache_estimate.profile(self._work.rows, causal=backbone.can_generate())
@@ -193,6 +195,12 @@ class PrefixCacheManager:
         # What other runs can use is shared; a prefix that has trained is this run's alone.
         folder = cache_folder() / "prefixes" if self._config.freeze.fixed else self._folder
         return DiskStore(folder, fingerprint=name, dtype=self._dtype)
+
+
+def _drawing(config: RunConfig) -> str | None:
+    """Reason why adapters that freeze during a run go on drawing numbers; None where they do not."""
+    draws = not config.freeze.fixed and config.adapter.facts.draws
+    return f"adapter.method={config.adapter.method} draws numbers each time" if draws else None
 
 
 def _changing(config: RunConfig) -> str | None:
