@@ -81,7 +81,7 @@ def main() -> None:
     os.write(tells, b"confined\n")
     names: dict[str, Any] = {"__name__": "answer"}
     _passes(wanted["code"], names, exit_passes=True)
-    # The tests, and the word that a result must begin with, come only now that the code of the answer has run.
+    # Read only now that the code of the answer has run: code that exits before passes no test.
     after: dict[str, Any] = json.loads(pipe.readline())
     for number, test in enumerate(after["tests"]):
         verdict = "passed" if _passes(test, names, exit_passes=False) else "failed"

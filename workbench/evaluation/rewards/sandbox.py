@@ -56,7 +56,7 @@ def passed(code: str, tests: Sequence[str], limits: SandboxLimits) -> list[bool]
     """Whether each of `tests` passes behind `code`, in one process; those behind one that ends it do not.
 
     A test counts where the process tells so after it ran, by a word that it gets when the code has run. That keeps code
-    out that exits before it is tested; code that searches its own process for the word could forge a result.
+    out that exits before it is tested; code that reads its own descriptors for the word could forge a result.
 
     Raises:
         ConfigError: As `require`.
