@@ -130,7 +130,7 @@ def restarted() -> bool:
 
 def launched() -> float:
     """Time at which the program began that started this process, in seconds since 1970."""
-    return psutil.Process(os.getppid()).create_time()
+    return float(psutil.Process(os.getppid()).create_time())
 
 
 def require_same(ranks: Ranks, digest: str) -> None:
