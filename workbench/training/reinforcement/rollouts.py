@@ -34,7 +34,7 @@ SEED = 7
 """Sets random numbers of answers apart from all others of a run."""
 
 
-class Sampler(Protocol):
+class SamplesAnswers(Protocol):
     """Writes answers to prompts from random numbers."""
 
     def batches(self, prompts: Sequence[Indices], *, answers: int, tokens: int) -> list[Indices]:
@@ -208,7 +208,7 @@ class Rollouts(RolloutRows):
         self,
         prompts: TokenizedSet,
         config: ReinforceConfig,
-        sampler: Sampler,
+        sampler: SamplesAnswers,
         judge: Judge,
         *,
         own: LogProbReader,
