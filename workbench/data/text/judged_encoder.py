@@ -9,19 +9,17 @@ from typing import Any
 import numpy as np
 
 from workbench.config import DataConfig
-from workbench.data.batching import MicroBatch, Row
 from workbench.data.rows import read_rows
 from workbench.data.text import chat, judged_answers
-from workbench.data.text.chat import ChatEncoder, Encoded, LossOn
+from workbench.data.text.chat import Encoded, LossOn
 from workbench.data.text.formats import Conversion, Example
-from workbench.errors import DataError, WorkbenchError
+from workbench.data.text.wrapped_encoder import WrappedEncoder
+from workbench.errors import DataError
 
 
 @dataclass(frozen=True)
-class JudgedEncoder:
+class JudgedEncoder(WrappedEncoder):
     """Writes judged answers as `base` writes conversations."""
-
-    base: ChatEncoder
 
     conversion: Conversion = judged_answers.convert
     """How rows are read."""
@@ -52,26 +50,6 @@ class JudgedEncoder:
             place = example.place if len(sides) == 1 else f"{example.place}, answer {number} of 2"
             found.append(replace(part, place=place, weight=example.weight, margin=example.margin))
         return found
-
-    def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
-        """The example's ids, and which of them carry loss."""
-        return self.base.encode(example, loss_on=loss_on)
-
-    def encode_many(self, examples: Sequence[Example], *, loss_on: LossOn) -> list[Encoded | WorkbenchError]:
-        """`encode` of each example, as `chat.outcomes`."""
-        return self.base.encode_many(examples, loss_on=loss_on)
-
-    def targets(self, encoded: Encoded) -> int:
-        """How many tokens are predicted."""
-        return self.base.targets(encoded)
-
-    def seen(self, row: Row, *, epoch: int) -> Row:
-        """The row as the model sees it."""
-        return self.base.seen(row, epoch=epoch)
-
-    def collate(self, rows: Sequence[Row], *, epoch: int) -> MicroBatch:
-        """Rows as the model sees them."""
-        return self.base.collate(rows, epoch=epoch)
 
 
 def cut(parts: Sequence[Example], wholes: Sequence[Encoded], config: DataConfig) -> list[Encoded]:

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from workbench.data.batching import MicroBatch, Row
 from workbench.data.rows import RawRow, read_rows
 from workbench.data.text import chat, formats, prompts
-from workbench.data.text.chat import ChatEncoder, Encoded, LossOn
+from workbench.data.text.chat import Encoded, LossOn
 from workbench.data.text.formats import Example
+from workbench.data.text.wrapped_encoder import WrappedEncoder
 from workbench.errors import WorkbenchError
 
 
 @dataclass(frozen=True)
-class PromptEncoder:
+class PromptEncoder(WrappedEncoder):
     """Writes the prompt of an example as `base` writes conversations, and behind it the token that ends an answer.
 
     That token is the only one that carries loss, so that a row knows where an answer begins and how it ends.
@@ -26,7 +26,6 @@ class PromptEncoder:
         columns: `data.columns`.
     """
 
-    base: ChatEncoder
     columns: Mapping[str, str]
 
     def reader(self, source: str) -> Iterator[RawRow]:
@@ -56,18 +55,6 @@ class PromptEncoder:
         """`encode` of each example, as `chat.outcomes`."""
         found = self.base.encode_many(examples, loss_on="last")
         return [each if isinstance(each, WorkbenchError) else _prompt_of(each) for each in found]
-
-    def targets(self, encoded: Encoded) -> int:
-        """One: the token that ends an answer."""
-        return self.base.targets(encoded)
-
-    def seen(self, row: Row, *, epoch: int) -> Row:
-        """The row as the model sees it."""
-        return self.base.seen(row, epoch=epoch)
-
-    def collate(self, rows: Sequence[Row], *, epoch: int) -> MicroBatch:
-        """Rows as the model sees them."""
-        return self.base.collate(rows, epoch=epoch)
 
 
 def _answered(columns: dict[str, Any], renames: Mapping[str, str]) -> dict[str, Any]:
