@@ -126,8 +126,9 @@ def test_code_that_does_not_compile_fails_its_tests_alone() -> None:
     ids=["computes", "ignores signals", "sleeps", "leaves a thread", "fills the disk", "forks for ever"],
 )
 def test_nothing_outlives_a_limit(code: str) -> None:
+    before = psutil.Process().children(recursive=True)  # such as the workers that another test's data keep
     assert sandbox.passed(code, ["pass"], SHORT) == [False]
-    assert not psutil.Process().children(recursive=True)
+    assert set(psutil.Process().children(recursive=True)) <= set(before)
 
 
 def test_a_machine_that_keeps_nothing_in_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
