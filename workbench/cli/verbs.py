@@ -332,6 +332,18 @@ def cp(recipe: Recipe, file: Annotated[Path, typer.Argument(help="The YAML file 
     typer.echo(f"{file} written. Next: workbench check {file}")
 
 
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="A YAML file of Axolotl or LLaMA-Factory.")],
+    out: Annotated[Path, typer.Option(help="The recipe to write.")] = Path("imported.yaml"),
+) -> None:
+    """Translate a configuration file of another tool; list what has no equivalent."""
+    from workbench.cli import import_table
+    from workbench.recipes import translated
+
+    import_table.show(translated.write(file, out), out)
+
+
 def _bytes(text: str | None) -> int | None:
     from pydantic import ByteSize, TypeAdapter, ValidationError
 

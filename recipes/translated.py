@@ -1,0 +1,59 @@
+"""Verb import: a configuration file of another tool as a recipe, with what could not be taken over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.config import RunConfig
+from workbench.config.foreign import axolotl, llamafactory
+from workbench.config.foreign.translation import Translation
+from workbench.errors import ConfigError
+from workbench.runs import files
+from workbench.schema import dump_yaml, parse, read_yaml
+
+
+def write(source: Path, out: Path) -> Translation:
+    """Write the recipe of Axolotl's or LLaMA-Factory's file `source` to `out`, which must not exist.
+
+    Raises:
+        ConfigError: It is no such file, its task has no equivalent, a value is not what its key takes, or `out` exists.
+    """
+    if out.exists():
+        raise ConfigError(f"{out} exists already. Name another file with --out, or delete it first.")
+    settings = read_yaml(source)
+    try:
+        found = _translated(settings, source)
+        parse(RunConfig, found.recipe, source=f"the recipe of {source}")
+    except ConfigError as error:
+        raise ConfigError(f"{source} has no equivalent as it stands. {error}") from None
+    files.write_bytes(out, text(found, source, out).encode())
+    return found
+
+
+def _translated(settings: dict[str, Any], source: Path) -> Translation:
+    """The settings, read by the tool that they are of."""
+    if "base_model" in settings:
+        return axolotl.translate(settings)
+    if "model_name_or_path" in settings:
+        return llamafactory.translate(settings, folders=(source.parent, Path()))
+    if {"model", "train_dataset"} <= settings.keys():
+        raise ConfigError(
+            "This is a file of LLaMA-Factory's v1; only those with model_name_or_path and stage are read."
+        )
+    raise ConfigError(
+        "It has neither base_model (Axolotl) nor model_name_or_path (LLaMA-Factory), by which such files are known."
+    )
+
+
+def text(found: Translation, source: Path, out: Path) -> str:
+    """The recipe, below comments that say what to look at."""
+    lines = [f"workbench check {out}", f"From {source}.", *_paragraph("Look at", found.looks)]
+    lines += _paragraph("No equivalent", [f"{key}: {value}" for key, value in found.left.items()])
+    return "".join(f"# {line}\n" for line in lines) + dump_yaml(found.recipe)
+
+
+def _paragraph(title: str, parts: Sequence[str]) -> list[str]:
+    """Lines of comments; each part is one line."""
+    return [f"{title}:", *(f"- {' '.join(part.split())}" for part in parts)] if parts else []

@@ -1,0 +1,90 @@
+"""Loss curves of every layout of several devices beside that of one process: their largest distance.
+
+    python scripts/bench/layouts.py [--steps 12] [--only zero,fsdp2] [--out FOLDER]
+
+sft/quickstart in float32, with LoRA and with all weights, by `workbench run --devices N` as a person types it; devices
+are cores here. A curve is exact where its largest relative distance from that of one process is rounding alone. What
+each process holds is compared with its plan in `tests/workbench/training/distributed/test_held_bytes.py`. Finished runs
+are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import measuring
+import standing
+
+METHODS = {"lora": ["train.learning_rate=2e-3"], "full": ["adapter={method: full}", "train.learning_rate=1e-4"]}
+LAYOUTS: dict[str, tuple[int, str]] = {
+    "data": (2, "{zero: 0}"),
+    "zero 1": (2, "{zero: 1}"),
+    "zero 2": (2, "{zero: 2}"),
+    "zero 3": (2, "{zero: 3}"),
+    "zero 2, optimizer on the host": (2, "{zero: 2, offload_optimizer: cpu}"),
+    "zero 3, all on the host": (2, "{zero: 3, offload_optimizer: cpu, offload_parameters: cpu}"),
+    "fsdp2, kept whole": (2, "{engine: fsdp2, zero: 2}"),
+    "fsdp2": (2, "{engine: fsdp2, zero: 3}"),
+    "fsdp2, two replicas of two": (4, "{engine: fsdp2, zero: 3, replicas: 2}"),
+    "sequence of two": (2, "{sequence: 2}"),
+    "sequence of two, zero 3": (4, "{sequence: 2, zero: 3}"),
+    "sequence of two, fsdp2": (4, "{sequence: 2, engine: fsdp2, zero: 3}"),
+}
+"""Devices, and the section `distributed`."""
+SHARED = ["model.weights=float32", "model.compute=float32", "train.epochs=null", "batch.size=8"]
+SHARED += [
+    "data.limit=100",
+    "data.held_out=0.1",
+    "evaluate.every=null",
+    "evaluate.answers=0",
+    "save.every=null",
+    "batch.tokens_per_device=512",
+]
+
+
+def main() -> None:
+    """Print a table of all layouts and methods."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--only", default="", help="layouts whose names begin with one of these words")
+    parser.add_argument("--out", type=Path, default=Path("runs/layouts"))
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    print(measuring.machine("cpu", ["torch", "deepspeed"]))
+    rows: list[list[object]] = [["layout", "devices", *METHODS]]
+    alone = {method: _run(method, 1, None, arguments) for method in METHODS}
+    for name, (devices, _) in LAYOUTS.items():
+        if name.startswith(tuple(arguments.only.split(","))):
+            runs = {method: _run(method, devices, name, arguments) for method in METHODS}
+            rows.append([name, devices, *(_distance(runs[method], alone[method]) for method in METHODS)])
+            print(standing.markdown(rows), flush=True)
+
+
+def _distance(run: Path, alone: Path) -> str:
+    """The largest relative distance of two loss curves."""
+    pairs = zip(_losses(run), _losses(alone), strict=True)
+    return f"{max(abs(one / other - 1) for one, other in pairs):.0e}"
+
+
+def _losses(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def _run(method: str, devices: int, layout: str | None, arguments: argparse.Namespace) -> Path:
+    """The finished run of a method in a layout; None: of one process."""
+    out = Path(arguments.out / f"{method} {layout or 'alone'}".replace(", ", "-").replace(" ", "-"))
+    done = out.with_name(f"{out.name}.usage.json")
+    if not done.exists():
+        words = [*SHARED, *METHODS[method], f"train.steps={arguments.steps}"]
+        words += [f"distributed={LAYOUTS[layout][1]}", "--devices", str(devices)] if layout else []
+        command = [sys.executable, "-m", "workbench.cli", "run", "sft/quickstart", *words, "--out", str(out)]
+        usage = measuring.run(command, out.with_name(f"{out.name}.log"), "cpu")
+        done.write_text(json.dumps(usage._asdict()), encoding="utf-8")
+    return out
+
+
+if __name__ == "__main__":
+    main()

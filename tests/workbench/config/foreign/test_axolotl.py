@@ -1,0 +1,125 @@
+"""Axolotl's settings, as its documentation names them, against the recipe that means the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from workbench.config import RunConfig
+from workbench.config.foreign import axolotl
+from workbench.errors import ConfigError
+
+FILE: dict[str, Any] = {
+    "base_model": "owner/model",
+    "datasets": [{"path": "owner/rows", "type": "alpaca"}],
+    "val_set_size": 0.1,
+    "sequence_len": 2048,
+    "micro_batch_size": 2,
+    "gradient_accumulation_steps": 4,
+    "num_epochs": 2,
+    "learning_rate": "2e-4",
+    "optimizer": "adamw_torch",
+    "lr_scheduler": "cosine",
+}
+LORA = {"adapter": "lora", "lora_r": 8, "lora_alpha": 32, "lora_target_linear": True}
+
+
+def given(recipe: dict[str, Any], place: str) -> Any:
+    for key in place.split("."):
+        recipe = recipe.get(key, {})
+    return recipe
+
+
+CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"recipe": "sft", "adapter.method": "full", "batch.size": 8, "train.epochs": 2.0, "data.held_out": 0.1}),
+    ({}, {"train.learning_rate": 2e-4, "optimizer.name": "adamw", "schedule.name": "cosine", "data.format": "alpaca"}),
+    (LORA, {"adapter": {"method": "lora", "rank": 8, "alpha": 32.0, "targets": "all-linear"}}),
+    ({**LORA, "adapter": "qlora", "load_in_4bit": True}, {"model.weights": "nf4", "adapter.method": "lora"}),
+    ({**LORA, "load_in_8bit": True}, {"model.weights": "int8"}),
+    (
+        {**LORA, "lora_target_linear": None, "lora_target_modules": ["q_proj", "v_proj"]},
+        {"adapter.targets": ["q_proj", "v_proj"]},
+    ),
+    ({**LORA, "peft_use_dora": True}, {"adapter.method": "dora"}),
+    ({**LORA, "peft_use_rslora": True}, {"adapter.method": "rslora"}),
+    ({**LORA, "loraplus_lr_ratio": 8}, {"adapter.method": "lora+", "adapter.rate_ratio": 8.0}),
+    ({**LORA, "lora_target_parameters": ["mlp.experts.gate_up_proj"]}, {"adapter.experts": True}),
+    ({**LORA, "rl": "dpo", "rl_beta": 0.2}, {"recipe": "prefer", "prefer": {"loss": "dpo", "beta": 0.2}}),
+    (
+        {**LORA, "rl": "kto", "kto_desirable_weight": 0.5, "kto_undesirable_weight": 2},
+        {"prefer": {"loss": "kto", "desirable": 0.5, "undesirable": 2.0}},
+    ),
+    ({**LORA, "rl": "orpo", "orpo_alpha": 0.3}, {"prefer": {"loss": "orpo", "beta": 0.3}}),
+    ({**LORA, "rl": "simpo", "simpo_gamma": 0.4}, {"prefer": {"loss": "simpo", "gamma": 0.4}}),
+    ({**LORA, "reward_model": True, "num_labels": 1}, {"recipe": "reward"}),
+    ({"max_steps": 200, "warmup_steps": 10}, {"train": {"steps": 200, "learning_rate": 2e-4}, "schedule.warmup": 0.05}),
+    ({"warmup_ratio": 0.2, "weight_decay": 0.01}, {"schedule.warmup": 0.2, "train.weight_decay": 0.01}),
+    ({}, {"schedule.warmup": 0.0}),
+    ({"evals_per_epoch": 4, "saves_per_epoch": 1}, {"evaluate.every": 0.125, "save.every": 0.5}),
+    (
+        {"eval_steps": 50, "save_steps": 100, "save_total_limit": 3},
+        {"evaluate.every": 50, "save": {"every": 100, "keep": 3}},
+    ),
+    ({"early_stopping_patience": 3}, {"evaluate.patience": 3, "save.ship": "best"}),
+    ({"lisa_n_layers": 4, "lisa_step_interval": 10}, {"freeze": {"policy": "lisa", "active": 4, "every": 10}}),
+    ({"optimizer": "adamw_bnb_8bit", "adam_beta2": 0.95}, {"optimizer": {"name": "adamw8bit", "betas": [0.9, 0.95]}}),
+    ({"lr_scheduler": "constant_with_warmup"}, {"schedule.name": "constant"}),
+    ({"cosine_min_lr_ratio": 0.1}, {"schedule.floor": 0.1}),
+    ({"neftune_noise_alpha": 5, "seed": 42}, {"regularise.neftune": 5.0, "seed": 42}),
+    ({"bf16": True}, {"model.compute": "bfloat16"}),
+    ({"fp16": True, "bf16": False}, {"model.compute": "float16"}),
+    ({"train_on_inputs": True}, {"data.loss_on": "all"}),
+    ({"wandb_project": "mine"}, {"trackers": ["wandb"]}),
+    ({"deepspeed": "deepspeed_configs/zero2.json"}, {"distributed": {"zero": 2}}),
+    (
+        {"deepspeed": "deepspeed_configs/zero3_bf16_cpuoffload_all.json"},
+        {"distributed": {"zero": 3, "offload_optimizer": "cpu", "offload_parameters": "cpu"}},
+    ),
+    ({"fsdp": ["full_shard", "auto_wrap"], "fsdp_config": {"x": 1}}, {"distributed": {"engine": "fsdp2", "zero": 3}}),
+    ({"context_parallel_size": 2}, {"distributed": {"sequence": 2}}),
+    ({"datasets": [{"path": "owner/rows", "name": "en", "split": "test"}]}, {"data.train": "owner/rows:en#test"}),
+    (
+        {"datasets": [{"path": "owner/rows", "type": "chat_template", "field_messages": "turns"}]},
+        {"data.columns": {"messages": "turns"}, "data.format": "messages"},
+    ),
+    (
+        {"datasets": [{"path": "owner/rows", "type": "alpaca"}, {"path": "owner/more", "type": "sharegpt"}]},
+        {"data.sources": {"source1": {"path": "owner/rows"}, "source2": {"path": "owner/more"}}},
+    ),
+    ({"pretraining_dataset": "owner/text", "datasets": None}, {"data.train": "owner/text"}),
+    ({"test_datasets": [{"path": "held.jsonl"}], "val_set_size": None}, {"data.held_out": "held.jsonl"}),
+]
+
+
+@pytest.mark.parametrize("changes,wanted", CASES)
+def test_a_setting_becomes_what_means_the_same(changes: dict[str, Any], wanted: dict[str, Any]) -> None:
+    found = axolotl.translate({**FILE, **changes})
+    RunConfig.model_validate(found.recipe)
+    assert {place: given(found.recipe, place) for place in wanted} == wanted
+    assert not found.left
+
+
+def test_settings_without_an_equivalent_are_told_and_nothing_is_lost() -> None:
+    extra = {"reinit_weights": True, "tensor_parallel_size": 2, "logging_steps": 1, "chat_template": "llama3"}
+    found = axolotl.translate({**FILE, **extra, "trust_remote_code": True, "sample_packing": True})
+    assert found.left == {"reinit_weights": True, "tensor_parallel_size": 2}
+    assert found.idle == ["logging_steps"]
+    looked = " ".join(found.looks)
+    assert "chat_template: llama3" in looked and "Packing" in looked and "model.trust_remote_code=true" in looked
+    assert "trust_remote_code" not in found.recipe["model"]
+
+
+@pytest.mark.parametrize(
+    "change,reason",
+    [
+        ({"processor_type": "AutoProcessor"}, "processor_type: .*pictures"),
+        ({"rl": "grpo"}, "rl: 'grpo': .*reinforce/quickstart"),
+        ({"qat": {"weight_dtype": "int4"}}, "imitates quantisation"),
+        ({"learning_rate": "fast"}, "learning_rate: expected a number, found 'fast'"),
+        ({"micro_batch_size": 1.5}, "micro_batch_size: expected a whole number, found 1.5"),
+    ],
+)
+def test_a_task_or_value_that_is_none_is_refused_by_name(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        axolotl.translate({**FILE, **change})

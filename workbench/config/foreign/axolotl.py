@@ -1,0 +1,222 @@
+"""Axolotl's YAML as a recipe (docs.axolotl.ai, config reference, read in November 2026)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.config.foreign import peft_settings, shared_settings
+from workbench.config.foreign.translation import Translation
+
+NO_TASK = {
+    "processor_type": "pictures and sound beside text have no equivalent here.",
+    "qat": "training that imitates quantisation has no equivalent here.",
+    "ebft": "energy-based fine-tuning has no equivalent here.",
+    "diffusion": "diffusion language models have no equivalent here.",
+    "process_reward_model": "rewards of the steps of an answer are not translated.",
+}
+PREFERENCES = {"dpo": "dpo", "ipo": "ipo", "kto": "kto", "orpo": "orpo", "simpo": "simpo"}
+PREFERENCE_LOSSES = {"dpo": "rl_beta", "ipo": "rl_beta", "kto": "rl_beta", "simpo": "rl_beta", "orpo": "orpo_alpha"}
+FORMATS = {
+    "alpaca": "alpaca",
+    "sharegpt": "sharegpt",
+    "chat_template": "messages",
+    "completion": "text",
+    "pretrain": "text",
+}
+"""Formats of rows whose columns need no other name, by the first word of `type`."""
+IDLE = (
+    *("dataset_prepared_path", "model_type", "tokenizer_type", "wandb_entity", "wandb_watch", "wandb_name"),
+    *("wandb_log_model", "wandb_run_id", "eval_sample_packing", "pad_to_sequence_len", "attn_implementation"),
+    *("flash_attention", "sdp_attention", "xformers_attention", "flex_attention", "eager_attention", "plugins"),
+    *("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "use_kernels", "dataset_processes", "sample_packing"),
+    *("liger_rms_norm", "liger_glu_activation", "liger_layer_norm", "liger_rope", "liger_rms_norm_gated"),
+    *("liger_fused_linear_cross_entropy", "cut_cross_entropy", "fused_attn_kernel", "is_llama_derived_model"),
+    *("flash_attn_cross_entropy", "flash_attn_rms_norm", "flash_attn_fuse_mlp", "flash_attn_fuse_qkv"),
+    *("flex_attn_compile_kwargs", "skip_prepare_dataset", "activation_offloading", "lora_fan_in_fan_out"),
+    *("load_in_8bit", "load_in_4bit", "fsdp_version", "trackio_project_name", "sample_packing_sequentially"),
+    *("streaming_multipack_buffer_size", "pretrain_multipack_attn", "shuffle_merged_datasets", "use_ray"),
+    *("loss_watchdog_threshold", "loss_watchdog_patience", "low_cpu_mem_usage", "is_mistral_derived_model"),
+)
+
+
+def translate(settings: Mapping[str, Any]) -> Translation:
+    """The recipe of an Axolotl file.
+
+    Raises:
+        ConfigError: Its task has no equivalent, or a value is not what its key takes.
+    """
+    found = Translation(settings)
+    for key, reason in NO_TASK.items():
+        found.refuse(key, reason)
+    found.refuse("gptq", "GPTQ weights are told by the backbone's own files: leave gptq out.")
+    _task(found)
+    found.move("base_model", "model.id")
+    found.move("revision_of_model", "model.revision")
+    shared_settings.trust(found)
+    _template(found)
+    kind = found.take("adapter")
+    four = found.take("load_in_4bit") is True or kind == "qlora"
+    shared_settings.weights(found, bits=4 if four else 8 if found.take("load_in_8bit") is True else None)
+    _adapter(found, kind)
+    _rows(found)
+    shared_settings.length_and_rate(found, epochs=1)
+    shared_settings.schedule(found, "lr_scheduler")
+    shared_settings.optimizer(found, "optimizer")
+    shared_settings.batch(found, "micro_batch_size", packed=found.take("sample_packing") is True)
+    shared_settings.often(found, "evaluate.every", steps="eval_steps", per_epoch="evals_per_epoch")
+    shared_settings.often(found, "save.every", steps="save_steps", per_epoch="saves_per_epoch")
+    found.move("save_total_limit", "save.keep", found.whole)
+    _devices(found)
+    wandb = found.take("wandb_project") is not None
+    shared_settings.trackers(found, wandb=wandb, tensorboard=bool(found.take("use_tensorboard")))
+    found.ignore(*shared_settings.IDLE, *IDLE)
+    return found
+
+
+def _task(found: Translation) -> None:
+    """The recipe: judged answers, a reward model, or answers to learn."""
+    if found.left.get("rl") not in (None, *PREFERENCES):
+        found.refuse("rl", "for rewards of own answers begin with `workbench cp reinforce/quickstart my.yaml`.")
+    kind = found.take("rl")
+    if found.take("reward_model"):
+        found.give("recipe", "reward")
+        found.ignore("num_labels")
+    elif kind is not None:
+        found.give("recipe", "prefer")
+        found.give("prefer.loss", PREFERENCES[str(kind)])
+        found.move(PREFERENCE_LOSSES[str(kind)], "prefer.beta", found.number)
+        if kind == "kto":
+            found.move("kto_desirable_weight", "prefer.desirable", found.number)
+            found.move("kto_undesirable_weight", "prefer.undesirable", found.number)
+        if kind == "simpo":
+            found.move("simpo_gamma", "prefer.gamma", found.number)
+    else:
+        found.give("recipe", "sft")
+
+
+def _template(found: Translation) -> None:
+    """The chat template, and tokens."""
+    name = found.take("chat_template")
+    if name == "jinja" or found.left.get("chat_template_jinja"):
+        text = found.take("chat_template_jinja")
+        found.look(
+            f"chat_template_jinja: write it to a file, named in model.chat_template ({len(str(text))} characters)."
+        )
+    elif name not in (None, "tokenizer_default"):
+        found.look(
+            f"chat_template: {name}: here the tokenizer's own template is used, or a Jinja file (model.chat_template)."
+        )
+    if isinstance(found.left.get("tokens"), list) and found.left.get("adapter"):
+        found.give("model.new_tokens", [str(token) for token in found.take("tokens")])
+    found.ignore("eot_tokens")
+    special = found.take("special_tokens")
+    named = {key: value for key, value in (special or {}).items() if value is not None and key != "pad_token"}
+    if named:
+        found.look(f"special_tokens {named}: here the tokenizer keeps its own. Where they differ, change its files.")
+
+
+def _adapter(found: Translation, kind: Any) -> None:
+    """The method that trains."""
+    for key in ("lora_model_dir", "relora", "relora_steps"):
+        if found.left.get(key):
+            found.look(f"{key}: has no equivalent; a run goes on with --resume.")
+            found.take(key)
+    layers, every = found.whole("lisa_n_layers"), found.whole("lisa_step_interval")
+    if kind in ("lora", "qlora"):
+        listed, linear = found.take("lora_target_modules"), found.take("lora_target_linear")
+        peft_settings.low_rank(found, rank="lora_r", targets="all-linear" if linear else listed, default_rank=8)
+        if found.take("loftq") or found.left.get("peft"):
+            found.look(f"peft: {found.take('peft')}: adapter.method=loftq begins from what quantisation took away.")
+        if found.left.get("lora_target_parameters"):
+            names = found.take("lora_target_parameters")
+            found.give("adapter.experts", all("experts" in str(name) for name in names))
+    elif kind is None:
+        found.give("adapter.method", "full")
+        found.ignore("lora_r", "lora_alpha", "lora_dropout", "lora_target_linear", "lora_target_modules")
+    else:
+        found.give("adapter.method", str(kind))
+        found.look(f"adapter: {kind}: `workbench explain adapter.method` names its settings here.")
+    if layers:
+        found.give("freeze", {"policy": "lisa", "active": layers, "every": every or 20})
+        found.ignore("lisa_layers_attribute")
+
+
+def _rows(found: Translation) -> None:
+    """Sources of rows, and their length."""
+    found.move("sequence_len", "data.max_tokens", found.whole)
+    if found.take("train_on_inputs"):
+        found.give("data.loss_on", "all")
+    listed = found.take("datasets") or found.take("pretraining_dataset") or []
+    sources = [_source(found, each) for each in (listed if isinstance(listed, list) else [listed])]
+    formats = {name for _, name, _ in sources if name is not None}
+    shared_settings.sources(
+        found,
+        {f"source{number}": {"path": path, "columns": own} for number, (path, _, own) in enumerate(sources, 1)},
+    )
+    if len(formats) == 1 and found.recipe["recipe"] == "sft":
+        found.give("data.format", formats.pop())
+    tests = found.take("test_datasets")
+    if tests:
+        found.give("data.held_out", _source(found, tests[0])[0])
+        found.take("val_set_size")
+    else:
+        shared_settings.held_out(found, "val_set_size")
+
+
+def _source(found: Translation, entry: Any) -> tuple[str, str | None, dict[str, str]]:
+    """Path or hub id, format where it is known, and other names of columns."""
+    left = Translation(entry if isinstance(entry, dict) else {"path": entry})
+    path = str(left.take("path", shared_settings.PLACEHOLDER))
+    files, config, split = left.take("data_files"), left.take("name"), left.take("split")
+    if left.take("ds_type") and files:
+        path = str(files[0] if isinstance(files, list) else files)
+    if config:
+        path += f":{config}"
+    if split not in (None, "train"):
+        if str(split).isidentifier():
+            path += f"#{split}"
+        else:
+            found.look(
+                f"{path}: split {split}: here a whole split is read (OWNER/NAME#SPLIT), or its first rows (data.limit)."
+            )
+    kind, columns = left.take("type"), dict[str, str]()
+    if isinstance(kind, dict):
+        found.look(f"{path}: type {kind}: rename columns with data.columns; raw text is prompt and completion.")
+        kind = None
+    for key, ours in (
+        ("field_messages", "messages"),
+        ("field_chosen", "chosen"),
+        ("field_rejected", "rejected"),
+        ("field", "text"),
+        ("text_column", "text"),
+    ):
+        theirs = left.take(key)
+        if theirs not in (None, ours):
+            columns[ours] = str(theirs)
+    word = str(kind or "").split(".")[0].split(":")[0]
+    if kind and word not in (*FORMATS, "bradley_terry", "chatml", "llama3", "user_defined"):
+        found.look(f"{path}: type {kind}: here columns tell the format; `workbench check` shows what the model sees.")
+    left.ignore(
+        "roles",
+        "message_property_mappings",
+        "roles_to_train",
+        "train_on_eos",
+        "trust_remote_code",
+        "conversation",
+        "shards",
+    )
+    for key, value in left.left.items():
+        found.look(f"{path}: {key}={value} has no equivalent.")
+    return path, FORMATS.get(word), columns
+
+
+def _devices(found: Translation) -> None:
+    """Layout of several devices."""
+    settings = found.take("fsdp_config") or {}
+    offload = bool(settings.get("offload_params") or settings.get("fsdp_offload_params"))
+    fsdp = found.take("fsdp") or settings
+    shared_settings.sharing(found, deepspeed=found.take("deepspeed"), fsdp=fsdp, offload=offload)
+    parts = found.whole("context_parallel_size", found.whole("sequence_parallel_degree", 1)) or 1
+    if parts > 1:
+        found.give("distributed.sequence", parts)

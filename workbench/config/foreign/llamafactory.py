@@ -1,0 +1,203 @@
+"""LLaMA-Factory's YAML as a recipe (its hparams, read in November 2026)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workbench.config.foreign import peft_settings, shared_settings
+from workbench.config.foreign.translation import Translation
+from workbench.errors import ConfigError
+
+LOSSES = {"sigmoid": "dpo", "hinge": "hinge", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
+IDLE = (
+    *("do_train", "do_eval", "do_predict", "overwrite_cache", "preprocessing_num_workers", "plot_loss", "flash_attn"),
+    *("disable_gradient_checkpointing", "use_reentrant_gc", "enable_liger_kernel", "use_unsloth", "use_v1_kernels"),
+    *("quantization_method", "double_quantization", "bnb_quantization", "upcast_layernorm", "upcast_lmhead_output"),
+    *("neat_packing", "packing", "cache_dir", "print_param_status", "low_cpu_mem_usage", "predict_with_generate"),
+    *("tokenized_path", "pissa_iter", "pissa_convert", "include_num_input_tokens_seen", "galore_layerwise"),
+    *("ray_run_name", "ray_storage_path", "ray_num_workers", "resources_per_worker", "placement_strategy"),
+    *("badam_mode", "tokenizer_name_or_path", "use_fast_tokenizer", "dataset_dir"),
+)
+PICTURES = ("image_max_pixels", "video_max_pixels", "freeze_vision_tower", "video_fps", "audio_sampling_rate")
+
+
+def translate(settings: Mapping[str, Any], *, folders: tuple[Path, ...]) -> Translation:
+    """The recipe of a LLaMA-Factory file.
+
+    Args:
+        folders: Where dataset_info.json is looked for, in `dataset_dir` below each.
+
+    Raises:
+        ConfigError: Its task has no equivalent, or a value is not what its key takes.
+    """
+    found = Translation(settings)
+    for key in PICTURES:
+        found.refuse(key, "pictures, films and sound beside text have no equivalent here.")
+    if "use_kt" in settings or "export_dir" in settings:
+        raise ConfigError(
+            "This file computes or exports with another program and trains nothing that could be translated."
+        )
+    _task(found)
+    found.move("model_name_or_path", "model.id")
+    found.move("model_revision", "model.revision")
+    shared_settings.trust(found)
+    template = found.take("template")
+    if template is not None:
+        found.look(
+            f"template: {template}: here the tokenizer's own template is used, or a Jinja file (model.chat_template)."
+        )
+    shared_settings.weights(found, bits=found.whole("quantization_bit"))
+    if found.take("pure_bf16"):
+        found.give("model.weights", "bfloat16")
+    _adapter(found)
+    _rows(found, folders)
+    shared_settings.length_and_rate(found, epochs=3)
+    shared_settings.schedule(found, "lr_scheduler_type")
+    _optimizer(found)
+    packed = bool(found.take("packing") or found.take("neat_packing"))
+    shared_settings.batch(found, "per_device_train_batch_size", packed=packed)
+    shared_settings.often(found, "evaluate.every", steps="eval_steps", per_epoch="")
+    shared_settings.often(found, "save.every", steps="save_steps", per_epoch="")
+    found.move("save_total_limit", "save.keep", found.whole)
+    shared_settings.sharing(found, deepspeed=found.take("deepspeed"), fsdp=found.take("fsdp"), offload=False)
+    found.ignore("fsdp_config")
+    report = found.take("report_to")
+    report = report if isinstance(report, list) else [report]
+    shared_settings.trackers(found, wandb="wandb" in report, tensorboard="tensorboard" in report)
+    for name in report:
+        if name not in (None, "none", "all", "wandb", "tensorboard"):
+            found.look(f"report_to: {name} has no equivalent; metrics.jsonl has every figure.")
+    found.ignore(*shared_settings.IDLE, *IDLE)
+    return found
+
+
+def _task(found: Translation) -> None:
+    """The recipe that a stage is here."""
+    stage = str(found.take("stage", "sft"))
+    if stage == "ppo":
+        raise ConfigError(
+            "stage: ppo: learning from rewards is recipe reinforce: `workbench cp reinforce/quickstart my.yaml`."
+        )
+    if stage not in ("pt", "sft", "rm", "dpo", "kto"):
+        raise ConfigError(f"stage: {stage}: expected pt, sft, rm, dpo or kto.")
+    found.give("recipe", {"dpo": "prefer", "kto": "prefer", "rm": "reward"}.get(stage, "sft"))
+    if stage == "pt":
+        found.give("data.format", "text")
+    if stage == "kto":
+        found.give("prefer.loss", "kto")
+        found.move("kto_chosen_weight", "prefer.desirable", found.number)
+        found.move("kto_rejected_weight", "prefer.undesirable", found.number)
+    if stage == "dpo":
+        found.choose("pref_loss", LOSSES, "prefer.loss")
+        found.move("simpo_gamma", "prefer.gamma", found.number)
+        found.move("dpo_label_smoothing", "prefer.label_smoothing", found.number)
+    if stage in ("dpo", "kto"):
+        found.move("pref_beta", "prefer.beta", found.number)
+        found.move("pref_ftx", "prefer.alpha", found.number)
+        reference = found.take("ref_model")
+        if reference:
+            found.look(f"ref_model: {reference}: prefer.reference is the backbone itself, or a finished run.")
+
+
+def _adapter(found: Translation) -> None:
+    """The method that trains."""
+    kind = str(found.take("finetuning_type", "lora"))
+    if kind == "lora":
+        peft_settings.low_rank(found, rank="lora_rank", targets=found.take("lora_target", "all"), default_rank=8)
+    elif kind == "oft":
+        found.give("adapter.method", "oft")
+        found.move("oft_block_size", "adapter.block", found.whole)
+        peft_settings.place(found, found.take("oft_target", "all"))
+    elif kind == "freeze":
+        found.give("adapter.method", "last-layers")
+        found.move("freeze_trainable_layers", "adapter.layers", found.whole)
+        found.ignore("freeze_trainable_modules")
+        if found.take("use_llama_pro"):
+            found.recipe["adapter"] = {"method": "block-expansion"}
+            found.look(
+                "use_llama_pro: adapter.method=block-expansion adds the new blocks itself: name the backbone as it was "
+                "before it was expanded."
+            )
+    elif kind == "full":
+        found.give("adapter.method", "full")
+    else:
+        raise ConfigError(f"finetuning_type: {kind}: expected lora, oft, freeze or full.")
+    start = found.take("adapter_name_or_path")
+    if start:
+        found.look(
+            f"adapter_name_or_path: {start}: prefer.start names a run of this workbench; others are not continued."
+        )
+
+
+def _optimizer(found: Translation) -> None:
+    """The optimizer; some are switched on by a word of their own."""
+    shared_settings.optimizer(found, "optim")
+    for word, name in (
+        ("use_galore", "galore"),
+        ("use_apollo", "apollo"),
+        ("use_adam_mini", "adam_mini"),
+        ("use_muon", "muon"),
+    ):
+        if found.take(word):
+            found.give("optimizer.name", name)
+            if name in ("galore", "apollo"):
+                found.move(f"{name}_rank", "optimizer.rank", found.whole)
+                found.move(f"{name}_update_interval", "optimizer.rank_every", found.whole)
+                found.move(f"{name}_scale", "optimizer.rank_scale", found.number)
+                found.ignore(f"{name}_target", f"{name}_layerwise")
+
+
+def _rows(found: Translation, folders: tuple[Path, ...]) -> None:
+    """Sources of rows by their names in dataset_info.json, and their length."""
+    found.move("cutoff_len", "data.max_tokens", found.whole)
+    if found.take("train_on_prompt"):
+        found.give("data.loss_on", "all")
+    elif found.take("mask_history"):
+        found.give("data.loss_on", "last")
+    limit = found.whole("max_samples")
+    where = str(found.take("dataset_dir", "data"))
+    listed = found.take("dataset", [])
+    names = [name.strip() for name in listed.split(",")] if isinstance(listed, str) else [str(name) for name in listed]
+    table = _table(folders, where)
+    sources = {name: _source(found, name, table, where) for name in names}
+    named = {name: {"path": path, "columns": own, "limit": limit} for name, (path, own) in sources.items()}
+    shared_settings.sources(found, named)
+    held_out = found.take("eval_dataset")
+    if held_out:
+        found.give("data.held_out", _source(found, str(held_out).split(",")[0], table, where)[0])
+        found.take("val_size")
+    else:
+        shared_settings.held_out(found, "val_size")
+
+
+def _table(folders: tuple[Path, ...], where: str) -> dict[str, Any]:
+    """Contents of dataset_info.json; empty where there is none."""
+    for folder in folders:
+        file = folder / where / "dataset_info.json"
+        if file.is_file():
+            try:
+                return dict(json.loads(file.read_text(encoding="utf-8")))
+            except ValueError as error:
+                raise ConfigError(f"{file}: not JSON: {error}") from None
+    return {}
+
+
+def _source(found: Translation, name: str, table: dict[str, Any], where: str) -> tuple[str, dict[str, str]]:
+    """Path or hub id of a data set, and other names of its columns."""
+    entry = table.get(name)
+    if entry is None:
+        found.look(
+            f"dataset {name}: no dataset_info.json names it; write a file or a hub id in place of {where}/{name}.json."
+        )
+        return f"{where}/{name}.json", {}
+    path = entry.get("hf_hub_url") or f"{where}/{entry.get('file_name', f'{name}.json')}"
+    names = {"prompt": "instruction", "query": "input", "response": "output", "messages": "messages"}
+    if entry.get("formatting") == "sharegpt":
+        names = {"messages": "conversations"}
+    if entry.get("ranking"):
+        names = {**names, "chosen": "chosen", "rejected": "rejected"}
+    columns = {names[key]: str(theirs) for key, theirs in (entry.get("columns") or {}).items() if key in names}
+    return path, {ours: theirs for ours, theirs in columns.items() if ours != theirs}
