@@ -1,14 +1,19 @@
-"""Verbs that let a finished run answer: evaluate, predict, generate, sample."""
+"""Verbs that let a finished run answer: evaluate, predict, generate, sample, serve."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from workbench.cli.arguments import Overrides, RunFolder, Trusted
 from workbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from workbench.evaluation.serving.served_models import ServedModel
 
 
 def evaluate(
@@ -97,3 +102,44 @@ def sample(
 
     settings = SampleSettings(to, n, temperature, max_new_tokens, seed, least, margin)
     sample_table.show(write(run, prompts, overrides or (), score, settings, out=out, trust=trust), out)
+
+
+def serve(
+    runs: Annotated[list[str], typer.Argument(help="Run directories, or NAME=DIRECTORY.")],
+    host: Annotated[str, typer.Option(help="Address to listen at; others than this machine's own need a key.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="WORKBENCH_API_KEY", show_envvar=True, help="What clients send as a bearer token."),
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Answers that are written at the same time.")] = 64,
+    queue: Annotated[int, typer.Option(min=0, help="Answers that may wait; more are turned away with 429.")] = 256,
+    context: Annotated[
+        int | None, typer.Option(min=2, help="Most tokens of prompt and answer; default: the backbone's.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for a request.")] = 600.0,
+    body: Annotated[str, typer.Option(help="Largest request, such as 8MB.")] = "8MB",
+    grace: Annotated[int, typer.Option(min=0, help="Seconds for begun answers after SIGTERM or Ctrl-C.")] = 30,
+    trust: Trusted = False,
+) -> None:
+    """Answer over HTTP like OpenAI's interface, several runs by name in one batch, until SIGTERM or Ctrl-C."""
+    from workbench.cli.arguments import byte_size
+
+    size = byte_size(body, option="--body")
+    if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
+        raise ConfigError(f"serve needs {', '.join(missing)}. Install them: pip install 'peft-workbench[serve]'")
+    from workbench.evaluation.serving.app import ServerLimits
+    from workbench.evaluation.serving.server import Address
+    from workbench.recipes.serving import ServeSettings, serve_runs
+
+    limits = ServerLimits(api_key=api_key or None, seconds=timeout, body_bytes=size)
+    settings = ServeSettings(Address(host, port), limits, rows, queue, context, grace)
+
+    def ready(address: str, models: Sequence[ServedModel]) -> None:
+        for model in models:
+            typer.echo(f"{model.name}: {model.verb}")
+        typer.echo(f"{address} answers. Stop it with Ctrl-C or SIGTERM.")
+
+    serve_runs(runs, settings, trust=trust, ready=ready)

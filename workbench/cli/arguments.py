@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
+from workbench.errors import ConfigError
+
 Recipe = Annotated[str, typer.Argument(help="A YAML file, or a shipped recipe such as sft/quickstart.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, such as train.epochs=3.", show_default=False)]
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
 Trusted = Annotated[bool, typer.Option("--trust", help="Execute the Python code that the run's config.yaml names.")]
+
+
+def byte_size(text: str, *, option: str) -> int:
+    """Bytes of a size such as 24GB; raises ConfigError for anything else."""
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        raise ConfigError(f"{option} {text}: expected a size such as 24GB or 500MiB.") from None

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from workbench.cli import answering_verbs
-from workbench.cli.arguments import Overrides, Recipe, RunFolder, Trusted
+from workbench.cli.arguments import Overrides, Recipe, RunFolder, Trusted, byte_size
 from workbench.errors import ConfigError, Stopped, WorkbenchError
 
 app = typer.Typer(
@@ -179,7 +179,8 @@ def plan(
         from workbench.recipes.plan import solve
 
     elsewhere = devices is not None and memory is not None
-    found = solve(load(recipe, overrides or ()), devices=devices or 1, memory=_bytes(memory), elsewhere=elsewhere)
+    size = None if memory is None else byte_size(memory, option="--memory")
+    found = solve(load(recipe, overrides or ()), devices=devices or 1, memory=size, elsewhere=elsewhere)
     (render.plan_json if json else render.plan)(found.plan)
     found.require()
 
@@ -202,6 +203,7 @@ app.command()(answering_verbs.evaluate)
 app.command()(answering_verbs.predict)
 app.command()(answering_verbs.generate)
 app.command()(answering_verbs.sample)
+app.command()(answering_verbs.serve)
 
 
 @app.command()
@@ -342,15 +344,6 @@ def import_(
     from workbench.recipes import translated
 
     import_table.show(translated.write(file, out), out)
-
-
-def _bytes(text: str | None) -> int | None:
-    from pydantic import ByteSize, TypeAdapter, ValidationError
-
-    try:
-        return None if text is None else int(TypeAdapter(ByteSize).validate_python(text))
-    except ValidationError:
-        raise ConfigError(f"--memory {text}: expected a size such as 24GB or 500MiB.") from None
 
 
 def _numbers(text: str) -> list[float]:

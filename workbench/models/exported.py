@@ -73,12 +73,17 @@ def load(run: Path, config: RunConfig, *, waiting: bool = False) -> ExportedMode
     folder = run / "adapter"
     require_saved(run, config, "tokenizer.json", "generation_config.json")
     tokenizer = load_tokenizer(run, config)
-    stop = GenerationConfig.from_pretrained(folder).eos_token_id or []
     backbone = load_backbone(config, folder, tokenizer, waiting=waiting)
     model = backbone.model if isinstance(config.adapter, Full) else adapters.load(backbone.model, folder)
     head = output_heads.find(model, backbone.model)
     template = row_encoder(config, backbone.model.config, tokenizer)
-    return ExportedModel(model, head, tokenizer, template, [stop] if isinstance(stop, int) else list(stop))
+    return ExportedModel(model, head, tokenizer, template, stop_tokens(run))
+
+
+def stop_tokens(run: Path) -> list[int]:
+    """Tokens at which the answers of the run at `run` end."""
+    stop = GenerationConfig.from_pretrained(run / "adapter").eos_token_id or []
+    return [stop] if isinstance(stop, int) else list(stop)
 
 
 def require_saved(run: Path, config: RunConfig, *more: str) -> None:

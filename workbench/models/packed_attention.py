@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig
 
+from workbench.models import cached_rows as cached_rows_attention
 from workbench.models import short_row_attention
+from workbench.models.cached_rows import RowPart
 from workbench.models.sequence_attention import SequenceGroup
 from workbench.models.weight_storage import HALVES
 
@@ -69,6 +71,7 @@ def attend(
     row_lengths: Tensor | None = None,
     prefix_tokens: Tensor | None = None,
     sequence: SequenceGroup | None = None,
+    cached_rows: Sequence[RowPart] | None = None,
     is_causal: bool | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
@@ -79,7 +82,10 @@ def attend(
         prefix_tokens: Tokens at the beginning of the sequence that every row sees before its own, which alone
             `row_lengths` counts (1,) int64, on the host; None: rows share none.
         sequence: The processes that hold parts of the tokens; rows are causal then. None: all tokens are here.
+        cached_rows: Rows of one token each that belong to rows with keys and values of their own; None: they do not.
     """
+    if cached_rows is not None:
+        return cached_rows_attention.attend(module, query_BHTD, key_BKTD, value_BKTD, parts=cached_rows, **settings)
     if sequence is not None:
         query, key, value = (sequence.to_heads(each) for each in (query_BHTD, key_BKTD, value_BKTD))
         settings |= {"row_lengths": row_lengths, "prefix_tokens": prefix_tokens, "is_causal": is_causal}

@@ -1,0 +1,1 @@
+"""Runs that answer over HTTP in the manner of OpenAI's interface."""

@@ -1,0 +1,90 @@
+"""How the rows of a batch come to their adapters: several adapters in one pass, or one adapter a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from workbench.adapters.bank import Bank
+from workbench.adapters.bank_layers import MemberRows
+from workbench.adapters.multi_adapter import BARE
+from workbench.models.shared_model import SharedModel
+
+OWN = "own"
+"""The member that is a model's only adapter, or the fully trained model itself."""
+
+
+class AdapterRoutes(Protocol):
+    """A model whose rows go through adapters."""
+
+    model: nn.Module
+    members: tuple[str, ...]
+    """Names of what rows may go through, BARE for the backbone alone among them."""
+    shapes: tuple[str, ...]
+    """Those of them whose matrices have other sizes than those of the ones before."""
+    mixes: bool
+    """Whether one pass may have rows of several members."""
+
+    def rows(self, rows: Sequence[MemberRows]) -> AbstractContextManager[None]:
+        """Inside, the rows of a batch, one token each, go through these members in this order."""
+
+    def stock(self, member: str) -> AbstractContextManager[None]:
+        """Inside, whole texts go through one member, as PEFT computes it."""
+
+
+class BankRoutes:
+    """A bank: LoRA adapters over one backbone, all in one pass."""
+
+    mixes = True
+
+    def __init__(self, bank: Bank) -> None:
+        self.model: nn.Module = bank.model
+        self.members: tuple[str, ...] = (*bank.members, BARE)
+        sizes = {tuple(each.shape for each in bank.parameters_of(name).values()): name for name in bank.members}
+        self.shapes = tuple(sizes.values())
+        self._bank = bank
+
+    @contextmanager
+    def rows(self, rows: Sequence[MemberRows]) -> Iterator[None]:
+        """See AdapterRoutes."""
+        with torch.inference_mode(), self._bank.route(rows, length=1):
+            yield
+
+    @contextmanager
+    def stock(self, member: str) -> Iterator[None]:
+        """See AdapterRoutes."""
+        with torch.inference_mode(), self._bank.only(member):
+            yield
+
+
+class SingleRoutes:
+    """One adapter of any kind, or none; rows with and without it take turns."""
+
+    mixes = False
+
+    def __init__(self, model: nn.Module, *, bare: bool) -> None:
+        """Take a model in evaluation mode.
+
+        Args:
+            bare: Whether its backbone is served as well, without the adapter.
+        """
+        self.model = model
+        self.members: tuple[str, ...] = (OWN, BARE) if bare else (OWN,)
+        self.shapes = self.members
+        self._shared = SharedModel(model)
+
+    @contextmanager
+    def rows(self, rows: Sequence[MemberRows]) -> Iterator[None]:
+        """See AdapterRoutes."""
+        with self.stock(rows[0].member):
+            yield
+
+    @contextmanager
+    def stock(self, member: str) -> Iterator[None]:
+        """See AdapterRoutes."""
+        with self._shared.inference() if member == OWN else self._shared.without_adapters():
+            yield

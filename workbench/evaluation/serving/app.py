@@ -1,0 +1,220 @@
+"""The addresses of a server, as an ASGI application: OpenAI's interface, vLLM's /classify, and /health."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hmac
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from workbench.errors import WorkbenchError
+from workbench.evaluation.serving import generating, refusals, requests
+from workbench.evaluation.serving.answer_progress import Interrupted
+from workbench.evaluation.serving.generating import EventStream, Job
+from workbench.evaluation.serving.refusals import Refusal
+from workbench.evaluation.serving.requests import (
+    ChatRequest,
+    ClassifyRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    Generation,
+)
+from workbench.evaluation.serving.scheduler import QueueFull
+from workbench.evaluation.serving.served_models import ClassModel, EmbeddingModel, ServedModel, TextModel, Turns
+
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+"""Names of this machine, for itself."""
+_log = logging.getLogger(__name__)
+AnswerT = TypeVar("AnswerT")
+ModelT = TypeVar("ModelT", bound=ServedModel)
+Answer = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """Limits that a server holds its clients to."""
+
+    api_key: str | None = None
+    """Clients send it as `Authorization: Bearer KEY`; None: none, and only this machine's own names are answered."""
+    seconds: float = 600.0
+    """Time of a request, from its arrival to the end of its answers."""
+    body_bytes: int = 8 * 2**20
+    """Size of a request."""
+
+
+class Server:
+    """Answers requests with models, by name."""
+
+    def __init__(self, models: Sequence[ServedModel], limits: ServerLimits) -> None:
+        self._models = {model.name: model for model in models}
+        self._schedulers = generating.schedulers([model for model in models if isinstance(model, TextModel)])
+        self._limits = limits
+
+    @property
+    def app(self) -> Starlette:
+        """The application."""
+        routes = [
+            Route("/health", self._health, methods=["GET"]),
+            Route("/v1/models", self._open(self._list), methods=["GET"]),
+            Route("/v1/models/{name:path}", self._open(self._show), methods=["GET"]),
+            Route("/v1/chat/completions", self._open(self._chat), methods=["POST"]),
+            Route("/v1/completions", self._open(self._complete), methods=["POST"]),
+            Route("/v1/embeddings", self._open(self._embed), methods=["POST"]),
+            Route("/classify", self._open(self._classify), methods=["POST"]),
+        ]
+        handlers = {HTTPException: _no_address, Exception: _failed}
+        return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)  # type: ignore[arg-type]
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            for scheduler in self._schedulers:
+                await asyncio.to_thread(scheduler.close)
+
+    def _open(self, answer: Answer) -> Answer:
+        """`answer` for those who may ask; refusals in OpenAI's form."""
+
+        async def guarded(request: Request) -> Response:
+            try:
+                self._require_permitted(request)
+                return await answer(request)
+            except Refusal as refusal:
+                return refusal.response
+            except (QueueFull, Interrupted) as error:
+                return refusals.of(error).response
+            except ClientDisconnect:
+                return Response(status_code=generating.GONE)
+
+        return guarded
+
+    def _require_permitted(self, request: Request) -> None:
+        if self._limits.api_key is not None:
+            scheme, _, given = request.headers.get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not hmac.compare_digest(
+                given.strip().encode(), self._limits.api_key.encode()
+            ):
+                raise Refusal("Wrong or no API key. Send it as Authorization: Bearer KEY.", status=401)
+            return
+        # Pages in a browser of this machine can reach it: none but those it serves itself may.
+        origin = request.headers.get("origin", "").rpartition("//")[2]
+        for name in (request.headers.get("host", ""), origin):
+            if name and _without_port(name) not in LOOPBACK:
+                raise Refusal(f"{name} is not answered without an API key. Ask 127.0.0.1.", status=403)
+
+    async def _health(self, _: Request) -> Response:
+        well = all(scheduler.alive for scheduler in self._schedulers)
+        running, waiting = (sum(getattr(each, name) for each in self._schedulers) for name in ("running", "waiting"))
+        facts = {"status": "ok" if well else "failed", "running": running, "waiting": waiting}
+        return JSONResponse(facts, 200 if well else 503)
+
+    async def _list(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [model.listed for model in self._models.values()]})
+
+    async def _show(self, request: Request) -> Response:
+        return JSONResponse(self._named(request.path_params["name"]).listed)
+
+    async def _chat(self, request: Request) -> Response:
+        return await self._generate(request, requests.read(ChatRequest, await self._body(request)))
+
+    async def _complete(self, request: Request) -> Response:
+        return await self._generate(request, requests.read(CompletionRequest, await self._body(request)))
+
+    async def _generate(self, request: Request, asked: Generation) -> Response:
+        model = self._of_kind(asked.model, TextModel)
+        prompts = await asyncio.to_thread(model.prompts, asked)
+        job = Job(model, asked, prompts, seconds=self._limits.seconds)
+        job.submit()
+        return EventStream(job) if asked.stream else await generating.unless_gone(request, job)
+
+    async def _embed(self, request: Request) -> Response:
+        asked = requests.read(EmbeddingRequest, await self._body(request))
+        model = self._of_kind(asked.model, EmbeddingModel)
+        passages = asked.input_type == "passage"
+        found = await self._in_turn(model.turns, lambda: model.embed(asked.texts, passages, asked.dimensions))
+        rows = found.embeddings_UD.numpy().astype("<f4")
+        data = [
+            {"object": "embedding", "index": index, "embedding": _numbers(row_D, asked.encoding_format)}
+            for index, row_D in enumerate(rows)
+        ]
+        used = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
+        return JSONResponse({"object": "list", "model": model.name, "data": data, "usage": used})
+
+    async def _classify(self, request: Request) -> Response:
+        asked = requests.read(ClassifyRequest, await self._body(request))
+        model = self._of_kind(asked.model, ClassModel)
+        found = await self._in_turn(model.turns, lambda: model.classify(asked.rows))
+        data = [
+            {"index": index, "label": each.label, "probs": each.probs, "num_classes": len(each.probs)}
+            for index, each in enumerate(found)
+        ]
+        head = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
+        return JSONResponse({**head, "model": model.name, "data": data})
+
+    async def _in_turn(self, turns: Turns, answer: Callable[[], AnswerT]) -> AnswerT:
+        try:
+            return await turns.taken(answer, seconds=self._limits.seconds)
+        except WorkbenchError as error:
+            raise Refusal(str(error), param="input") from None
+        except (UnicodeError, TypeError) as error:
+            raise Refusal(f"The input cannot be tokenised: {error}", param="input") from None
+
+    def _named(self, name: str) -> ServedModel:
+        if name not in self._models:
+            raise Refusal(
+                f"No model is called {name!r}. There are: {', '.join(self._models)}.",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+        return self._models[name]
+
+    def _of_kind(self, name: str, kind: type[ModelT]) -> ModelT:
+        model = self._named(name)
+        if not isinstance(model, kind):
+            raise Refusal(f"Model {name} is asked by {model.verb}.", param="model")
+        return model
+
+    async def _body(self, request: Request) -> bytes:
+        body, most = bytearray(), self._limits.body_bytes
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > most:
+                raise Refusal(f"The request has more than {most:,} bytes.", status=413, code="too_large")
+        return bytes(body)
+
+
+def _numbers(row_D: npt.NDArray[np.float32], encoding: str) -> object:
+    return row_D.tolist() if encoding == "float" else base64.b64encode(row_D.tobytes()).decode()
+
+
+def _without_port(host: str) -> str:
+    name, _, port = host.rpartition(":")
+    return name if name and port.isdigit() else host
+
+
+async def _no_address(request: Request, error: HTTPException) -> Response:
+    known = "/v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, /classify, /health"
+    why = {404: f"No address is called {request.url.path}", 405: f"{request.url.path} knows no {request.method}"}
+    message = why.get(error.status_code, str(error.detail))
+    return Refusal(f"{message}. There are: {known}.", status=error.status_code).response
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    _log.error("A request failed", exc_info=error)
+    return refusals.of(Interrupted()).response
